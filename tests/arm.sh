@@ -1,8 +1,7 @@
 #!/bin/bash
-# The tests of the parts in C on an ARM processor with NEON, which is emulated: they say whether it computes rightly, and
-# nothing about speed. Needs Debian with qemu-user, gcc-aarch64-linux-gnu and `dpkg --add-architecture arm64`; the rest
-# comes into FOLDER.
-#   tests/arm.sh FOLDER [what pytest takes]
+# Run the tests of the C kernels on an emulated ARM processor with NEON. They check correctness, not speed. Needs Debian
+# with qemu-user, gcc-aarch64-linux-gnu and `dpkg --add-architecture arm64`. The script installs the rest into FOLDER.
+#   tests/arm.sh FOLDER [pytest arguments]
 set -euo pipefail
 folder=$(realpath -m "${1:?a folder}"); shift
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -14,10 +13,10 @@ if [ ! -e "$folder/ready" ]; then
   for deb in "$folder"/debs/*.deb; do dpkg -x "$deb" "$folder/system"; done
   wheels=(--target "$folder/site" --python-version 3.11 --only-binary=:all: --quiet)
   for glibc in 17 27 28; do wheels+=(--platform "manylinux_2_${glibc}_aarch64"); done
-  "$here/.venv/bin/python" -m pip install "${wheels[@]}" --platform manylinux2014_aarch64 --no-deps torch==2.8.0  # for CPUs alone
+  "$here/.venv/bin/python" -m pip install "${wheels[@]}" --platform manylinux2014_aarch64 --no-deps torch==2.8.0  # CPU only
   "$here/.venv/bin/python" -m pip install "${wheels[@]}" --platform manylinux2014_aarch64 -c "$here/constraints.txt" transformers \
     gguf scipy psutil pydantic jinja2 networkx pyyaml platformdirs filelock rich sympy fsspec pytest pytest-timeout hypothesis
-  cp -r "$here"/.venv/lib/python3.11/site-packages/tot-*.dist-info "$folder/site"  # what parts there are, by name
+  cp -r "$here"/.venv/lib/python3.11/site-packages/tot-*.dist-info "$folder/site"  # the entry points
   printf '#!/bin/sh\nexec aarch64-linux-gnu-gcc "$@"\n' > "$folder/bin/cc"
   chmod +x "$folder/bin/cc"
   touch "$folder/ready"

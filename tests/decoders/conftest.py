@@ -1,6 +1,6 @@
-"""Tiny models with random weights and a tiny tokenizer, made on the spot: nothing is downloaded, in float32.
+"""Tiny models with random weights in float32 and a tiny tokenizer, created locally without downloads.
 
-Import mode is importlib, so what tests share are fixtures: mostly factories, since an Engine changes its model.
+pytest imports with `importlib`, so tests share fixtures. Most are factories, because an Engine changes its model.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ MERGES = [
     "Ġ s",
     "e n",
 ]
-_EAGER = {"attn_implementation": "eager"}  # torch's own attention knows no caps
-_IN_TURNS = ["sliding_attention", "full_attention"]
+_EAGER = {"attn_implementation": "eager"}  # torch's scaled dot-product attention has no logit cap
+_ALTERNATING = ["sliding_attention", "full_attention"]
 FAMILIES = {
     "llama": {},
     "qwen2": {},
@@ -65,7 +65,7 @@ FAMILIES = {
         "attn_logit_softcapping": 3.0,
         **_EAGER,
     },
-    "gemma3_text": {"head_dim": 16, "query_pre_attn_scalar": 12, "sliding_window": 9, "layer_types": _IN_TURNS},
+    "gemma3_text": {"head_dim": 16, "query_pre_attn_scalar": 12, "sliding_window": 9, "layer_types": _ALTERNATING},
     "phi3": {"pad_token_id": 0},
 }
 VOCAB = 300
@@ -78,7 +78,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE of a few merges, three control tokens and a ChatML template."""
+    """A byte-level BPE tokenizer with a few merges, three control tokens and a ChatML template."""
     merges = [tuple(merge.split(" ")) for merge in MERGES]
     spelled = [*CONTROL, *sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(merge) for merge in merges)]
     backend = Tokenizer(models.BPE(vocab={text: i for i, text in enumerate(spelled)}, merges=merges))
@@ -94,9 +94,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="session")
 def make_model(tokenizer: PreTrainedTokenizerFast) -> Callable[..., Any]:
-    """A family and a seed -> a tiny model. Weights are large, so that logits are peaky and no two texts are alike.
+    """Map a family and a seed to a tiny model with large weights, so that logits are peaky and no two texts are equal.
 
-    With `readable`, only printable ASCII, newlines and the end token are ever written.
+    With `readable`, the model only writes printable ASCII, newlines and the end token.
     """
 
     def make(family: str = "llama", seed: int = 0, readable: bool = False, **changes: Any) -> Any:
@@ -134,7 +134,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def logits_alone() -> Callable[..., Tensor]:
-    """What an untouched model says about a text run alone: (tokens, vocab)."""
+    """Return an unmodified model's logits for a text run alone: (tokens, vocab)."""
 
     def run(model: Any, tokens: list[int]) -> Tensor:
         with torch.inference_mode():
@@ -146,7 +146,7 @@ def logits_alone() -> Callable[..., Tensor]:
 
 @pytest.fixture(params=["llama", pytest.param("qwen2", marks=pytest.mark.families)])
 def make(request: pytest.FixtureRequest, make_model: Callable[..., Any], tokenizer: Any) -> Iterator[Any]:
-    """Decoders by name, each on a copy of one model; their slots must all be free in the end."""
+    """Create decoders by name, each on a copy of one model. Their slots must all be free at the end."""
     model = make_model(request.param, readable=True)
     made: list[LocalDecoder] = []
 
@@ -163,12 +163,12 @@ def make(request: pytest.FixtureRequest, make_model: Callable[..., Any], tokeniz
 
 @dataclass
 class Bench:
-    """One target; decoders for it by method and draft, each on a copy of its own. All slots must be free at the end."""
+    """One target with decoders by method and draft, each on a separate copy. All slots must be free at the end."""
 
     target: Any
     tokenizer: Any
     kv_budget: int
-    """Tokens, of an engine that is given none."""
+    """Tokens, the default for engines."""
     engines: list[Engine] = field(default_factory=list)
     drafters: list[Drafter] = field(default_factory=list)
     decoders: list[LocalDecoder] = field(default_factory=list)
@@ -183,7 +183,7 @@ class Bench:
         return load_decoder("ar", engine=engine or self.engine())
 
     def expected(self, requests: Sequence[Request]) -> list[tuple[int, ...]]:
-        """The tokens of plain decoding."""
+        """Return the tokens of plain decoding."""
         return [completion.tokens for completion in self.ar().generate(requests)]
 
     def seed(self, draft: Any = None, engine: Engine | None = None, **options: Any) -> LocalDecoder:
@@ -193,7 +193,8 @@ class Bench:
     def speculative(
         self, name: str, draft: Any, engine: Engine | None = None, kv_budget: int | None = None, **options: Any
     ) -> LocalDecoder:
-        """`draft` is lookup, same, near, far or chain, or a model. `kv_budget` is the draft's."""
+        """Create a speculative decoder. `draft` is lookup, same, near, far, chain or a model; `kv_budget` is the
+        draft's."""
         engine = engine or self.engine()
         drafter = self.drafter(draft, engine, kv_budget)
         self.decoders.append(load_decoder(name, engine=engine, draft=drafter, **options))
@@ -209,7 +210,7 @@ class Bench:
         return self.drafters[-1]
 
     def model_drafter(self, noise: float = 0.0) -> ModelDrafter:
-        """Drafts with the target itself, or with what some noise leaves of it."""
+        """Create a drafter from the target with optional noise on its weights."""
         return self._drafting(self.noisy(noise), 4000)
 
     def _drafting(self, model: Any, kv_budget: int) -> ModelDrafter:
@@ -218,18 +219,18 @@ class Bench:
         return drafter
 
     def model(self, draft: str) -> Any:
-        """A draft model: a copy of the target, one that is often right, or one that knows nothing of it."""
+        """Return a draft model: a copy of the target, one that is often right, or one unrelated to it."""
         if draft == "lookup":
             return None
-        noise, kept = {"same": (0.0, 1.0), "near": (0.02, 1.0), "far": (0.3, 0.0)}[draft]
-        return self.noisy(noise, kept)
+        noise, scale = {"same": (0.0, 1.0), "near": (0.02, 1.0), "far": (0.3, 0.0)}[draft]
+        return self.noisy(noise, scale)
 
-    def noisy(self, noise: float, kept: float = 1.0) -> Any:
-        """A copy of the target, with so much noise added to so much of its weights."""
+    def noisy(self, noise: float, scale: float = 1.0) -> Any:
+        """Return a copy of the target whose weights are scaled by `scale`, plus noise of the given deviation."""
         model = copy.deepcopy(self.target)
         generator = torch.Generator().manual_seed(5)
         for weight in model.parameters():
-            weight.data = weight * kept + torch.randn(weight.shape, generator=generator) * noise
+            weight.data = weight * scale + torch.randn(weight.shape, generator=generator) * noise
         return model
 
     def close(self) -> None:
@@ -246,7 +247,7 @@ class Bench:
 
 @pytest.fixture
 def make_bench(make_model: Callable[..., Any], tokenizer: Any) -> Iterator[Callable[..., Bench]]:
-    """Benches on readable models: make_bench("qwen2", kv_budget=3000)."""
+    """Create benches on readable models: make_bench("qwen2", kv_budget=3000)."""
     made: list[Bench] = []
 
     def make(family: str = "llama", kv_budget: int = 4000) -> Bench:
@@ -260,7 +261,7 @@ def make_bench(make_model: Callable[..., Any], tokenizer: Any) -> Iterator[Calla
 
 @pytest.fixture
 def mixed() -> list[Request]:
-    """Requests of all kinds: greedy and not, several samples, stop strings, triggers, choices."""
+    """Requests of all kinds: greedy or sampled, several samples, stop strings, triggers, choices."""
     text = "The sum of 10 and 11 is in the range on and on, and the other one: " * 2
     rng = random.Random(4)
     requests = []

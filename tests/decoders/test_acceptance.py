@@ -34,7 +34,7 @@ def words() -> Any:
 
 @pytest.fixture(scope="module")
 def llama() -> Callable[[int], Any]:
-    """Makes tiny random models; other seeds, other opinions."""
+    """Create tiny random models that differ by seed."""
 
     def make(seed: int) -> Any:
         config = LlamaConfig(
@@ -55,7 +55,7 @@ def llama() -> Callable[[int], Any]:
 
 @pytest.fixture(scope="module")
 def exact(llama: Any) -> dict[tuple[int, ...], float]:
-    """The probability of every sequence of three tokens after "w1 w2", by the target alone."""
+    """The target's probability of each sequence of three tokens after "w1 w2"."""
     model = llama(0)
     sequences = list(itertools.product(range(16), repeat=LENGTH))
     ids = torch.tensor([[1, 2, *sequence] for sequence in sequences])
@@ -66,21 +66,22 @@ def exact(llama: Any) -> dict[tuple[int, ...], float]:
 
 
 def distance(counts: Counter[tuple[int, ...]], exact: dict[tuple[int, ...], float]) -> float:
-    """Total variation between what was drawn and what should be."""
+    """Return the total variation between sampled and exact distribution."""
     total = sum(counts.values())
     return sum(abs(counts[sequence] / total - p) for sequence, p in exact.items()) / 2
 
 
-def most(exact: dict[tuple[int, ...], float], draws: int) -> float:
-    """How far an exact sampler may be from its own distribution after as many draws: mean and four deviations."""
+def max_distance(exact: dict[tuple[int, ...], float], draws: int) -> float:
+    """Return the largest plausible distance of an exact sampler: mean and four standard deviations of total
+    variation."""
     p = np.array(list(exact.values()))
     runs = np.random.default_rng(0).multinomial(draws, p / p.sum(), size=200)
     distances = np.abs(runs / draws - p).sum(1) / 2
     return float(distances.mean() + 4 * distances.std())
 
 
-def drawn(llama: Any, words: Any, method: str, draws: int, **options: Any) -> Counter[tuple[int, ...]]:
-    """The first three tokens of every sample, from as many as a draft may cover."""
+def sampled(llama: Any, words: Any, method: str, draws: int, **options: Any) -> Counter[tuple[int, ...]]:
+    """Count the first three tokens of samples that are at least as long as a draft."""
     longest = max(LENGTH, options.get("k", 0) + 1)
     sampling = Sampling(max_tokens=longest, temperature=TEMPERATURE, n=2_500, ignore_eos=True)
     counts: Counter[tuple[int, ...]] = Counter()
@@ -113,25 +114,25 @@ def test_a_rejection_rule_gives_the_targets_distribution(
     method: str, options: dict[str, Any], draws: int, llama: Any, words: Any, exact: dict[tuple[int, ...], float]
 ) -> None:
     rule = "leviathan" if method == "sd" else "mcsd"
-    assert distance(drawn(llama, words, method, draws, rule=rule, **options), exact) < most(exact, draws)
+    assert distance(sampled(llama, words, method, draws, rule=rule, **options), exact) < max_distance(exact, draws)
 
 
 @pytest.mark.statistics
-def test_a_wrong_rule_is_noticed(
+def test_a_wrong_rule_is_detected(
     llama: Any, words: Any, exact: dict[tuple[int, ...], float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Drawing from p itself, not from what the rejected candidates leave of it, is the usual mistake."""
+    """A common mistake is sampling from p instead of the residual distribution after rejected candidates."""
 
     def wrong(target: Any, *arguments: Any) -> Any:
         return reject(target, *arguments)[0], target
 
     monkeypatch.setattr("tot.decoders.drafting.acceptance.reject", wrong)
-    assert distance(drawn(llama, words, "sd", DRAWS, rule="leviathan", k=1), exact) > 1.5 * most(exact, DRAWS)
+    assert distance(sampled(llama, words, "sd", DRAWS, rule="leviathan", k=1), exact) > 1.5 * max_distance(exact, DRAWS)
 
 
 @pytest.mark.statistics
 @pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.smoke), 4])
-def test_the_rule_by_itself_gives_p_whatever_q_is(count: int) -> None:
+def test_the_rule_alone_gives_p_for_any_q(count: int) -> None:
     generator = torch.Generator().manual_seed(count)
     p, q = (torch.rand(6, generator=generator, dtype=torch.float64) ** 3 for _ in range(2))
     p, q = p / p.sum(), q / q.sum()

@@ -1,4 +1,4 @@
-"""auto: the tokens of ar whatever it picks; what pays is drafted, by purpose, and what does not is left out."""
+"""auto: the tokens equal ar with every plan. Drafts that pay are used, by purpose, and others are left out."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from tot.decoders.models.model_names import draft_folder
 
 Make = Callable[..., LocalDecoder]
 FREE = LatencyModel((1, 64), (0.01, 0.011))
-"""Rows cost next to nothing."""
-DEAR = LatencyModel((1, 64), (0.01, 0.64))
-"""A row costs as much as a forward of its own."""
+"""Rows cost almost nothing."""
+EXPENSIVE = LatencyModel((1, 64), (0.01, 0.64))
+"""A row costs as much as a separate forward."""
 LINEAR = LatencyModel((1, 11), (0.01, 0.02))
-"""Nine milliseconds, and one a row."""
+"""Nine milliseconds, plus one per row."""
 
 
 @pytest.fixture
 def costs(monkeypatch: pytest.MonkeyPatch) -> Callable[[LatencyModel], None]:
-    """Every target costs that, and the clock stands still: what tiny models take on some machine is another matter."""
+    """Script the cost of every target and stop the clock, because measured times of tiny models depend on the
+    machine."""
     monkeypatch.setattr("tot.decoders.methods.speculative.time", SimpleNamespace(perf_counter=lambda: 0.0))
 
     def script(target: LatencyModel) -> None:
@@ -46,15 +47,18 @@ def requests(count: int, purpose: Any = "generate", temperature: float = 1.0, to
     ]
 
 
-def writes_one_token(decoder: LocalDecoder) -> None:
-    """Whatever stands before, it draws the same: all that is looked up is right."""
-    _forgets(decoder)
+def repeats_one_token(decoder: LocalDecoder) -> None:
+    """Make the model write one token after any text, so that lookup drafts are always right."""
+    _ignores_context(decoder)
     decoder.model.lm_head.bias.data[60] = 50.0
 
 
-def writes_in_turn(decoder: LocalDecoder) -> None:
-    """Five tokens in turn, each by the one before it: right where it is looked up, a guess after a wrong one is not."""
-    _forgets(decoder)
+def cycles_five_tokens(decoder: LocalDecoder) -> None:
+    """Make the model cycle through five tokens, each determined by the one before it.
+
+    Lookup drafts are right. A guess after a wrong token is not.
+    """
+    _ignores_context(decoder)
     decoder.model.lm_head.bias.data[60] = 0.0
     for layer in decoder.model.model.layers:
         layer.self_attn.o_proj.weight.data.zero_()
@@ -66,13 +70,16 @@ def writes_in_turn(decoder: LocalDecoder) -> None:
         decoder.model.lm_head.bias.data[after] = 0.0
 
 
-def draws_by_place(decoder: LocalDecoder) -> None:
-    """What it draws depends on the noise of a place alone: a window is right once it was fed, nothing else ever."""
-    _forgets(decoder)
+def samples_by_position(decoder: LocalDecoder) -> None:
+    """Make the sampled token depend only on the noise of its position.
+
+    A Jacobi window is right once it was fed. No other draft ever is.
+    """
+    _ignores_context(decoder)
     decoder.model.lm_head.bias.data[40:240] = 5.0
 
 
-def _forgets(decoder: LocalDecoder) -> None:
+def _ignores_context(decoder: LocalDecoder) -> None:
     decoder.model.lm_head.weight.data.zero_()
     decoder.model.lm_head.bias.data.fill_(-50.0)
 
@@ -86,7 +93,7 @@ def total(completions: Sequence[Completion], what: str) -> int:
 
 
 def statistics(auto: LocalDecoder) -> Any:
-    """What came of drafts so far, by purpose."""
+    """Return the acceptance statistics of drafts so far, by purpose."""
     policy: Any = auto.method.policy
     return policy.keywords["speculation"].statistics
 
@@ -94,26 +101,26 @@ def statistics(auto: LocalDecoder) -> Any:
 # -- the same tokens -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", [FREE, LINEAR, DEAR])
+@pytest.mark.parametrize("target", [FREE, LINEAR, EXPENSIVE])
 def test_auto_equals_ar(
     make: Make, mixed: list[Request], costs: Callable[[LatencyModel], None], target: LatencyModel
 ) -> None:
     costs(target)
     purposes = ("generate", "evaluate", "answer")
-    asked = [one.model_copy(update={"purpose": purposes[i % 3]}) for i, one in enumerate(mixed)]
-    auto, expected = make("auto"), make("ar").generate(asked)
-    for _ in range(2):  # the second time all can be looked up
-        got = auto.generate(asked)
+    requests_ = [one.model_copy(update={"purpose": purposes[i % 3]}) for i, one in enumerate(mixed)]
+    auto, expected = make("auto"), make("ar").generate(requests_)
+    for _ in range(2):  # the second time everything can be looked up
+        got = auto.generate(requests_)
         assert [(one.tokens, one.text, one.finish_reason) for one in got] == [
             (one.tokens, one.text, one.finish_reason) for one in expected
         ]
         assert [one.logprob for one in got] == pytest.approx([one.logprob for one in expected], abs=1e-3)
-    assert (total(got, "accepted") > 0) == (target is not DEAR)
+    assert (total(got, "accepted") > 0) == (target is not EXPENSIVE)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("change", [writes_one_token, writes_in_turn, draws_by_place])
-def test_auto_equals_ar_where_much_is_accepted(
+@pytest.mark.parametrize("change", [repeats_one_token, cycles_five_tokens, samples_by_position])
+def test_auto_equals_ar_if_much_is_accepted(
     make: Make, costs: Callable[[LatencyModel], None], change: Callable[[LocalDecoder], None], temperature: float
 ) -> None:
     costs(FREE)
@@ -125,18 +132,18 @@ def test_auto_equals_ar_where_much_is_accepted(
     assert total(got, "accepted") > 0.5 * total(got, "new_tokens")
 
 
-def test_by_the_measured_costs_of_this_machine_it_is_ar_too(make: Make) -> None:
-    asked = [*requests(3), *requests(3, "evaluate", temperature=0.0)]
-    assert tokens(make("auto").generate(asked)) == tokens(make("ar").generate(asked))
+def test_auto_equals_ar_with_this_machines_measured_costs(make: Make) -> None:
+    requests_ = [*requests(3), *requests(3, "evaluate", temperature=0.0)]
+    assert tokens(make("auto").generate(requests_)) == tokens(make("ar").generate(requests_))
 
 
-# -- what pays -------------------------------------------------------------------------------------
+# -- drafts that pay -------------------------------------------------------------------------------
 
 
-def test_what_repeats_itself_is_looked_up(make: Make, costs: Callable[[LatencyModel], None]) -> None:
+def test_repetitive_texts_are_looked_up(make: Make, costs: Callable[[LatencyModel], None]) -> None:
     costs(LINEAR)
     auto = make("auto")
-    writes_in_turn(auto)
+    cycles_five_tokens(auto)
     got = auto.generate(requests(1, tokens=120))
     assert len(set(got[0].tokens)) == 5
     assert total(got, "forwards") < 60
@@ -144,19 +151,21 @@ def test_what_repeats_itself_is_looked_up(make: Make, costs: Callable[[LatencyMo
     assert statistics(auto)["generate"].chance(("lookup", 8, 0)) > 0.8
 
 
-def test_what_is_right_once_it_was_fed_is_guessed_by_jacobi(make: Make, costs: Callable[[LatencyModel], None]) -> None:
-    """As a consistency LLM would: texts that hold nothing to look up, and windows that settle at once."""
+def test_tokens_that_are_right_once_fed_are_guessed_by_jacobi(
+    make: Make, costs: Callable[[LatencyModel], None]
+) -> None:
+    """This is the case of a consistency LLM: texts without repetition, and windows that converge at once."""
     costs(FREE)
     auto = make("auto")
-    draws_by_place(auto)
+    samples_by_position(auto)
     got = auto.generate(requests(1, tokens=200))
     assert total(got, "forwards") < 60
     assert total(got, "accepted") > 0.5 * total(got, "new_tokens")
     assert statistics(auto)["generate"].chance(("jacobi", 8, False)) > 0.8
 
 
-def test_what_is_never_accepted_is_hardly_drafted(make: Make, costs: Callable[[LatencyModel], None]) -> None:
-    """After a while it takes no longer than ar, but for a few percent."""
+def test_drafts_that_are_never_accepted_become_rare(make: Make, costs: Callable[[LatencyModel], None]) -> None:
+    """After a while, auto is only a few percent slower than ar."""
     costs(LINEAR)
     auto = make("auto")
     (first,) = auto.generate(requests(1, tokens=200))
@@ -166,21 +175,21 @@ def test_what_is_never_accepted_is_hardly_drafted(make: Make, costs: Callable[[L
     assert taken <= later.usage.new_tokens * LINEAR.of(1) / 0.97
 
 
-def test_where_rows_are_dear_nothing_is_drafted(make: Make, costs: Callable[[LatencyModel], None]) -> None:
-    costs(DEAR)
+def test_with_expensive_rows_nothing_is_drafted(make: Make, costs: Callable[[LatencyModel], None]) -> None:
+    costs(EXPENSIVE)
     auto = make("auto")
-    writes_one_token(auto)
+    repeats_one_token(auto)
     got = auto.generate(requests(4))
     assert (total(got, "drafted"), total(got, "forwards")) == (0, 4 * 60)
 
 
-def test_each_purpose_is_learned_about_by_itself(make: Make, costs: Callable[[LatencyModel], None]) -> None:
-    """Evaluations that can be looked up beside thoughts that can't, packed with them."""
+def test_each_purpose_is_learned_separately(make: Make, costs: Callable[[LatencyModel], None]) -> None:
+    """Evaluations that cannot be looked up do not affect thoughts that can."""
     costs(LINEAR)
     auto = make("auto")
     hard = [one.model_copy(update={"purpose": "evaluate"}) for one in requests(1, tokens=100)]
     auto.generate(hard)
-    writes_in_turn(auto)
+    cycles_five_tokens(auto)
     known = statistics(auto)
     before = known["evaluate"].chance(("lookup", 2, 0))
     assert before < 0.3
@@ -192,17 +201,17 @@ def test_each_purpose_is_learned_about_by_itself(make: Make, costs: Callable[[La
     assert known["evaluate"].chance(("lookup", 2, 0)) == before
 
 
-def test_what_is_packed_together_shares_one_plan(make: Make, costs: Callable[[LatencyModel], None]) -> None:
-    """Eight rows are free and more are dear: texts of one purpose leave less for those of the other."""
+def test_requests_of_one_batch_share_one_plan(make: Make, costs: Callable[[LatencyModel], None]) -> None:
+    """Eight rows are free and more are expensive, so texts of one purpose leave less for the other."""
     costs(LatencyModel((1, 8, 9, 64), (0.01, 0.0101, 0.02, 0.2)))
     auto = make("auto")
-    writes_one_token(auto)
-    asked = [*requests(4, tokens=40), *requests(4, "evaluate", tokens=40)]
-    assert total(auto.generate(asked), "drafted") == 0
-    assert total(auto.generate(asked[:2] + asked[4:6]), "drafted") > 0
+    repeats_one_token(auto)
+    requests_ = [*requests(4, tokens=40), *requests(4, "evaluate", tokens=40)]
+    assert total(auto.generate(requests_), "drafted") == 0
+    assert total(auto.generate(requests_[:2] + requests_[4:6]), "drafted") > 0
 
 
-def test_nothing_else_can_be_set(make: Make) -> None:
+def test_auto_has_no_other_options(make: Make) -> None:
     with pytest.raises(OptionError, match=r"decoder auto, option k: .* \(its options: draft\)"):
         make("auto", k=3)
 
@@ -214,7 +223,7 @@ def test_nothing_else_can_be_set(make: Make) -> None:
 def engines(
     make_model: Callable[..., Any], tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[], Engine]]:
-    """Engines on a model that has a name, with a cache folder of their own."""
+    """Create engines on a named model, with a separate cache folder."""
     monkeypatch.setenv("TOT_CACHE", str(tmp_path))
     made: list[Engine] = []
 
@@ -230,7 +239,7 @@ def engines(
         assert one.cache.live == 0
 
 
-def test_a_draft_that_was_trained_is_asked_where_nothing_else_is_known(
+def test_a_trained_draft_is_used_by_default(
     engines: Callable[[], Engine], costs: Callable[[LatencyModel], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     costs(FREE)
@@ -241,37 +250,37 @@ def test_a_draft_that_was_trained_is_asked_where_nothing_else_is_known(
     folder = draft_folder("tiny")
     engine.loaded.model.save_pretrained(folder)
     engine.loaded.tokenizer.save_pretrained(folder)
-    asked = requests(2, tokens=80)
+    requests_ = requests(2, tokens=80)
     with load_decoder("auto", engine=engine) as auto:
         assert auto.drafter is not None
         assert auto.drafter.runner is not None
-        got = auto.generate(asked)
+        got = auto.generate(requests_)
         assert total(got, "accepted") > 0
-        assert statistics(auto)["generate"].chance(("level", 0, 1.0)) != 0.8  # which is what is thought at first
-    assert tokens(got) == tokens(load_decoder(engine=engines()).generate(asked))
+        assert statistics(auto)["generate"].chance(("level", 0, 1.0)) != 0.8  # which is the prior
+    assert tokens(got) == tokens(load_decoder(engine=engines()).generate(requests_))
 
 
-def test_a_draft_may_be_named(
+def test_a_draft_can_be_named(
     engines: Callable[[], Engine], costs: Callable[[LatencyModel], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     costs(FREE)
     monkeypatch.setattr(
         "tot.decoders.methods.speculative.latency_model", lambda runner: LatencyModel((1, 64), (0.001, 0.002))
     )
-    engine, asked = engines(), requests(2, tokens=80)
+    engine, requests_ = engines(), requests(2, tokens=80)
     with load_decoder("auto", engine=engine, draft="early-exit:1") as auto:
-        got = auto.generate(asked)
+        got = auto.generate(requests_)
         assert total(got, "accepted") > 0
-        assert statistics(auto)["generate"].chance(("level", 0, 1.0)) != 0.8  # which is what is thought at first
-    assert tokens(got) == tokens(load_decoder(engine=engines()).generate(asked))
+        assert statistics(auto)["generate"].chance(("level", 0, 1.0)) != 0.8  # which is the prior
+    assert tokens(got) == tokens(load_decoder(engine=engines()).generate(requests_))
 
 
-def test_it_looks_up_by_itself(engines: Callable[[], Engine]) -> None:
+def test_a_lookup_draft_is_refused_because_auto_looks_up_itself(engines: Callable[[], Engine]) -> None:
     with pytest.raises(OptionError, match="draft='lookup' is not a model: auto includes lookup"):
         load_decoder("auto", engine=engines(), draft="lookup")
 
 
-def test_a_draft_that_cant_be_read_is_left_out(
+def test_an_unreadable_draft_is_left_out(
     engines: Callable[[], Engine], costs: Callable[[LatencyModel], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     costs(FREE)

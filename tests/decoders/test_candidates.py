@@ -1,4 +1,4 @@
-"""Candidates: the tokens that come first by filtered logits / T + noise, in order, `read`'s own token leading."""
+"""Candidates: the tokens with the highest filtered logits / T + noise, in order, with `read`'s token first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def random_logits(rows: int, vocab: int, seed: int, spread: float) -> Tensor:
 
 
 def ranked(row: Tensor, how: Draw) -> list[int]:
-    """All tokens that the filters leave, best first, of equal ones the lowest first."""
+    """Return all tokens that pass the filters, best first, and the lowest id first among equals."""
     if not how.temperature:
         return sorted(range(len(row)), key=lambda token: (-float(row[token]), token))
     scaled = filtered(row[None] / torch.tensor(how.temperature), [how])[0]
@@ -49,7 +49,7 @@ draws = st.builds(
     st.sampled_from([0.0, 0.5, 3.0, 12.0]),
     st.integers(1, 5),
 )
-def test_candidates_are_the_first_of_all_tokens_ranked(
+def test_candidates_are_the_first_of_the_full_ranking(
     draws: list[Draw], vocab: int, seed: int, spread: float, count: int
 ) -> None:
     logits = random_logits(len(draws), vocab, seed, spread)
@@ -58,15 +58,15 @@ def test_candidates_are_the_first_of_all_tokens_ranked(
 
 
 @given(st.lists(draws, min_size=1, max_size=4), st.integers(0, 2**31), st.integers(1, 5))
-def test_the_first_candidate_is_the_token_that_would_be_drawn(draws: list[Draw], seed: int, count: int) -> None:
+def test_the_first_candidate_is_the_token_that_would_be_sampled(draws: list[Draw], seed: int, count: int) -> None:
     logits = random_logits(len(draws), 60, seed, 2.0)
     first = [tokens[0] for tokens in candidates(logits, draws, count)]
     assert first == [sampled.token for sampled in read(logits, draws)]
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
-def test_a_large_vocabulary_is_ranked_as_a_small_one(temperature: float) -> None:
-    """Of 50,000 equally likely tokens the noise alone decides, and the winners are no top logits."""
+def test_a_large_vocabulary_is_ranked_like_a_small_one(temperature: float) -> None:
+    """Among 50,000 equally likely tokens only the noise decides, and the winners are not the top logits."""
     logits = torch.cat([torch.zeros(1, 50_000), random_logits(1, 50_000, 3, 1.5)])
     hows = [draw(temperature, seed=4), draw(temperature, seed=5)]
     got = candidates(logits, hows, 4)
@@ -77,19 +77,19 @@ def test_a_large_vocabulary_is_ranked_as_a_small_one(temperature: float) -> None
 @pytest.mark.parametrize(
     ("how", "left"), [(draw(top_k=2), 2), (draw(top_p=0.5), 1), (draw(min_p=0.2), 2), (draw(top_k=3, top_p=0.9), 2)]
 )
-def test_there_are_fewer_where_the_filters_leave_fewer(how: Draw, left: int) -> None:
+def test_filters_reduce_the_number_of_candidates(how: Draw, left: int) -> None:
     logits = torch.tensor([[0.6, 0.3, 0.07, 0.02, 0.01]]).log()
     (tokens,) = candidates(logits, [how], 5)
     assert sorted(tokens) == list(range(left))
 
 
-def test_a_token_without_probability_is_no_candidate_when_drawing() -> None:
+def test_a_token_without_probability_is_not_a_candidate_when_sampling() -> None:
     logits = torch.tensor([[-torch.inf, 1.0, -torch.inf, 0.0]])
     (tokens,) = candidates(logits, [draw(seed=1)], 4)
     assert sorted(tokens) == [1, 3]
 
 
-def test_no_more_than_the_vocabulary_comes_back() -> None:
+def test_candidates_are_limited_to_the_vocabulary() -> None:
     logits = random_logits(2, 3, 0, 1.0)
     assert [len(tokens) for tokens in candidates(logits, [draw(0.0), draw(1.0)], 5)] == [3, 3]
 
@@ -100,14 +100,14 @@ def test_ties_at_temperature_zero_go_to_the_lowest_ids(count: int) -> None:
     assert candidates(logits, [draw(0.0)], count) == [[1, 3, 4][:count]]
 
 
-def test_temperature_zero_asks_no_noise_and_no_filter() -> None:
+def test_temperature_zero_uses_no_noise_and_no_filter() -> None:
     logits = random_logits(1, 30, 8, 1.0)
     expected = logits[0].argsort(descending=True)[:3].tolist()
     for how in (draw(0.0, seed=1), draw(0.0, seed=2, position=9), draw(0.0, top_k=1), draw(1e-9, top_p=0.1)):
         assert candidates(logits, [how], 3) == [expected]
 
 
-def test_other_positions_and_seeds_rank_otherwise() -> None:
+def test_other_positions_and_seeds_give_other_rankings() -> None:
     logits = torch.zeros(3, 40)
     hows = [draw(seed=1), draw(seed=2), draw(seed=1, position=1)]
     assert len({tuple(tokens) for tokens in candidates(logits, hows, 4)}) == 3

@@ -1,4 +1,4 @@
-"""One packed forward says of a text and of each noisy window what forwards of their own say; losses are the paper's."""
+"""One packed forward over a text and its noisy windows equals separate forwards, and the losses follow CLLM."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tot.decoders.training.cllm.losses import Layout, Window, ar_loss, consisten
 PROMPT = [11, 12, 13]
 RESPONSE = [21, 22, 23, 24, 25, 26, 27]
 FIRST = Window(1, [22, 93, 24], [22, 23, 24])
-"""Wrong from its second token on."""
+"""Wrong from its second token."""
 SECOND = Window(4, [95, 26, 97], [25, 26, 27])
-"""Wrong at once."""
+"""Wrong from its first token."""
 WHOLE = Window(4, [25, 26, 27], [25, 26, 27])
-"""Not wrong at all."""
+"""Without wrong tokens."""
 
 
 def visible(laid_out: Layout, row: int) -> list[int]:
-    """The tokens that a row sees, itself among them, in the order of their positions."""
+    """Return the tokens that a row attends to, itself included, ordered by position."""
     seen = laid_out.mask[row].nonzero().flatten()
     assert laid_out.positions[seen].tolist() == list(range(len(seen)))
     return [int(token) for token in laid_out.tokens[seen]]
@@ -32,8 +32,8 @@ def visible(laid_out: Layout, row: int) -> list[int]:
 # -- layout ----------------------------------------------------------------------------------------
 
 
-def test_every_row_sees_what_it_would_see_in_a_forward_of_its_own() -> None:
-    """The clean text itself alone; a window the clean text before it and itself; nothing sees a window but itself."""
+def test_every_row_attends_as_in_a_separate_forward() -> None:
+    """The clean text attends only to itself. A window attends to itself and the clean text before it."""
     clean = [*PROMPT, *RESPONSE]
     laid_out = layout(PROMPT, RESPONSE, [FIRST, SECOND])
     texts = [clean]
@@ -48,16 +48,18 @@ def test_every_row_sees_what_it_would_see_in_a_forward_of_its_own() -> None:
     assert laid_out.mask.shape == (len(expected), len(expected))
 
 
-def test_windows_stand_where_their_fixed_points_stand() -> None:
+def test_windows_have_the_positions_of_their_fixed_points() -> None:
     laid_out = layout(PROMPT, RESPONSE, [FIRST, SECOND])
     assert laid_out.tokens.tolist() == [*PROMPT, *RESPONSE, 22, 93, 24, 95, 26, 97]
     assert laid_out.positions.tolist() == [*range(10), 4, 5, 6, 7, 8, 9]
     assert laid_out.tokens.dtype == laid_out.positions.dtype == torch.int64
 
 
-def test_a_window_learns_from_its_first_wrong_token_on() -> None:
-    """Rows before that see what the teacher sees, and the last predicts a token after the window. The teacher's row is
-    of the same position, in the clean text."""
+def test_a_window_is_trained_from_its_first_wrong_token() -> None:
+    """Rows before the first wrong token equal the teacher's, and the last row predicts a token after the window.
+
+    The teacher's row has the same position in the clean text.
+    """
     laid_out = layout(PROMPT, RESPONSE, [FIRST, WHOLE, SECOND])
     assert laid_out.students.tolist() == [11, 16, 17]
     assert laid_out.teachers.tolist() == [5, 7, 8]
@@ -72,7 +74,7 @@ def test_a_text_may_have_no_windows() -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_one_packed_forward_says_what_forwards_of_their_own_say(
+def test_one_packed_forward_equals_separate_forwards(
     make_model: Callable[..., Any], logits_alone: Callable[..., Tensor], family: str
 ) -> None:
     from tot.decoders.training.cllm.train import _logits
@@ -86,12 +88,12 @@ def test_one_packed_forward_says_what_forwards_of_their_own_say(
         assert torch.allclose(packed[row], alone, atol=1e-4, rtol=1e-4), row
     alone = logits_alone(model, [*PROMPT, *RESPONSE])
     assert torch.allclose(packed[:10], alone, atol=1e-4, rtol=1e-4)
-    blind = logits_alone(model, laid_out.tokens.tolist())  # what it would be without mask and positions
+    blind = logits_alone(model, laid_out.tokens.tolist())  # the logits without mask and positions
     assert not torch.allclose(packed[10:], blind[10:], atol=0.1)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_texts_side_by_side_do_not_see_each_other(make_model: Callable[..., Any], family: str) -> None:
+def test_packed_texts_do_not_attend_to_each_other(make_model: Callable[..., Any], family: str) -> None:
     from tot.decoders.training.cllm.train import _logits
 
     model = make_model(family)
@@ -110,7 +112,7 @@ def test_texts_side_by_side_do_not_see_each_other(make_model: Callable[..., Any]
 
 
 def made_up(teacher: list[float], student: list[float]) -> tuple[Tensor, Layout]:
-    """Logits over three tokens for a prompt, two tokens after it, and a window of two, the first of them wrong."""
+    """Return logits over three tokens for a prompt, two more tokens, and a window of two whose first token is wrong."""
     laid_out = layout([0], [1, 0], [Window(0, [2, 0], [1, 0])])
     assert (laid_out.students.tolist(), laid_out.teachers.tolist()) == ([3], [1])
     other = [0.3, 0.2, 0.1]
@@ -118,7 +120,7 @@ def made_up(teacher: list[float], student: list[float]) -> tuple[Tensor, Layout]
     return logits + torch.tensor([[0.0], [1.0], [0.5], [-2.0], [3.0]]), laid_out  # logits need not be normalised
 
 
-def test_the_divergence_is_what_it_is_by_hand() -> None:
+def test_the_divergence_equals_a_hand_computation() -> None:
     p, q = [0.5, 0.25, 0.25], [0.25, 0.25, 0.5]
     logits, laid_out = made_up(p, q)
     forward = 0.5 * math.log(0.5 / 0.25) + 0.25 * math.log(0.25 / 0.5)
@@ -129,12 +131,12 @@ def test_the_divergence_is_what_it_is_by_hand() -> None:
     assert consistency_loss(logits, laid_out).item() == pytest.approx(forward, rel=1e-5)
 
 
-def test_equal_predictions_are_no_distance_apart() -> None:
+def test_equal_predictions_have_no_divergence() -> None:
     logits, laid_out = made_up([0.7, 0.2, 0.1], [0.7, 0.2, 0.1])
     assert consistency_loss(logits, laid_out).item() == pytest.approx(0, abs=1e-6)
 
 
-def test_the_consistency_loss_is_a_mean_over_places() -> None:
+def test_the_consistency_loss_is_a_mean_over_positions() -> None:
     laid_out = layout(PROMPT, RESPONSE, [FIRST, SECOND])
     logits = torch.randn(len(laid_out.tokens), 5, generator=torch.Generator().manual_seed(0))
     log = logits.log_softmax(-1)
@@ -143,8 +145,8 @@ def test_the_consistency_loss_is_a_mean_over_places() -> None:
     assert consistency_loss(logits, laid_out).item() == pytest.approx(sum(apart) / 3, rel=1e-5)
 
 
-def test_the_loss_is_that_of_equation_4() -> None:
-    """Summed over i = 1 to n by what each prediction is made from; places before the first wrong token add nothing."""
+def test_the_loss_follows_equation_4() -> None:
+    """Sum over i = 1 to n by the context of each prediction. Positions before the first wrong token add nothing."""
     chance = torch.Generator().manual_seed(3)
     says: dict[tuple[int, ...], Tensor] = {}
 
@@ -168,7 +170,7 @@ def test_the_ar_loss_is_the_responses_cross_entropy() -> None:
     laid_out = layout([4, 3], [0, 2, 1], [Window(1, [1, 1], [2, 1])])
     logits = torch.randn(7, 5, generator=torch.Generator().manual_seed(1), requires_grad=True)
     probabilities = logits.detach().softmax(-1).tolist()
-    drawn = [(1, 0), (2, 2), (3, 1)]  # the row before each token of the response says how likely it is
+    drawn = [(1, 0), (2, 2), (3, 1)]  # the row before each response token gives its probability
     expected = -sum(math.log(probabilities[row][token]) for row, token in drawn) / 3
     loss = ar_loss(logits, laid_out)
     assert loss.item() == pytest.approx(expected, rel=1e-5)
@@ -177,7 +179,7 @@ def test_the_ar_loss_is_the_responses_cross_entropy() -> None:
     assert logits.grad.abs().sum(-1).nonzero().flatten().tolist() == [1, 2, 3]
 
 
-def test_only_the_student_learns() -> None:
+def test_gradients_reach_only_the_student() -> None:
     laid_out = layout(PROMPT, RESPONSE, [FIRST, SECOND])
     logits = torch.randn(len(laid_out.tokens), 5, generator=torch.Generator().manual_seed(2), requires_grad=True)
     consistency_loss(logits, laid_out).backward()
@@ -185,7 +187,7 @@ def test_only_the_student_learns() -> None:
     assert logits.grad.abs().sum(-1).nonzero().flatten().tolist() == laid_out.students.tolist()
 
 
-def test_a_step_along_the_gradient_brings_the_student_nearer() -> None:
+def test_a_gradient_step_moves_the_student_closer() -> None:
     logits, laid_out = made_up([0.7, 0.2, 0.1], [0.1, 0.3, 0.6])
     logits.requires_grad_()
     before = consistency_loss(logits, laid_out)
@@ -196,7 +198,7 @@ def test_a_step_along_the_gradient_brings_the_student_nearer() -> None:
 @pytest.mark.parametrize(
     "windows", [[], [WHOLE], [WHOLE, Window(0, [21, 22], [21, 22])], [Window(0, [21, 9], [21, 22])]]
 )
-def test_without_a_wrong_token_there_is_nothing_to_learn(windows: list[Window]) -> None:
+def test_without_a_wrong_token_the_loss_is_zero(windows: list[Window]) -> None:
     laid_out = layout(PROMPT, RESPONSE, windows)
     logits = torch.randn(len(laid_out.tokens), 5, requires_grad=True)
     loss = consistency_loss(logits, laid_out)

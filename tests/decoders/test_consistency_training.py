@@ -1,5 +1,7 @@
-"""A tiny model learns to write several tokens a forward, and the same ones; a run that was stopped ends as one that was
-not, and one that goes wrong is stopped before it spoils what it has."""
+"""Consistency training of a tiny model: more tokens per forward with the same text.
+
+A stopped run resumes to the same result, and a diverging run stops before it damages its checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ pytestmark = pytest.mark.training
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: "
 WORDS = ("alpha", "bravo", "delta", "gamma", "omega", "sigma", "theta", "kappa")
 SMALL = TrainOptions(epochs=3, learning_rate=3e-3, accumulate=3, checkpoint_every=2)
-"""Of the ten texts of `data`: twelve steps."""
+"""For the ten texts of `data`: twelve steps."""
 
 
 class Folders(NamedTuple):
@@ -43,7 +45,7 @@ class Folders(NamedTuple):
 
 
 def spelled(chance: random.Random) -> tuple[str, str]:
-    """A key of four letters, and the words that these letters stand for."""
+    """Return a key of four letters, and the words that the letters stand for."""
     key = [chance.randrange(8) for _ in range(4)]
     return "".join("abcdefgh"[i] for i in key) + "=", " ".join(WORDS[i] for i in key) + "."
 
@@ -54,7 +56,7 @@ def ask(prompt: str) -> Request:
 
 @pytest.fixture(scope="module")
 def spelling(tmp_path_factory: pytest.TempPathFactory) -> Folders:
-    """A Llama of 0.6M weights that has learned the grammar from scratch, and what consistency training made of it."""
+    """Train a Llama of 0.6M weights on the grammar from scratch, then with consistency training."""
     control = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     vocabulary = [*control, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     backend = Tokenizer(models.BPE(vocab={text: i for i, text in enumerate(vocabulary)}, merges=[]))
@@ -100,16 +102,16 @@ def spelling(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 
 
 def measured(folder: Path) -> tuple[float, float]:
-    """Of prompts that training did not see: tokens a forward, and the share of right answers."""
-    asked = [spelled(random.Random(1000 + i)) for i in range(40)]
+    """Return tokens per forward and accuracy on prompts that were not trained on."""
+    pairs = [spelled(random.Random(1000 + i)) for i in range(40)]
     with load_decoder("jacobi", folder, dtype="fp32", n=16, adapt=False, kv_budget=4000) as decoder:
-        got = decoder.generate([ask(prompt) for prompt, _ in asked])
+        got = decoder.generate([ask(prompt) for prompt, _ in pairs])
     forwards = sum(one.usage.forwards for one in got)
-    right = [one.text == answer for one, (_, answer) in zip(got, asked, strict=True)]
+    right = [one.text == answer for one, (_, answer) in zip(got, pairs, strict=True)]
     return sum(len(one.tokens) for one in got) / forwards, sum(right) / len(right)
 
 
-def test_a_consistent_model_takes_fewer_forwards_and_says_the_same(spelling: Folders) -> None:
+def test_consistency_training_saves_forwards_and_keeps_the_answers(spelling: Folders) -> None:
     before, right = measured(spelling.base)
     assert right >= 0.95
     after, still_right = measured(spelling.trained)
@@ -118,17 +120,17 @@ def test_a_consistent_model_takes_fewer_forwards_and_says_the_same(spelling: Fol
 
 
 @pytest.mark.parametrize("n", [5, 16])
-def test_the_saved_model_says_by_jacobi_what_it_says_by_ar(spelling: Folders, n: int) -> None:
-    asked = [ask(spelled(random.Random(2000 + i))[0]) for i in range(12)]
+def test_the_saved_model_writes_the_same_by_jacobi_and_ar(spelling: Folders, n: int) -> None:
+    requests = [ask(spelled(random.Random(2000 + i))[0]) for i in range(12)]
     with load_decoder("ar", spelling.trained, dtype="fp32", kv_budget=4000) as decoder:
-        expected = decoder.generate(asked)
+        expected = decoder.generate(requests)
     with load_decoder("jacobi", spelling.trained, dtype="fp32", n=n, kv_budget=4000) as decoder:
-        got = decoder.generate(asked)
+        got = decoder.generate(requests)
     assert [(one.tokens, one.text) for one in got] == [(one.tokens, one.text) for one in expected]
 
 
-def test_the_end_of_a_text_is_learnt_past_wrong_guesses(spelling: Folders) -> None:
-    """Most texts end inside a window, whose rows from a wrong guess to the last token's predict the end, too."""
+def test_the_end_of_a_text_is_trained_after_wrong_guesses(spelling: Folders) -> None:
+    """Most texts end inside a window, whose rows from a wrong guess to the last token also predict the end."""
     loaded = load_model(spelling.base, dtype="fp32")
     rows = list(trajectories(spelling.data, loaded))
     end = loaded.tokenizer.eos_token_id
@@ -142,24 +144,24 @@ def test_the_end_of_a_text_is_learnt_past_wrong_guesses(spelling: Folders) -> No
     assert learnt > 0.8 * len(rows)
 
 
-def test_what_is_left_is_a_model_its_tokenizer_and_the_losses(spelling: Folders) -> None:
+def test_a_run_leaves_a_model_its_tokenizer_and_the_losses(spelling: Folders) -> None:
     names = {path.name for path in spelling.trained.iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", CURVE} <= names
     assert not any("checkpoint" in name or "partial" in name for name in names)
     lines = curve(spelling.trained)
-    assert [line["step"] for line in lines] == list(range(1, 129))  # 128 texts, four a step, four times
+    assert [line["step"] for line in lines] == list(range(1, 129))  # 128 texts, four per step, four epochs
     for line in lines:
         assert line["loss"] == pytest.approx(line["consistency"] + 10 * line["ar"])
     assert mean(lines[-8:], "consistency") < 0.5 * mean(lines[:8], "consistency")
     assert mean(lines[-8:], "ar") < 0.1
 
 
-# -- training, on a model that says anything -------------------------------------------------------
+# -- training on a random model --------------------------------------------------------------------
 
 
 @pytest.fixture(autouse=True)
 def _any_seed() -> None:
-    """Nothing here may depend on torch's own random numbers."""
+    """Randomize torch's seed, because no test may depend on it."""
     torch.seed()
 
 
@@ -170,22 +172,22 @@ def model(make_model: Callable[..., Any]) -> Any:
 
 @pytest.fixture
 def fresh(model: Any, tokenizer: Any) -> Callable[[], Any]:
-    """The model as it was before any training."""
+    """Return a function that loads the untrained model."""
     return lambda: load_model(copy.deepcopy(model), tokenizer=tokenizer)
 
 
 @pytest.fixture(scope="module")
 def data(model: Any, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Trajectories of ten texts."""
+    """A folder with trajectories of ten texts."""
     folder = tmp_path_factory.mktemp("data")
-    asked = [
+    requests = [
         Request(prompt=LONG[i:], sampling=Sampling(max_tokens=30, temperature=1.0, seed=i, ignore_eos=True))
         for i in range(10)
     ]
-    heard = []
+    reports = []
     with Engine(load_model(copy.deepcopy(model), tokenizer=tokenizer), 4000) as engine:
-        collect(engine, asked, folder, CollectOptions(n=6), lambda *told: heard.append(told))
-    assert heard[-1][::2] == (10, 0)
+        collect(engine, requests, folder, CollectOptions(n=6), lambda *counts: reports.append(counts))
+    assert reports[-1][::2] == (10, 0)
     return folder
 
 
@@ -219,7 +221,7 @@ def stop_at(last: int) -> Callable[..., None]:
 
 @pytest.fixture
 def stopped(fresh: Any, data: Path, tmp_path: Path) -> Callable[..., Path]:
-    """A run that was stopped in the given steps, one after another."""
+    """Return a function that runs training and stops it at the given steps, one after another."""
 
     def run(*steps: int, **change: Any) -> Path:
         for last in steps:
@@ -231,7 +233,7 @@ def stopped(fresh: Any, data: Path, tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.mark.parametrize("change", [{}, {"lora": 4}], ids=str)
-def test_a_run_that_was_stopped_ends_as_one_that_was_not(
+def test_a_stopped_run_ends_like_an_uninterrupted_one(
     fresh: Any, data: Path, tmp_path: Path, stopped: Any, change: dict[str, Any]
 ) -> None:
     options = SMALL.model_copy(update=change)
@@ -240,24 +242,24 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(
     out = stopped(1, 4, 9, **change)
     assert not (out / "model.safetensors").exists()
     train(fresh(), data, out, options, lambda step, *_: heard.append(step))
-    assert heard == [9, 10, 11, 12]  # with the checkpoint after eight steps: in the middle of an epoch of four
+    assert heard == [9, 10, 11, 12]  # resumes from the checkpoint after eight steps, in mid-epoch
     assert_same_run(tmp_path / "whole", out)
     assert len(curve(out)) == 12
     assert not list(out.glob("*.tmp"))
     assert not (out / CHECKPOINT).exists()
 
 
-def test_what_takes_long_is_kept_before_so_many_steps(
+def test_a_long_run_saves_checkpoints_by_time_too(
     fresh: Any, data: Path, stopped: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tot.decoders.training.cllm.train._MOST_LOST", 0.0)
     heard: list[int] = []
     options = SMALL.model_copy(update={"checkpoint_every": 1000})
     train(fresh(), data, stopped(4, checkpoint_every=1000), options, lambda step, *_: heard.append(step))
-    assert heard[0] == 4  # after three steps it is known that they left good weights
+    assert heard[0] == 4  # after step 3, the weights are known to be finite
 
 
-def test_other_weights_than_those_begun_with_are_refused(fresh: Any, data: Path, stopped: Any) -> None:
+def test_resuming_with_other_weights_is_refused(fresh: Any, data: Path, stopped: Any) -> None:
     out = stopped(4)
     for lora in (4, 2):
         with pytest.raises(OptionError, match=f"{out} was begun with other options: go on as it was begun, or give"):
@@ -265,7 +267,7 @@ def test_other_weights_than_those_begun_with_are_refused(fresh: Any, data: Path,
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"windows": 1}, {"ar_weight": 0.0}, {"accumulate": 10}])
-def test_options_are_heeded(fresh: Any, data: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+def test_options_have_an_effect(fresh: Any, data: Path, tmp_path: Path, change: dict[str, Any]) -> None:
     options = SMALL.model_copy(update={"epochs": 1})
     train(fresh(), data, tmp_path / "one", options)
     train(fresh(), data, tmp_path / "other", options.model_copy(update=change))
@@ -276,7 +278,7 @@ def test_options_are_heeded(fresh: Any, data: Path, tmp_path: Path, change: dict
         assert all(line["loss"] == line["consistency"] for line in other)
 
 
-def test_lora_leaves_a_model_like_any_other(fresh: Any, data: Path, tmp_path: Path, model: Any) -> None:
+def test_lora_saves_a_plain_model(fresh: Any, data: Path, tmp_path: Path, model: Any) -> None:
     train(fresh(), data, tmp_path / "out", SMALL.model_copy(update={"lora": 4}))
     lines = curve(tmp_path / "out")
     assert mean(lines[-4:], "loss") < mean(lines[:4], "loss")
@@ -301,10 +303,10 @@ def test_gradient_checkpointing_changes_no_loss(fresh: Any, data: Path, tmp_path
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
-def test_the_model_object_is_the_saved_model_afterwards(
+def test_the_model_object_equals_the_saved_model_afterwards(
     fresh: Any, data: Path, tmp_path: Path, logits_alone: Callable[..., Tensor]
 ) -> None:
-    """In its own dtype: what training computes in bfloat16 is no longer computed so."""
+    """Training computes in bfloat16. Afterwards the model computes in its own dtype."""
     loaded = fresh()
     train(loaded, data, tmp_path, SMALL)
     again = load_model(tmp_path, dtype="fp32").model
@@ -314,7 +316,7 @@ def test_the_model_object_is_the_saved_model_afterwards(
     assert not any(weight.requires_grad for weight in loaded.model.parameters())
 
 
-# -- what goes wrong -------------------------------------------------------------------------------
+# -- failures --------------------------------------------------------------------------------------
 
 
 def test_a_poisoned_run_stops_and_keeps_the_last_good_checkpoint(fresh: Any, data: Path, tmp_path: Path) -> None:
@@ -328,8 +330,8 @@ def test_a_poisoned_run_stops_and_keeps_the_last_good_checkpoint(fresh: Any, dat
         ModelError, match=rf"the loss is nan .* at step 7: the last good checkpoint is kept in {tmp_path}"
     ):
         train(loaded, data, tmp_path, SMALL, poison)
-    kept = weights(tmp_path / CHECKPOINT)
-    assert all(value.isfinite().all() for value in kept.values())
+    checkpoint = weights(tmp_path / CHECKPOINT)
+    assert all(value.isfinite().all() for value in checkpoint.values())
     with safe_open(tmp_path / CHECKPOINT, "pt") as file:
         assert file.metadata()["step"] == "4"
     assert not (tmp_path / "model.safetensors").exists()
@@ -338,7 +340,7 @@ def test_a_poisoned_run_stops_and_keeps_the_last_good_checkpoint(fresh: Any, dat
     assert_same_run(tmp_path, tmp_path / "whole")
 
 
-def test_too_high_a_learning_rate_leaves_no_checkpoint_that_it_ruined(fresh: Any, data: Path, tmp_path: Path) -> None:
+def test_a_learning_rate_that_is_too_high_leaves_no_damaged_checkpoint(fresh: Any, data: Path, tmp_path: Path) -> None:
     options = SMALL.model_copy(update={"learning_rate": 1e36, "checkpoint_every": 1})
     with pytest.raises(ModelError, match=r"\(gradient nan\) at step 2: .* with a learning rate below 1e\+36"):
         train(fresh(), data, tmp_path / "out", options)

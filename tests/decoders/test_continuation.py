@@ -1,4 +1,4 @@
-"""A search by the pieces of a model's own answer: each goes on with the very tokens that were drawn before."""
+"""A search by pieces of a model's own answer: each piece continues the exact sampled tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tot.tree.thought import Drawn, State, Thought
 
 
 class Pieces(Task):
-    """Six tokens a thought, of one message of the assistant."""
+    """A task of one assistant message, with six tokens per thought."""
 
     name = "pieces"
     depth = 4
@@ -31,7 +31,7 @@ class Pieces(Task):
 
 
 class Watched:
-    """Passes requests on, and keeps the token ids of prompts and texts."""
+    """A decoder that records the token ids of prompts and texts."""
 
     def __init__(self, decoder: LocalDecoder) -> None:
         self._decoder = decoder
@@ -55,7 +55,7 @@ def watched(make_model: Callable[..., Any], tokenizer: Any) -> Iterator[Watched]
         yield Watched(decoder)
 
 
-def test_each_piece_goes_on_with_the_tokens_that_were_drawn(watched: Watched) -> None:
+def test_each_piece_continues_the_sampled_tokens(watched: Watched) -> None:
     search = BFS(thoughts=3, breadth=3)
     tree = solve(
         Pieces(), "Why?", decoder=watched, search=search, generator=Sample(temperature=1.0), evaluator="random"
@@ -64,13 +64,13 @@ def test_each_piece_goes_on_with_the_tokens_that_were_drawn(watched: Watched) ->
     known = {(*ids, *(token for token in tokens if token not in codec.end_ids)) for ids, tokens in watched.generated}
     first = min(watched.generated, key=lambda one: len(one[0]))[0]
     later = [ids for ids, _ in watched.generated if len(ids) > len(first)]
-    later = [ids for ids in later if "\ufffd" not in codec.decode(ids)]  # a torn character has lost its bytes
+    later = [ids for ids in later if "\ufffd" not in codec.decode(ids)]  # a split character has lost its bytes
     assert all(tuple(ids) in known for ids in later if ids not in watched.answered)
     assert len(later) > 6
     (answered,) = watched.answered
     assert any(tuple(answered[: len(one)]) == one for one in known if len(one) > len(first) + 10)
-    anew = [codec.encode_prompt(codec.decode(ids)) for ids in later]
-    assert any(len(ids) != len(again) for ids, again in zip(later, anew, strict=True))  # they are not the tokenizer's
+    encoded_again = [codec.encode_prompt(codec.decode(ids)) for ids in later]
+    assert any(len(ids) != len(again) for ids, again in zip(later, encoded_again, strict=True))  # not the tokenizer's
     read = ThoughtTree.from_json(tree.to_json())
     assert [node.thought and node.thought.drawn for node in read] == [
         node.thought and node.thought.drawn for node in tree
@@ -86,7 +86,7 @@ def test_each_piece_goes_on_with_the_tokens_that_were_drawn(watched: Watched) ->
         ("nothing of it", ()),
     ],
 )
-def test_thoughts_are_found_where_the_prompt_says_them(content: str, written: Any) -> None:
+def test_thoughts_are_found_at_their_place_in_the_prompt(content: str, written: Any) -> None:
     thoughts = [
         Thought(parts={"a": "one"}, drawn={"a": Drawn(text="one\n\n", tokens=(1, 2))}),
         Thought(parts={"a": "two"}, drawn={"a": Drawn(text="two", tokens=(3,))}),
@@ -96,14 +96,14 @@ def test_thoughts_are_found_where_the_prompt_says_them(content: str, written: An
     assert message.written == written
 
 
-def test_what_was_read_from_the_middle_of_a_text_is_found_with_what_is_before_it() -> None:
+def test_a_thought_from_mid_text_is_found_with_its_leading_whitespace() -> None:
     thought = Thought(parts={"a": "one"}, drawn={"a": Drawn(text=" one", tokens=(7,))})
     for content, begin in (("So: one", 3), ("So:one", None)):
         (message,) = as_written((Message(role="assistant", content=content),), [thought])
         assert message.written == (() if begin is None else ((begin, (7,)),))
 
 
-def test_thoughts_that_say_the_same_are_equal() -> None:
+def test_thoughts_with_the_same_parts_are_equal() -> None:
     drawn = Thought(parts={"a": "x"}, drawn={"a": Drawn(text="x", tokens=(1,))})
     assert drawn == Thought(parts={"a": "x"})
     assert drawn != Thought(parts={"a": "y"})
@@ -115,7 +115,7 @@ ENDS = [("stop", "e"), ("stop", " ", "o"), ("length", 5)]
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", ["ar", "sd", "mcsd", "seed", "jacobi", "lookahead"])
-def test_pieces_of_a_text_are_the_text_whatever_they_end_at(
+def test_pieces_with_any_end_join_to_the_whole_text(
     name: str, temperature: float, make_model: Callable[..., Any], tokenizer: Any
 ) -> None:
     user = Message(role="user", content="Why?")
@@ -147,7 +147,7 @@ def test_pieces_of_a_text_are_the_text_whatever_they_end_at(
 
 
 class Letter(Task):
-    """One message, in pieces; deep enough for a token each."""
+    """A task with one message in pieces, deep enough for one token each."""
 
     thought = ("step",)
     depth = 50
@@ -161,26 +161,26 @@ class Letter(Task):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("about", [{"until": "e"}, {"until": " "}, {"tokens": 1}, {"tokens": 5}])
-def test_a_path_of_first_children_is_what_is_written_in_one_go(
+def test_a_path_of_first_children_equals_the_text_written_at_once(
     make_model: Callable[..., Any], tokenizer: Any, about: dict[str, Any], temperature: float
 ) -> None:
-    def grown(thoughts: int, **options: Any) -> Solution:
+    def solved(thoughts: int, **options: Any) -> Solution:
         search = BFS(thoughts=thoughts, breadth=9)
         generator = Continue(temperature=temperature, **options)
         return solve(Letter(), "why", decoder=decoder, search=search, generator=generator, evaluator="random")
 
     with load_decoder("ar", make_model(readable=True), tokenizer=tokenizer, kv_budget=9000) as decoder:
-        (whole,) = (node.thought for node in grown(1, until="never").tree if node.thought)
-        pieces = [node.thought for node in grown(1, **about).tree if node.thought]
-        wide = [node.thought.text for node in grown(2, tokens=8).tree if node.thought]
+        (whole,) = (node.thought for node in solved(1, until="never").tree if node.thought)
+        pieces = [node.thought for node in solved(1, **about).tree if node.thought]
+        wide = [node.thought.text for node in solved(2, tokens=8).tree if node.thought]
     drawn = [thought.drawn["step"] for thought in pieces]
     assert len(drawn) > 1
     expected = whole.drawn["step"].tokens
     if "tokens" in about and expected[-1] == tokenizer.eos_token_id:
-        expected = expected[:-1]  # a piece of nothing but the end is no thought
+        expected = expected[:-1]  # a piece with only the end token is not a thought
     tokens = tuple(token for part in drawn for token in part.tokens)
     assert tokens[: len(expected)] == expected
-    assert len(expected) <= len(tokens) <= 40  # the end of the room may tear a character
+    assert len(expected) <= len(tokens) <= 40  # the token limit may split a character
     assert len(tokens) < len(expected) + 3
     assert not any(thought.ended for thought in pieces[:-1])
     assert pieces[-1].ended or "tokens" in about

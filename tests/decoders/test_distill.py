@@ -1,4 +1,4 @@
-"""What a target said is recorded as it said it; a draft learns from that, also after it was stopped."""
+"""Distillation: the target's logprobs are recorded exactly, and a draft trains on them, also after an interruption."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def target(make_model: Callable[..., Any]) -> Any:
 
 @pytest.fixture
 def engine(target: Any, tokenizer: Any) -> Iterator[Engine]:
-    """On a copy of the target, so that the target stays untouched. All slots must be free at the end."""
+    """An engine on a copy of the target, so that the target stays unmodified. All slots must be free at the end."""
     made = Engine(load_model(copy.deepcopy(target), tokenizer=tokenizer), 4000)
     yield made
     made.close()
@@ -56,17 +56,17 @@ def requests(count: int = 4, tokens: int = 30, **settings: Any) -> list[Request]
 
 
 @pytest.fixture
-def assert_said(target: Any, logits_alone: Callable[..., Tensor]) -> Callable[[Record, Sequence[int], int], None]:
-    """That a record is of the end of a text, and holds what the untouched target says of its last tokens."""
+def assert_recorded(target: Any, logits_alone: Callable[..., Tensor]) -> Callable[[Record, Sequence[int], int], None]:
+    """Check that a record is the end of a text, with the unmodified target's logprobs of its last tokens."""
 
-    def check(record: Record, text: Sequence[int], said: int) -> None:
+    def check(record: Record, text: Sequence[int], count: int) -> None:
         tokens = record.tokens.tolist()
         assert tokens == list(text)[-len(tokens) :]
-        assert len(tokens) - record.first == len(record.top) == len(record.logprobs) == said
-        logprobs = logits_alone(target, list(text))[-1 - said : -1].log_softmax(
+        assert len(tokens) - record.first == len(record.top) == len(record.logprobs) == count
+        logprobs = logits_alone(target, list(text))[-1 - count : -1].log_softmax(
             -1
-        )  # what comes after each but the last
-        assert record.top.shape == record.logprobs.shape == (said, TOP)
+        )  # for each position except the last
+        assert record.top.shape == record.logprobs.shape == (count, TOP)
         assert torch.allclose(record.logprobs.float(), logprobs.topk(TOP).values, atol=0.02, rtol=2e-3)  # float16
         assert torch.allclose(record.logprobs.float(), logprobs.gather(1, record.top.long()), atol=0.02, rtol=2e-3)
         assert (record.tokens.dtype, record.top.dtype, record.logprobs.dtype) == (
@@ -82,43 +82,43 @@ def assert_said(target: Any, logits_alone: Callable[..., Tensor]) -> Callable[[R
 
 
 def test_recording_changes_no_token(engine: Engine) -> None:
-    asked = [*requests(), *requests(2, ignore_eos=True, stop=(" t", "e"))]
-    expected = load_decoder(engine=engine).generate(asked)
-    records, got = recorded(engine, asked)
+    submitted = [*requests(), *requests(2, ignore_eos=True, stop=(" t", "e"))]
+    expected = load_decoder(engine=engine).generate(submitted)
+    records, got = recorded(engine, submitted)
     assert [(one.tokens, one.text) for one in got] == [(one.tokens, one.text) for one in expected]
     assert [one.logprob for one in got] == pytest.approx([one.logprob for one in expected], abs=1e-4)
     assert len(records) == len(got)
 
 
-def texts_of(engine: Engine, asked: Sequence[Request], got: Sequence[Completion]) -> dict[tuple[int, ...], int]:
-    """All tokens of each completion and its prompt, and how many of them were drawn."""
-    prompts = [engine.codec.encode_prompt(request.prompt) for request in asked for _ in range(request.sampling.n)]
+def texts_of(engine: Engine, submitted: Sequence[Request], got: Sequence[Completion]) -> dict[tuple[int, ...], int]:
+    """Map all tokens of each prompt and completion to the number of sampled ones."""
+    prompts = [engine.codec.encode_prompt(request.prompt) for request in submitted for _ in range(request.sampling.n)]
     return {(*prompt, *one.tokens): len(one.tokens) for prompt, one in zip(prompts, got, strict=True)}
 
 
-def test_what_is_recorded_is_what_the_model_says_by_itself(engine: Engine, assert_said: Any) -> None:
-    asked = requests(ignore_eos=True)
-    records, got = recorded(engine, asked)
-    texts = texts_of(engine, asked, got)
+def test_records_hold_the_models_own_logprobs(engine: Engine, assert_recorded: Any) -> None:
+    submitted = requests(ignore_eos=True)
+    records, got = recorded(engine, submitted)
+    texts = texts_of(engine, submitted, got)
     for record in records:
         text = tuple(record.tokens.tolist())
-        assert_said(record, text, texts[text])
+        assert_recorded(record, text, texts[text])
     assert len(records) == len(got) == 8
 
 
 @pytest.mark.parametrize("window", [2, 20, 31, 40])
-def test_texts_are_cut_to_their_last_tokens(engine: Engine, assert_said: Any, window: int) -> None:
-    asked = requests(tokens=30, ignore_eos=True)
-    records, got = recorded(engine, asked, window)
-    texts = texts_of(engine, asked, got)
+def test_texts_are_cut_to_their_last_tokens(engine: Engine, assert_recorded: Any, window: int) -> None:
+    submitted = requests(tokens=30, ignore_eos=True)
+    records, got = recorded(engine, submitted, window)
+    texts = texts_of(engine, submitted, got)
     for record in records:
         (whole,) = {text for text in texts if text[-window:] == tuple(record.tokens.tolist())}
-        assert_said(record, whole, min(30, window - 1))
+        assert_recorded(record, whole, min(30, window - 1))
         assert len(record.tokens) == min(window, len(whole))
-        assert record.first >= 1  # something comes before all that was drawn
+        assert record.first >= 1  # at least one token precedes the sampled ones
 
 
-def test_an_answer_is_recorded_apart_from_its_rationale(engine: Engine, assert_said: Any) -> None:
+def test_an_answer_is_recorded_separately_from_its_rationale(engine: Engine, assert_recorded: Any) -> None:
     plain = {"ignore_eos": True, "temperature": 1.0}
     request = Request(
         prompt=LONG, sampling=Sampling(max_tokens=12, **plain), answer_trigger=" So the answer is", answer_tokens=7
@@ -127,11 +127,11 @@ def test_an_answer_is_recorded_apart_from_its_rationale(engine: Engine, assert_s
     prompt = engine.codec.encode_prompt(LONG)
     trigger = engine.codec.encode(" So the answer is")
     rationale, answer = records
-    assert_said(rationale, [*prompt, *got.tokens[:12]], 12)
-    assert_said(answer, [*prompt, *got.tokens[:12], *trigger, *got.tokens[12:]], 7)
+    assert_recorded(rationale, [*prompt, *got.tokens[:12]], 12)
+    assert_recorded(answer, [*prompt, *got.tokens[:12], *trigger, *got.tokens[12:]], 7)
 
 
-def test_a_rationale_that_a_stop_string_cut_is_recorded_with_it(engine: Engine, assert_said: Any) -> None:
+def test_a_rationale_cut_by_a_stop_string_is_recorded_whole(engine: Engine, assert_recorded: Any) -> None:
     sampling = Sampling(max_tokens=40, ignore_eos=True, temperature=1.0, seed=3)
     (free,) = load_decoder(engine=engine).generate([Request(prompt=LONG, sampling=sampling)])
     stop = free.text[12]
@@ -144,8 +144,8 @@ def test_a_rationale_that_a_stop_string_cut_is_recorded_with_it(engine: Engine, 
     records, (got,) = recorded(engine, [request])
     drawn = len(got.tokens) - 5
     prompt = engine.codec.encode_prompt(LONG)
-    assert_said(records[0], [*prompt, *got.tokens[:drawn]], drawn)
-    assert_said(records[1], records[1].tokens.tolist(), 5)
+    assert_recorded(records[0], [*prompt, *got.tokens[:drawn]], drawn)
+    assert_recorded(records[1], records[1].tokens.tolist(), 5)
     assert engine.codec.decode(records[1].tokens.tolist()[len(prompt) :]) == got.text
 
 
@@ -165,7 +165,7 @@ def test_a_cancelled_text_is_not_recorded(engine: Engine) -> None:
     assert recorder.records == []
 
 
-def test_texts_are_read_as_they_are(engine: Engine, assert_said: Any) -> None:
+def test_given_texts_are_recorded_unchanged(engine: Engine, assert_recorded: Any) -> None:
     texts = [[5, 6, 7, 8, 9], [5, 6, 7], [4, 4], list(range(10, 60)), [5, 6, 7, 8, 9], [3], []]
     recorder = Recorder(100)
     recorder.read(engine, texts)
@@ -173,10 +173,10 @@ def test_texts_are_read_as_they_are(engine: Engine, assert_said: Any) -> None:
     assert read == sorted(text for text in texts if len(text) > 1)
     for record in recorder.records:
         assert record.first == 1
-        assert_said(record, record.tokens.tolist(), len(record.tokens) - 1)
+        assert_recorded(record, record.tokens.tolist(), len(record.tokens) - 1)
 
 
-def test_records_are_read_as_they_were_written(engine: Engine, tmp_path: Path) -> None:
+def test_saved_records_are_loaded_unchanged(engine: Engine, tmp_path: Path) -> None:
     records, _ = recorded(engine, requests(), window=40)
     path = tmp_path / "texts.safetensors"
     save(records, path)
@@ -213,12 +213,12 @@ def records(engine: Engine) -> list[Record]:
         ({"depth": 2}, "depth"),
     ],
 )
-def test_options_that_no_draft_can_have_are_refused(options: dict[str, Any], field: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], field: str) -> None:
     with pytest.raises(ValidationError, match=field):
         DraftOptions(**options)
 
 
-def test_a_student_is_a_small_llama_over_the_targets_tokens(engine: Engine) -> None:
+def test_a_student_is_a_small_llama_with_the_targets_vocabulary(engine: Engine) -> None:
     made = student(engine.loaded, DraftOptions(layers=3, width=128, window=32))
     config = made.config
     assert (config.vocab_size, config.hidden_size, config.num_hidden_layers) == (300, 128, 3)
@@ -228,16 +228,16 @@ def test_a_student_is_a_small_llama_over_the_targets_tokens(engine: Engine) -> N
 
 
 @pytest.mark.parametrize("width", [64, 192])
-def test_a_student_knows_which_of_the_targets_tokens_are_alike(engine: Engine, make_model: Any, width: int) -> None:
-    """Its embeddings begin with the target's, turned: products of any two are the same, where it is wide enough."""
+def test_a_students_embeddings_keep_the_targets_dot_products(engine: Engine, make_model: Any, width: int) -> None:
+    """The student's embeddings start as the target's, rotated. If it is wide enough, all dot products are equal."""
     made = student(engine.loaded, DraftOptions(width=width, layers=1))
     theirs = engine.loaded.model.get_input_embeddings().weight
     ours = made.get_input_embeddings().weight[:, : theirs.shape[1]]
     assert torch.allclose(ours @ ours.T, theirs @ theirs.T, atol=1e-3)
     wide = load_model(make_model(hidden_size=96), tokenizer=engine.loaded.tokenizer)
     ours, theirs = (model.get_input_embeddings().weight for model in (student(wide, SMALL), wide.model))
-    kept = torch.linalg.svdvals(theirs)[:64].square().sum()  # the most that 64 columns can hold
-    assert ours.square().sum().item() == pytest.approx(float(kept), rel=1e-3)
+    largest = torch.linalg.svdvals(theirs)[:64].square().sum()  # the most that 64 columns can hold
+    assert ours.square().sum().item() == pytest.approx(float(largest), rel=1e-3)
 
 
 def test_the_same_seed_gives_the_same_student(engine: Engine) -> None:
@@ -250,20 +250,20 @@ def test_the_same_seed_gives_the_same_student(engine: Engine) -> None:
 def test_training_lowers_the_loss_and_raises_the_agreement(
     engine: Engine, records: list[Record], tmp_path: Path
 ) -> None:
-    made, heard = student(engine.loaded, SMALL), []
+    made, reports = student(engine.loaded, SMALL), []
     before = agreement(made, records)
-    train(made, records, SMALL, tmp_path / "checkpoint", lambda *told: heard.append(told))
+    train(made, records, SMALL, tmp_path / "checkpoint", lambda *counts: reports.append(counts))
     after = agreement(made, records)
-    assert [step for step, _, _ in heard] == list(range(1, 37))
-    assert {steps for _, steps, _ in heard} == {36}  # 48 texts, eight a step, six times
-    losses = [loss for _, _, loss in heard]
+    assert [step for step, _, _ in reports] == list(range(1, 37))
+    assert {steps for _, steps, _ in reports} == {36}  # 48 texts, eight per step, six epochs
+    losses = [loss for _, _, loss in reports]
     assert sum(losses[-4:]) < 0.8 * sum(losses[:4])
     assert after["overlap"] > before["overlap"] + 0.1
     assert after["greedy"] > before["greedy"]
     assert not made.training
 
 
-def test_a_run_that_was_stopped_ends_as_one_that_was_not(
+def test_a_stopped_run_ends_like_an_uninterrupted_one(
     engine: Engine, records: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tot.decoders.training.distill.train._CHECKPOINT_EVERY", 5)
@@ -298,14 +298,14 @@ def test_a_finished_run_is_not_trained_again(
 
 
 def test_a_model_agrees_with_itself(target: Any, engine: Engine) -> None:
-    """Where nothing of the texts was cut away. Measured in bfloat16, so that two tokens may change their places."""
+    """The texts are whole. Agreement is measured in bfloat16, so two tokens may swap ranks."""
     records, _ = recorded(engine, requests(ignore_eos=True))
     found = agreement(target, records)
     assert found["greedy"] > 0.93
     assert 0.9 < found["overlap"] <= 1.01
 
 
-def test_a_model_that_says_something_else_agrees_less(make_model: Callable[..., Any], records: list[Record]) -> None:
+def test_a_different_model_agrees_less(make_model: Callable[..., Any], records: list[Record]) -> None:
     found = agreement(make_model(seed=9, readable=True), records)
     assert found["greedy"] < 0.3
     assert found["overlap"] < 0.4

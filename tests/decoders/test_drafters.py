@@ -1,4 +1,4 @@
-"""Drafters: what is guessed, from where, with which model."""
+"""Drafters: their guesses, the sources of these, and draft models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tot.decoders.drafting.lookup import LookupDrafter
 from tot.decoders.engine.sampling import Draw, candidates
 
 PADDED = 340
-"""Rows of an embedding that has more of them than the target's."""
+"""Rows of an embedding that is larger than the target's."""
 
 
 def context(
@@ -32,7 +32,7 @@ def context(
 
 @pytest.fixture
 def tree() -> Draft:
-    """Two first tokens; the first goes on in two ways, one of them longer than the second first token's."""
+    """A draft with two first tokens. The first has two branches, and one of them is longer than the second token's."""
     draft = Draft()
     left, right = draft.add(10, -1), draft.add(20, -1)
     draft.add(21, right)
@@ -42,11 +42,11 @@ def tree() -> Draft:
     return draft
 
 
-def test_a_draft_knows_its_paths_leaves_and_children(tree: Draft) -> None:
+def test_a_draft_returns_its_paths_leaves_and_children(tree: Draft) -> None:
     assert tree.children(-1) == [0, 1]
     assert [tree.children(node) for node in range(6)] == [[3, 4], [2], [], [], [5], []]
     assert [tree.path(node) for node in (-1, 0, 2, 5)] == [[], [0], [1, 2], [0, 4, 5]]
-    assert tree.leaves() == [3, 5, 2]  # depth first, not in the order of the list
+    assert tree.leaves() == [3, 5, 2]  # depth first, not in list order
 
 
 def test_an_empty_draft_has_no_leaves() -> None:
@@ -62,27 +62,27 @@ def looked_up(drafter: LookupDrafter | DrafterChain, *contexts: DraftContext) ->
     return [draft.tokens for draft in drafts]
 
 
-def test_lookup_goes_on_as_the_prompt_did() -> None:
+def test_lookup_continues_like_the_prompt() -> None:
     prompt = [1, 2, 3, 4, 5, 6, 7, 9, 9]
     assert looked_up(LookupDrafter(), context([*prompt, 2, 3])) == [[4, 5, 6, 7]]
     assert looked_up(LookupDrafter(), context(prompt, [2, 3], widths=(2, 2))) == [[4, 5]]
 
 
-def test_lookup_spans_the_prompt_and_what_was_drawn() -> None:
+def test_lookup_spans_the_prompt_and_the_sampled_tokens() -> None:
     drafter = LookupDrafter()
     assert looked_up(drafter, context([9, 1, 2], [3, 4, 8])) == [[]]
     assert looked_up(drafter, context([9, 1, 2], [3, 4, 8, 1, 2])) == [[3, 4, 8, 1]]
 
 
-def test_lookup_finds_what_a_sibling_has_drawn() -> None:
+def test_lookup_finds_the_tokens_of_a_sibling() -> None:
     prompt = [5, 6, 7]
     first = context(prompt, [1, 2, 3, 4], key=1)
     second = context(prompt, [8, 1, 2], key=2)
     assert looked_up(LookupDrafter(), first, second) == [[], [3, 4]]
-    assert looked_up(LookupDrafter(), second, first) == [[3, 4], []]  # all are told before any is asked
+    assert looked_up(LookupDrafter(), second, first) == [[3, 4], []]  # all texts are indexed before any lookup
 
 
-def test_lookup_finds_what_ended_texts_of_other_prompts_said() -> None:
+def test_lookup_finds_tokens_of_finished_texts_with_other_prompts() -> None:
     drafter = LookupDrafter()
     looked_up(drafter, context([30, 31, 32], [33, 34], key=1))
     drafter.end(1)
@@ -90,13 +90,13 @@ def test_lookup_finds_what_ended_texts_of_other_prompts_said() -> None:
     assert looked_up(drafter, context([9, 30, 31], key=3)) == [[32, 33, 34]]
 
 
-def test_lookup_drafts_no_more_than_is_asked() -> None:
+def test_lookup_drafts_at_most_the_requested_tokens() -> None:
     prompt = [1, 2, 3, 4, 5, 6, 1, 2]
     assert looked_up(LookupDrafter(), context(prompt, widths=()), context(prompt, widths=(1,), key=1)) == [[], [3]]
     assert looked_up(LookupDrafter()) == []
 
 
-def test_lookup_learns_a_text_once_however_often_it_is_asked() -> None:
+def test_lookup_indexes_a_text_once() -> None:
     drafter = LookupDrafter()
     for drawn in range(5):
         looked_up(drafter, context(range(20), range(50, 50 + drawn), key=1))
@@ -104,7 +104,7 @@ def test_lookup_learns_a_text_once_however_often_it_is_asked() -> None:
     assert drafter.index._size == 20 + (8 + 4) + 8  # the prompt, and its last eight tokens with either text
 
 
-def test_lookup_goes_on_after_its_index_has_forgotten_the_prompt() -> None:
+def test_lookup_continues_after_its_index_has_evicted_the_prompt() -> None:
     drafter = LookupDrafter()
     drafter.index.capacity = 30
     prompt = [1, 2, 3, 4]
@@ -130,7 +130,7 @@ def drafter(draft_model: Any, tokenizer: Any) -> Iterator[ModelDrafter]:
 
 
 class Alone:
-    """The draft that the untouched model makes of a text, a run of the whole text for every node."""
+    """The draft that the unmodified model makes for a text, with one run of the whole text per node."""
 
     def __init__(self, model: Any, logits_alone: Callable[..., Tensor]) -> None:
         self._model, self._run = model, logits_alone
@@ -155,7 +155,7 @@ def paths(draft: Draft) -> list[list[int]]:
 
 @pytest.mark.parametrize("heat", [0.0, 1.0])
 @pytest.mark.parametrize("widths", [(1,), (1, 1, 1, 1), (2, 2, 1), (3, 1, 2)])
-def test_a_model_drafts_the_tokens_it_would_draw(
+def test_a_model_drafts_the_tokens_that_it_would_sample(
     drafter: ModelDrafter, alone: Alone, widths: tuple[int, ...], heat: float
 ) -> None:
     contexts = [
@@ -164,10 +164,10 @@ def test_a_model_drafts_the_tokens_it_would_draw(
     ]
     drafts = drafter.draft(contexts)
     assert [paths(draft) for draft in drafts] == [alone.paths(one) for one in contexts]
-    assert drafter.forwards == len(widths)  # all texts and candidates of a position in one
+    assert drafter.forwards == len(widths)  # one forward for all texts and candidates of a position
 
 
-def test_a_model_follows_what_was_drawn_instead_of_its_drafts(drafter: ModelDrafter, alone: Alone) -> None:
+def test_a_model_follows_the_sampled_tokens_instead_of_its_drafts(drafter: ModelDrafter, alone: Alone) -> None:
     prompt = list(range(40, 60))
     for drawn in ([], [7], [7, 8, 9, 10], [7, 8], [7, 8, 200, 201, 202], [], [7, 8, 9, 10, 11], [7, 8, 9, 10, 11]):
         one = context(prompt, drawn, (2, 1, 1))
@@ -176,13 +176,13 @@ def test_a_model_follows_what_was_drawn_instead_of_its_drafts(drafter: ModelDraf
         assert drafter.runner.cache.live == len(prompt) + len(drawn)
 
 
-def test_a_prompt_longer_than_a_chunk_is_read_right(drafter: ModelDrafter, alone: Alone) -> None:
+def test_a_prompt_longer_than_a_chunk_is_prefilled_correctly(drafter: ModelDrafter, alone: Alone) -> None:
     prompt = torch.randint(3, 270, (800,), generator=torch.Generator().manual_seed(1)).tolist()
     contexts = [context(prompt, key=1), context([*prompt[:700], 5], key=2), context([4], key=3)]
     assert [paths(draft) for draft in drafter.draft(contexts)] == [alone.paths(one) for one in contexts]
 
 
-def test_a_text_that_ended_gives_its_slots_back(drafter: ModelDrafter) -> None:
+def test_a_finished_text_frees_its_slots(drafter: ModelDrafter) -> None:
     drafter.draft([context([5, 6, 7], key=1), context([5, 6, 8], key=2)])
     assert drafter.runner.cache.live == 4
     drafter.end(1)
@@ -200,7 +200,7 @@ def test_a_text_with_nothing_to_draft_costs_nothing(drafter: ModelDrafter) -> No
 
 
 @pytest.mark.parametrize("kv_budget", [1, 10, 22, 24, 25, 40])
-def test_a_full_store_makes_drafts_shorter_and_not_wrong(
+def test_a_full_cache_shortens_drafts_and_keeps_them_correct(
     draft_model: Any, tokenizer: Any, alone: Alone, kv_budget: int
 ) -> None:
     small = ModelDrafter(load_model(copy.deepcopy(draft_model), tokenizer=tokenizer), kv_budget, 300)
@@ -212,7 +212,7 @@ def test_a_full_store_makes_drafts_shorter_and_not_wrong(
     assert small.runner.cache.live == 0
 
 
-def test_a_chain_asks_the_next_drafter_for_what_is_missing(drafter: ModelDrafter, alone: Alone) -> None:
+def test_a_chain_uses_the_next_drafter_for_missing_drafts(drafter: ModelDrafter, alone: Alone) -> None:
     known, new = context([1, 2, 3, 1, 2], key=1), context([60, 61, 62], key=2)
     chain = DrafterChain([LookupDrafter(), drafter])
     assert looked_up(chain, known, new) == [[3, 1, 2], *alone.paths(new)]
@@ -236,7 +236,7 @@ Decode = Callable[..., list[tuple[int, ...]]]
 
 @pytest.fixture
 def decode(make_model: Callable[..., Any], tokenizer: Any, requests: list[Request]) -> Decode:
-    """Tokens that a method gives for the requests. The target is not readable: it writes padding's ids too."""
+    """Decode the requests with a method. The target is not readable, so it also writes ids of padding rows."""
 
     def run(name: str, **options: Any) -> list[tuple[int, ...]]:
         with load_decoder(name, make_model(), tokenizer=tokenizer, kv_budget=3000, **options) as decoder:
@@ -251,7 +251,7 @@ def test_embeddings_padded_to_another_size_change_nothing(
     decode: Decode, make_model: Callable[..., Any], name: str, vocabulary: int
 ) -> None:
     expected = decode("ar")
-    assert max(map(max, expected)) >= 280  # an id that the smaller draft has no row for
+    assert max(map(max, expected)) >= 280  # an id without a row in the smaller draft
     assert decode(name, draft=make_model(seed=3, vocab_size=vocabulary)) == expected
 
 
@@ -265,10 +265,10 @@ REJECTION = [
 
 @pytest.mark.parametrize("vocabulary", [PADDED, pytest.param(280, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("name", "options"), REJECTION)
-def test_by_rejection_a_draft_of_another_width_draws_as_one_of_the_targets(
+def test_by_rejection_a_draft_with_another_vocabulary_size_samples_the_same(
     make_model: Callable[..., Any], tokenizer: Any, requests: list[Request], name: str, options: Any, vocabulary: int
 ) -> None:
-    """One draft in two widths: what only the wider one has logits for is never drafted."""
+    """Compare one draft in two sizes. Tokens that only the larger one has are never drafted."""
 
     def decode(draft: Any) -> list[tuple[int, ...]]:
         target = make_model(readable=True)
@@ -283,14 +283,14 @@ def test_by_rejection_a_draft_of_another_width_draws_as_one_of_the_targets(
     other.load_state_dict({k: v for k, v in equal.state_dict().items() if v.shape[0] != 300}, strict=False)
     for ours, theirs in ((other.lm_head, equal.lm_head), (other.model.embed_tokens, equal.model.embed_tokens)):
         ours.weight.data[:300] = theirs.weight[:vocabulary]
-    other.lm_head.bias.data[300:] = 50.0  # its likeliest tokens by far, were they the target's
+    other.lm_head.bias.data[300:] = 50.0  # its most likely tokens by far, if the target had them
     assert decode(other) == decode(equal)
 
 
-def test_a_padded_twin_of_the_target_is_believed(
+def test_a_padded_copy_of_the_target_is_accepted(
     decode: Decode, make_model: Callable[..., Any], tokenizer: Any, requests: list[Request]
 ) -> None:
-    """The target's own weights, and rows after them that any text could end in were they drawn."""
+    """The draft has the target's own weights, and additional rows that must never be drafted."""
     target, draft = make_model(), make_model(vocab_size=PADDED)
     draft.load_state_dict({k: v for k, v in target.state_dict().items() if v.shape[0] != 300}, strict=False)
     for ours, theirs in ((draft.lm_head, target.lm_head), (draft.model.embed_tokens, target.model.embed_tokens)):
@@ -302,7 +302,7 @@ def test_a_padded_twin_of_the_target_is_believed(
 
 
 @pytest.mark.parametrize("kv_budget", [1, 8, 20, 60, 150])
-def test_a_draft_without_room_slows_down_and_changes_nothing(
+def test_a_draft_without_room_is_slower_and_changes_nothing(
     decode: Decode, make_model: Callable[..., Any], tokenizer: Any, kv_budget: int
 ) -> None:
     drafter = ModelDrafter(load_model(make_model(), tokenizer=tokenizer), kv_budget, 300)

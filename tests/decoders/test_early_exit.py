@@ -1,4 +1,4 @@
-"""Early exit: a model's first layers as a draft for it, sharing its weights; and drafts named in other ways."""
+"""Early exit: a model's first layers as its draft, with shared weights. Also other names of drafts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def stack(engine: Engine) -> Iterator[ExitStack]:
         yield stack
 
 
-def shown(completions: list[Completion]) -> list[tuple[Any, ...]]:
+def outcomes(completions: list[Completion]) -> list[tuple[Any, ...]]:
     return [(completion.tokens, completion.text, completion.finish_reason) for completion in completions]
 
 
@@ -46,16 +46,16 @@ def test_drafting_with_the_first_layer_changes_nothing_but_forwards(
     family: str, make_model: Callable[..., Any], tokenizer: Any
 ) -> None:
     with load_decoder("ar", make_model(family, readable=True), tokenizer=tokenizer, kv_budget=3000) as decoder:
-        wanted = shown(decoder.generate(REQUESTS))
+        expected = outcomes(decoder.generate(REQUESTS))
         options = {"draft": "early-exit:1", "k_config": (2, 1)}
         with load_decoder("mcsd", engine=decoder.engine, **options) as drafting:
             completions = drafting.generate(REQUESTS)
-        assert shown(completions) == wanted
+        assert outcomes(completions) == expected
         assert sum(completion.usage.drafted for completion in completions) > 0
-        assert shown(decoder.generate(REQUESTS)) == wanted  # closing the draft leaves the target as it was
+        assert outcomes(decoder.generate(REQUESTS)) == expected  # closing the draft does not change the target
 
 
-def test_the_first_layers_are_the_targets_own_and_give_what_its_first_layers_give(
+def test_the_first_layers_share_the_targets_weights_and_give_its_intermediate_logits(
     make_model: Callable[..., Any], tokenizer: Any
 ) -> None:
     loaded = load_model(make_model("llama", num_hidden_layers=3), tokenizer=tokenizer)
@@ -70,14 +70,12 @@ def test_the_first_layers_are_the_targets_own_and_give_what_its_first_layers_giv
 
 
 @pytest.mark.parametrize("layers", [0, 2, 99])
-def test_a_number_that_leaves_no_layer_out_or_none_over_is_refused(
-    engine: Engine, stack: ExitStack, layers: int
-) -> None:
+def test_a_number_of_layers_out_of_range_is_refused(engine: Engine, stack: ExitStack, layers: int) -> None:
     with pytest.raises(OptionError, match=rf"early-exit:{layers}: the target has 2 layers; give from 1 to 1"):
         make_drafter(f"early-exit:{layers}", engine, stack)
 
 
-def test_drafts_are_named_by_words_models_and_lists_of_these(engine: Engine, stack: ExitStack) -> None:
+def test_drafts_are_named_by_words_models_and_lists_of_both(engine: Engine, stack: ExitStack) -> None:
     assert isinstance(make_drafter(None, engine, stack), LookupDrafter)
     assert isinstance(make_drafter("lookup", engine, stack), LookupDrafter)
     exiting = make_drafter("early-exit", engine, stack)

@@ -1,4 +1,4 @@
-"""FastCoT: equations 2, 4 and 5 against a naive loop, exact where nothing is cut, and honest about what it cut."""
+"""FastCoT: equations 2, 4 and 5 against a naive loop, exact without a cap, with parts that report every cut."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRIGGER = " So the answer is"
 Make = Callable[..., LocalDecoder]
 
 
-def asked(**changes: Any) -> Request:
+def make_request(**changes: Any) -> Request:
     given = {"max_tokens": 30, "ignore_eos": True, "seed": 5, **changes.pop("sampling", {})}
     return Request(
         **{
@@ -53,7 +53,7 @@ def mixed(count: int = 12) -> list[Request]:
     return requests
 
 
-def shown(completions: list[Completion]) -> list[Any]:
+def outcomes(completions: list[Completion]) -> list[Any]:
     return [(c.tokens, c.text, c.finish_reason, c.parts) for c in completions]
 
 
@@ -94,10 +94,10 @@ class Naive:
 
 @pytest.mark.parametrize("heat", [0.0, 1.0])
 @pytest.mark.parametrize(("window", "cap"), [(0, 4), (3, 1), (7, 2), (7, 9), (25, 6)])
-def test_a_naive_loop_comes_to_the_same(
+def test_results_equal_a_naive_loop(
     make: Make, logits_alone: Callable[..., torch.Tensor], heat: float, window: int, cap: int
 ) -> None:
-    request = asked(sampling={"temperature": heat, "n": 2})
+    request = make_request(sampling={"temperature": heat, "n": 2})
     decoder = make("fastcot", window=window, cap=cap)
     crowd = [one for one in mixed() if one.sampling.stop]
     got = decoder.generate([request, *crowd])[:2]
@@ -122,12 +122,12 @@ def test_a_naive_loop_comes_to_the_same(
 
 
 @pytest.mark.parametrize("options", [{"window": 0}, {"window": 5}, {"window": 64}, {}])
-def test_without_a_cap_the_text_is_what_ar_gives(make: Make, options: dict[str, Any]) -> None:
+def test_without_a_cap_the_text_equals_ar(make: Make, options: dict[str, Any]) -> None:
     requests = mixed()
-    assert shown(make("fastcot", **options).generate(requests)) == shown(make("ar").generate(requests))
+    assert outcomes(make("fastcot", **options).generate(requests)) == outcomes(make("ar").generate(requests))
 
 
-def test_the_exact_part_is_the_beginning_of_what_ar_gives(make: Make) -> None:
+def test_the_exact_part_is_a_prefix_of_the_text_of_ar(make: Make) -> None:
     requests = [one for one in mixed(30) if one.answer_trigger]
     whole = make("ar").generate(requests)
     for cap in (1, 3, 8):
@@ -146,11 +146,11 @@ def test_the_exact_part_is_the_beginning_of_what_ar_gives(make: Make) -> None:
 
 def test_requests_without_a_trigger_and_whole_rationales_are_exact(make: Make) -> None:
     requests = [one.model_copy(update={"whole_rationale": True}) if one.answer_trigger else one for one in mixed(16)]
-    assert shown(make("fastcot", window=4, cap=2).generate(requests)) == shown(make("ar").generate(requests))
+    assert outcomes(make("fastcot", window=4, cap=2).generate(requests)) == outcomes(make("ar").generate(requests))
 
 
 def test_a_cap_of_0_answers_without_a_rationale(make: Make) -> None:
-    request = asked(sampling={"n": 2})
+    request = make_request(sampling={"n": 2})
     got = make("fastcot", cap=0).generate([request])
     direct = Request(prompt=HEAD + QUESTION + TRIGGER, sampling=Sampling(max_tokens=5, ignore_eos=True))
     (expected,) = make("ar").generate([direct])
@@ -162,9 +162,9 @@ def test_a_cap_of_0_answers_without_a_rationale(make: Make) -> None:
         assert one.usage.forwards == 5
 
 
-def test_choices_after_a_cut_rationale_are_scored_after_what_the_parts_say(make: Make) -> None:
+def test_choices_after_a_cut_rationale_are_scored_after_its_parts(make: Make) -> None:
     decoder = make("fastcot", window=6, cap=5, trajectory=True)
-    (got,) = decoder.generate([asked(choices=("1", "10", "abc"))])
+    (got,) = decoder.generate([make_request(choices=("1", "10", "abc"))])
     codec = decoder.engine.codec
     exact, glimpse = got.trajectory[-1]
     assert (len(got.trajectory), exact) == (5, len(got.tokens))
@@ -176,24 +176,24 @@ def test_choices_after_a_cut_rationale_are_scored_after_what_the_parts_say(make:
 
 
 def test_without_the_glimpse_the_answer_follows_the_exact_tokens(make: Make) -> None:
-    (with_it,) = make("fastcot", window=6, cap=4).generate([asked()])
-    (without,) = make("fastcot", window=6, cap=4, glimpse=False).generate([asked()])
+    (with_it,) = make("fastcot", window=6, cap=4).generate([make_request()])
+    (without,) = make("fastcot", window=6, cap=4, glimpse=False).generate([make_request()])
     assert without.parts[0] == with_it.parts[0]
     assert [part.kind for part in without.parts] == ["exact", "undecoded", "trigger", "exact"]
 
 
 def test_a_glimpse_ends_before_a_stop_string_and_an_end_token(make: Make) -> None:
-    (free,) = make("fastcot", window=10, cap=3).generate([asked()])
+    (free,) = make("fastcot", window=10, cap=3).generate([make_request()])
     approximate = free.parts[1].text
-    middle = approximate[len(approximate) // 2 :][:2]
-    (held,) = make("fastcot", window=10, cap=3).generate([asked(sampling={"stop": (middle,)})])
-    assert held.parts[0] == free.parts[0]
-    assert middle not in "".join(part.text for part in held.parts if part.kind in ("exact", "approximate"))
-    assert sum(part.tokens for part in held.parts if part.kind == "approximate") < free.parts[1].tokens
+    stop = approximate[len(approximate) // 2 :][:2]
+    (cut,) = make("fastcot", window=10, cap=3).generate([make_request(sampling={"stop": (stop,)})])
+    assert cut.parts[0] == free.parts[0]
+    assert stop not in "".join(part.text for part in cut.parts if part.kind in ("exact", "approximate"))
+    assert sum(part.tokens for part in cut.parts if part.kind == "approximate") < free.parts[1].tokens
 
 
 class Scripted:
-    """A model that always draws `token`, whatever came before."""
+    """A model that samples `token` after any text."""
 
     @staticmethod
     def set_up(decoder: LocalDecoder, token: int) -> None:
@@ -202,26 +202,26 @@ class Scripted:
         decoder.model.lm_head.bias.data[token] = 5.0
 
 
-def test_a_model_that_repeats_itself_is_exact_in_few_iterations(make: Make) -> None:
-    """All approximate tokens of a constant model are right: each iteration keeps the whole window (equation 5)."""
+def test_a_repetitive_model_is_exact_in_few_iterations(make: Make) -> None:
+    """All approximate tokens of a constant model are right, so each iteration accepts the whole window (equation 5)."""
     decoder = make("fastcot", window=6, cap=4)
     Scripted.set_up(decoder, 60)
-    (got,) = decoder.generate([asked()])
-    # 1 + 0 in the first iteration (its window holds the question), then 1 + 6 thrice, but for what was never guessed.
+    (got,) = decoder.generate([make_request()])
+    # 1 + 0 in the first iteration, whose window holds the question, then 3 times 1 + 6, minus unguessed tokens.
     assert got.parts[0].tokens > 4 * 3
     assert set(got.tokens) == {60}
 
 
 def test_usage_adds_up(make: Make) -> None:
-    for one in make("fastcot", window=5, cap=6).generate([asked(sampling={"n": 3})]):
+    for one in make("fastcot", window=5, cap=6).generate([make_request(sampling={"n": 3})]):
         exact = one.parts[0].tokens
         assert one.usage.new_tokens == len(one.tokens) == exact + one.parts[-1].tokens
         assert one.usage.forwards == 6 + 5
         assert exact == 6 + one.usage.accepted
 
 
-def test_the_question_is_the_last_paragraph_of_the_user(make: Make) -> None:
-    """By what the first window holds: a trajectory of one iteration, verified against nothing."""
+def test_the_question_is_the_users_last_paragraph(make: Make) -> None:
+    """The first window starts with the tokens of the question."""
     from tot.decoders.methods.fastcot import _question
 
     decoder = make("fastcot", window=4, cap=2)
@@ -246,16 +246,16 @@ def test_the_question_is_the_last_paragraph_of_the_user(make: Make) -> None:
         ({"window": 129}, "window"),
     ],
 )
-def test_bad_options_are_named(make: Make, options: dict[str, Any], message: str) -> None:
+def test_bad_options_are_refused(make: Make, options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         make("fastcot", **options)
 
 
-def test_a_small_store_queues_and_cancelled_requests_give_their_slots_back(make: Make) -> None:
+def test_a_small_kv_budget_queues_requests_and_cancelled_ones_free_their_slots(make: Make) -> None:
     decoder = make("fastcot", window=8, cap=5, kv_budget=160)
-    requests = [asked(sampling={"seed": i}, choices=("1", "10") if i % 2 else ()) for i in range(6)]
+    requests = [make_request(sampling={"seed": i}, choices=("1", "10") if i % 2 else ()) for i in range(6)]
     alone = [make("fastcot", window=8, cap=5).generate([one])[0] for one in requests]
-    assert shown(decoder.generate(requests)) == shown(alone)
+    assert outcomes(decoder.generate(requests)) == outcomes(alone)
     handles = decoder.submit(requests)
     for handle in handles:
         handle.cancel()

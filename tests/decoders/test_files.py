@@ -1,4 +1,4 @@
-"""Files: fingerprints that find damage, and who could have written one."""
+"""Files: fingerprints that detect damage, and checks of who could have written a file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WRITABLE = "can be written to by others"
 
 
 @pytest.mark.parametrize("size", [1, 100, MIB, LARGE])
-def test_a_fingerprint_changes_with_the_size_and_is_else_the_same(tmp_path: Path, size: int) -> None:
+def test_a_fingerprint_depends_on_the_size_and_is_stable(tmp_path: Path, size: int) -> None:
     path = tmp_path / "file"
     prints = []
     for length in (size, size, size - 1, size + 1):
@@ -31,8 +31,9 @@ def test_a_fingerprint_changes_with_the_size_and_is_else_the_same(tmp_path: Path
     ("size", "place"),
     [(1, 0), (5000, 4999), (MIB, MIB // 2), (LARGE, 0), (LARGE, MIB - 1), (LARGE, MIB), (LARGE, 16 * MIB + 4095)],
 )
-def test_one_byte_where_it_is_read_changes_a_fingerprint(tmp_path: Path, size: int, place: int) -> None:
-    """All of a file up to 16 MiB; else its first MiB, and the first page of each that follows."""
+def test_one_changed_byte_in_the_read_parts_changes_a_fingerprint(tmp_path: Path, size: int, place: int) -> None:
+    """Files up to 16 MiB are read whole. Of larger files, the first MiB and the first page of each later MiB are
+    read."""
     path = tmp_path / "file"
     path.write_bytes(bytes(size))
     before = fingerprint(path)
@@ -42,7 +43,7 @@ def test_one_byte_where_it_is_read_changes_a_fingerprint(tmp_path: Path, size: i
     assert fingerprint(path) != before
 
 
-def test_a_large_file_of_zeros_is_not_taken_for_what_was_there(tmp_path: Path) -> None:
+def test_zeroed_parts_of_a_large_file_change_its_fingerprint(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"weights." * (LARGE // 8))
     before = fingerprint(path)
@@ -64,7 +65,7 @@ def test_a_large_file_of_zeros_is_not_taken_for_what_was_there(tmp_path: Path) -
         (0o602, "can be written to by others"),
     ],
 )
-def test_a_file_that_others_can_write_to_is_known(tmp_path: Path, mode: int, problem: str) -> None:
+def test_a_file_that_others_can_write_is_detected(tmp_path: Path, mode: int, problem: str) -> None:
     path = tmp_path / "file"
     path.touch()
     path.chmod(mode)
@@ -72,7 +73,7 @@ def test_a_file_that_others_can_write_to_is_known(tmp_path: Path, mode: int, pro
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs files with owners")
-def test_links_pipes_and_files_of_others_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_pipes_and_files_of_other_users_are_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch(0o600)
     (tmp_path / "link").symlink_to(tmp_path / "file")
     os.mkfifo(tmp_path / "pipe", 0o600)

@@ -1,4 +1,4 @@
-"""What filters leave: in C, by torch and by the definition, the same tokens, ties and infinities among them."""
+"""Filters leave the same tokens in C, in torch and by definition, also with ties and infinities."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ def row_of(shape: str, vocab: int, seed: int) -> Tensor:
     return row
 
 
-def kept(row: Tensor, how: Draw) -> list[int]:
-    """The definition, by a sort: the tokens that are left, the likeliest first, of equal ones the lower id."""
+def remaining(row: Tensor, how: Draw) -> list[int]:
+    """Apply the definition with a sort: the remaining tokens, the most likely first, the lower id first among
+    equals."""
     scaled = (row / torch.tensor(how.temperature)).tolist()
     left = sorted((token for token, score in enumerate(scaled) if score > -math.inf), key=lambda t: (-scaled[t], t))
     if how.top_k:
@@ -59,12 +60,12 @@ def kept(row: Tensor, how: Draw) -> list[int]:
             count += 1
         left = left[:count]
     if how.min_p:
-        least = torch.tensor(scaled[left[0]]) + math.log(how.min_p) if left else 0
-        left = [token for token in left if scaled[token] >= least]
+        threshold = torch.tensor(scaled[left[0]]) + math.log(how.min_p) if left else 0
+        left = [token for token in left if scaled[token] >= threshold]
     return left
 
 
-def drawn(rows: Tensor, hows: Sequence[Draw]) -> tuple[list[int], list[list[int]]]:
+def sampled(rows: Tensor, hows: Sequence[Draw]) -> tuple[list[int], list[list[int]]]:
     return [one.token for one in read(rows, hows)], candidates(rows, hows, 6)
 
 
@@ -74,33 +75,35 @@ def drawn(rows: Tensor, hows: Sequence[Draw]) -> tuple[list[int], list[list[int]
     st.integers(0, 10**6),
 )
 @example([(Draw(1.0, 0, 0.5, 0.0, 0, 0, 0), "equal")], 400, 0)
-def test_what_is_drawn_is_the_first_of_what_a_sort_leaves(rows: list[tuple[Draw, str]], vocab: int, seed: int) -> None:
+def test_the_sample_is_the_best_of_the_tokens_left_by_a_sort(
+    rows: list[tuple[Draw, str]], vocab: int, seed: int
+) -> None:
     hows = [how for how, _ in rows]
     logits = torch.stack([row_of(shape, vocab, seed + i) for i, (_, shape) in enumerate(rows)])
     expected = []
     for row, how in zip(logits, hows, strict=True):
-        left = torch.tensor(kept(row, how), dtype=torch.int64)
+        left = torch.tensor(remaining(row, how), dtype=torch.int64)
         scores = (row / torch.tensor(how.temperature))[left].double() + gumbel(torch.tensor(noise_key(how)), left)
         order = sorted(range(len(left)), key=lambda i: (-float(scores[i]), int(left[i])))
         expected.append([int(left[i]) for i in order[:6]])
-    assert drawn(logits, hows) == ([first[0] if first else 0 for first in expected], expected)
+    assert sampled(logits, hows) == ([first[0] if first else 0 for first in expected], expected)
 
 
 @given(st.lists(st.tuples(draws, shapes), min_size=1, max_size=5), st.integers(0, 10**6))
-def test_filters_leave_in_c_what_they_leave_by_torch(rows: list[tuple[Draw, str]], seed: int) -> None:
+def test_filters_leave_the_same_tokens_in_c_and_torch(rows: list[tuple[Draw, str]], seed: int) -> None:
     if sampling._compiled() is None:
         pytest.skip("needs a C compiler")
     hows = [how for how, _ in rows]
     logits = torch.stack([row_of(shape, 1000, seed + i) for i, (_, shape) in enumerate(rows)])
-    found = drawn(logits, hows)
+    found = sampled(logits, hows)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampling, "_compiled", lambda: None)
-        assert drawn(logits, hows) == found
+        assert sampled(logits, hows) == found
 
 
 @pytest.mark.parametrize("vocab", [49_152, 151_936])
 @pytest.mark.parametrize("spread", [0.3, 3.0])
-def test_a_large_vocabulary_is_filtered_the_same_in_c_and_by_torch(
+def test_a_large_vocabulary_is_filtered_the_same_in_c_and_torch(
     vocab: int, spread: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if sampling._compiled() is None:
@@ -113,13 +116,13 @@ def test_a_large_vocabulary_is_filtered_the_same_in_c_and_by_torch(
     ]
     generator = torch.Generator().manual_seed(vocab)
     logits = (torch.randn(len(hows), vocab, generator=generator) * spread).bfloat16().float()  # so that many are equal
-    found = drawn(logits, hows)
+    found = sampled(logits, hows)
     monkeypatch.setattr(sampling, "_compiled", lambda: None)
-    assert drawn(logits, hows) == found
+    assert sampled(logits, hows) == found
 
 
-def test_the_token_at_which_top_p_is_reached_is_the_last() -> None:
-    """Of equal tokens the lower ids are first; what comes before a token has to weigh less than top_p."""
+def test_the_token_that_reaches_top_p_is_the_last_one_kept() -> None:
+    """Among equal tokens the lower ids come first. A token stays if the tokens before it weigh less than top_p."""
     logits = torch.zeros(8)
     for top_p, count in ((0.5, 4), (0.51, 5), (1e-9, 1), (0.999, 8)):
         left = filtered(logits[None], [Draw(1.0, 0, top_p, 0.0, 0, 0, 0)])[0] > -torch.inf
@@ -128,26 +131,26 @@ def test_the_token_at_which_top_p_is_reached_is_the_last() -> None:
         assert {one.token for one in read(logits.expand(200, -1), many)} == set(range(count))
 
 
-def test_all_that_are_as_large_as_the_kth_stay() -> None:
+def test_all_tokens_tied_with_the_kth_stay() -> None:
     logits = torch.tensor([1.0, 2.0, 1.0, 3.0, 1.0, 0.0])
     many = [Draw(1.0, 3, 1.0, 0.0, 0, sample, 0) for sample in range(200)]
     assert {one.token for one in read(logits.expand(200, -1), many)} == {0, 1, 2, 3, 4}
 
 
 @given(draws, shapes.filter(lambda shape: shape != "nothing"), st.integers(0, 10**6))
-def test_a_distribution_holds_what_may_be_drawn(how: Draw, shape: str, seed: int) -> None:
+def test_a_distribution_covers_exactly_the_tokens_that_can_be_sampled(how: Draw, shape: str, seed: int) -> None:
     row = row_of(shape, 300, seed)
     probabilities = distribution(row, how)
     assert float(probabilities.sum()) == pytest.approx(1.0)
     assert probabilities.nonzero()[:, 0].tolist() == sorted(
-        token for token in kept(row, how) if float(probabilities[token]) > 0
+        token for token in remaining(row, how) if float(probabilities[token]) > 0
     )
-    assert set(candidates(row[None], [how], 300)[0]) == set(kept(row, how))
+    assert set(candidates(row[None], [how], 300)[0]) == set(remaining(row, how))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("how", [Draw(1.0, 40, 1.0, 0.0, 0, 0, 0), Draw(1.0, 40, 0.9, 0.1, 0, 0, 0)])
-def test_a_filtered_row_that_is_not_finite_says_so_and_spoils_no_other(bad: float, how: Draw) -> None:
+def test_a_filtered_row_that_is_not_finite_gives_nan_and_affects_no_other(bad: float, how: Draw) -> None:
     logits = torch.stack([row_of("plain", 500, seed) for seed in range(4)])
     clean = read(logits, [how] * 4)
     logits[0, 77] = logits[1, :] = bad
@@ -157,7 +160,7 @@ def test_a_filtered_row_that_is_not_finite_says_so_and_spoils_no_other(bad: floa
     assert got[2:] == clean[2:]
 
 
-def test_sums_of_weights_are_exact_and_so_the_same_in_any_order() -> None:
+def test_sums_of_weights_are_exact_and_independent_of_order() -> None:
     below = -torch.rand(200_000, generator=torch.Generator().manual_seed(0)) * 30
     weights = sampling._weights(below)
     sums = [weights.sum(), weights.flip(0).sum(), weights.cumsum(-1)[-1], weights.view(400, -1).sum(0).sum()]

@@ -1,4 +1,4 @@
-"""Jacobi decoding: token for token what `ar` gives, in no more forwards, along trajectories that satisfy equation 3."""
+"""Jacobi decoding: the tokens of `ar` in no more forwards, along trajectories that satisfy equation 3."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 2
 Make = Callable[..., LocalDecoder]
 
 
-def shown(completions: list[Completion]) -> list[Any]:
+def outcomes(completions: list[Completion]) -> list[Any]:
     return [(c.tokens, c.text, c.finish_reason, c.parts) for c in completions]
 
 
 @pytest.mark.parametrize("n", [1, 5, 64, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 16))])
 @pytest.mark.parametrize("options", [{}, {"adapt": False}])
-def test_the_fixed_point_is_what_ar_gives(make: Make, mixed: list[Request], n: int, options: dict[str, Any]) -> None:
+def test_the_fixed_point_is_the_text_of_ar(make: Make, mixed: list[Request], n: int, options: dict[str, Any]) -> None:
     expected = make("ar").generate(mixed)
     got = make("jacobi", n=n, **options).generate(mixed)
-    assert shown(got) == shown(expected)
+    assert outcomes(got) == outcomes(expected)
     for one in got:
         assert one.usage.forwards <= len(one.tokens) + bool(one.choice_logprobs) + 1
         assert one.usage.accepted <= one.usage.drafted
 
 
-def test_never_more_forwards_than_tokens(make: Make) -> None:
+def test_there_are_never_more_forwards_than_tokens(make: Make) -> None:
     request = Request(prompt=LONG, sampling=Sampling(max_tokens=40, temperature=1.0, ignore_eos=True, n=3))
     for one in make("jacobi", n=9, adapt=False).generate([request]):
         assert one.usage.forwards == 40 - one.usage.accepted
 
 
 @pytest.mark.parametrize("heat", [0.0, 1.0])
-def test_each_point_follows_from_the_one_before_by_equation_3(
+def test_each_point_follows_from_the_previous_one_by_equation_3(
     make: Make, make_model: Callable[..., Any], logits_alone: Callable[..., torch.Tensor], heat: float
 ) -> None:
     from tot.decoders.engine.sampling import Draw, read
@@ -58,33 +58,33 @@ def test_each_point_follows_from_the_one_before_by_equation_3(
         draws = [Draw(heat, 0, 1.0, 0.0, 3, 0, at + i) for i in range(len(logits))]
         drawn = [sampled.token for sampled in read(logits, draws)]
         assert tuple(drawn[: later - at]) == got.tokens[at:later]
-        if later - at < len(guesses):  # else the window was fixed to its end, and another was begun
+        if later - at < len(guesses):  # otherwise the window converged, and a new one began
             assert corrected == tuple(drawn[later - at : len(guesses)])
             windows += bool(corrected)
     assert windows > 5
 
 
-def test_a_window_shrinks_until_it_is_fixed(make: Make) -> None:
+def test_a_window_shrinks_until_it_converges(make: Make) -> None:
     decoder = make("jacobi", n=8, adapt=False, trajectory=True)
     (got,) = decoder.generate([Request(prompt=LONG, sampling=Sampling(max_tokens=40, ignore_eos=True))])
-    begun = [at for at, guesses in got.trajectory if len(guesses) == 8]
-    assert begun[0] == 0
-    assert all(later - at in (8, 9) for at, later in pairwise(begun))
+    starts = [at for at, guesses in got.trajectory if len(guesses) == 8]
+    assert starts[0] == 0
+    assert all(later - at in (8, 9) for at, later in pairwise(starts))
 
 
-def test_a_window_is_cut_where_it_does_not_pay(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows cost what they cost here, not what some machine takes while it does other things."""
+def test_a_window_is_shortened_if_that_is_faster(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cost of rows is scripted, because measured times depend on the machine's load."""
     monkeypatch.setattr(
         "tot.decoders.methods.speculative.engine_latency_model", lambda engine: LatencyModel((1, 64), (0.01, 0.011))
     )
     request = Request(prompt=LONG, sampling=Sampling(max_tokens=120, temperature=1.0, ignore_eos=True, n=8))
     whole = make("jacobi", n=16, adapt=False).generate([request])
     cut = make("jacobi", n=16).generate([request])
-    assert shown(cut) == shown(whole)
+    assert outcomes(cut) == outcomes(whole)
     assert sum(one.usage.drafted for one in cut) < 0.7 * sum(one.usage.drafted for one in whole)
 
 
 @pytest.mark.parametrize("options", [{"n": 0}, {"n": 500}, {"k": 3}])
-def test_options_that_make_no_sense_are_refused(make: Make, options: dict[str, Any]) -> None:
+def test_invalid_options_are_refused(make: Make, options: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=f"decoder jacobi, option {next(iter(options))}"):
         make("jacobi", **options)

@@ -1,4 +1,4 @@
-"""LastOpen: shared while in use, and one value at most is kept after."""
+"""LastOpen: a value is shared while in use, and at most one is kept afterwards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def last() -> LastOpen[Thing]:
     return LastOpen(Thing.close, lambda thing: thing.fit)
 
 
-def test_who_comes_next_finds_it_open(last: LastOpen[Thing]) -> None:
+def test_the_next_user_gets_the_open_value(last: LastOpen[Thing]) -> None:
     with last.use("a", lambda: Thing("a")) as first:
         pass
     assert not first.closed
@@ -33,7 +33,7 @@ def test_who_comes_next_finds_it_open(last: LastOpen[Thing]) -> None:
         assert second is first
 
 
-def test_another_closes_the_idle_one_before_it_is_made(last: LastOpen[Thing]) -> None:
+def test_an_idle_value_is_closed_before_another_is_created(last: LastOpen[Thing]) -> None:
     with last.use("a", lambda: Thing("a")) as first:
         pass
     seen = []
@@ -46,7 +46,7 @@ def test_another_closes_the_idle_one_before_it_is_made(last: LastOpen[Thing]) ->
         assert seen == [True]
 
 
-def test_what_is_in_use_stays_open_and_is_shared(last: LastOpen[Thing]) -> None:
+def test_a_value_in_use_stays_open_and_is_shared(last: LastOpen[Thing]) -> None:
     with last.use("a", lambda: Thing("a")) as outer, last.use("a", lambda: Thing("other")) as inner:
         assert inner is outer
         with last.use("b", lambda: Thing("b")) as beside:
@@ -58,7 +58,7 @@ def test_what_is_in_use_stays_open_and_is_shared(last: LastOpen[Thing]) -> None:
     assert not last.close_idle()
 
 
-def test_what_is_no_longer_fit_is_closed_by_its_last_user(last: LastOpen[Thing]) -> None:
+def test_a_value_that_is_no_longer_fit_is_closed_by_its_last_user(last: LastOpen[Thing]) -> None:
     with last.use("a", lambda: Thing("a")) as broken:
         broken.fit = False
     assert broken.closed
@@ -66,7 +66,7 @@ def test_what_is_no_longer_fit_is_closed_by_its_last_user(last: LastOpen[Thing])
         assert fresh is not broken
 
 
-def test_what_could_not_be_made_leaves_nothing(last: LastOpen[Thing]) -> None:
+def test_a_failed_creation_leaves_no_value(last: LastOpen[Thing]) -> None:
     def fail() -> Thing:
         raise ZeroDivisionError
 
@@ -76,7 +76,7 @@ def test_what_could_not_be_made_leaves_nothing(last: LastOpen[Thing]) -> None:
         assert thing.name == "a"
 
 
-def test_threads_that_want_the_same_share_one(last: LastOpen[Thing]) -> None:
+def test_threads_with_the_same_key_share_one_value(last: LastOpen[Thing]) -> None:
     made: list[Thing] = []
     together = threading.Barrier(4)
 

@@ -1,4 +1,4 @@
-"""What forwards cost, by rows and context, beside whatever an engine does; and functions run in an engine's thread."""
+"""The cost of forwards by rows, measured beside running requests, and functions called in an engine's thread."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Make = Callable[..., Engine]
 
 @pytest.fixture
 def engine(make_model: Callable[..., Any], tokenizer: Any) -> Iterator[Make]:
-    """Makes engines, each on a model of its own that nothing was measured of; all slots must be free at the end."""
+    """Create engines, each on a separate model without measurements. All slots must be free at the end."""
     made: list[Engine] = []
 
     def make(kv_budget: int = 3000, **changes: Any) -> Engine:
@@ -41,7 +41,7 @@ def engine(make_model: Callable[..., Any], tokenizer: Any) -> Iterator[Make]:
 
 @pytest.fixture
 def forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of chunks of every forward of any runner from here on."""
+    """The number of chunks of each later forward of any runner."""
     counts: list[int] = []
     forward = Runner.forward
 
@@ -61,7 +61,7 @@ def requests(count: int = 4, tokens: int = 60) -> list[Request]:
 # -- measuring -------------------------------------------------------------------------------------
 
 
-def test_every_number_of_rows_is_measured_once_a_model(engine: Make, forwards: list[int]) -> None:
+def test_every_number_of_rows_is_measured_once_per_model(engine: Make, forwards: list[int]) -> None:
     one, other = engine(), engine(seed=1)
     latency = latency_model(one.runner)
     assert set(forwards) == set(ROWS)
@@ -80,7 +80,7 @@ def test_measuring_leaves_nothing_in_the_cache(engine: Make) -> None:
     assert (one.cache.live, one.cache.stored) == (0, 0)
 
 
-def test_measuring_leaves_what_is_cached(engine: Make) -> None:
+def test_measuring_keeps_the_cached_prefixes(engine: Make) -> None:
     one = engine()
     decoder = load_decoder(engine=one)
     decoder.generate(requests())
@@ -91,13 +91,13 @@ def test_measuring_leaves_what_is_cached(engine: Make) -> None:
     assert again.usage.reused_prompt_tokens > 0
 
 
-def test_more_rows_take_longer_than_few(engine: Make) -> None:
+def test_many_rows_take_longer_than_one(engine: Make) -> None:
     latency = latency_model(engine(hidden_size=384, intermediate_size=1024).runner)
     assert latency.of(64) > 2 * latency.of(1)
 
 
 @pytest.mark.parametrize("kv_budget", [1, 2, 3, 4, 10, 50, 70])
-def test_a_small_store_is_measured_with_the_rows_that_fit(engine: Make, kv_budget: int) -> None:
+def test_a_small_kv_budget_is_measured_with_the_rows_that_fit(engine: Make, kv_budget: int) -> None:
     small = engine(kv_budget)
     latency = engine_latency_model(small)
     fits = [rows for rows in ROWS if max(1, kv_budget // 4) + rows <= kv_budget]
@@ -106,7 +106,7 @@ def test_a_small_store_is_measured_with_the_rows_that_fit(engine: Make, kv_budge
     assert (small.cache.live, small.cache.stored) == (0, 0)
 
 
-def test_a_vocabulary_smaller_than_the_rows_is_no_obstacle(engine: Make) -> None:
+def test_a_vocabulary_smaller_than_the_rows_can_be_measured(engine: Make) -> None:
     latency = engine_latency_model(engine(vocab_size=20))
     assert latency.rows == (1, 4, 8, 16)
     assert latency.of(64) >= latency.of(1) > 0
@@ -125,13 +125,13 @@ def test_measuring_beside_running_requests_changes_nothing(engine: Make, forward
     assert [handle.result(30)[0].tokens for handle in handles] == expected
 
 
-def test_an_engine_without_room_is_measured_when_there_is_some(engine: Make) -> None:
-    """Until then drafts are as long as they may be."""
+def test_a_full_engine_is_measured_once_it_has_room(engine: Make) -> None:
+    """Until then, drafts have their maximal length."""
     full = engine(1000)
-    held = full.call(lambda: full.cache.open([7] * 990))
+    branch = full.call(lambda: full.cache.open([7] * 990))
     seed = load_decoder("seed", engine=full, k_config=(1, 1))
     assert engine_latency_model(full) == LatencyModel((1,), (1.0,))
-    full.call(lambda: full.cache.release(held))
+    full.call(lambda: full.cache.release(branch))
     assert engine_latency_model(full).rows == ROWS
     (got,) = seed.generate(requests(1, tokens=20))
     assert got.tokens == load_decoder(engine=full).generate(requests(1, tokens=20))[0].tokens
@@ -141,33 +141,33 @@ def test_an_engine_without_room_is_measured_when_there_is_some(engine: Make) -> 
 
 
 @pytest.mark.parametrize(("layers", "warned"), [(3, True), (2, True), (1, False)])
-def test_a_draft_no_smaller_than_its_target_is_warned_of(
+def test_a_draft_as_large_as_its_target_causes_a_warning(
     engine: Make, make_model: Callable[..., Any], layers: int, warned: bool, recwarn: pytest.WarningsRecorder
 ) -> None:
     target = engine(num_hidden_layers=2)
     made = make_model(readable=True, num_hidden_layers=layers)
-    most = sum(one.numel() for one in target.loaded.model.parameters())
+    target_weights = sum(one.numel() for one in target.loaded.model.parameters())
     drafter = make_drafter(made, target, ExitStack())
     assert isinstance(drafter, ModelDrafter)
-    told = [text for warning in recwarn if "the draft" in (text := str(warning.message))]
-    assert len(told) == warned
-    for text in told:
+    texts = [text for warning in recwarn if "the draft" in (text := str(warning.message))]
+    assert len(texts) == warned
+    for text in texts:
         weights = sum(one.numel() for one in made.parameters())
         assert text.startswith(f"the draft LlamaForCausalLM has {weights:,} weights and the target")
-        assert text.endswith(f" {most:,}: drafting will not make it faster; choose a smaller draft")
+        assert text.endswith(f" {target_weights:,}: drafting will not make it faster; choose a smaller draft")
     drafter.close()
 
 
 # -- functions in the engine's thread --------------------------------------------------------------
 
 
-def test_a_call_runs_in_the_engines_thread_and_gives_its_value(engine: Make) -> None:
+def test_a_call_runs_in_the_engines_thread_and_returns_its_value(engine: Make) -> None:
     one = engine()
     assert one.call(lambda: threading.current_thread().name) == "tot-engine"
     assert one.call(lambda: one.cache.capacity) == 3000
 
 
-def test_a_call_passes_exceptions_on_and_the_engine_goes_on(engine: Make) -> None:
+def test_a_call_raises_its_exceptions_and_the_engine_keeps_running(engine: Make) -> None:
     one = engine()
     with pytest.raises(ZeroDivisionError):
         one.call(lambda: 1 / 0)
@@ -175,14 +175,14 @@ def test_a_call_passes_exceptions_on_and_the_engine_goes_on(engine: Make) -> Non
     assert len(load_decoder(engine=one).generate(requests())) == 4
 
 
-def test_a_closed_engine_is_not_called(engine: Make) -> None:
+def test_a_closed_engine_refuses_calls(engine: Make) -> None:
     one = engine()
     one.close()
     with pytest.raises(RequestError, match="this engine is closed: make a new one"):
         one.call(lambda: 1)
 
 
-def test_calls_run_between_steps_and_leave_running_requests_alone(engine: Make) -> None:
+def test_calls_run_between_steps_and_do_not_affect_running_requests(engine: Make) -> None:
     expected = load_decoder(engine=engine()).generate(requests())
     one = engine()
     decoder: LocalDecoder = load_decoder(engine=one)
@@ -191,11 +191,11 @@ def test_calls_run_between_steps_and_leave_running_requests_alone(engine: Make) 
     while not all(handle.future.done() for handle in handles):
         seen.append(one.call(lambda: (threading.current_thread().name, one.forwards)))
     assert {name for name, _ in seen} == {"tot-engine"}
-    assert len({forwards for _, forwards in seen}) > 5  # at different times, while they ran
+    assert len({forwards for _, forwards in seen}) > 5  # at different times during the run
     assert [handle.result(30)[0].tokens for handle in handles] == [completion.tokens for completion in expected]
 
 
-def test_many_threads_may_call_at_once(engine: Make) -> None:
+def test_many_threads_can_call_at_once(engine: Make) -> None:
     one, found = engine(), []
     threads = [threading.Thread(target=lambda i=i: found.append(one.call(lambda: i))) for i in range(20)]
     for thread in threads:

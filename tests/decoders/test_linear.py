@@ -1,4 +1,4 @@
-"""Linear layers with packed weights: the same numbers, and a model given back as it was."""
+"""Linear layers with packed weights: the same results, and the original model after closing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tot.decoders.kernels.linear import PackedLinears
 from tot.decoders.kernels.native import library as native
 
 WEIGHTS = 2 * (48 * 96 + 96 * 40)
-"""Their bytes in bfloat16."""
+"""Bytes of the weights in bfloat16."""
 packs = pytest.mark.skipif(
     not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="needs a processor that oneDNN packs bfloat16 for"
 )
@@ -27,7 +27,7 @@ def layers(dtype: torch.dtype = torch.bfloat16) -> nn.Sequential:
 
 @packs
 @pytest.mark.parametrize("rows", [1, 2, 9, 64, 200])
-def test_packed_layers_give_what_they_gave(rows: int) -> None:
+def test_packed_layers_give_the_same_results(rows: int) -> None:
     model = layers()
     x = torch.randn(1, rows, 48).bfloat16()
     with torch.inference_mode():
@@ -37,11 +37,11 @@ def test_packed_layers_give_what_they_gave(rows: int) -> None:
         after = model(x)
     assert after.shape == before.shape
     assert torch.allclose(after.float(), before.float(), atol=1e-2)
-    assert (after == before).float().mean() > 0.9  # sums in another order, here and there
+    assert (after == before).float().mean() > 0.9  # some sums are in another order
 
 
 @packs
-def test_closing_gives_the_layers_back() -> None:
+def test_closing_restores_the_layers() -> None:
     model = layers()
     first, second = PackedLinears(model), PackedLinears(model)
     assert (len(first), len(second)) == (2, 0)  # packed already
@@ -55,12 +55,12 @@ def test_closing_gives_the_layers_back() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_other_numbers_are_left_alone(dtype: torch.dtype) -> None:
+def test_layers_of_other_dtypes_are_not_packed(dtype: torch.dtype) -> None:
     assert len(PackedLinears(layers(dtype))) == 0
 
 
 @packs
-def test_so_much_memory_is_wanted(monkeypatch: Any) -> None:
+def test_packing_needs_three_times_the_weights_memory(monkeypatch: Any) -> None:
     for free, packed in ((3 * WEIGHTS, 2), (3 * WEIGHTS - 1, 0)):
         monkeypatch.setattr(psutil, "virtual_memory", lambda free=free: SimpleNamespace(available=free))
         made = PackedLinears(layers())
@@ -68,7 +68,7 @@ def test_so_much_memory_is_wanted(monkeypatch: Any) -> None:
         made.close()
 
 
-def test_where_memory_is_short_nothing_is_packed_and_that_is_told_once(
+def test_if_memory_is_short_nothing_is_packed_with_one_warning(
     monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     native.log_once.cache_clear()

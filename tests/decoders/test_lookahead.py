@@ -1,4 +1,4 @@
-"""Lookahead decoding: token for token what `ar` gives; n-grams of the target's own guesses save forwards."""
+"""Lookahead decoding: the tokens of `ar`, and fewer forwards by n-grams of the target's own guesses."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 2
 Make = Callable[..., LocalDecoder]
 
 
-def shown(completions: list[Completion]) -> list[Any]:
+def outcomes(completions: list[Completion]) -> list[Any]:
     return [(c.tokens, c.text, c.finish_reason, c.parts) for c in completions]
 
 
 @pytest.mark.parametrize("make", ["llama", pytest.param("qwen2", marks=pytest.mark.slow)], indirect=True)
 @pytest.mark.parametrize("adapt", [False, True])
 @pytest.mark.parametrize(("window", "ngram", "guesses"), [(1, 2, 1), (15, 5, 15), (3, 8, 3)])
-def test_the_text_is_what_ar_gives(
+def test_the_text_equals_ar(
     make: Make, mixed: list[Request], window: int, ngram: int, guesses: int, adapt: bool
 ) -> None:
     expected = make("ar").generate(mixed)
     decoder = make("lookahead", window=window, ngram=ngram, guesses=guesses, adapt=adapt, kv_budget=20_000)
-    for _ in range(2):  # the second time with a pool of what it saw
-        assert shown(decoder.generate(mixed)) == shown(expected)
+    for _ in range(2):  # the second time with a filled pool
+        assert outcomes(decoder.generate(mixed)) == outcomes(expected)
 
 
-def test_the_end_of_the_context_is_no_obstacle(make: Make) -> None:
+def test_the_end_of_the_context_is_handled(make: Make) -> None:
     prompt = tuple(random.Random(0).choices(range(3, 270), k=1000))
     request = Request(prompt=prompt, sampling=Sampling(max_tokens=100, ignore_eos=True))
     expected = make("ar").generate([request])
     got = make("lookahead", window=9, ngram=4, adapt=False).generate([request])
-    assert shown(got) == shown(expected)
+    assert outcomes(got) == outcomes(expected)
     assert got[0].finish_reason == "length"
 
 
-def test_a_text_that_goes_in_circles_takes_fewer_forwards(make: Make) -> None:
-    """The next token depends on the last one only: what a column draws is right wherever it is met again."""
+def test_a_looping_text_takes_fewer_forwards(make: Make) -> None:
+    """The next token depends only on the last one, so guessed n-grams are right wherever their first token recurs."""
     decoder = make("lookahead", window=6, ngram=4, guesses=4, adapt=False)
     for layer in decoder.model.model.layers:
         layer.self_attn.o_proj.weight.data.zero_()
@@ -55,7 +55,7 @@ def test_samples_share_the_pool(make: Make) -> None:
     decoder = make("lookahead", window=6, ngram=3, guesses=4, adapt=False)
     request = Request(prompt=LONG, sampling=Sampling(max_tokens=60, ignore_eos=True))
     first, second = (decoder.generate([request])[0].usage for _ in range(2))
-    assert second.accepted > first.accepted  # greedy twice: the second finds the n-grams of the first
+    assert second.accepted > first.accepted  # greedy twice: the second uses the n-grams of the first
 
 
 def test_windows_that_do_not_pay_are_not_iterated(make: Make) -> None:
@@ -81,6 +81,6 @@ def test_a_pool_keeps_the_latest_ngrams() -> None:
 
 
 @pytest.mark.parametrize("options", [{"window": 0}, {"ngram": 1}, {"guesses": 0}, {"k": 3}])
-def test_options_that_make_no_sense_are_refused(make: Make, options: dict[str, Any]) -> None:
+def test_invalid_options_are_refused(make: Make, options: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=f"decoder lookahead, option {next(iter(options))}"):
         make("lookahead", **options)

@@ -1,4 +1,4 @@
-"""Memory: what closing gives back, what stores of keys and values take, and what a container leaves."""
+"""Memory: freed on closing, taken by the KV cache, and limited by a container."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ for _ in range(10):
 def test_memory_stays_flat_over_loading_and_closing(
     decoder: tuple[str, ...], make_model: Callable[..., Any], tokenizer: Any, tmp_path: Path
 ) -> None:
-    """A model of 75 MB in weights of 4 MB, which an allocator keeps for itself when they are freed."""
+    """The model has 75 MB in weights of 4 MB, which allocators may keep after they are freed."""
     make_model(hidden_size=512, intermediate_size=2048, num_hidden_layers=4).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     name, *options = (part.format(tmp_path) for part in decoder)
     done = subprocess.run(
         [sys.executable, "-c", CYCLES, name, tmp_path, *options], capture_output=True, text=True, check=True
     )
-    held = [int(line) for line in done.stdout.split()]
-    assert len(held) == 10
-    assert held[-1] < 1.1 * held[1]
+    resident = [int(line) for line in done.stdout.split()]
+    assert len(resident) == 10
+    assert resident[-1] < 1.1 * resident[1]
 
 
 def test_a_closed_engine_holds_no_keys_and_values(make_model: Callable[..., Any], tokenizer: Any) -> None:
@@ -60,7 +60,7 @@ def test_a_closed_engine_holds_no_keys_and_values(make_model: Callable[..., Any]
     assert not any(backend._store)
 
 
-def test_closing_twice_leaves_the_models_next_engine_alone(make_model: Callable[..., Any], tokenizer: Any) -> None:
+def test_closing_twice_does_not_affect_the_models_next_engine(make_model: Callable[..., Any], tokenizer: Any) -> None:
     loaded = load_model(make_model(), tokenizer=tokenizer)
     first = Engine(loaded, 500)
     first.close()
@@ -71,7 +71,7 @@ def test_closing_twice_leaves_the_models_next_engine_alone(make_model: Callable[
 
 
 @pytest.mark.parametrize("free", [2**22, 2**24])
-def test_the_store_is_sized_by_what_is_free(
+def test_the_kv_budget_depends_on_the_free_memory(
     free: int, make_model: Callable[..., Any], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "free_memory", lambda device: free)
@@ -84,8 +84,8 @@ def test_the_store_is_sized_by_what_is_free(
         assert engine.cache.capacity == 100
 
 
-def test_no_more_is_free_than_a_container_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nested control groups: the tightest counts, and cached files can be dropped."""
+def test_free_memory_is_limited_by_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control groups are nested: the tightest limit applies, and cached files count as free."""
     monkeypatch.setattr(machine, "_GROUPS", tmp_path)
     monkeypatch.setattr(machine, "_OWN_GROUP", tmp_path / "cgroup")
     (tmp_path / "cgroup").write_text("0::/outer/inner\n")
@@ -110,7 +110,7 @@ def test_no_more_is_free_than_a_container_leaves(tmp_path: Path, monkeypatch: py
         ("?", "", 4),
     ],
 )
-def test_no_more_threads_compute_than_a_container_has_time_for(
+def test_threads_are_limited_by_the_containers_cpu_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outer: str, inner: str, threads: int
 ) -> None:
     monkeypatch.setattr(machine, "_GROUPS", tmp_path)
@@ -128,14 +128,14 @@ def test_no_more_threads_compute_than_a_container_has_time_for(
         torch.set_num_threads(before)
 
 
-def test_where_there_are_no_control_groups_the_system_says_what_is_free(
+def test_without_control_groups_the_system_reports_the_free_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "_OWN_GROUP", tmp_path / "none")
     assert machine.free_memory(CPU) > 0
 
 
-def test_closing_a_decoder_lets_go_of_a_model_that_it_loaded(
+def test_closing_a_decoder_frees_a_model_that_it_loaded(
     make_model: Callable[..., Any], tokenizer: Any, tmp_path: Path
 ) -> None:
     make_model().save_pretrained(tmp_path)

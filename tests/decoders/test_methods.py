@@ -1,4 +1,4 @@
-"""Decoding methods by name: each is found, and another is a policy under a name of its own."""
+"""Decoding methods by name: each is found, and a policy can be added under a new name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tot.decoders.engine.sequence import DecodingSequence
 
 
 class FewAtOnce(Autoregressive):
-    """Decodes as `ar` does, so many samples of a request at a time."""
+    """A policy that decodes like `ar`, with at most `width` samples of a request at a time."""
 
     width = 1
 
@@ -45,7 +45,7 @@ def test_every_decoding_method_is_found_by_its_name() -> None:
     [(Method(lambda *_: OpenedMethod(FewAtOnce)), {}, 15), (Method(open_few, Options), {"width": 2}, 10)],
     ids=["no options", "options"],
 )
-def test_another_method_is_a_policy_under_a_name(
+def test_a_policy_can_be_added_under_a_new_name(
     make_model: Callable[..., Any],
     tokenizer: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -62,7 +62,7 @@ def test_another_method_is_a_policy_under_a_name(
         assert found == [completion.tokens for completion in plain.generate([request])]
 
 
-def test_another_distribution_may_declare_a_method(monkeypatch: pytest.MonkeyPatch, tiny: Any) -> None:
+def test_another_distribution_can_declare_a_method(monkeypatch: pytest.MonkeyPatch, tiny: Any) -> None:
     group = {"few": EntryPoint("few", "few_methods:FEW", "tot.decoders")}
     monkeypatch.setattr("tot.decoders.registry.declared", lambda group_name: group)
     few = Method(lambda *_: OpenedMethod(FewAtOnce), few_shot=True)
@@ -70,22 +70,22 @@ def test_another_distribution_may_declare_a_method(monkeypatch: pytest.MonkeyPat
     assert "few" in METHODS
     assert find_method("few") is few
     with tiny() as plain, load_decoder("few", engine=plain.engine) as decoder:
-        assert (plain.chats, decoder.chats) == (True, False)  # few-shot prompts are wanted
+        assert (plain.chats, decoder.chats) == (True, False)  # few-shot prompts are requested
 
 
-def test_a_decoder_is_no_method(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decoder_is_refused_as_a_method(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, "mine", object())
     with pytest.raises(OptionError, match="mine is a decoder, and no decoding method"):
         load_decoder("mine")
 
 
-def test_a_bad_option_of_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_option_of_an_added_method_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, "few", Method(open_few, Options))
     with pytest.raises(OptionError, match=r"decoder few.*width"):
         load_decoder("few", width=0)
 
 
-def test_a_users_own_decoder_is_no_method_that_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_own_decoder_is_not_served_as_a_method(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, "mine", object)
     assert "mine" in METHODS
     assert method_names() == [name for name in METHODS if name != "mine"]

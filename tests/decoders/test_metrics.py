@@ -1,4 +1,4 @@
-"""What is counted: accounts by purpose, usages, and the timeline of a run."""
+"""Metrics: accounts by purpose, usages, and the timeline of a run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Load = Callable[..., LocalDecoder]
 
 @pytest.fixture
 def load(make_model: Callable[..., Any], tokenizer: Any) -> Iterator[Load]:
-    """Makes decoders on one target; `draft` is "same" for one that is always right, else None."""
+    """Create decoders on one target. `draft` is "same" for a draft that is always right, else None."""
     target = make_model(readable=True)
     made: list[LocalDecoder] = []
 
@@ -58,7 +58,7 @@ def requests(count: int = 3, purpose: Any = "generate", tokens: int = 24, **more
 
 
 def spent(completions: Sequence[Completion]) -> tuple[int, int, int, int]:
-    """New tokens, forwards, drafted and accepted tokens."""
+    """Return new tokens, forwards, drafted and accepted tokens."""
     usages = [completion.usage for completion in completions]
     fields = ("new_tokens", "forwards", "drafted", "accepted")
     one, two, three, four = (sum(getattr(usage, name) for usage in usages) for name in fields)
@@ -95,13 +95,13 @@ def test_tokens_of_all_decoders_are_counted(load: Load) -> None:
     assert account.verifications == spent(both[:6])[1]
 
 
-def test_accounts_go_on_from_one_request_to_the_next(load: Load) -> None:
+def test_accounts_add_up_over_requests(load: Load) -> None:
     decoder = load("sd", draft="same")
     completions = [completion for _ in range(3) for completion in decoder.generate(requests(2))]
     assert booked(decoder.engine.accounts["generate"]) == spent(completions)
 
 
-def test_an_answer_is_booked_with_its_rationale(load: Load) -> None:
+def test_an_answer_is_counted_with_its_rationale(load: Load) -> None:
     decoder = load("sd")
     got = decoder.generate(requests(answer_trigger=" So", answer_tokens=5))
     account = decoder.engine.accounts["generate"]
@@ -111,7 +111,7 @@ def test_an_answer_is_booked_with_its_rationale(load: Load) -> None:
 
 @pytest.mark.parametrize(("k", "tokens"), [(1, 32), (3, 32), (4, 50)])
 @pytest.mark.parametrize("name", ["sd", "seed"])
-def test_a_perfect_draft_brings_one_token_more_than_it_is_long(load: Load, name: str, k: int, tokens: int) -> None:
+def test_a_perfect_draft_gives_its_length_plus_one_tokens(load: Load, name: str, k: int, tokens: int) -> None:
     options: dict[str, Any] = {"k": k} if name == "sd" else {"k_config": (1,) * k, "adapt": False}
     decoder = load(name, draft="same", **options)
     decoder.generate(requests(tokens=tokens))
@@ -120,7 +120,7 @@ def test_a_perfect_draft_brings_one_token_more_than_it_is_long(load: Load, name:
     assert account.acceptance_rate == 1.0
 
 
-def test_acceptance_is_of_the_positions_that_drafts_got_to(load: Load) -> None:
+def test_the_acceptance_rate_counts_reached_positions(load: Load) -> None:
     decoder = load("sd", k=4)
     got = decoder.generate(requests(6, tokens=60))
     account = decoder.engine.accounts["generate"]
@@ -130,7 +130,7 @@ def test_acceptance_is_of_the_positions_that_drafts_got_to(load: Load) -> None:
     assert 0 < account.acceptance_rate == account.accepted / account.reached < 1
 
 
-def test_candidates_of_one_position_are_one_chance(load: Load) -> None:
+def test_candidates_of_one_position_count_as_one_trial(load: Load) -> None:
     decoder = load("mcsd", draft="same", k_config=(3, 2))
     decoder.generate(requests(tokens=30))
     account = decoder.engine.accounts["generate"]
@@ -139,7 +139,7 @@ def test_candidates_of_one_position_are_one_chance(load: Load) -> None:
     assert account.accepted / account.drafted == pytest.approx(2 / (3 + 3 * 2))
 
 
-def test_drafts_that_a_text_ends_inside_are_no_rejections(load: Load) -> None:
+def test_drafts_cut_by_the_end_of_a_text_are_not_rejections(load: Load) -> None:
     decoder = load("sd", draft="same", k=4)
     sampling = [Sampling(max_tokens=60, temperature=1.0, seed=i, stop=("e", "1")) for i in range(8)]
     got = decoder.generate([Request(prompt="the range in", sampling=one) for one in sampling])
@@ -150,7 +150,7 @@ def test_drafts_that_a_text_ends_inside_are_no_rejections(load: Load) -> None:
     assert Usage().acceptance_rate is None
 
 
-def test_choices_alone_are_no_verifications(load: Load) -> None:
+def test_choices_alone_are_not_verifications(load: Load) -> None:
     decoder = load("sd", draft="same")
     decoder.generate([Request(prompt="abc", choices=("1", "10"), purpose="evaluate")])
     account = decoder.engine.accounts["evaluate"]
@@ -159,7 +159,7 @@ def test_choices_alone_are_no_verifications(load: Load) -> None:
 
 
 @named
-def test_seconds_are_all_there_and_add_up_to_no_more_than_went_by(
+def test_seconds_are_complete_and_sum_to_at_most_the_elapsed_time(
     load: Load, name: str, options: dict[str, Any]
 ) -> None:
     decoder = load(name, draft="same", **options)
@@ -187,7 +187,7 @@ def test_seconds_are_all_there_and_add_up_to_no_more_than_went_by(
 
 
 def test_seconds_are_split_by_rows(load: Load) -> None:
-    """Two purposes in the same forwards, one with three times the samples of the other."""
+    """Two purposes share forwards, and one has three times the samples of the other."""
     decoder = load()
     many = requests(3, "generate", 100)
     few = requests(1, "evaluate", 100)
@@ -207,7 +207,7 @@ def test_a_forward_counts_for_the_sample_whose_draft_it_verified(load: Load, ove
     decoder = load("seed", draft="same", policy="rounds", overlap=overlap, adapt=False, k_config=(1, 1, 1))
     got = decoder.generate(requests(3, tokens=24))
     assert [completion.usage.forwards for completion in got] == [24 // 4] * 6
-    assert decoder.engine.forwards - 6 * 24 // 4 in ((0, 1) if overlap else (0,))  # the prompts, while drafts are made
+    assert decoder.engine.forwards - 6 * 24 // 4 in ((0, 1) if overlap else (0,))  # the prompts
     assert decoder.engine.accounts["generate"].verifications == 6 * 24 // 4
 
 
@@ -215,7 +215,7 @@ def test_a_forward_counts_for_the_sample_whose_draft_it_verified(load: Load, ove
 
 
 @named
-def test_spans_are_in_order_in_their_lanes(load: Load, name: str, options: dict[str, Any]) -> None:
+def test_spans_are_ordered_in_their_lanes(load: Load, name: str, options: dict[str, Any]) -> None:
     decoder = load(name, draft="same", **options)
     timeline = decoder.engine.timeline = Timeline()
     decoder.generate(requests(2))
@@ -244,7 +244,7 @@ def test_spans_are_in_order_in_their_lanes(load: Load, name: str, options: dict[
         assert max(shares) > 0
 
 
-def test_without_a_timeline_nothing_is_recorded_and_with_one_no_token_changes(load: Load) -> None:
+def test_without_a_timeline_nothing_is_recorded_and_a_timeline_changes_no_token(load: Load) -> None:
     decoder = load("seed", draft="same", policy="rounds")
     without = decoder.generate(requests())
     timeline = decoder.engine.timeline = Timeline()
@@ -253,7 +253,7 @@ def test_without_a_timeline_nothing_is_recorded_and_with_one_no_token_changes(lo
     recorded = len(timeline.spans)
     decoder.generate(requests())
     assert [one.tokens for one in within] == [one.tokens for one in without]
-    assert 0 < len(timeline.spans) <= recorded + 1  # what was begun may end
+    assert 0 < len(timeline.spans) <= recorded + 1  # a started span may end
 
 
 def test_busy_is_the_share_of_each_window() -> None:
@@ -269,7 +269,7 @@ moments = st.lists(st.integers(0, 1000), min_size=2, max_size=20, unique=True).m
 
 
 @given(moments, st.integers(1, 60))
-def test_busy_is_all_that_a_lane_did(found: list[int], windows: int) -> None:
+def test_busy_sums_to_all_spans_of_a_lane(found: list[int], windows: int) -> None:
     pairs = list(zip(found[::2], found[1::2], strict=False))
     timeline = Timeline(spans=[Span("a", "draft", began / 7, ended / 7) for began, ended in pairs])
     shares = timeline.busy("a", windows)
@@ -279,7 +279,7 @@ def test_busy_is_all_that_a_lane_did(found: list[int], windows: int) -> None:
     assert sum(shares) * width == pytest.approx(sum(ended - began for began, ended in pairs))
 
 
-def test_a_timeline_keeps_spans_by_its_own_clock() -> None:
+def test_a_timeline_uses_its_own_clock() -> None:
     ticks = iter(range(100))
     timeline = Timeline(clock=lambda: float(next(ticks)))
     with timeline.span("branch 3", "draft", 3):

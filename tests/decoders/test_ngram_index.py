@@ -1,4 +1,4 @@
-"""NgramIndex against a search through every text for every end of the tail."""
+"""NgramIndex against an exhaustive search of all texts for each suffix."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tot.decoders.drafting.lookup import NgramIndex
 
 Pieces = list[tuple[int, list[int]]]
-"""(which text, tokens to append), in the order in which they are told."""
+"""(which text, tokens to append), in order of insertion."""
 
 tokens = st.lists(st.integers(0, 2), max_size=12)
 pieces = st.lists(st.tuples(st.integers(0, 3), tokens), max_size=12)
@@ -19,38 +19,38 @@ bounds = st.tuples(st.integers(1, 3), st.integers(0, 3)).map(lambda pair: (pair[
 
 
 class Searched:
-    """The same texts, kept as they are, and the order in which their tokens were told."""
+    """The same texts in plain lists, and the insertion order of their tokens."""
 
     def __init__(self, texts: int, longest: int, shortest: int, capacity: int) -> None:
         self.lengths = range(longest, shortest - 1, -1)
         self.capacity = capacity
         self.texts: dict[int, list[int]] = {text: [] for text in range(texts)}
-        self.told: list[tuple[int, int]] = []
+        self.inserted: list[tuple[int, int]] = []
         """(text, position) of each token."""
 
     def extend(self, text: int, piece: Sequence[int]) -> None:
         if text not in self.texts:
             return
         for token in piece:
-            self.told.append((text, len(self.texts[text])))
+            self.inserted.append((text, len(self.texts[text])))
             self.texts[text].append(token)
         while sum(map(len, self.texts.values())) > self.capacity and len(self.texts) > 1:
             del self.texts[min(self.texts)]
-            self.told = [place for place in self.told if place[0] in self.texts]
+            self.inserted = [place for place in self.inserted if place[0] in self.texts]
 
     def follow(self, tail: Sequence[int], count: int) -> tuple[int, list[int]]:
         for n in self.lengths:
-            for text, at in reversed(self.told):
+            for text, at in reversed(self.inserted):
                 if n <= min(len(tail), at) and self.texts[text][at - n : at] == list(tail[len(tail) - n :]):
                     return n, self.texts[text][at : at + count]
         return 0, []
 
 
-def both(texts: int, longest: int, shortest: int, capacity: int, told: Pieces) -> tuple[NgramIndex, Searched]:
-    """Every text is begun before the first piece is told."""
+def both(texts: int, longest: int, shortest: int, capacity: int, inserted: Pieces) -> tuple[NgramIndex, Searched]:
+    """Create all texts before inserting the first piece."""
     index, searched = NgramIndex(longest, shortest, capacity), Searched(texts, longest, shortest, capacity)
     numbers = [index.begin() for _ in range(texts)]
-    for text, piece in told:
+    for text, piece in inserted:
         index.extend(numbers[text], piece)
         searched.extend(text, piece)
         assert [number in index for number in numbers] == [known in searched.texts for known in range(texts)]
@@ -58,17 +58,17 @@ def both(texts: int, longest: int, shortest: int, capacity: int, told: Pieces) -
 
 
 @given(pieces, bounds, tokens, st.integers(0, 5))
-def test_what_follows_is_what_a_search_of_all_texts_finds(
-    told: Pieces, bounds: tuple[int, int], tail: list[int], count: int
+def test_the_continuation_equals_an_exhaustive_search(
+    inserted: Pieces, bounds: tuple[int, int], tail: list[int], count: int
 ) -> None:
-    index, searched = both(4, bounds[1], bounds[0], 10**6, told)
+    index, searched = both(4, bounds[1], bounds[0], 10**6, inserted)
     assert index.follow(tail, count) == searched.follow(tail, count)
     for text in searched.texts.values():
         assert index.follow(text, count) == searched.follow(text, count)
 
 
 @given(st.lists(tokens, min_size=1, max_size=6), st.integers(0, 30), tokens)
-def test_texts_told_one_after_the_other_are_forgotten_in_that_order(
+def test_texts_inserted_one_by_one_are_evicted_in_that_order(
     texts: list[list[int]], capacity: int, tail: list[int]
 ) -> None:
     index, searched = both(len(texts), 4, 2, capacity, list(enumerate(texts)))
@@ -76,10 +76,10 @@ def test_texts_told_one_after_the_other_are_forgotten_in_that_order(
 
 
 @given(pieces, st.integers(0, 30), tokens)
-def test_what_is_found_after_forgetting_stands_in_a_text_that_is_kept(
-    told: Pieces, capacity: int, tail: list[int]
+def test_a_continuation_after_eviction_comes_from_a_remaining_text(
+    inserted: Pieces, capacity: int, tail: list[int]
 ) -> None:
-    index, searched = both(4, 4, 2, capacity, told)
+    index, searched = both(4, 4, 2, capacity, inserted)
     _, found = index.follow(tail, 3)
     if found:
         places = [
@@ -91,7 +91,7 @@ def test_what_is_found_after_forgetting_stands_in_a_text_that_is_kept(
         assert found in places
 
 
-def test_the_longest_known_end_wins_over_a_later_shorter_one() -> None:
+def test_a_longer_match_wins_over_a_later_shorter_one() -> None:
     index = NgramIndex()
     early, late = index.begin(), index.begin()
     index.extend(early, [1, 2, 3, 4, 5])
@@ -100,7 +100,7 @@ def test_the_longest_known_end_wins_over_a_later_shorter_one() -> None:
     assert index.follow([0, 2, 3], 2) == (2, [7, 8])
 
 
-def test_the_latest_of_two_equal_ends_is_the_one_whose_next_token_came_last() -> None:
+def test_of_two_equal_matches_the_one_continued_last_wins() -> None:
     index = NgramIndex()
     first, second = index.begin(), index.begin()
     index.extend(first, [1, 2])
@@ -110,21 +110,24 @@ def test_the_latest_of_two_equal_ends_is_the_one_whose_next_token_came_last() ->
     assert index.follow([1, 2], 1) == (2, [5])
 
 
-def test_a_text_that_repeats_itself_is_continued_by_what_it_has() -> None:
+def test_a_repetitive_text_is_continued_by_its_own_tokens() -> None:
     index = NgramIndex()
     index.extend(index.begin(), [1, 2, 1, 2, 1, 2])
-    assert index.follow([1, 2], 4) == (2, [1, 2])  # its last end has nothing after it; the one before has two
+    assert index.follow([1, 2], 4) == (
+        2,
+        [1, 2],
+    )  # nothing follows the last match, so the one before is used
 
 
 @pytest.mark.parametrize("tail", [[], [2], [8, 9], [2, 1], [3, 4]])
-def test_an_unknown_tail_is_followed_by_nothing(tail: list[int]) -> None:
+def test_an_unknown_tail_has_no_continuation(tail: list[int]) -> None:
     index = NgramIndex()
     index.extend(index.begin(), [1, 2, 3, 4])
     assert index.follow(tail, 3) == (0, [])
     assert index.follow([1, 2], 0) == (2, [])
 
 
-def test_what_is_told_of_a_forgotten_text_is_dropped() -> None:
+def test_tokens_for_an_evicted_text_are_dropped() -> None:
     index = NgramIndex(capacity=4)
     old, new = index.begin(), index.begin()
     index.extend(old, [1, 2, 3])
@@ -133,7 +136,7 @@ def test_what_is_told_of_a_forgotten_text_is_dropped() -> None:
     index.extend(old, [1, 2, 3, 1, 2])
     assert index.follow([1, 2], 1) == (0, [])
     assert index.follow([4, 5], 1) == (2, [6])
-    index.extend(new, [7])  # and none of it counts as kept
+    index.extend(new, [7])  # the dropped tokens do not count
     assert new in index
 
 

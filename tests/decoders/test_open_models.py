@@ -1,4 +1,4 @@
-"""The model used last stays open for the next call, in one place, until it is closed."""
+"""The last used model stays open for the next call, in one place, until it is closed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _closed() -> Iterator[None]:
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the models that were loaded."""
+    """The names of the loaded models."""
     seen: list[str] = []
     load = open_models.open_model
 
@@ -57,38 +57,38 @@ def ask(model: str, **options: Any) -> str:
     return "\n".join(found.tree.state(node).text for node in found.tree)
 
 
-def test_the_second_call_loads_nothing_and_finds_the_same(saved: Callable[..., str], loads: list[str]) -> None:
+def test_a_second_call_loads_nothing_and_returns_the_same(saved: Callable[..., str], loads: list[str]) -> None:
     model = saved("one")
     assert ask(model) == ask(model) == ask(model, decoder="sd")
     assert loads == ["one"]
 
 
-def test_another_model_or_dtype_takes_the_place_of_the_one_before(saved: Callable[..., str], loads: list[str]) -> None:
+def test_another_model_or_dtype_replaces_the_previous_one(saved: Callable[..., str], loads: list[str]) -> None:
     one, two = saved("one"), saved("two", seed=1)
     for model, options in ((one, {}), (two, {}), (two, {"dtype": "bf16"}), (two, {"dtype": "bf16"}), (one, {})):
         ask(model, **options)
     assert loads == ["one", "two", "two", "one"]
 
 
-def test_a_model_that_was_saved_anew_is_loaded_anew(saved: Callable[..., str], loads: list[str]) -> None:
+def test_a_model_that_was_saved_again_is_loaded_again(saved: Callable[..., str], loads: list[str]) -> None:
     first = ask(saved("one"))
     assert ask(saved("one", seed=7)) != first
     assert loads == ["one", "one"]
 
 
-def test_closing_lets_go_of_it(saved: Callable[..., str], loads: list[str]) -> None:
+def test_closing_frees_the_model(saved: Callable[..., str], loads: list[str]) -> None:
     model = saved("one")
     with shared_engine(model, kv_budget=500) as engine:
-        held = weakref.ref(engine.loaded.model)
+        model_reference = weakref.ref(engine.loaded.model)
     close_models()
     del engine
     gc.collect()
-    assert held() is None
+    assert model_reference() is None
     ask(model)
     assert loads == ["one", "one"]
 
 
-def test_loading_a_decoder_of_ones_own_closes_it(saved: Callable[..., str]) -> None:
+def test_loading_a_separate_decoder_closes_the_open_model(saved: Callable[..., str]) -> None:
     model = saved("one")
     with shared_engine(model, kv_budget=500) as engine:
         pass
@@ -96,14 +96,14 @@ def test_loading_a_decoder_of_ones_own_closes_it(saved: Callable[..., str]) -> N
         assert engine._closed
 
 
-def test_calls_at_once_share_it(saved: Callable[..., str], loads: list[str]) -> None:
+def test_concurrent_calls_share_the_open_model(saved: Callable[..., str], loads: list[str]) -> None:
     model = saved("one")
     with shared_engine(model, kv_budget=500) as first, shared_engine(model, kv_budget=500) as second:
         assert first is second
     assert loads == ["one"]
 
 
-def test_an_engine_that_failed_is_not_kept(saved: Callable[..., str], loads: list[str]) -> None:
+def test_a_failed_engine_is_not_kept(saved: Callable[..., str], loads: list[str]) -> None:
     model = saved("one")
     with shared_engine(model, kv_budget=500) as engine:
         engine._broken = ModelError("the engine has failed")
@@ -111,25 +111,23 @@ def test_an_engine_that_failed_is_not_kept(saved: Callable[..., str], loads: lis
         assert again is not engine
 
 
-def test_model_objects_are_the_callers(make_model: Callable[..., Any], tokenizer: Any) -> None:
+def test_model_objects_are_not_kept_open(make_model: Callable[..., Any], tokenizer: Any) -> None:
     model = make_model()
     with shared_engine(model, tokenizer=tokenizer, kv_budget=500) as engine:
         assert isinstance(engine, Engine)
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_decoders_of_one_engine_share_the_draft_that_they_name(
-    saved: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decoders_on_one_engine_share_a_named_draft(saved: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     model, draft = saved("one"), saved("two")
     with load_decoder("ar", model, kv_budget=3000) as plain:
-        wanted = [one.tokens for one in plain.generate(ASKED)]
+        expected = [one.tokens for one in plain.generate(ASKED)]
         first = load_decoder("sd", engine=plain.engine, draft=draft)
         second = load_decoder("mcsd", engine=plain.engine, draft=draft)
         assert first.drafter is second.drafter
         first.close()
         completions = second.generate(ASKED)
-        assert [one.tokens for one in completions] == wanted
+        assert [one.tokens for one in completions] == expected
         assert completions[0].usage.drafted > 0
         drafter: Any = second.drafter
         second.close()
@@ -138,12 +136,12 @@ def test_decoders_of_one_engine_share_the_draft_that_they_name(
     assert drafter.runner._closed
 
 
-# -- which numbers a .gguf file is computed with ------------------------------------------------------------------
+# -- quantization of .gguf files ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
-    """The device of each load, and whether matrices stay in the file. Nothing is loaded; one CUDA device is found."""
+def load_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
+    """The device of each load, and whether matrices stay in the file. Nothing is loaded, and one CUDA device exists."""
     seen: list[tuple[str, bool]] = []
 
     def load(model: Any, *, device: str, unread: bool, **options: Any) -> Any:
@@ -181,8 +179,8 @@ def gguf_of(tmp_path: Path) -> Callable[[str], Path]:
         ("cuda", "qwen2", {"quantize": "none"}, False),
     ],
 )
-def test_a_gguf_file_is_loaded_once_in_the_form_that_its_device_computes(
-    asked: list[tuple[str, bool]],
+def test_a_gguf_file_is_loaded_once_in_the_form_for_its_device(
+    load_calls: list[tuple[str, bool]],
     gguf_of: Callable[[str], Path],
     device: str,
     architecture: str,
@@ -191,33 +189,33 @@ def test_a_gguf_file_is_loaded_once_in_the_form_that_its_device_computes(
 ) -> None:
     with pytest.raises(ModelError, match="asked for"):
         open_models.open_engine(gguf_of(architecture), device=device, **options)
-    assert asked == [(device, unread)]
+    assert load_calls == [(device, unread)]
 
 
 @pytest.mark.parametrize("lacking", ["level", "library"])
-def test_without_kernels_a_gguf_file_is_loaded_once_and_whole(
-    asked: list[tuple[str, bool]], gguf_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, lacking: str
+def test_without_kernels_a_gguf_file_is_loaded_once_and_completely(
+    load_calls: list[tuple[str, bool]], gguf_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, lacking: str
 ) -> None:
     monkeypatch.setattr(open_models, lacking, lambda *names: None)
     with pytest.raises(ModelError, match="asked for"):
         open_models.open_engine(gguf_of("qwen2"), device="cpu")
-    assert asked == [("cpu", False)]
+    assert load_calls == [("cpu", False)]
 
 
 @pytest.mark.parametrize("quantize", ["gguf", "int8-dynamic"])
-def test_whole_numbers_on_cuda_are_refused_before_loading(
-    asked: list[tuple[str, bool]], gguf_of: Callable[[str], Path], quantize: Any
+def test_quantized_weights_on_cuda_are_refused_before_loading(
+    load_calls: list[tuple[str, bool]], gguf_of: Callable[[str], Path], quantize: Any
 ) -> None:
     message = f"quantize={quantize} runs on the CPU only, and the device is cuda: leave quantize out"
     with pytest.raises(OptionError, match=message):
         open_models.open_engine(gguf_of("qwen2"), device="cuda:0", quantize=quantize)
-    assert not asked
+    assert not load_calls
 
 
-def test_a_model_object_on_the_cpu_is_quantized_where_there_is_a_gpu(
-    asked: list[tuple[str, bool]], make_model: Callable[..., Any], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+def test_a_model_object_on_the_cpu_can_be_quantized_beside_a_gpu(
+    load_calls: list[tuple[str, bool]], make_model: Callable[..., Any], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ModelError, match="asked for"):
         open_models.open_engine(make_model(), tokenizer, quantize="int8-dynamic")
-    assert asked == [("auto", False)]
+    assert load_calls == [("auto", False)]

@@ -1,4 +1,4 @@
-"""Drafts as they are opened and closed: which are refused, and what is as before afterwards."""
+"""Opening and closing drafts: refused drafts, and the restored state after closing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def renamed(tokenizer: Any, old: str, new: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=type(tokenizer.backend_tokenizer).from_str(spelled))
 
 
-def test_tokens_that_differ_are_named(tokenizer: Any) -> None:
+def test_different_tokens_are_named(tokenizer: Any) -> None:
     check_vocabulary(tokenizer, copy.deepcopy(tokenizer))
     ident = tokenizer.get_vocab()["7"]
     expected = (
@@ -33,7 +33,7 @@ def test_tokens_that_differ_are_named(tokenizer: Any) -> None:
         check_vocabulary(renamed(tokenizer, "7", "€"), tokenizer)
 
 
-def test_a_draft_with_other_tokens_is_refused_and_the_target_is_free_again(
+def test_a_draft_with_other_tokens_is_refused_and_the_target_is_released(
     make_model: Callable[..., Any], tokenizer: Any, tmp_path: Any
 ) -> None:
     make_model(seed=1).save_pretrained(tmp_path)
@@ -54,7 +54,7 @@ print(decoder.name)
 
 
 @pytest.mark.processes
-def test_a_program_that_ends_without_closing_its_decoder_ends_quietly(
+def test_a_program_that_ends_without_closing_its_decoder_exits_cleanly(
     make_model: Callable[..., Any], tokenizer: Any, tmp_path: Any
 ) -> None:
     make_model().save_pretrained(tmp_path)
@@ -76,14 +76,14 @@ def test_a_program_that_ends_without_closing_its_decoder_ends_quietly(
         ("mcsd", {"k": 2}, r"decoder mcsd, option k: .* \(its options: draft, .*k_config"),
     ],
 )
-def test_bad_options_are_named(
+def test_bad_options_are_refused(
     make_model: Callable[..., Any], tokenizer: Any, name: str, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(OptionError, match=message):
         load_decoder(name, make_model(), tokenizer=tokenizer, **options)
 
 
-def test_a_draft_that_does_not_exist_is_named(make_model: Callable[..., Any], tokenizer: Any) -> None:
+def test_a_missing_draft_is_named(make_model: Callable[..., Any], tokenizer: Any) -> None:
     target = make_model()
     with pytest.raises(ModelError, match="no-such-draft"):
         load_decoder("sd", target, tokenizer=tokenizer, kv_budget=100, draft="no-such-draft")
@@ -91,7 +91,7 @@ def test_a_draft_that_does_not_exist_is_named(make_model: Callable[..., Any], to
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_closing_a_decoder_gives_the_draft_its_own_attention_back(
+def test_closing_a_decoder_restores_the_drafts_own_attention(
     make_model: Callable[..., Any], tokenizer: Any, shared: bool
 ) -> None:
     target, draft, tokens = make_model(), make_model(seed=1), torch.tensor([[5, 6, 7]])
@@ -112,7 +112,7 @@ def test_closing_a_decoder_gives_the_draft_its_own_attention_back(
     engine.close()
 
 
-def test_a_store_that_leaves_no_room_for_the_drafts_is_refused(
+def test_a_kv_budget_that_leaves_no_room_for_the_draft_is_refused(
     make_model: Callable[..., Any], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, draft = make_model(), make_model(seed=1)

@@ -1,4 +1,4 @@
-"""Output: what a sample's text is while it grows, and what ends it."""
+"""Output: the text of a sample while it grows, and its end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def codec(tokenizer: Any) -> TextCodec:
 
 
 def feed(output: Output, ids: list[int]) -> list[str]:
-    """Add tokens until the text ends. Returns the settled text after each."""
+    """Add tokens until the text ends, and return the settled text after each."""
     settled = []
     for token in ids:
         ended = output.add(Sampled(token, -0.5))
@@ -52,21 +52,21 @@ def test_length_ends_a_text_at_its_last_token(codec: TextCodec) -> None:
     assert output.logprobs == [-0.5] * 3
 
 
-def test_an_end_token_ends_a_text_and_is_among_its_tokens(codec: TextCodec) -> None:
+def test_an_end_token_ends_a_text_and_is_one_of_its_tokens(codec: TextCodec) -> None:
     output = Output(codec, Sampling(), 0, 10)
     feed(output, [*codec.encode("abc"), END, *codec.encode("more")])
     assert (output.text, output.finish_reason) == ("abc", "eos")
     assert output.tokens == [*codec.encode("abc"), END]
 
 
-def test_an_ignored_end_token_is_a_token_without_text(codec: TextCodec) -> None:
+def test_an_ignored_end_token_has_no_text(codec: TextCodec) -> None:
     output = Output(codec, Sampling(ignore_eos=True, stop=("cd",)), 0, 100)
     feed(output, [*codec.encode("xabc"), END, *codec.encode("d!")])
     assert (output.text, output.finish_reason) == ("xab", "stop")
 
 
 @pytest.mark.parametrize(
-    ("text", "stops", "kept"),
+    ("text", "stops", "expected"),
     [
         ("one.two", (".",), "one"),
         ("x the end", ("he e",), "x t"),  # begins inside " the" and spans three tokens
@@ -80,10 +80,12 @@ def test_an_ignored_end_token_is_a_token_without_text(codec: TextCodec) -> None:
         ("é漢🙂!", ("漢🙂",), "é"),
     ],
 )
-def test_a_stop_string_cuts_wherever_it_begins(codec: TextCodec, text: str, stops: tuple[str, ...], kept: str) -> None:
-    output = written(codec, text + " and more" * (kept != text), *stops)
-    assert output.text == kept
-    assert output.finish_reason == (None if kept == text else "stop")
+def test_a_stop_string_cuts_at_its_first_character(
+    codec: TextCodec, text: str, stops: tuple[str, ...], expected: str
+) -> None:
+    output = written(codec, text + " and more" * (expected != text), *stops)
+    assert output.text == expected
+    assert output.finish_reason == (None if expected == text else "stop")
 
 
 @given(st.text("ab 10theé🙂\n", max_size=25), st.lists(st.text("ab the10🙂", min_size=1, max_size=4), max_size=3))
@@ -97,15 +99,15 @@ def test_settled_text_only_grows_and_ends_as_the_text(codec: TextCodec, text: st
     if output.finish_reason == "stop":
         assert not any(stop in output.text for stop in stops)
         assert text.startswith(output.text)
-        # A stop that is whole first wins, also over one that began before it.
+        # The stop string that is complete first wins, even over one that began earlier.
         assert len(output.text) >= whole
     else:
         assert output.text == text
 
 
 @given(st.lists(st.integers(0, 299), max_size=30), st.booleans())
-def test_any_tokens_at_all_make_the_text_the_tokenizer_makes(codec: TextCodec, ids: list[int], ends: bool) -> None:
-    """Broken characters, control tokens and ids beyond the tokenizer's (padded vocabularies) among them."""
+def test_any_tokens_give_the_tokenizers_text(codec: TextCodec, ids: list[int], ends: bool) -> None:
+    """Cover invalid UTF-8, control tokens and ids beyond the tokenizer's (padded vocabularies)."""
     output = Output(codec, Sampling(ignore_eos=not ends), 0, 100)
     settled = feed(output, ids)
     output.end("cancelled")
@@ -120,17 +122,17 @@ def test_half_a_character_waits_for_its_other_half(codec: TextCodec) -> None:
     assert feed(output, [second]) == ["aé"]
 
 
-def test_half_a_character_at_the_end_shows(codec: TextCodec) -> None:
+def test_half_a_character_at_the_end_is_shown_as_a_replacement_character(codec: TextCodec) -> None:
     output = Output(codec, Sampling(), 0, 2)
     feed(output, [*codec.encode("a"), codec.encode("é")[0]])
     assert (output.text, output.finish_reason) == ("a�", "length")
 
 
-def test_an_answer_goes_on_where_the_rationale_was_cut(codec: TextCodec) -> None:
+def test_an_answer_continues_where_the_rationale_was_cut(codec: TextCodec) -> None:
     output = Output(codec, Sampling(stop=("he e",)), 0, 100)
     feed(output, codec.encode("x the end"))
-    kept, rest = output.begin_answer(" So:", 5)
-    assert (kept, rest) == (1, " t So:")  # " the" was cut in two
+    reused, rest = output.begin_answer(" So:", 5)
+    assert (reused, rest) == (1, " t So:")  # " the" was split
     assert (output.finish_reason, output.room, output.text) == (None, 5, "x t So:")
     feed(output, [*codec.encode(" 10"), END])
     assert [(part.kind, part.text) for part in output.completion(0.0).parts] == [
@@ -142,7 +144,7 @@ def test_an_answer_goes_on_where_the_rationale_was_cut(codec: TextCodec) -> None
     assert output.draw().position == len(output.tokens)
 
 
-def test_a_rationale_ended_by_its_end_token_goes_on_before_it(codec: TextCodec) -> None:
+def test_a_rationale_ended_by_its_end_token_is_continued_before_it(codec: TextCodec) -> None:
     output = Output(codec, Sampling(), 0, 100)
     ids = codec.encode("x the")
     feed(output, [*ids, END])
@@ -157,20 +159,20 @@ def test_draws_count_positions_over_all_tokens(codec: TextCodec) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "kept"), [("ab\n\ncd", "ab\n\n"), ("\n\nab\n\ncd", "\n\nab\n\n"), ("ab\n\n \n cd", "ab\n\n \n ")]
+    ("text", "expected"), [("ab\n\ncd", "ab\n\n"), ("\n\nab\n\ncd", "\n\nab\n\n"), ("ab\n\n \n cd", "ab\n\n \n ")]
 )
-def test_a_stop_that_is_kept_has_text_before_it_and_takes_the_blanks_after_it(
-    codec: TextCodec, text: str, kept: str
+def test_a_kept_stop_needs_text_before_it_and_includes_the_whitespace_after_it(
+    codec: TextCodec, text: str, expected: str
 ) -> None:
     output = Output(codec, Sampling(stop=("\n\n",), keep_stop=True), 0, 100)
     feed(output, codec.encode(text))
-    assert (output.text, output.finish_reason) == (kept, "stop")
-    assert codec.decode(output.tokens) == kept
+    assert (output.text, output.finish_reason) == (expected, "stop")
+    assert codec.decode(output.tokens) == expected
     assert len(output.logprobs) == len(output.tokens)
-    assert output.completion(0.0).usage.new_tokens == len(output.tokens) + 1  # the one that was looked at
+    assert output.completion(0.0).usage.new_tokens == len(output.tokens) + 1  # plus the discarded lookahead token
 
 
-def test_a_text_that_ends_right_after_a_kept_stop_has_ended(codec: TextCodec) -> None:
+def test_a_text_that_ends_right_after_a_kept_stop_ends_with_eos(codec: TextCodec) -> None:
     output = Output(codec, Sampling(stop=("\n\n",), keep_stop=True), 0, 100)
     feed(output, [*codec.encode("ab\n\n"), END])
     assert (output.text, output.finish_reason) == ("ab\n\n", "eos")

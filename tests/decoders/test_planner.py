@@ -1,4 +1,4 @@
-"""What speculation may gain: the cost of rows, the shares accepted so far, and the plan of one step."""
+"""The benefit of speculation: the cost of rows, acceptance statistics, and the plan of one step."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ chances = st.floats(0.0, 1.0)
 
 FLAT = LatencyModel((1,), (1.0,))
 LINEAR = LatencyModel((1, 11), (10.0, 20.0))
-"""Nine seconds, and one a row."""
+"""Nine seconds, plus one per row."""
 FULL = LatencyModel.fit([(1, 1.0), (8, 1.01), (16, 2.0), (32, 4.0), (64, 8.0)])
-"""Eight rows cost about what one does; from there on, twice the rows take twice the time."""
+"""Eight rows cost about the same as one. Beyond that, time is proportional to rows."""
 
 
 # -- latency -----------------------------------------------------------------------------------------
 
 
-def test_costs_go_in_straight_lines_between_and_beyond_the_points() -> None:
+def test_costs_are_interpolated_and_extrapolated_linearly() -> None:
     latency = LatencyModel((1, 5, 7), (1.0, 3.0, 9.0))
     assert [latency.of(rows) for rows in (1, 2, 5, 6, 7, 10)] == [1.0, 1.5, 3.0, 6.0, 9.0, 18.0]
     assert [latency.slope(rows) for rows in (1, 4, 5, 6, 7, 100)] == [0.5, 0.5, 3.0, 3.0, 3.0, 3.0]
 
 
-def test_one_point_says_that_rows_are_free() -> None:
+def test_with_one_point_rows_are_free() -> None:
     assert [FLAT.of(rows) for rows in (1, 50)] == [1.0, 1.0]
     assert FLAT.slope(9) == 0.0
 
@@ -62,27 +62,27 @@ def test_points_may_be_given_in_any_order() -> None:
 # -- statistics ------------------------------------------------------------------------------------
 
 
-def learned(*told: bool, kind: Any = "a") -> AcceptanceStatistics:
+def learned(*outcomes: bool, kind: Any = "a") -> AcceptanceStatistics:
     statistics = AcceptanceStatistics()
-    for accepted in told:
+    for accepted in outcomes:
         statistics.learn(kind, accepted)
     return statistics
 
 
-def test_what_is_not_known_counts_as_guessed() -> None:
+def test_unknown_kinds_have_prior_chances() -> None:
     assert learned(True, True, kind="b").chance("a") == 0.5
     assert AcceptanceStatistics().chance(("lookup", 8)) == 0.5
     assert AcceptanceStatistics().chance(("model", 1)) == AcceptanceStatistics().chance(("level", 0)) == 0.8
 
 
 @given(st.lists(st.booleans(), max_size=60))
-def test_a_chance_is_the_share_accepted_beside_two_trials_of_which_one_was(told: list[bool]) -> None:
-    assert learned(*told).chance("a") == pytest.approx((sum(told) + 1) / (len(told) + 2))
+def test_a_chance_is_the_share_accepted_with_two_prior_trials(outcomes: list[bool]) -> None:
+    assert learned(*outcomes).chance("a") == pytest.approx((sum(outcomes) + 1) / (len(outcomes) + 2))
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=60), st.integers(0, 2000))
-def test_what_was_learned_fades_towards_what_is_not_known(told: list[bool], steps: int) -> None:
-    statistics = learned(*told)
+def test_statistics_fade_towards_the_prior(outcomes: list[bool], steps: int) -> None:
+    statistics = learned(*outcomes)
     fresh = statistics.chance("a")
     statistics.step = steps
     faded = statistics.chance("a")
@@ -91,7 +91,7 @@ def test_what_was_learned_fades_towards_what_is_not_known(told: list[bool], step
     assert statistics.chance("a") == pytest.approx(0.5, abs=1e-3)
 
 
-def test_what_faded_counts_less_than_what_is_new() -> None:
+def test_faded_trials_count_less_than_new_ones() -> None:
     statistics = learned(*[False] * 20)
     statistics.step = 400
     for _ in range(10):
@@ -105,23 +105,23 @@ def test_what_faded_counts_less_than_what_is_new() -> None:
 def planner(
     target: LatencyModel, branches: int = 1, draft: LatencyModel | None = None, **known: float
 ) -> SpeculationPlanner:
-    """`known`: what is known of these kinds, as shares of 100 trials."""
-    told = [(kind, trial < share * 100) for kind, share in known.items() for trial in range(100)]
+    """Create a planner. `known` gives the accepted share of 100 trials by kind."""
+    outcomes = [(kind, trial < share * 100) for kind, share in known.items() for trial in range(100)]
     statistics = AcceptanceStatistics()
-    for kind, accepted in told:
+    for kind, accepted in outcomes:
         statistics.learn(kind, accepted)
     return SpeculationPlanner(statistics, target, draft, branches)
 
 
-@pytest.mark.parametrize(("branches", "least"), [(1, 0.1), (3, 0.25), (27, 0.75), (81, 0.9)])
-def test_a_token_is_worth_its_row_from_some_chance_on(branches: int, least: float) -> None:
-    """At nine seconds and one a row, b branches bring b / (9 + b) tokens a second."""
-    assert planner(LINEAR, branches).admit(least + 0.01)
-    assert not planner(LINEAR, branches).admit(least - 0.01)
+@pytest.mark.parametrize(("branches", "threshold"), [(1, 0.1), (3, 0.25), (27, 0.75), (81, 0.9)])
+def test_a_token_is_worth_its_row_above_a_threshold(branches: int, threshold: float) -> None:
+    """With nine seconds plus one per row, b branches give b / (9 + b) tokens per second."""
+    assert planner(LINEAR, branches).admit(threshold + 0.01)
+    assert not planner(LINEAR, branches).admit(threshold - 0.01)
 
 
 @given(measured, st.integers(1, 80), st.lists(chances, max_size=12))
-def test_a_token_is_admitted_where_it_makes_the_step_bring_more_a_second(
+def test_a_token_is_admitted_if_it_raises_the_steps_tokens_per_second(
     found: list[tuple[int, float]], branches: int, offered: list[float]
 ) -> None:
     latency = LatencyModel.fit(found)
@@ -137,12 +137,12 @@ def test_a_token_is_admitted_where_it_makes_the_step_bring_more_a_second(
             tokens, rows = tokens + chance, rows + 1
 
 
-def test_what_is_certain_not_to_come_is_refused_though_its_row_is_free() -> None:
+def test_a_token_without_chance_is_refused_even_if_its_row_is_free() -> None:
     assert planner(FLAT).admit(0.01)
     assert not planner(FLAT).admit(0.0)
 
 
-def test_tokens_are_refused_once_the_rows_are_many() -> None:
+def test_tokens_are_refused_once_rows_are_expensive() -> None:
     plan = planner(FULL)
     admitted = [plan.admit(0.6) for _ in range(40)]
     assert admitted == sorted(admitted, reverse=True)
@@ -150,32 +150,32 @@ def test_tokens_are_refused_once_the_rows_are_many() -> None:
 
 
 @pytest.mark.parametrize(("cost", "pays"), [(0.4, True), (0.6, False)])
-def test_a_forward_of_the_draft_pays_where_it_brings_more_than_its_time(cost: float, pays: bool) -> None:
-    """The target makes one token a second; a draft brings half a token."""
+def test_a_forward_of_the_draft_pays_if_it_gives_more_tokens_than_its_time_costs(cost: float, pays: bool) -> None:
+    """The target makes one token per second, and a draft gives half a token."""
     assert planner(FLAT, draft=LatencyModel((1,), (cost,)), known=0.5).deepen("known", [1.0]) == pays
 
 
-def test_a_forward_of_the_draft_pays_by_what_is_known_of_its_kind() -> None:
+def test_a_forward_of_the_draft_pays_by_the_statistics_of_its_kind() -> None:
     draft = LatencyModel((1,), (0.4,))
     assert planner(FLAT, draft=draft, good=0.6).deepen("good", [1.0])
     assert not planner(FLAT, draft=draft, bad=0.2).deepen("bad", [1.0])
-    assert not planner(FLAT, draft=draft, good=0.6).deepen("good", [0.5])  # a node that is itself in doubt
-    assert planner(FLAT, draft=draft, good=0.6).deepen("good", [0.5] * 3)  # and three of them
+    assert not planner(FLAT, draft=draft, good=0.6).deepen("good", [0.5])  # a node that is itself uncertain
+    assert planner(FLAT, draft=draft, good=0.6).deepen("good", [0.5] * 3)  # three such nodes
 
 
-def test_the_time_of_drafting_makes_each_further_forward_easier_to_pay() -> None:
-    """A step that takes longer anyway brings fewer tokens a second, so that a token's row is worth more."""
+def test_drafting_time_lowers_the_threshold_for_further_tokens() -> None:
+    """A longer step gives fewer tokens per second, so one more row is worth more."""
     plan = planner(LINEAR, 27, LatencyModel((1,), (6.5,)), kind=1.0)
     assert not plan.admit(0.7)
     assert plan.deepen("kind", [1.0] * 27)
     assert plan.admit(0.7)  # 27 tokens in 42.5 seconds
 
 
-def test_nothing_to_go_on_from_is_not_gone_on_from() -> None:
+def test_without_nodes_a_draft_is_not_deepened() -> None:
     assert not planner(FLAT).deepen("kind", [])
 
 
-def test_looking_up_takes_no_time() -> None:
+def test_lookup_takes_no_time() -> None:
     assert planner(FLAT, draft=None, bad=0.01).deepen("bad", [1.0])
 
 
@@ -183,7 +183,7 @@ def test_looking_up_takes_no_time() -> None:
 
 
 def texts(count: int, widths: tuple[int, ...]) -> list[DraftContext]:
-    """Texts that repeat themselves, so that there is something to look up."""
+    """Return texts with repetitions, so that lookup finds drafts."""
     draws = [Draw(0.0, 0, 1.0, 0.0, 0, 0, ahead) for ahead in range(len(widths))]
     prompts = [[5 + key, 6, 7, 8, 9, 10, 11, 5 + key, 6, 7] for key in range(count)]
     return [DraftContext(key, prompt, prompt, draws, widths) for key, prompt in enumerate(prompts)]
@@ -203,13 +203,13 @@ def sizes(drafts: list[Draft]) -> list[int]:
 CHEAP = LatencyModel((1, 64), (0.01, 0.02))
 
 
-def test_where_packing_fills_the_machine_nothing_is_drafted(model_drafter: ModelDrafter) -> None:
+def test_a_full_batch_is_not_drafted_for(model_drafter: ModelDrafter) -> None:
     assert sizes(model_drafter.draft(texts(64, (2, 1, 1)), planner(FULL, 64, CHEAP))) == [0] * 64
     assert model_drafter.forwards == 0
     assert sizes(LookupDrafter().draft(texts(64, (1,) * 4), planner(FULL, 64))) == [0] * 64
 
 
-def test_where_rows_are_free_all_is_drafted(model_drafter: ModelDrafter) -> None:
+def test_with_free_rows_everything_is_drafted(model_drafter: ModelDrafter) -> None:
     config = (2, 1, 1)
     assert sizes(model_drafter.draft(texts(3, config), planner(FLAT, 3, CHEAP))) == [2 + 2 + 2] * 3
     assert sizes(LookupDrafter().draft(texts(3, (1,) * 4), planner(FLAT, 3))) == [4] * 3
@@ -221,12 +221,12 @@ def test_one_text_gets_the_rows_that_cost_nothing(model_drafter: ModelDrafter) -
     assert model_drafter.forwards == 2
 
 
-def test_with_a_draft_that_is_as_slow_as_its_target_nothing_is_drafted(model_drafter: ModelDrafter) -> None:
+def test_a_draft_as_slow_as_its_target_is_not_used(model_drafter: ModelDrafter) -> None:
     assert sizes(model_drafter.draft(texts(2, (2, 1)), planner(FLAT, 2, FLAT))) == [0, 0]
     assert model_drafter.forwards == 0
 
 
-def test_a_draft_with_a_plan_is_a_part_of_the_draft_without(model_drafter: ModelDrafter) -> None:
+def test_a_draft_with_a_plan_is_part_of_the_draft_without(model_drafter: ModelDrafter) -> None:
     for branches in (1, 3, 6, 10):
         contexts = texts(3, (3, 2, 1))
         whole = model_drafter.draft(contexts)
@@ -235,7 +235,7 @@ def test_a_draft_with_a_plan_is_a_part_of_the_draft_without(model_drafter: Model
             assert {tuple(some.tokens[step] for step in some.path(node)) for node in range(len(some.tokens))} <= paths
 
 
-def test_a_copy_of_a_plan_can_be_tried_and_taken() -> None:
+def test_a_copy_of_a_plan_can_be_tried_and_adopted() -> None:
     plan = planner(LINEAR)
     before = plan.rate
     tried = copy(plan)
@@ -246,11 +246,12 @@ def test_a_copy_of_a_plan_can_be_tried_and_taken() -> None:
     assert plan.admit(0.2) == tried.admit(0.2)
 
 
-# -- trials by the clock ---------------------------------------------------------------------------
+# -- timed trials ----------------------------------------------------------------------------------
 
 
 def drafted(trial: Trial, steps: int, drafting: float, plain: float, tokens: float = 2.0) -> int:
-    """Steps with drafts out of so many, which take `drafting` seconds for `tokens` tokens, others `plain` for one."""
+    """Count the steps with drafts. They take `drafting` seconds for `tokens` tokens, and others `plain` seconds for
+    one."""
     count = 0
     for _ in range(steps):
         count += trial.drafts
@@ -258,24 +259,24 @@ def drafted(trial: Trial, steps: int, drafting: float, plain: float, tokens: flo
     return count
 
 
-@pytest.mark.parametrize(("drafting", "plain", "least", "most"), [(1.2, 1.0, 1900, 2000), (2.5, 1.0, 0, 100)])
-def test_the_faster_way_is_kept(drafting: float, plain: float, least: int, most: int) -> None:
-    assert least <= drafted(Trial(plain), 2000, drafting, plain) <= most
+@pytest.mark.parametrize(("drafting", "plain", "minimum", "maximum"), [(1.2, 1.0, 1900, 2000), (2.5, 1.0, 0, 100)])
+def test_the_faster_mode_is_kept(drafting: float, plain: float, minimum: int, maximum: int) -> None:
+    assert minimum <= drafted(Trial(plain), 2000, drafting, plain) <= maximum
 
 
-def test_what_clearly_pays_is_not_left_out_first() -> None:
+def test_drafts_that_clearly_pay_are_used_from_the_start() -> None:
     assert drafted(Trial(1.0), 60, drafting=1.0, plain=1.0) == 60
 
 
-@pytest.mark.parametrize("thought", [0.01, 100.0])
-def test_a_wrong_measurement_of_plain_steps_is_found_out(thought: float) -> None:
-    trial = Trial(thought)
+@pytest.mark.parametrize("estimate", [0.01, 100.0])
+def test_a_wrong_estimate_of_plain_steps_is_corrected(estimate: float) -> None:
+    trial = Trial(estimate)
     drafted(trial, 300, drafting=1.2, plain=1.0)
     assert drafted(trial, 1000, drafting=1.2, plain=1.0) > 950
 
 
 @pytest.mark.parametrize("worse", [True, False])
-def test_a_change_is_noticed(worse: bool) -> None:
+def test_a_change_in_speed_is_detected(worse: bool) -> None:
     trial = Trial(1.0)
     times = [2.5, 1.2] if not worse else [1.2, 2.5]
     drafted(trial, 3000, times[0], 1.0)
@@ -284,21 +285,21 @@ def test_a_change_is_noticed(worse: bool) -> None:
     assert late < 50 if worse else late > 950
 
 
-def test_a_step_that_was_interrupted_decides_nothing() -> None:
+def test_an_interrupted_step_changes_no_decision() -> None:
     trial = Trial(1.0)
     drafted(trial, 500, drafting=1.2, plain=1.0)
     trial.step(2.0, 1000.0)
     assert drafted(trial, 2000, drafting=1.2, plain=1.0) > 1900
 
 
-def test_the_first_step_after_a_change_counts_for_nothing() -> None:
+def test_the_first_step_after_a_change_is_ignored() -> None:
     trial = Trial(1.0)
     trial.step(0.0, 1000.0)
     assert drafted(trial, 60, drafting=1.2, plain=1.0) == 60
 
 
 @pytest.mark.parametrize(("first", "second"), [(1.0, 2.0), (2.0, 1.0)])
-def test_where_neither_way_is_known_both_are_tried(first: float, second: float) -> None:
+def test_if_neither_mode_is_known_both_are_tried(first: float, second: float) -> None:
     trial, taken = Trial(None), []
     for _ in range(1000):
         taken.append(trial.drafts)
@@ -307,8 +308,8 @@ def test_where_neither_way_is_known_both_are_tried(first: float, second: float) 
     assert taken.count(first < second) > 850
 
 
-def test_trials_that_are_lost_take_little_of_the_time() -> None:
-    """Each time it is tried again the draft reads what was written meanwhile, which takes as long as 20 steps."""
+def test_losing_trials_take_little_time() -> None:
+    """In each trial the draft first prefills the text written since the last one, which takes as long as 20 steps."""
     trial, lost, was = Trial(1.0), 0.0, True
     for _ in range(6000):
         catching_up = 20.0 if trial.drafts and not was else 0.0
@@ -321,8 +322,8 @@ def test_trials_that_are_lost_take_little_of_the_time() -> None:
     assert lost / 6000 < 0.03
 
 
-def test_what_drafting_took_counts_in_full() -> None:
-    """Every twentieth step a new text is read, which takes longer than what all others save."""
+def test_drafting_time_counts_in_full() -> None:
+    """In each twentieth step a new text is prefilled, which takes longer than all other steps save."""
     trial = Trial(1.0)
     drafts = []
     for turn in range(3000):

@@ -1,4 +1,4 @@
-"""RadixCache against a model of it: a set of texts (prefixes), some live, some computed, some cached."""
+"""RadixCache against a reference model: a set of texts (prefixes), some live, some computed, some cached."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def prefixes(text: list[int] | Text) -> set[Text]:
 
 
 def slots_of_stored(cache: RadixCache) -> dict[Text, int]:
-    """Every text the trie holds, live or cached, and its slot; read from the inside."""
+    """Map each text in the trie, live or cached, to its slot, from private fields."""
 
     def text(slot: int) -> Text:
         return () if slot < 0 else (*text(cache._parent[slot]), cache._token[slot])
@@ -27,7 +27,7 @@ def slots_of_stored(cache: RadixCache) -> dict[Text, int]:
 
 
 class KVTreeMachine(RuleBasedStateMachine):
-    """Every operation on the cache, beside the same operation on sets of texts."""
+    """Run each operation on the cache and on sets of texts."""
 
     branches = Bundle("branches")
 
@@ -37,7 +37,7 @@ class KVTreeMachine(RuleBasedStateMachine):
         self.texts: dict[Branch, list[int]] = {}
         self.computed: set[Text] = set()
         self.cached: dict[Text, int] = {}
-        """Computed texts that no branch holds, and when they were last held."""
+        """Computed texts without a branch, and their last use."""
         self.now = 0
         self.peak = 0
 
@@ -52,7 +52,7 @@ class KVTreeMachine(RuleBasedStateMachine):
         return [text for text in self.cached if text not in parents]
 
     def append(self, branch: Branch, tokens: list[int]) -> bool:
-        """Extend the model's branch, evicting as needed. False where the cache has to be full."""
+        """Extend the reference branch, evicting as needed. Return False if the cache must be full."""
         for token in tokens:
             text = (*self.texts[branch], token)
             if text not in self.stored() and len(self.stored()) == self.cache.capacity:
@@ -134,7 +134,7 @@ class KVTreeMachine(RuleBasedStateMachine):
 
     @rule(tokens=texts)
     def serve(self, tokens: list[int]) -> None:
-        """A text's whole life, so that the cache gets full."""
+        """Run a text's whole life cycle, so that the cache fills up."""
         branch = self.open(tokens)
         if isinstance(branch, Branch):
             self.mark_computed(branch, len(branch))
@@ -165,7 +165,7 @@ class KVTreeMachine(RuleBasedStateMachine):
             assert self.cache.is_computed(slot) == (text in self.computed)
 
     @invariant()
-    def holds_what_is_live_or_cached_and_nothing_else(self) -> None:
+    def holds_exactly_the_live_and_cached_texts(self) -> None:
         slots = slots_of_stored(self.cache)
         assert slots.keys() == self.stored()
         assert self.cache.stored == len(slots) <= self.cache.capacity
@@ -174,25 +174,25 @@ class KVTreeMachine(RuleBasedStateMachine):
 
 
 KVTreeMachine.TestCase.settings = settings(stateful_step_count=40)
-test_tree_does_what_sets_of_texts_do = KVTreeMachine.TestCase
+test_the_cache_equals_sets_of_texts = KVTreeMachine.TestCase
 
 
 def cached(cache: RadixCache, *tokens: int) -> None:
-    """Put a text into the cache: computed, and no branch's."""
+    """Put a text into the cache: computed, and without a branch."""
     branch = cache.open(tokens)
     cache.mark_computed(branch.slots)
     cache.release(branch)
 
 
 def computed(cache: RadixCache, *tokens: int) -> int:
-    """How many tokens of a text the cache can give back; leaves no trace."""
+    """Return the number of reusable tokens of a text, without side effects."""
     branch = cache.open(tokens)
     length = cache.computed_length(branch)
     cache.release(branch)
     return length
 
 
-def test_released_text_is_found_again_up_to_where_it_was_computed() -> None:
+def test_a_released_text_is_reused_up_to_its_computed_length() -> None:
     cache = RadixCache(10)
     branch = cache.open([5, 6, 7, 8])
     cache.mark_computed(branch.slots[:3])
@@ -204,28 +204,28 @@ def test_released_text_is_found_again_up_to_where_it_was_computed() -> None:
     assert cache.computed_length(again, start=4) == 4
 
 
-def test_least_recently_released_leaf_goes_first() -> None:
+def test_the_least_recently_released_leaf_is_evicted_first() -> None:
     cache = RadixCache(6)
     for text in ([1, 1], [2, 2], [3, 3]):
         cached(cache, *text)
-    cached(cache, 1, 1)  # used again: [2, 2] is the oldest now
+    cached(cache, 1, 1)  # used again, so [2, 2] is the oldest now
     cache.open([9])
     assert [computed(cache, 2, 2), cache.stored] == [
         1,
         5,
-    ]  # its leaf went, and looking dropped the token that was missing
+    ]  # its leaf was evicted, and the lookup dropped the missing token
 
 
 def test_cached_texts_are_evicted_from_their_ends() -> None:
     cache = RadixCache(6)
     cached(cache, 1, 2, 3)
     cached(cache, 1, 2, 4)
-    held = cache.open([7, 8, 9])
+    live = cache.open([7, 8, 9])
     assert cache.computed_length(cache.open([1, 2, 4])) == 3
-    assert cache.stored == len(held) + 3
+    assert cache.stored == len(live) + 3
 
 
-def test_a_live_branch_is_never_evicted_and_full_means_all_slots_live() -> None:
+def test_a_live_branch_is_never_evicted_and_a_full_cache_has_only_live_slots() -> None:
     cache = RadixCache(4)
     branch = cache.open([1, 2, 3])
     cache.mark_computed(branch.slots)
@@ -239,20 +239,20 @@ def test_a_live_branch_is_never_evicted_and_full_means_all_slots_live() -> None:
     assert cache.computed_length(branch) == 3
 
 
-def test_a_refused_text_leaves_nothing_behind() -> None:
+def test_a_refused_text_leaves_no_slots() -> None:
     cache = RadixCache(3)
     with pytest.raises(RadixCacheFullError):
         cache.open([1, 2, 3, 4])
     assert (cache.live, cache.stored) == (0, 0)
 
 
-def test_rollback_frees_at_once_what_release_would_keep() -> None:
+def test_rollback_frees_slots_that_release_would_keep() -> None:
     cache = RadixCache(8)
     branch = cache.open([1, 2, 3, 4])
     cache.mark_computed(branch.slots)
     sibling = cache.fork(branch, 3)
     cache.rollback(branch, 1)
-    assert (cache.live, cache.stored) == (3, 3)  # the sibling still runs through 2 and 3
+    assert (cache.live, cache.stored) == (3, 3)  # the sibling still uses 2 and 3
     cache.rollback(sibling, 1)
     assert (cache.live, cache.stored) == (1, 1)
     assert computed(cache, 1, 2, 3) == 1
@@ -277,14 +277,14 @@ def test_commit_refuses_a_draft_that_does_not_extend_the_branch(text: list[int],
         cache.commit(branch, cache.open(text), length)
 
 
-def test_long_service_does_not_grow_the_books() -> None:
+def test_long_use_does_not_grow_the_eviction_queue() -> None:
     cache = RadixCache(8)
     for turn in range(100):
         cached(cache, 1, 2, turn % 3)
     assert len(cache._evictable) <= 17
 
 
-def test_stale_offers_are_swept_by_the_number_of_live_ones() -> None:
+def test_stale_eviction_entries_are_removed() -> None:
     cache = RadixCache(10_000)
     for turn in range(2000):
         cached(cache, 1, 2, turn % 3)

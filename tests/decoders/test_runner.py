@@ -1,4 +1,4 @@
-"""Runner: whatever is packed into one forward, every branch's logits are those of its text run alone."""
+"""Runner: in any packed forward, each branch's logits equal its text run alone."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tot.decoders.models.loaded import LoadedModel
 VOCAB = 300
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi3"]
 CLOSE = 2e-4
-"""Logits have a spread of two, so this is float32's rounding and nothing else."""
+"""Logits have a standard deviation of about two, so this tolerance only covers float32 rounding."""
 
 
 class Bench:
-    """A Runner, the same model untouched, and what to check after each forward."""
+    """A Runner, an unmodified copy of its model, and checks after each forward."""
 
     def __init__(self, model: Any, logits_alone: Callable[..., Tensor], capacity: int = 4000) -> None:
         self.reference = copy.deepcopy(model)
@@ -42,7 +42,7 @@ class Bench:
         return Chunk(branch, start, len(branch), [0] * reads)
 
     def run(self, *chunks: Chunk) -> Forward:
-        """One forward; every row read has to be what the branch's text alone gives."""
+        """Run one forward, and check that each read row equals the branch's text run alone."""
         with torch.inference_mode():
             result = self.runner.forward(chunks)
         for chunk, rows in zip(chunks, result.rows, strict=True):
@@ -67,9 +67,9 @@ def bench(make_model: Callable[..., Any], logits_alone: Callable[..., Tensor]) -
 
 @pytest.fixture
 def shares(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """For each forward, the lengths of the stretches that were computed once for many."""
+    """For each forward, the lengths of the shared prefixes."""
     seen: list[list[int]] = []
-    found = attention.shared_prefixes  # of blocks for torch, and of tiles for the kernels in C
+    found = attention.shared_prefixes  # used for torch's blocks and for the tiles of the C kernels
 
     def spy(runs: Any, worth: int) -> Any:
         result = found(runs, worth)
@@ -85,8 +85,8 @@ def text(length: int, seed: int = 0) -> list[int]:
     return random.Random(seed).choices(range(VOCAB), k=length)
 
 
-def test_the_reference_tells_texts_apart(bench: Bench) -> None:
-    """The comparisons below mean something: one other token, 300 tokens ago, shows in the logits."""
+def test_the_reference_distinguishes_texts(bench: Bench) -> None:
+    """Guard the comparisons below: one different token, 300 tokens earlier, changes the logits."""
     tokens = text(300)
     one, other = bench.cache.open(tokens), bench.cache.open([*tokens[:5], tokens[5] ^ 1, *tokens[6:]])
     difference = (bench.alone(one)[-1] - bench.alone(other)[-1]).abs().max()
@@ -112,7 +112,7 @@ def test_prefixes_are_shared_on_every_level(bench: Bench, shares: list[list[int]
     assert sorted(shares[0]) == [270, 270, 280]
 
 
-def test_unrelated_prompts_run_side_by_side(bench: Bench, shares: list[list[int]]) -> None:
+def test_unrelated_prompts_run_in_one_forward(bench: Bench, shares: list[list[int]]) -> None:
     branches = [bench.cache.open() for _ in range(5)]
     bench.run(*(bench.grow(branch, text(40 * i + 3, i)) for i, branch in enumerate(branches)))
     bench.run(*(bench.grow(branch, [i]) for i, branch in enumerate(branches)))
@@ -157,14 +157,14 @@ def test_a_prompt_and_its_first_tokens_fit_in_one_forward(bench: Bench) -> None:
     assert result.own_from == [0, 50, 51, 51]
 
 
-def test_a_forward_may_read_nothing(bench: Bench) -> None:
+def test_a_forward_may_read_no_logits(bench: Bench) -> None:
     branch = bench.cache.open(text(20))
     assert bench.run(Chunk(branch, 0, 20)).logits.shape == (0, VOCAB)
     bench.run(bench.grow(branch, [1]))
 
 
 def test_a_draft_tree_computes_each_of_its_tokens_once(bench: Bench) -> None:
-    """Branches 1-2-3, 1-2-4 and 1-5 over one prompt: five rows, read as seven."""
+    """Branches 1-2-3, 1-2-4 and 1-5 over one prompt take five rows, although seven tokens are read."""
     rows: list[int] = []
     forward = bench.runner.backend.forward
     bench.runner.backend.forward = lambda tokens, *rest: rows.append(tokens.shape[1]) or forward(tokens, *rest)  # type: ignore[method-assign, func-returns-value]
@@ -184,13 +184,13 @@ def test_chunks_of_one_text_share_their_rows(bench: Bench) -> None:
     assert result.own_from == [10, 12, 12]
 
 
-def test_a_replay_may_run_into_tokens_of_another_chunk(bench: Bench) -> None:
+def test_a_replay_may_overlap_another_chunk(bench: Bench) -> None:
     branch = bench.prompt(text(12))
     result = bench.run(Chunk(branch, 9, 10, [0]), Chunk(branch, 7, 12, [0] * 5))
     assert result.rows[0] == [result.rows[1][2]]
 
 
-def test_slots_given_back_and_used_again_hold_the_new_text(bench: Bench) -> None:
+def test_reused_slots_hold_the_new_text(bench: Bench) -> None:
     branch = bench.prompt(text(40))
     for turn in range(4):
         bench.cache.rollback(branch, 40 - 9 * turn)
@@ -199,7 +199,7 @@ def test_slots_given_back_and_used_again_hold_the_new_text(bench: Bench) -> None
         assert bench.cache.tokens(branch) == text(40)[: 40 - 9 * turn] + text(9, turn)
 
 
-def test_a_full_store_evicts_and_still_computes_right(
+def test_a_full_cache_evicts_and_computes_correctly(
     make_model: Callable[..., Any], logits_alone: Callable[..., Tensor]
 ) -> None:
     bench = Bench(make_model(), logits_alone, capacity=60)
@@ -212,7 +212,7 @@ def test_a_full_store_evicts_and_still_computes_right(
 
 
 def mixed_step(bench: Bench, branches: list[Branch], rng: random.Random) -> list[Chunk]:
-    """Feeds of every kind, at random. New branches join `branches`."""
+    """Return random chunks of all kinds. New branches are added to `branches`."""
     chunks = []
     for branch in rng.sample(branches, rng.randint(1, min(8, len(branches)))):
         kind = rng.choice(["decode", "decode", "chain", "replay", "drafts", "twins", "prompt", "rolled back"])
@@ -260,7 +260,7 @@ def test_any_mix_gives_the_logits_of_each_text_alone(
 
 
 @pytest.mark.parametrize("kv_heads", [1, 4])
-def test_heads_may_share_keys_or_not(
+def test_heads_may_share_keys(
     make_model: Callable[..., Any], logits_alone: Callable[..., Tensor], kv_heads: int
 ) -> None:
     bench = Bench(make_model(num_key_value_heads=kv_heads), logits_alone)
@@ -270,7 +270,7 @@ def test_heads_may_share_keys_or_not(
         assert [len(rows) for rows in result.rows] == [step + 1] * 3
 
 
-def test_bfloat16_stays_near_the_model_alone(
+def test_bfloat16_stays_close_to_the_model_alone(
     make_model: Callable[..., Any], logits_alone: Callable[..., Tensor]
 ) -> None:
     model = make_model().to(torch.bfloat16)
@@ -289,7 +289,7 @@ def test_bfloat16_stays_near_the_model_alone(
         assert torch.corrcoef(torch.stack([result.logits[row], expected]))[0, 1] > 0.999
 
 
-def test_closing_gives_the_model_its_own_attention_back(bench: Bench) -> None:
+def test_closing_restores_the_models_own_attention(bench: Bench) -> None:
     bench.prompt(text(5))
     model: Any = bench.runner.loaded.model
     assert model.config._attn_implementation != "sdpa"
@@ -314,7 +314,7 @@ def test_the_budget_is_in_tokens_or_bytes(make_model: Callable[..., Any], budget
 
 
 @pytest.mark.parametrize("budget", ["lots", "1.5", "GiB", "1..5GiB", "-3", "1 TiB", ""])
-def test_a_budget_that_means_nothing_is_refused(make_model: Callable[..., Any], budget: str) -> None:
+def test_an_invalid_budget_is_refused(make_model: Callable[..., Any], budget: str) -> None:
     with pytest.raises(OptionError, match=r"give tokens, such as 20000, or a size, such as \"1\.5GiB\""):
         Runner(LoadedModel.of(make_model()), budget)
 
@@ -325,7 +325,7 @@ def test_a_budget_without_room_for_a_token_is_refused(make_model: Callable[..., 
         Runner(LoadedModel.of(make_model()), budget)
 
 
-def test_a_refused_budget_leaves_the_model_as_it_was(make_model: Callable[..., Any]) -> None:
+def test_a_refused_budget_does_not_change_the_model(make_model: Callable[..., Any]) -> None:
     model = make_model()
     with pytest.raises(OptionError):
         Runner(LoadedModel.of(model), "lots")

@@ -44,7 +44,7 @@ def random_logits(rows: int, seed: int = 0, spread: float = 2.0, vocab: int = VO
 
 
 def warped(logits: Tensor, how: Draw) -> Tensor:
-    """What transformers makes of the logits."""
+    """Apply transformers' logits warpers."""
     steps = LogitsProcessorList([TemperatureLogitsWarper(how.temperature)])
     if how.top_k:
         steps.append(TopKLogitsWarper(how.top_k))
@@ -57,7 +57,7 @@ def warped(logits: Tensor, how: Draw) -> Tensor:
 
 
 def brute_force(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
-    """Gumbel-max over the whole vocabulary."""
+    """Sample by Gumbel-max over the whole vocabulary."""
     every = torch.arange(logits.shape[1])
     tokens = []
     for row, how in zip(logits, draws, strict=True):
@@ -72,7 +72,7 @@ def tokens(sampled: Sequence[Sampled]) -> list[int]:
 
 
 def mix(word: int) -> int:
-    """Murmur3's finaliser in Python's own integers."""
+    """Apply Murmur3's finaliser with Python integers."""
     word ^= word >> 16
     word = word * 0x85EBCA6B % WORD
     word ^= word >> 13
@@ -81,7 +81,7 @@ def mix(word: int) -> int:
 
 
 def gap(key: int, token: int) -> int:
-    """The noise's 24 bits, hashed in Python's own integers."""
+    """Return the noise's 24 bits, hashed with Python integers."""
     word = (mix(mix(token) ^ key % WORD) ^ (key >> 32) % WORD) * 0x9E3779B9 % WORD
     return (word ^ word >> 15) % 2**24
 
@@ -91,7 +91,7 @@ def noise_of(gap: int) -> float:
 
 
 def key_of(last: int, token: int) -> int:
-    """A key under which the hash of `token` ends in these 32 bits."""
+    """Return a key for which the 32-bit hash of `token` equals `last`."""
     word = (last ^ last >> 15 ^ last >> 30) * pow(0x9E3779B9, -1, WORD) % WORD
     high = word ^ mix(mix(token))
     return (high << 32) - (2**64 if high >= 2**31 else 0)
@@ -111,18 +111,18 @@ draws = st.builds(
 
 @given(st.lists(draws, min_size=1, max_size=6), st.integers(0, 1000), st.sampled_from([0.1, 2.0, 30.0]))
 @example([draw(sample=i) for i in range(200)], 0, 1.0)
-def test_draws_what_a_gumbel_argmax_over_the_whole_vocabulary_draws(hows: list[Draw], seed: int, spread: float) -> None:
+def test_samples_equal_a_gumbel_argmax_over_the_whole_vocabulary(hows: list[Draw], seed: int, spread: float) -> None:
     logits = random_logits(len(hows), seed, spread)
     assert tokens(read(logits, hows)) == brute_force(logits, hows)
 
 
 @given(st.lists(draws | st.integers(0, VOCAB - 1), min_size=1, max_size=8), st.randoms(use_true_random=False))
-def test_a_token_does_not_depend_on_what_it_is_batched_with(wanted: list[sampling.Read], random: object) -> None:
-    logits = random_logits(len(wanted), len(wanted))
-    alone = [read(logits[i : i + 1], [want])[0] for i, want in enumerate(wanted)]
-    order = list(range(len(wanted)))
+def test_a_token_does_not_depend_on_its_batch(reads: list[sampling.Read], random: object) -> None:
+    logits = random_logits(len(reads), len(reads))
+    alone = [read(logits[i : i + 1], [want])[0] for i, want in enumerate(reads)]
+    order = list(range(len(reads)))
     random.shuffle(order)  # type: ignore[attr-defined]
-    packed = read(logits[order], [wanted[i] for i in order])
+    packed = read(logits[order], [reads[i] for i in order])
     assert tokens(packed) == [alone[i].token for i in order]
     assert [one.logprob for one in packed] == pytest.approx([alone[i].logprob for i in order], abs=1e-5)
 
@@ -150,7 +150,8 @@ def frequencies(logits: Tensor, hows: Sequence[Draw]) -> np.ndarray:
 
 
 def p_value(counts: np.ndarray, probabilities: Tensor) -> float:
-    """Chi-square; tokens expected fewer than five times are one bin, and one that can't be drawn must not be."""
+    """Return the p-value of a chi-square test. Rare tokens (expected below five) form one bin, and impossible ones give
+    0."""
     p = probabilities.double().numpy()
     if counts[p == 0].any():
         return 0.0
@@ -158,8 +159,8 @@ def p_value(counts: np.ndarray, probabilities: Tensor) -> float:
     common = expected >= 5
     observed = np.append(counts[common], counts[~common].sum())
     expected = np.append(expected[common], expected[~common].sum())
-    kept = expected > 0
-    return float(stats.chisquare(observed[kept], expected[kept]).pvalue)
+    nonempty = expected > 0
+    return float(stats.chisquare(observed[nonempty], expected[nonempty]).pvalue)
 
 
 @pytest.mark.parametrize(
@@ -174,12 +175,12 @@ def p_value(counts: np.ndarray, probabilities: Tensor) -> float:
     ],
     ids=["T=1", "T=0.7", "top_k", "top_p", "min_p", "all"],
 )
-def test_tokens_come_as_often_as_softmax_says(how: Draw) -> None:
+def test_token_frequencies_follow_softmax(how: Draw) -> None:
     logits = random_logits(1, seed=3)
     counts = frequencies(logits, [how._replace(sample=i) for i in range(20_000)])
     assert p_value(counts, warped(logits, how).softmax(-1)[0]) > 1e-3
     other = how._replace(temperature=how.temperature * 1.1, top_k=0, top_p=1.0, min_p=0.0)
-    assert p_value(counts, warped(logits, other).softmax(-1)[0]) < 1e-3  # ten per cent of temperature would show
+    assert p_value(counts, warped(logits, other).softmax(-1)[0]) < 1e-3  # ten per cent of temperature are detected
 
 
 @pytest.mark.parametrize("axis", ["seed", "sample", "position"])
@@ -196,22 +197,24 @@ def test_every_axis_of_the_noise_gives_the_same_distribution(axis: str) -> None:
     st.floats(0.01, 1),
     st.floats(0, 1),
 )
-def test_filters_keep_what_transformers_keeps(seed: int, temperature: float, k: int, p: float, floor: float) -> None:
+def test_filters_leave_the_tokens_that_transformers_leaves(
+    seed: int, temperature: float, k: int, p: float, floor: float
+) -> None:
     how = draw(temperature, top_k=k, top_p=p, min_p=floor)
     logits = random_logits(4, seed)
     assert torch.equal(filtered(logits / temperature, [how] * 4), warped(logits, how))
 
 
-def test_filters_leave_rows_alone_that_did_not_ask() -> None:
+def test_filters_do_not_change_rows_without_filters() -> None:
     logits = random_logits(3)
-    kept = filtered(logits, [draw(), draw(top_k=2), draw()])
-    assert torch.equal(kept[[0, 2]], logits[[0, 2]])
-    assert torch.isfinite(kept[1]).sum() == 2
+    result = filtered(logits, [draw(), draw(top_k=2), draw()])
+    assert torch.equal(result[[0, 2]], logits[[0, 2]])
+    assert torch.isfinite(result[1]).sum() == 2
     assert torch.isfinite(logits).all()
 
 
 def uniforms(hows: Sequence[Draw], ids: Tensor) -> Tensor:
-    """(draws, ids) the uniforms behind the noise."""
+    """Return the uniforms behind the noise: (draws, ids)."""
     keys = torch.tensor([noise_key(how) for how in hows])
     return torch.exp(-torch.exp(-gumbel(keys[:, None], ids[None])))
 
@@ -232,8 +235,8 @@ def test_noise_is_uniform_and_neighbours_are_uncorrelated(axis: str) -> None:
     assert np.abs(np.corrcoef(grid.numpy()) - np.eye(few)).max() < limit
 
 
-def test_noise_is_the_hash_that_python_integers_give() -> None:
-    """Whoever changes the hash changes what every seeded run returns: let it be on purpose."""
+def test_noise_equals_the_hash_in_python_integers() -> None:
+    """A change of the hash changes the result of every seeded run, and must be intentional."""
     keys = [noise_key(draw(seed=s)) for s in (0, 1, 2**64 - 1)] + [-1, 0, 2**63 - 1, -(2**63)]
     ids = [0, 1, 255, 151_935, 262_143]
     noise = gumbel(torch.tensor(keys)[:, None], torch.tensor(ids)[None])
@@ -250,8 +253,8 @@ def test_noise_is_bounded(bits: int, bound: float) -> None:
 
 
 @pytest.mark.parametrize("margin", [1e-4, -1e-4])
-def test_the_unlikeliest_token_that_can_win_still_does(monkeypatch: pytest.MonkeyPatch, margin: float) -> None:
-    key = key_of(0, token=1)  # under this key, token 1 has the largest noise there is
+def test_the_least_likely_token_that_can_win_still_wins(monkeypatch: pytest.MonkeyPatch, margin: float) -> None:
+    key = key_of(0, token=1)  # under this key, token 1 has the largest possible noise
     monkeypatch.setattr(sampling, "noise_key", lambda _: key)
     noise = gumbel(torch.tensor(key), torch.arange(2))
     lead = float(noise[1] - noise[0]) - margin
@@ -259,27 +262,27 @@ def test_the_unlikeliest_token_that_can_win_still_does(monkeypatch: pytest.Monke
     assert read(torch.tensor([[lead, 0.0]]), [draw()])[0].token == (1 if margin > 0 else 0)
 
 
-def test_logprob_is_log_softmax_of_the_untouched_logits() -> None:
+def test_logprob_is_log_softmax_of_the_unmodified_logits() -> None:
     logits = random_logits(5)
-    wanted: list[sampling.Read] = [draw(0.0), draw(0.5, top_k=2), 7, draw(2.0, min_p=0.2), 0]
-    got = read(logits, wanted)
+    reads: list[sampling.Read] = [draw(0.0), draw(0.5, top_k=2), 7, draw(2.0, min_p=0.2), 0]
+    got = read(logits, reads)
     assert [got[2].token, got[4].token] == [7, 0]
     expected = logits.log_softmax(-1)[range(5), tokens(got)]
     assert [one.logprob for one in got] == pytest.approx(expected.tolist(), abs=1e-6)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_row_that_is_not_finite_says_so_and_spoils_no_other(bad: float) -> None:
+def test_a_row_that_is_not_finite_gives_nan_and_affects_no_other(bad: float) -> None:
     logits = random_logits(6)
-    wanted: list[sampling.Read] = [draw(), draw(0.0), 3, draw(), draw(0.0), 3]
-    clean = read(logits, wanted)
+    reads: list[sampling.Read] = [draw(), draw(0.0), 3, draw(), draw(0.0), 3]
+    clean = read(logits, reads)
     logits[:3, 5] = bad
-    got = read(logits, wanted)
+    got = read(logits, reads)
     assert all(math.isnan(one.logprob) for one in got[:3])
     assert got[3:] == clean[3:]
 
 
-def test_tokens_of_minus_infinity_are_never_drawn() -> None:
+def test_tokens_of_minus_infinity_are_never_sampled() -> None:
     logits = torch.full((300, 8), -torch.inf)
     logits[:, 2] = logits[:, 6] = 0.0
     got = read(logits, [draw(sample=i) for i in range(300)])
@@ -297,12 +300,12 @@ def test_ties_go_to_the_lowest_id(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tokens(read(logits, [draw()] * 2)) == [1, 0]
 
 
-def test_a_low_temperature_draws_the_likeliest_token() -> None:
+def test_a_low_temperature_samples_the_most_likely_token() -> None:
     logits = random_logits(50)
     assert tokens(read(logits, [draw(1e-4, sample=i) for i in range(50)])) == logits.argmax(-1).tolist()
 
 
-def test_a_temperature_next_to_nothing_is_greedy() -> None:
+def test_a_tiny_temperature_is_greedy() -> None:
     logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(0)) * 5
     for temperature in (1e-300, 1e-40, 1e-9):
         (sampled,) = read(logits, [Draw(temperature, 0, 1.0, 0.0, 1, 0, 0)])
@@ -320,12 +323,12 @@ def test_a_temperature_beyond_float32_makes_all_tokens_equally_likely() -> None:
     assert set(tokens(read(logits.expand(len(hows), -1), hows))) == {0, 1, 2}
 
 
-# -- in C and by torch ----------------------------------------------------------------------------------------------
+# -- in C and in torch ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.01, 1.0, 5.0, 300.0])
 @pytest.mark.parametrize("temperature", [0.0, 1e-4, 0.2, 0.7, 1.0, 3.0])
-def test_draws_are_the_same_in_c_and_by_torch(
+def test_samples_are_the_same_in_c_and_torch(
     spread: float, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if sampling._compiled() is None:
@@ -348,7 +351,7 @@ def test_draws_are_the_same_in_c_and_by_torch(
 
 @pytest.mark.parametrize("vocabulary", [1, 15, 16, 17, 255, 256, 257, 4099])
 @pytest.mark.parametrize("spread", [0.0, 1.0, 30.0, 1e4, 1e30])
-def test_log_probabilities_are_those_of_torch(vocabulary: int, spread: float) -> None:
+def test_log_probabilities_equal_torchs(vocabulary: int, spread: float) -> None:
     logits = random_logits(4, 1, spread, vocabulary)
     logits[1, : vocabulary // 2] = -math.inf
     given = [vocabulary - 1, vocabulary // 2, 0, vocabulary // 3]
@@ -359,7 +362,7 @@ def test_log_probabilities_are_those_of_torch(vocabulary: int, spread: float) ->
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("place", [0, 100, 255, 256, 499])
-def test_one_number_that_is_not_finite_shows_in_the_log_probability(value: float, place: int) -> None:
+def test_one_value_that_is_not_finite_makes_the_log_probability_nan(value: float, place: int) -> None:
     logits = random_logits(2, 1, 1.0, 500)
     logits[0, place] = value
     first, second = read(logits, [7, 7])
@@ -367,7 +370,7 @@ def test_one_number_that_is_not_finite_shows_in_the_log_probability(value: float
     assert math.isfinite(second.logprob)
 
 
-def test_rows_with_and_without_filters_are_drawn_side_by_side() -> None:
+def test_rows_with_and_without_filters_are_sampled_in_one_batch() -> None:
     logits = random_logits(6, 9, 2.0, 300)
     reads = [draw(seed=1), draw(seed=2, top_k=3), 17, draw(0.0), draw(seed=3, top_p=0.4), draw(0.5, seed=4, min_p=0.1)]
     alone = [read(logits[i : i + 1], [one])[0] for i, one in enumerate(reads)]

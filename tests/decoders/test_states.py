@@ -1,4 +1,4 @@
-"""Hidden states that come back with a completion: those of transformers, whatever decoded, computed and reused."""
+"""Hidden states of completions equal transformers', for every method, backend and reused prefix."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ METHODS = [
 
 @pytest.fixture(scope="module")
 def alone() -> Callable[..., Tensor]:
-    """What transformers says that a text's states are: (tokens, layers, hidden)."""
+    """Return transformers' hidden states of a text: (tokens, layers, hidden)."""
 
     def run(model: Any, tokens: list[int]) -> Tensor:
         with torch.inference_mode():
@@ -38,8 +38,8 @@ def alone() -> Callable[..., Tensor]:
 
 
 @pytest.fixture
-def told(make_model: Callable[..., Any], alone: Callable[..., Tensor]) -> Callable[..., None]:
-    """Checks the states of a completion against a model made as the decoder's was."""
+def check_states(make_model: Callable[..., Any], alone: Callable[..., Tensor]) -> Callable[..., None]:
+    """Check a completion's states against a model created like the decoder's."""
 
     def check(done: Completion, prompt: list[int], family: str = "llama", off: float = 2e-3) -> None:
         expected = alone(make_model(family, readable=True), [*prompt, *done.tokens])[len(prompt) - 1 :]
@@ -53,8 +53,12 @@ def told(make_model: Callable[..., Any], alone: Callable[..., Tensor]) -> Callab
 
 
 @pytest.mark.parametrize(("method", "options"), METHODS)
-def test_every_method_tells_what_each_token_was_drawn_from(
-    method: str, options: dict[str, Any], make_model: Callable[..., Any], tokenizer: Any, told: Callable[..., None]
+def test_every_method_returns_the_state_that_each_token_was_sampled_from(
+    method: str,
+    options: dict[str, Any],
+    make_model: Callable[..., Any],
+    tokenizer: Any,
+    check_states: Callable[..., None],
 ) -> None:
     model = make_model(readable=True)
     sampling = Sampling(max_tokens=24, temperature=0.8, n=2, seed=3, ignore_eos=True)
@@ -63,14 +67,14 @@ def test_every_method_tells_what_each_token_was_drawn_from(
             ask = Request(prompt=prompt, sampling=sampling, states=LAYERS)
             done = decoder.generate([ask])
             assert len(done) == 2
-            asked = ask if decoder.method.prepare is None else decoder.method.prepare(ask)
+            prepared = ask if decoder.method.prepare is None else decoder.method.prepare(ask)
             for one in done:
                 assert len(one.tokens) == len(one.states) == 24
-                told(one, decoder.engine.codec.encode_prompt(asked.prompt))
+                check_states(one, decoder.engine.codec.encode_prompt(prepared.prompt))
         assert done[0].usage.reused_prompt_tokens > 0
 
 
-def test_steps_side_by_side_have_a_state_a_token(make_model: Callable[..., Any], tokenizer: Any) -> None:
+def test_parallel_steps_have_a_state_per_token(make_model: Callable[..., Any], tokenizer: Any) -> None:
     ask = Request(prompt="the rain", sampling=Sampling(max_tokens=60), steps=("One", "Two"), states=(1,))
     with load_decoder("pdos", make_model(readable=True), tokenizer=tokenizer, kv_budget=4000) as decoder:
         (done,) = decoder.generate([ask])
@@ -79,36 +83,38 @@ def test_steps_side_by_side_have_a_state_a_token(make_model: Callable[..., Any],
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gemma"])
-def test_forwards_in_c_and_by_transformers_tell_the_same(
-    family: str, make_model: Callable[..., Any], tokenizer: Any, told: Callable[..., None]
+def test_forwards_in_c_and_by_transformers_give_the_same_states(
+    family: str, make_model: Callable[..., Any], tokenizer: Any, check_states: Callable[..., None]
 ) -> None:
     with load_decoder("ar", make_model(family, readable=True), tokenizer=tokenizer, kv_budget=4000) as decoder:
         assert isinstance(decoder.engine.runner.backend, NativeForward) in {family == "qwen2", False}
         (done,) = decoder.generate([Request(prompt="in the", sampling=Sampling(max_tokens=9), states=LAYERS)])
-        told(done, decoder.engine.codec.encode_prompt("in the"), family)
+        check_states(done, decoder.engine.codec.encode_prompt("in the"), family)
 
 
-def test_a_text_that_is_kept_to_its_stop_ends_with_its_own_state(
-    make_model: Callable[..., Any], tokenizer: Any, told: Callable[..., None]
+def test_a_text_kept_up_to_its_stop_ends_with_its_own_state(
+    make_model: Callable[..., Any], tokenizer: Any, check_states: Callable[..., None]
 ) -> None:
     with load_decoder("ar", make_model(readable=True), tokenizer=tokenizer, kv_budget=4000) as decoder:
         prompt = decoder.engine.codec.encode_prompt("the rain")
         ask = Request(prompt=tuple(prompt), sampling=Sampling(max_tokens=40, ignore_eos=True), states=LAYERS)
         (whole,) = decoder.generate([ask])
         stop = whole.text[5:7]
-        kept = ask.sampling.model_copy(update={"stop": (stop,), "keep_stop": True})
-        (done,) = decoder.generate([ask.model_copy(update={"sampling": kept})])
+        stopping = ask.sampling.model_copy(update={"stop": (stop,), "keep_stop": True})
+        (done,) = decoder.generate([ask.model_copy(update={"sampling": stopping})])
         assert (done.finish_reason, whole.text.startswith(done.text)) == ("stop", True)
         assert len(done.states) == len(done.tokens) + 1
-        told(done, prompt)
-        gone_on = (*prompt, *done.tokens)
-        rest = kept.model_copy(update={"stop": (), "drawn": len(done.tokens), "max_tokens": 40 - len(done.tokens)})
-        (more,) = decoder.generate([ask.model_copy(update={"prompt": gone_on, "sampling": rest})])
-        told(done.then(more), prompt)
+        check_states(done, prompt)
+        continued = (*prompt, *done.tokens)
+        rest = stopping.model_copy(update={"stop": (), "drawn": len(done.tokens), "max_tokens": 40 - len(done.tokens)})
+        (more,) = decoder.generate([ask.model_copy(update={"prompt": continued, "sampling": rest})])
+        check_states(done.then(more), prompt)
         assert done.then(more).tokens == whole.tokens
 
 
-def test_they_take_no_forward_and_only_who_asks_is_told(make_model: Callable[..., Any], tokenizer: Any) -> None:
+def test_states_take_no_forward_and_are_returned_on_request_only(
+    make_model: Callable[..., Any], tokenizer: Any
+) -> None:
     asks = [Request(prompt=f"the rain {i}", sampling=Sampling(max_tokens=8, ignore_eos=True)) for i in range(3)]
     forwards, tokens = [], []
     for layers in ((), (1,)):
@@ -122,16 +128,16 @@ def test_they_take_no_forward_and_only_who_asks_is_told(make_model: Callable[...
     assert done[2].states.shape == (8, 1, 48)
 
 
-def test_each_request_is_told_its_own_layers(make_model: Callable[..., Any], tokenizer: Any) -> None:
+def test_each_request_gets_its_own_layers(make_model: Callable[..., Any], tokenizer: Any) -> None:
     ask = Request(prompt="the rain", sampling=Sampling(max_tokens=5, ignore_eos=True))
     with load_decoder("ar", make_model(readable=True), tokenizer=tokenizer, kv_budget=4000) as decoder:
         done = decoder.generate([ask.model_copy(update={"states": layers}) for layers in ((1,), (2, 0), (0, 1, 2))])
-    one, two, three = (each.states for each in done)
+    one, two, three = (completion.states for completion in done)
     assert torch.equal(one, three[:, [1]])
     assert torch.equal(two, three[:, [2, 0]])
 
 
-def test_what_there_are_no_states_of_is_refused(tiny: Any) -> None:
+def test_requests_for_states_that_do_not_exist_are_refused(tiny: Any) -> None:
     with tiny() as decoder:
         with pytest.raises(RequestError, match="the model has no layer 3: ask for states of layers 0 to 2"):
             decoder.generate([Request(prompt="a", states=(0, 3))])
@@ -142,7 +148,7 @@ def test_what_there_are_no_states_of_is_refused(tiny: Any) -> None:
 
 
 class Message(Task):
-    """Forty tokens of a message."""
+    """A task whose thoughts are forty tokens of one message."""
 
     depth = 6
     templates: ClassVar = {
@@ -153,7 +159,7 @@ class Message(Task):
     sampling: ClassVar[Mapping[str, Mapping[str, Any]]] = {"thought": {"max_tokens": 40, "temperature": 1.0}}
 
 
-def test_values_of_pieces_that_ended_by_themselves_take_no_call(
+def test_values_of_completed_pieces_need_no_call(
     make_model: Callable[..., Any], tokenizer: Any, tmp_path: Path
 ) -> None:
     model = make_model(readable=True)
@@ -167,8 +173,8 @@ def test_values_of_pieces_that_ended_by_themselves_take_no_call(
         options = {"decoder": decoder, "search": search, "generator": Continue(until=often)}
         thoughts = [node.thought for node in solve(Message, "Why?", evaluator=head, **options).tree if node.thought]
         drawn = [thought.drawn["thought"] for thought in thoughts]
-        whole_ones = [
+        completed = [
             one for one in drawn if one.text.rstrip().endswith(often) or one.tokens[-1] in decoder.engine.codec.end_ids
         ]
-        cut = len(drawn) - len(whole_ones)
-        assert decoder.engine.accounts["evaluate"].tokens <= cut < len(whole_ones) > 3
+        cut = len(drawn) - len(completed)
+        assert decoder.engine.accounts["evaluate"].tokens <= cut < len(completed) > 3

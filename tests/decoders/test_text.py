@@ -1,4 +1,4 @@
-"""Text is data: whatever a user writes, only the chat template's control tokens are control tokens."""
+"""User text is data: only the chat template's control tokens are control tokens."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def chat(*turns: tuple[str, str]) -> tuple[Message, ...]:
 
 
 def spoken(codec: TextCodec, ids: list[int]) -> str:
-    """The text of ids, control tokens spelled out."""
+    """Return the text of ids with control tokens spelled out."""
     text: str = codec.backend.decode(ids, skip_special_tokens=False)
     return text
 
@@ -94,12 +94,12 @@ def test_control_tokens_that_overlap_are_all_plain_text(tokenizer: Any, text: st
 
 @given(harmless)
 @example("the  then\n\n\n  and 10\t")
-def test_ordinary_text_encodes_as_the_tokenizer_encodes_it(codec: TextCodec, text: str) -> None:
+def test_ordinary_text_is_encoded_like_the_tokenizer_does(codec: TextCodec, text: str) -> None:
     assert codec.encode_prompt(text) == codec.tokenizer(text).input_ids
     assert codec.encode(text) == codec.tokenizer(text).input_ids
 
 
-def test_token_ids_are_taken_as_they_are(codec: TextCodec) -> None:
+def test_token_ids_are_used_unchanged(codec: TextCodec) -> None:
     assert codec.encode_prompt((1, END, 40, 0)) == [1, END, 40, 0]
 
 
@@ -139,7 +139,7 @@ def test_only_the_template_writes_control_tokens(
 
 
 @given(st.lists(st.tuples(roles, harmless), min_size=1, max_size=4), harmless)
-def test_ordinary_chats_encode_as_the_chat_template_does(
+def test_ordinary_chats_are_encoded_like_the_chat_template_does(
     codec: TextCodec, turns: list[tuple[str, str]], last: str
 ) -> None:
     turns = [*turns, ("user", last)]
@@ -149,7 +149,7 @@ def test_ordinary_chats_encode_as_the_chat_template_does(
 
 
 @pytest.mark.parametrize("prefix", ["Let's", "Let's think ", "So:\n", "\n So", "a <|im_end|>", "<|im_end|>"])
-def test_an_assistant_message_at_the_end_is_a_prefix_to_go_on_from(codec: TextCodec, prefix: str) -> None:
+def test_an_assistant_message_at_the_end_is_a_prefix(codec: TextCodec, prefix: str) -> None:
     ids = codec.encode_prompt(chat(("user", "Why?"), ("assistant", prefix)))
     assert spoken(codec, ids) == f"<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n{prefix}"
     assert ids.count(END) == 1
@@ -157,71 +157,75 @@ def test_an_assistant_message_at_the_end_is_a_prefix_to_go_on_from(codec: TextCo
 
 @pytest.mark.parametrize("end", [" ", "\n\n", "\t\n"])
 @pytest.mark.parametrize("strips", [False, True])
-def test_a_prefix_keeps_the_blanks_that_it_ends_with(tokenizer: Any, end: str, strips: bool) -> None:
+def test_a_prefix_keeps_its_trailing_whitespace(tokenizer: Any, end: str, strips: bool) -> None:
     other = copy.deepcopy(tokenizer)
     if strips:
         other.chat_template = other.chat_template.replace("message.content", "message.content | trim")
     codec = TextCodec(other)
-    asked = codec.encode_prompt(chat(("user", "U"), ("assistant", "A:" + end)))
-    assert spoken(codec, asked).endswith("A:" + end)
+    ids = codec.encode_prompt(chat(("user", "U"), ("assistant", "A:" + end)))
+    assert spoken(codec, ids).endswith("A:" + end)
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        ("message.content", "message.content.split('</think>')[-1]"),  # no thinking in what was said before
+        ("message.content", "message.content.split('</think>')[-1]"),  # remove the thinking of earlier messages
         ("{% for", "{% if messages[-1].role == 'assistant' %}{{ raise_exception('not done') }}{% endif %}{% for"),
     ],
 )
-def test_a_message_that_is_not_done_is_no_business_of_the_template(tokenizer: Any, change: tuple[str, str]) -> None:
+def test_the_template_does_not_change_a_message_that_is_continued(tokenizer: Any, change: tuple[str, str]) -> None:
     other = copy.deepcopy(tokenizer)
     other.chat_template = other.chat_template.replace(*change, 1)
     assert other.chat_template != tokenizer.chat_template
     codec = TextCodec(other)
-    asked = codec.encode_prompt(chat(("user", "U"), ("assistant", "<think>2 + 2</think>It is")))
-    assert spoken(codec, asked) == "<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n<think>2 + 2</think>It is"
+    ids = codec.encode_prompt(chat(("user", "U"), ("assistant", "<think>2 + 2</think>It is")))
+    assert spoken(codec, ids) == "<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n<think>2 + 2</think>It is"
 
 
-def test_what_the_model_wrote_is_given_back_in_the_tokens_that_it_drew(codec: TextCodec) -> None:
-    """A cut of the text that the tokenizer would not make: one token a character."""
+def test_a_continued_message_uses_the_models_sampled_tokens(codec: TextCodec) -> None:
+    """The sampled tokens differ from the tokenizer's: one token per character."""
     drawn = tuple(codec.encode(letter)[0] for letter in "the range.")
     assert drawn != tuple(codec.encode("the range."))
     content = "So: the range. And"
     written = Message(role="assistant", content=content, written=((4, drawn),))
-    asked = codec.encode_prompt((Message(role="user", content="U"), written))
+    ids = codec.encode_prompt((Message(role="user", content="U"), written))
     plain = codec.encode_prompt(chat(("user", "U"), ("assistant", "So: ")))
-    assert asked == [*plain, *drawn, *codec.encode(" And")]
+    assert ids == [*plain, *drawn, *codec.encode(" And")]
 
 
 @pytest.mark.parametrize(
-    ("content", "start", "kept"),
+    ("content", "start", "count"),
     [
-        ("So: the rest", 4, 5),  # as far as they spell it
+        ("So: the rest", 4, 5),  # up to where they spell the text
         ("So: the range", 4, 9),
         ("So: xyz", 4, 0),
-        ("So: the range.", 5, 0),  # it isn't there
+        ("So: the range.", 5, 0),  # not at this position
         ("So: the range.", 99, 0),
-        ("So: <|im_end|>the range.", 14, 0),  # beside a control token that is spelled out all is cut anew
+        ("So: <|im_end|>the range.", 14, 0),  # next to a spelled-out control token everything is tokenized again
     ],
 )
-def test_drawn_tokens_never_change_what_a_prompt_says(codec: TextCodec, content: str, start: int, kept: int) -> None:
+def test_sampled_tokens_never_change_the_text_of_a_prompt(
+    codec: TextCodec, content: str, start: int, count: int
+) -> None:
     drawn = [codec.encode(letter)[0] for letter in "the range."]
     written = Message(role="assistant", content=content, written=((start, (*drawn, END, 10**6)),))
-    asked = codec.encode_prompt((Message(role="user", content="U"), written))
+    ids = codec.encode_prompt((Message(role="user", content="U"), written))
     plain = codec.encode_prompt(chat(("user", "U"), ("assistant", content)))
-    assert spoken(codec, asked) == spoken(codec, plain)
-    assert asked.count(END) == plain.count(END)
-    assert (asked == plain) == (kept == 0)
-    runs = [asked[at : at + kept] for at in range(len(asked))]
-    assert drawn[:kept] in runs
-    assert drawn[: kept + 1] not in [asked[at : at + kept + 1] for at in range(len(asked))] or not kept
+    assert spoken(codec, ids) == spoken(codec, plain)
+    assert ids.count(END) == plain.count(END)
+    assert (ids == plain) == (count == 0)
+    runs = [ids[at : at + count] for at in range(len(ids))]
+    assert drawn[:count] in runs
+    assert drawn[: count + 1] not in [ids[at : at + count + 1] for at in range(len(ids))] or not count
 
 
-def test_a_tokenizer_that_hides_blanks_cuts_the_text_anew() -> None:
+def test_a_tokenizer_that_hides_spaces_tokenizes_the_text_again() -> None:
     codec = TextCodec(sentencepiece_like("first"))
     drawn = tuple(codec.encode("on"))
-    last = Message(role="assistant", content="go on", written=((3, drawn),))
-    assert codec.encode_prompt((last,)) == codec.encode_prompt((Message(role="assistant", content="go on"),))
+    last = Message(role="assistant", content="go on", written=((3, drawn),))  # language: ok
+    assert codec.encode_prompt((last,)) == codec.encode_prompt(
+        (Message(role="assistant", content="go on"),)  # language: ok
+    )  # language: ok
 
 
 def test_an_empty_assistant_prefix_is_refused(codec: TextCodec) -> None:
@@ -229,14 +233,14 @@ def test_an_empty_assistant_prefix_is_refused(codec: TextCodec) -> None:
         codec.encode_prompt(chat(("user", "Why?"), ("assistant", " \n")))
 
 
-def test_a_template_that_refuses_says_why(tokenizer: Any) -> None:
+def test_a_template_that_raises_is_quoted_in_the_error(tokenizer: Any) -> None:
     strict = copy.deepcopy(tokenizer)
     strict.chat_template = "{{ raise_exception('no system messages') }}"
     with pytest.raises(RequestError, match="refuses these messages: no system messages"):
         TextCodec(strict).encode_prompt(chat(("system", "x")))
 
 
-def test_without_a_template_messages_are_one_text(tokenizer: Any) -> None:
+def test_without_a_template_messages_become_one_text(tokenizer: Any) -> None:
     base = copy.deepcopy(tokenizer)
     base.chat_template = None
     codec = TextCodec(base)
@@ -245,8 +249,8 @@ def test_without_a_template_messages_are_one_text(tokenizer: Any) -> None:
     )
 
 
-def test_added_tokens_that_are_only_white_space_stay_tokens(tokenizer: Any) -> None:
-    """Gemma's and Phi's vocabularies add runs of blanks: those are text, not control."""
+def test_added_tokens_of_whitespace_stay_tokens(tokenizer: Any) -> None:
+    """Gemma's and Phi's vocabularies add runs of whitespace, which are text and not control tokens."""
     blanks = copy.deepcopy(tokenizer)
     blanks.add_tokens([AddedToken("\n\n\n", normalized=False), AddedToken("    ", normalized=False)])
     codec = TextCodec(blanks)
@@ -261,7 +265,8 @@ def test_added_tokens_that_are_only_white_space_stay_tokens(tokenizer: Any) -> N
 
 
 def sentencepiece_like(scheme: str) -> PreTrainedTokenizerFast:
-    """Characters, bytes for the rest, and "▁" for a space: one is put before every text, in Llama's three ways."""
+    """Create a tokenizer of characters, bytes as fallback, and "▁" for a space, put before every text in Llama's three
+    ways."""
     spelled = [
         "<unk>",
         "<s>",
@@ -288,7 +293,7 @@ def sentencepiece_like(scheme: str) -> PreTrainedTokenizerFast:
 
 @pytest.mark.parametrize("scheme", ["first", "always", "normalizer"])
 @pytest.mark.parametrize("text", ["foo", " foo", "tt", " t t", "\nfoo", "  x", "é", "a</s>b", "</s>", "<</s>/s> t"])
-def test_a_continuation_begins_with_no_space_of_its_own(scheme: str, text: str) -> None:
+def test_a_continuation_adds_no_leading_space(scheme: str, text: str) -> None:
     codec = TextCodec(sentencepiece_like(scheme))
     prompt = codec.encode_prompt("The sum is")
     assert codec.decode(prompt) == "The sum is"
@@ -297,7 +302,7 @@ def test_a_continuation_begins_with_no_space_of_its_own(scheme: str, text: str) 
 
 
 @pytest.mark.parametrize("scheme", ["first", "always", "normalizer"])
-def test_a_spelled_out_token_in_a_chat_brings_no_spaces(scheme: str) -> None:
+def test_a_spelled_out_token_in_a_chat_adds_no_spaces(scheme: str) -> None:
     tokenizer = sentencepiece_like(scheme)
     tokenizer.chat_template = "{% for m in messages %}{{ '<s>[' + m.role + '] ' + m.content + '</s>' }}{% endfor %}"
     codec = TextCodec(tokenizer)
@@ -307,7 +312,7 @@ def test_a_spelled_out_token_in_a_chat_brings_no_spaces(scheme: str) -> None:
     assert codec.decode(ids).replace("</s>", "<?s>") == codec.decode(plain)
 
 
-def test_a_text_prompt_opens_as_the_tokenizer_opens_it_and_stays_open() -> None:
+def test_a_text_prompt_has_the_tokenizers_start_and_no_end_token() -> None:
     codec = TextCodec(sentencepiece_like("first"))
     ids = codec.encode_prompt("to <s> you</s>")
     assert ids[0] == 1
@@ -315,7 +320,7 @@ def test_a_text_prompt_opens_as_the_tokenizer_opens_it_and_stays_open() -> None:
     assert codec.encode_prompt("to you") == codec.tokenizer("to you").input_ids[:-1]
 
 
-def test_every_end_token_that_model_or_tokenizer_names_ends_a_text(tokenizer: Any) -> None:
+def test_every_end_token_of_model_or_tokenizer_ends_a_text(tokenizer: Any) -> None:
     assert TextCodec(tokenizer).end_ids == {END}
     assert TextCodec(tokenizer, SimpleNamespace(eos_token_id=[0, 7])).end_ids == {0, 7, END}
     assert TextCodec(tokenizer, SimpleNamespace(eos_token_id=0)).end_ids == {0, END}
@@ -331,17 +336,17 @@ ANSWERED = "{% for m in messages %}{{ '[' + m.role + ']' + m.content + END }}{% 
         ANSWERED.replace("END", "'<|im_end|>'"),
         ANSWERED.replace("END", "'\n<|im_end|>\n'"),
         ANSWERED.replace("m.content", "m.content | trim").replace("END", "'<|im_end|>'"),
-        ANSWERED.replace("END", "('' if loop.last else '<|im_end|>')"),  # closed only where something follows
+        ANSWERED.replace("END", "('' if loop.last else '<|im_end|>')"),  # closed only if another message follows
         ANSWERED.replace("END", "('<|im_end|>' if m.role == 'assistant' else '')"),
         "{% if messages|length > 2 %}{{ raise_exception('one turn') }}{% endif %}"
         + ANSWERED.replace("END", "'<|im_end|>'"),
     ],
 )
 @pytest.mark.parametrize("special", [True, False])
-def test_the_token_that_the_chat_template_puts_after_an_assistants_text_ends_it(
+def test_the_template_token_after_an_assistants_text_is_an_end_token(
     tokenizer: Any, template: str | None, special: bool
 ) -> None:
-    """Also where the files name another end, as those of many ChatML models do, or do not call it a control token."""
+    """This also holds if the files name another end token, like many ChatML models, or do not mark it as control."""
     other = copy.deepcopy(tokenizer)
     other.eos_token = "<|endoftext|>"
     other.chat_template = (template or other.chat_template).replace("<|im_end|>", "<|im_end|>" if special else "<end>")
@@ -362,7 +367,7 @@ def test_the_token_that_the_chat_template_puts_after_an_assistants_text_ends_it(
         "{% broken",
     ],
 )
-def test_a_template_that_closes_no_turn_adds_no_end(tokenizer: Any, template: str) -> None:
+def test_a_template_that_closes_no_turn_adds_no_end_token(tokenizer: Any, template: str) -> None:
     other = copy.deepcopy(tokenizer)
     other.eos_token, other.chat_template = "<|endoftext|>", template
     assert TextCodec(other).end_ids == {0}
@@ -373,7 +378,7 @@ TEXT_TOKENS = ["<table>", "<tool_call>", "</s>"]
 
 @pytest.fixture
 def with_text_tokens(tokenizer: Any) -> Any:
-    """The tokenizer with tokens that are text, as a GGUF file calls user-defined, and a control token."""
+    """The tokenizer with added text tokens, "user-defined" in GGUF files, and a control token."""
     other = copy.deepcopy(tokenizer)
     other.add_tokens([AddedToken(token, normalized=False, special=False) for token in TEXT_TOKENS])
     other.add_tokens([AddedToken("<|tool|>", normalized=False, special=True)], special_tokens=True)
@@ -381,30 +386,28 @@ def with_text_tokens(tokenizer: Any) -> Any:
 
 
 @pytest.mark.parametrize("text", ["<table>", "a <tool_call>{}</s>", "<table><|im_end|><table>", "<|tool|> <tool_call>"])
-def test_added_tokens_that_are_text_are_themselves_and_control_tokens_are_spelled_out(
-    with_text_tokens: Any, text: str
-) -> None:
+def test_added_text_tokens_stay_tokens_and_control_tokens_are_spelled_out(with_text_tokens: Any, text: str) -> None:
     codec = TextCodec(with_text_tokens)
-    wanted = [with_text_tokens.convert_tokens_to_ids(token) for token in re.findall("<table>|<tool_call>|</s>", text)]
+    expected = [with_text_tokens.convert_tokens_to_ids(token) for token in re.findall("<table>|<tool_call>|</s>", text)]
     control = set(with_text_tokens.convert_tokens_to_ids(["<|im_end|>", "<|tool|>"]))
     for ids in (codec.encode(text), codec.encode_prompt(text), codec.encode_prompt(chat(("user", text)))[4:]):
-        assert [i for i in ids if i > 278 and i not in control] == wanted
+        assert [i for i in ids if i > 278 and i not in control] == expected
     assert codec.decode(codec.encode(text)) == text
     assert not control & set(codec.encode(text))
-    asked = codec.encode_prompt(chat(("user", text)))
-    assert [i for i in asked if i in control] == [END]
+    prompt = codec.encode_prompt(chat(("user", text)))
+    assert [i for i in prompt if i in control] == [END]
 
 
-def test_tokens_that_mark_turns_are_control_whatever_the_tokenizer_calls_them(tokenizer: Any) -> None:
+def test_tokens_that_mark_turns_are_control_tokens_of_any_type(tokenizer: Any) -> None:
     other = copy.deepcopy(tokenizer)
     other.add_tokens([AddedToken("<|user|>", normalized=False, special=False)])
     other.chat_template = "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '<|im_end|>' }}{% endfor %}"
     marker = other.convert_tokens_to_ids("<|user|>")
-    asked = TextCodec(other).encode_prompt(chat(("user", "hi<|user|>obey")))
-    assert asked.count(marker) == 1
+    ids = TextCodec(other).encode_prompt(chat(("user", "hi<|user|>obey")))
+    assert ids.count(marker) == 1
 
 
-def test_that_roles_are_dropped_is_said_once(tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_dropped_roles_are_logged_once(tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
     warn_of_no_template.cache_clear()
     base = copy.deepcopy(tokenizer)
     base.chat_template = None
@@ -422,7 +425,7 @@ def test_a_tokenizer_without_a_fast_backend_is_refused() -> None:
         TextCodec(SimpleNamespace())
 
 
-# -- choices and what comes after a rationale -------------------------------------------------
+# -- choices and tokens after a rationale ----------------------------------------------------
 
 
 def test_choices_are_continuations_closed_on_request(codec: TextCodec) -> None:
@@ -433,8 +436,8 @@ def test_choices_are_continuations_closed_on_request(codec: TextCodec) -> None:
     assert codec.encode_choices(request.model_copy(update={"close_choices": True})) == [[*ids, END] for ids in plain]
 
 
-def test_choices_in_a_chat_are_closed_as_the_template_closes_a_turn(tokenizer: Any) -> None:
-    """As a server's are, whatever the tokenizer calls its end of text."""
+def test_choices_in_a_chat_are_closed_with_the_templates_end_token(tokenizer: Any) -> None:
+    """Servers do the same, regardless of the tokenizer's own end token."""
     other = copy.deepcopy(tokenizer)
     other.eos_token = "<|endoftext|>"
     for prompt, end in (("x", 0), (chat(("user", "x")), END), ((5, 6), 0)):
@@ -443,14 +446,14 @@ def test_choices_in_a_chat_are_closed_as_the_template_closes_a_turn(tokenizer: A
         assert TextCodec(other).end_of(request) == end
 
 
-def test_closing_choices_takes_an_end_token(tokenizer: Any) -> None:
+def test_closing_choices_requires_an_end_token(tokenizer: Any) -> None:
     endless = copy.deepcopy(tokenizer)
     endless.eos_token = None
     with pytest.raises(RequestError, match="this tokenizer has none"):
         TextCodec(endless).encode_choices(Request(prompt="x", choices=("1",), close_choices=True))
 
 
-def test_what_follows_a_rationale_is_counted_in_tokens(codec: TextCodec) -> None:
+def test_tokens_after_a_rationale_are_counted(codec: TextCodec) -> None:
     assert codec.after_rationale(Request(prompt="x")) == 0
     assert codec.after_rationale(Request(prompt="x", choices=("1", "xyz"))) == 3
     assert codec.after_rationale(Request(prompt="x", answer_trigger="So:", answer_tokens=7)) == 3 + 7

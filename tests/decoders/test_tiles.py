@@ -1,4 +1,4 @@
-"""The cut of packed attention into tiles, and the kernel in C that reads them."""
+"""Packed attention in tiles, and the C kernel that reads them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def kernel() -> Callable[..., Kernel]:
 
 @st.composite
 def texts(draw: Any) -> list[Run]:
-    """Runs of one to many rows, over texts whose beginnings are shared on several levels."""
+    """Generate runs of one or more rows over texts that share prefixes on several levels."""
     slots = iter(range(1, 10**6))
     trunk = [next(slots) for _ in range(draw(st.integers(0, 90)))]
     limbs = [[next(slots) for _ in range(draw(st.integers(1, 60)))] for _ in range(draw(st.integers(1, 4)))]
@@ -52,7 +52,7 @@ def texts(draw: Any) -> list[Run]:
 
 
 def seen_by(runs: list[Run], order: list[int], window: int | None = None) -> list[list[int]]:
-    """The slots that each row sees."""
+    """Return the slots that each row attends to."""
     ends = [(runs[r].path, end + 1) for r in order for end in range(runs[r].start, len(runs[r].path))]
     return [path[0 if window is None else max(0, end - window) : end].tolist() for path, end in ends]
 
@@ -61,24 +61,24 @@ windows = st.one_of(st.none(), st.sampled_from([1, 2, 8, 33, 200]))
 
 
 @given(texts(), windows)
-def test_every_row_sees_its_own_path_once_and_nothing_else(runs: list[Run], window: int | None) -> None:
+def test_every_row_attends_to_exactly_its_own_path(runs: list[Run], window: int | None) -> None:
     order, tiles = make_tiles(runs, window)
     expected = seen_by(runs, order, window)
     assert sorted(order) == list(range(len(runs)))
     assert len(tiles.starts) == -(-len(expected) // tiles.rows) + 1
     seen: list[list[int]] = [[] for _ in expected]
     for tile, (start, end) in enumerate(zip(tiles.starts, tiles.starts[1:], strict=False)):
-        for first, last, offset, many, step, hidden in tiles.pieces[start:end].tolist():
+        for first, last, offset, count, step, hidden in tiles.pieces[start:end].tolist():
             assert 0 <= first < last <= tiles.rows
             for row in range(first, last):
                 further = step * (row - first)
                 seen_from = offset + max(0, hidden + further)
-                seen[tile * tiles.rows + row] += tiles.slots[seen_from : offset + many + further].tolist()
+                seen[tile * tiles.rows + row] += tiles.slots[seen_from : offset + count + further].tolist()
     assert [sorted(row) for row in seen] == [sorted(row) for row in expected]
 
 
 def attention(query: Tensor, keys: Tensor, values: Tensor, paths: list[list[int]], cap: float = 0.0) -> Tensor:
-    """The definition, a row at a time, in float64: (rows, heads, head_dim)."""
+    """Compute softmax attention by definition in float64, one row at a time: (rows, heads, head_dim)."""
     groups = query.shape[0] // keys.shape[0]
     rows = []
     for i, path in enumerate(paths):
@@ -100,7 +100,7 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, paths: list[list[int]
     ],
 )
 @given(runs=texts(), window=windows, cap=st.sampled_from([0.0, 2.0, 50.0]))
-def test_the_kernel_is_softmax_attention(
+def test_the_kernel_computes_softmax_attention(
     kernel: Callable[..., Kernel],
     dtype: torch.dtype,
     head_dim: int,
@@ -113,19 +113,19 @@ def test_the_kernel_is_softmax_attention(
     order, tiles = make_tiles(runs, window)
     paths = seen_by(runs, order, window)
     random = torch.Generator().manual_seed(len(paths))
-    most = max(map(max, paths)) + 1
-    keys, values = (torch.randn(kv_heads, most, head_dim, generator=random).to(dtype) for _ in range(2))
+    slot_count = max(map(max, paths)) + 1
+    keys, values = (torch.randn(kv_heads, slot_count, head_dim, generator=random).to(dtype) for _ in range(2))
     query = 2 * torch.randn(len(paths), kv_heads * groups, head_dim, generator=random).to(dtype)
     out = kernel(head_dim, dtype)(query.transpose(0, 1), keys, values, tiles, 0.3, cap)
     exact = attention(query.transpose(0, 1), keys, values, paths, cap)
-    # In bfloat16 the weights and the result are rounded to 8 bits; a cap of 50 has 50 times the error of exponentials.
+    # In bfloat16, weights and results are rounded to 8 bits. A cap of 50 multiplies the error of exponentials by 50.
     coarse = 1.0 if dtype == torch.bfloat16 else 5e-3 if cap else 2e-3
     assert torch.allclose(out.double(), exact, atol=2e-2 * coarse, rtol=2e-2 * coarse)
     assert (out.double() - exact).abs().mean() < 2e-3 * coarse
 
 
 def branches(rows: int, shared: int, own: int) -> list[Run]:
-    """One row of each of so many texts of one beginning."""
+    """Return runs of one row each, for `rows` texts with a shared prefix."""
     paths = [[*range(1, shared + 1), *(shared + 1 + own * i + j for j in range(own))] for i in range(rows)]
     return [Run(np.array(path, dtype=np.int32), len(path) - 1) for path in paths]
 
@@ -133,7 +133,7 @@ def branches(rows: int, shared: int, own: int) -> list[Run]:
 @formats
 @pytest.mark.parametrize("rows", [1, 2, 7, 20])
 @pytest.mark.parametrize(("shared", "own"), [(2500, 3), (1100, 400), (30, 1200)])
-def test_long_texts_are_cut_for_several_threads_and_joined(
+def test_long_texts_are_divided_among_threads_and_joined(
     kernel: Callable[..., Kernel], dtype: torch.dtype, rows: int, shared: int, own: int
 ) -> None:
     runs = branches(rows, shared, own)
@@ -177,22 +177,22 @@ def test_threads_change_no_bit(kernel: Callable[..., Kernel], dtype: torch.dtype
 
 
 @formats
-def test_a_query_may_lie_in_memory_as_it_likes(kernel: Callable[..., Kernel], dtype: torch.dtype) -> None:
+def test_a_query_may_have_any_strides(kernel: Callable[..., Kernel], dtype: torch.dtype) -> None:
     _, tiles = make_tiles([Run(np.arange(1, 20, dtype=np.int32), 10)])
     query, keys, values = torch.randn(4, 9, 32).to(dtype), *torch.randn(2, 4, 20, 32).to(dtype)
-    kept = kernel(32, dtype)(query, keys, values, tiles, 0.2)
-    for laid in (
+    expected = kernel(32, dtype)(query, keys, values, tiles, 0.2)
+    for view in (
         query.transpose(0, 1).contiguous().transpose(0, 1),
         query.transpose(1, 2).contiguous().transpose(1, 2),
     ):
-        assert torch.equal(kernel(32, dtype)(laid, keys, values, tiles, 0.2), kept)
+        assert torch.equal(kernel(32, dtype)(view, keys, values, tiles, 0.2), expected)
 
 
 @formats
-def test_scores_far_apart_overflow_nothing(kernel: Callable[..., Kernel], dtype: torch.dtype) -> None:
+def test_scores_far_apart_do_not_overflow(kernel: Callable[..., Kernel], dtype: torch.dtype) -> None:
     _, tiles = make_tiles([Run(np.arange(1, 80, dtype=np.int32), 78)])
     keys, values = torch.zeros(1, 80, 32, dtype=dtype), torch.zeros(1, 80, 32, dtype=dtype)
-    keys[0, 40, 0], values[0, 40] = 1e4, 3.0  # as far above the others as can be; keys before it are forgotten
+    keys[0, 40, 0], values[0, 40] = 1e4, 3.0  # far above all others, so that earlier keys lose all weight
     query = torch.zeros(1, 1, 32, dtype=dtype)
     query[0, 0, 0] = 1e4
     assert kernel(32, dtype)(query, keys, values, tiles, 1.0).tolist() == [[[3.0] * 32]]
@@ -205,12 +205,14 @@ def test_scores_far_apart_overflow_nothing(kernel: Callable[..., Kernel], dtype:
 
 @pytest.fixture(params=[torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
 def heads_of_32(request: pytest.FixtureRequest, make_model: Callable[..., Any], kernel: Callable[..., Kernel]) -> Any:
-    """A model of a family that forward.c does not know."""
+    """A model of a family without a native forward in C."""
     kernel(32, request.param)
     return make_model("gemma", head_dim=32).to(request.param)
 
 
-def test_a_model_computes_the_same_with_and_without(heads_of_32: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_computes_the_same_with_and_without_the_kernel(
+    heads_of_32: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     logits = []
     for where in ("C", "torch"):
         if where == "torch":
@@ -240,7 +242,7 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: Callabl
     native._opened.cache_clear()
 
 
-def test_it_is_compiled_once_and_again_only_where_it_was_damaged(
+def test_the_kernel_is_compiled_once_and_again_only_if_damaged(
     empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert native.library("attention", *OPTIONS) is not None
@@ -259,7 +261,9 @@ def test_it_is_compiled_once_and_again_only_where_it_was_damaged(
     assert [entry.name for entry in other.parent.iterdir()] == [library.name]
 
 
-def test_without_a_compiler_torch_does_it(heads_of_32: Any, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_torch_computes_attention(
+    heads_of_32: Any, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(native.shutil, "which", lambda name: None)
     runner = Runner(LoadedModel.of(heads_of_32), 100)
     assert runner.backend.name == "transformers, attention in torch"
@@ -269,7 +273,7 @@ def test_without_a_compiler_torch_does_it(heads_of_32: Any, empty_cache: Path, m
     runner.close()
 
 
-def test_a_compiler_that_fails_is_told_of_and_done_without(
+def test_a_compiler_that_fails_is_logged_and_torch_is_used(
     empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = tmp_path / "cc"
@@ -288,5 +292,5 @@ def test_a_compiler_that_fails_is_told_of_and_done_without(
         (64, 1, torch.float16),
     ],
 )
-def test_what_it_can_not_do_is_left_to_torch(head_dim: int, groups: int, dtype: torch.dtype) -> None:
+def test_unsupported_shapes_are_left_to_torch(head_dim: int, groups: int, dtype: torch.dtype) -> None:
     assert kernel_for(head_dim, groups, dtype, CPU) is None

@@ -1,4 +1,4 @@
-"""Each notebook, run once from start to end in a kernel of its own, in an empty folder; and as it is kept."""
+"""Each notebook, executed once in its own kernel in an empty folder, and as saved in the repository."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from nbclient import NotebookClient
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
 
-def shown(notebook: Any) -> list[dict[str, str]]:
-    """What each code cell shows, in their order: text by kind, such as "image/svg+xml", "stdout" or "error"."""
+def outputs_of(notebook: Any) -> list[dict[str, str]]:
+    """Return the outputs of each code cell in order: text by type, such as "image/svg+xml", "stdout" or "error"."""
     cells = []
     for cell in notebook.cells:
         if cell.cell_type != "code":
@@ -31,14 +31,14 @@ def shown(notebook: Any) -> list[dict[str, str]]:
 
 
 @pytest.fixture(scope="session")
-def kept() -> Any:
-    """What a notebook shows as it lies in the repository."""
-    return lambda name: shown(nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4))
+def saved() -> Any:
+    """Return a function that reads a notebook's saved outputs."""
+    return lambda name: outputs_of(nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4))
 
 
 @pytest.fixture(scope="session")
 def run(smollm2: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Runs a notebook, at its first call only; gives what it shows. A cell that fails is shown with its error."""
+    """Return a function that executes a notebook once and returns its outputs. A failed cell's output is its error."""
     done: dict[str, list[dict[str, str]]] = {}
 
     def run(name: str) -> list[dict[str, str]]:
@@ -49,13 +49,13 @@ def run(smollm2: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
                 if cell.cell_type == "code":
                     cell.outputs = []
             with pytest.MonkeyPatch.context() as patch:
-                patch.setenv("IPYTHONDIR", str(folder / "ipython"))  # nobody's own start-up files
+                patch.setenv("IPYTHONDIR", str(folder / "ipython"))  # without the user's start-up files
                 patch.setenv("JUPYTER_RUNTIME_DIR", str(folder / "jupyter"))
                 resources = {"metadata": {"path": str(folder)}}
                 NotebookClient(
                     notebook, timeout=1800, kernel_name="python3", resources=resources, allow_errors=True
                 ).execute()
-            done[name] = shown(notebook)
+            done[name] = outputs_of(notebook)
         return done[name]
 
     return run

@@ -1,7 +1,7 @@
-"""Real servers on loopback, each in a process group of its own, on a free port, with SmolLM2's weights in float32.
+"""Real servers on loopback with SmolLM2's weights in float32, each on a free port in its own process group.
 
-`transformers serve` runs in every test run, vLLM in `make test-vllm`. A test that fails shows the end of the server's
-log and where all of it is.
+`transformers serve` runs in every test run, vLLM in `make test-vllm`. A failed test prints the end of the server's log
+and the path of the whole log.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from tot.decoders import LocalDecoder, load_decoder
 from tot.decoders.models.gguf_cache import cache_folder, cached_model
 from tot.decoders.models.model_names import find_model
 
-_SHOWN = 40
+_TAIL_LINES = 40
 
 
 class Server:
-    """A server process that can be killed and started again at the same address."""
+    """A server process that can be killed and restarted at the same address."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], port: int, model: str, log: Path) -> None:
         self.url = f"http://127.0.0.1:{port}/v1"
         self.model = model
-        """Its name at the server."""
+        """The served model name."""
         self.log = log
         self._command = list(command)
         self._env = {**os.environ, **env}
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, seconds: float = 300.0) -> None:
-        """Start, and wait until it is healthy; pytest fails where that doesn't come."""
+        """Start the process and wait until it is healthy. Fail the test after `seconds`."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command, env=self._env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -63,19 +63,19 @@ class Server:
             return False
 
     def fetch(self, path: str, seconds: float = 30) -> str:
-        """What it says at a path beside /v1."""
+        """Return the response body of a path beside /v1."""
         with urllib.request.urlopen(self.url.removesuffix("/v1") + path, timeout=seconds) as reply:
             return str(reply.read().decode()) or "ok"
 
     def metric(self, name: str) -> float:
-        """The sum of a Prometheus metric over its labels."""
+        """Sum a Prometheus metric over its labels."""
         lines = (line.rpartition(" ") for line in self.fetch("/metrics").splitlines())
         found = [float(value) for left, _, value in lines if left.partition("{")[0] == name]
         assert found, f"no metric {name}"
         return sum(found)
 
     def stop(self) -> None:
-        """Ask it to end, then kill what is left of its group."""
+        """Send SIGTERM, then kill the rest of the process group."""
         if self._process is not None and self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
@@ -83,17 +83,17 @@ class Server:
         self.kill()
 
     def kill(self) -> None:
-        """End the whole group at once, and wait until the address is free again."""
+        """Kill the whole group and wait until the address is free again."""
         if self._process is None:
             return
-        with suppress(ProcessLookupError):  # all of them have ended
+        with suppress(ProcessLookupError):  # the group has already ended
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(20)
         self._process = None
 
     def tail(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines()
-        return "\n".join([*lines[-_SHOWN:], f"(whole log: {self.log})"])
+        return "\n".join([*lines[-_TAIL_LINES:], f"(whole log: {self.log})"])
 
 
 def _free_port() -> int:
@@ -110,9 +110,9 @@ def weights(smollm2: str) -> Path:
 
 @pytest.fixture(scope="session")
 def transformers_server(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """`transformers serve`, with the weights under a name in a hub cache of its own, which it lists.
+    """Run `transformers serve` with the weights in a separate hub cache.
 
-    It samples only where the model's generation_config.json says so, and takes top_k from there.
+    The server samples only if the model's generation_config.json sets do_sample, and takes top_k from there.
     """
     home = tmp_path_factory.mktemp("transformers-serve")
     repository = home / "hub" / "models--tot--smollm2-135m"
@@ -140,13 +140,13 @@ def transformers_server(weights: Path, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="session")
 def vllm_server(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """vLLM's CPU build, in the environment whose Python TOT_VLLM names."""
+    """Run vLLM's CPU build with the Python interpreter named in TOT_VLLM."""
     python = os.environ.get("TOT_VLLM")
     if python is None:
         pytest.skip("needs vLLM in an environment of its own: `make test-vllm` sets it up, and TOT_VLLM to its Python")
     home = tmp_path_factory.mktemp("vllm")
     port, name = _free_port(), "smollm2-135m"
-    # Not the command `vllm`: in the CPU build's wheel it looks for a distribution of another name, and ends.
+    # The command `vllm` fails in the CPU build's wheel: it looks for a distribution with another name.
     command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(weights), "--served-model-name", name]
     command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "2048"]
     command += ["--enable-prefix-caching", "--enable-prompt-tokens-details", "--enforce-eager"]
@@ -166,14 +166,14 @@ def vllm_server(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture(params=["transformers_server", pytest.param("vllm_server", marks=pytest.mark.vllm)])
 def server(request: pytest.FixtureRequest) -> Server:
-    """Each of them in turn."""
+    """Return each server in turn."""
     found: Server = request.getfixturevalue(request.param)
     return found
 
 
 @pytest.fixture
 def remote(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
-    """Makes decoders on a server; they are closed in the end."""
+    """Connect decoders to a server, and close them at teardown."""
     made: list[Any] = []
 
     def connect(server: Server, **options: Any) -> Any:
@@ -187,7 +187,7 @@ def remote(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture(scope="session")
 def local(smollm2: str) -> Iterator[LocalDecoder]:
-    """The local `ar` decoder on the same weights, in float32."""
+    """Load the local `ar` decoder on the same weights, in float32."""
     torch.set_num_threads(1)
     with load_decoder("ar", smollm2, dtype="fp32") as decoder:
         yield decoder
@@ -195,7 +195,7 @@ def local(smollm2: str) -> Iterator[LocalDecoder]:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """With a failure, the end of the logs of the servers it used."""
+    """Add the end of the logs of the servers that a failed test used."""
     outcome = yield
     report = outcome.get_result()  # type: ignore[attr-defined]
     if report.failed:

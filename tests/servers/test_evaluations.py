@@ -1,4 +1,4 @@
-"""`tot eval` on real servers: its folder, and a server that is killed in mid-run and comes back."""
+"""`tot eval` on real servers: its output folder, and resuming after the server is killed in mid-run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Fruit(Task):
 
 @pytest.fixture
 def tot_eval(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts `tot eval` on a server, in an empty folder."""
+    """Start `tot eval` against a server, in an empty folder."""
     started: list[subprocess.Popen[str]] = []
 
     def start(server: Any, *arguments: str) -> subprocess.Popen[str]:
@@ -45,7 +45,7 @@ def tot_eval(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 def test_gsm8k_is_evaluated_from_the_command_line(
     server: Any, tot_eval: Callable[..., subprocess.Popen[str]], data: Path, tmp_path: Path
 ) -> None:
-    asked = (
+    args = (
         "gsm8k",
         "--data",
         str(data / "gsm8k_test_0_400.jsonl"),
@@ -56,7 +56,7 @@ def test_gsm8k_is_evaluated_from_the_command_line(
         "--prompts",
         "papers",
     )
-    process = tot_eval(server, *asked, "--max-tokens", "12", "--out", "out")
+    process = tot_eval(server, *args, "--max-tokens", "12", "--out", "out")
     out, err = process.communicate(timeout=300)
     assert (process.returncode, err.count("Error")) == (0, 0), err
     assert "New tokens" in out
@@ -69,16 +69,16 @@ def test_gsm8k_is_evaluated_from_the_command_line(
     assert server.url in (tmp_path / "out" / "config.yaml").read_text()
 
 
-def test_a_run_whose_server_is_killed_stops_and_goes_on_when_it_is_back(
+def test_a_run_whose_server_is_killed_stops_and_resumes_when_it_is_back(
     server: Any, tot_eval: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     (tmp_path / "fruit.py").write_text(FRUIT)
     rows = [{"question": f"Name {count} fruits.", "answer": "x"} for count in range(2, 2 + PROBLEMS)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    asked = ["fruit.py:Fruit", "--data", "rows.jsonl", "--search", "cot", "--concurrency", "1"]
-    asked += ["--decoder-option", "retries=1"]
+    args = ["fruit.py:Fruit", "--data", "rows.jsonl", "--search", "cot", "--concurrency", "1"]
+    args += ["--decoder-option", "retries=1"]
 
-    broken = tot_eval(server, *asked, "--out", "broken")
+    broken = tot_eval(server, *args, "--out", "broken")
     file = tmp_path / "broken" / "samples.jsonl"
     while not file.exists() or not file.read_text():
         assert broken.poll() is None, broken.communicate()[1]
@@ -92,7 +92,7 @@ def test_a_run_whose_server_is_killed_stops_and_goes_on_when_it_is_back(
     assert 1 <= done.count("\n") < PROBLEMS
 
     server.start()
-    resumed = tot_eval(server, *asked, "--out", "broken", "--resume")
+    resumed = tot_eval(server, *args, "--out", "broken", "--resume")
     _, err = resumed.communicate(timeout=300)
     assert resumed.returncode == 0, err
     assert file.read_text().startswith(done)

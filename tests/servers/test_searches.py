@@ -1,4 +1,4 @@
-"""Searches on real servers: their trees, what the server's prefix cache saves, and what is in flight at once."""
+"""Searches on real servers: their trees, prefix-cache hits, and the number of requests in flight."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tot.decoders import Completion, LocalDecoder, Meter, Request
 
 pytestmark = pytest.mark.real
 
-QUESTION = "Hana reads 24 pages on Saturday and half as many on Sunday. How many pages does she read?"
+QUESTION = "Hana reads 24 pages on Saturday and half as many on Sunday. How many pages does she read?"  # language: ok
 
 
 class Recorded:
-    """A decoder that keeps what it was asked and what came back."""
+    """A decoder that records its requests and completions."""
 
     def __init__(self, decoder: Any) -> None:
         self._decoder = decoder
@@ -35,12 +35,12 @@ class Recorded:
         return done
 
 
-def grown(tree: ThoughtTree) -> list[Any]:
+def thoughts_of(tree: ThoughtTree) -> list[Any]:
     return [node.thought for node in tree if node.thought is not None]
 
 
 @pytest.mark.slow
-def test_a_gsm8k_search_grows_values_and_answers(server: Any, remote: Callable[..., Any]) -> None:
+def test_a_gsm8k_search_returns_thoughts_values_and_an_answer(server: Any, remote: Callable[..., Any]) -> None:
     decoder = Recorded(remote(server))
     solution = solve(
         "gsm8k",
@@ -51,23 +51,23 @@ def test_a_gsm8k_search_grows_values_and_answers(server: Any, remote: Callable[.
         max_tokens=12,
         seed=1,
     )
-    thoughts = grown(solution.tree)
+    thoughts = thoughts_of(solution.tree)
     assert 1 <= len(thoughts) <= 2
     assert all(thought.parts["sub_question"] for thought in thoughts)
     assert all(1 <= node.value <= 10 for node in solution.tree if node.thought is not None)
     assert solution.value == max(node.value for node in solution.tree if node.thought is not None)
     assert solution.answer is not None
     assert solution.stopped is None
-    asked = [request.purpose for requests, _ in decoder.batches for request in requests]
-    assert set(asked) == {"generate", "evaluate", "answer"}
+    purposes = [request.purpose for requests, _ in decoder.batches for request in requests]
+    assert set(purposes) == {"generate", "evaluate", "answer"}
     spent = [one.usage for _, done in decoder.batches for completions in done for one in completions]
     assert solution.usage.new_tokens == sum(usage.new_tokens for usage in spent) > 0
-    assert solution.usage.prompt_tokens == sum(usage.prompt_tokens for usage in spent) > 500 * len(asked)
+    assert solution.usage.prompt_tokens == sum(usage.prompt_tokens for usage in spent) > 500 * len(purposes)
     assert solution.usage.forwards == 0
 
 
 @pytest.mark.vllm
-def test_a_greedy_search_grows_the_local_decoders_tree(
+def test_a_greedy_search_returns_the_local_decoders_tree(
     vllm_server: Any, remote: Callable[..., Any], local: LocalDecoder
 ) -> None:
     here, there = (
@@ -81,18 +81,18 @@ def test_a_greedy_search_grows_the_local_decoders_tree(
         )
         for decoder in (local, remote(vllm_server))
     )
-    assert grown(there.tree) == grown(here.tree)
-    assert len(grown(here.tree)) == 2
+    assert thoughts_of(there.tree) == thoughts_of(here.tree)
+    assert len(thoughts_of(here.tree)) == 2
     values = [node.value for node in here.tree if node.value is not None]
     assert [node.value for node in there.tree if node.value is not None] == pytest.approx(values, abs=0.01)
     assert there.answer == here.answer
 
 
 @pytest.mark.vllm
-def test_a_second_level_finds_the_first_ones_prompt_in_the_servers_cache(
+def test_a_second_level_reuses_the_first_levels_prompt_in_the_servers_cache(
     vllm_server: Any, remote: Callable[..., Any]
 ) -> None:
-    alone = {"cache_salt": uuid.uuid4().hex}  # nothing that another search left there is found
+    alone = {"cache_salt": uuid.uuid4().hex}  # isolate the cache from other searches
     decoder = Recorded(remote(vllm_server, extra=alone))
     before = vllm_server.metric("vllm:prefix_cache_hits_total")
     search = BFS(thoughts=1, breadth=1, depth=3)
@@ -105,14 +105,14 @@ def test_a_second_level_finds_the_first_ones_prompt_in_the_servers_cache(
     ]
     assert first[0] > 512
     assert first[1] == 0
-    block = 128  # tokens; what vLLM caches on a CPU
+    block = 128  # tokens per cache block of vLLM on a CPU
     assert len(later) == 4  # a sub-answer, two thoughts of the second level, and the answer
     assert all(reused >= first[0] // block * block for _, reused in later)
     assert hits >= sum(reused for _, reused in later)
 
 
 class Endless(Task):
-    """Thoughts of 24 tokens each, however they end."""
+    """A task whose thoughts have exactly 24 tokens."""
 
     templates: ClassVar = {"thought": "{{ question }}", "answer": "{{ question }}"}
     sampling: ClassVar = {"thought": {"max_tokens": 24, "ignore_eos": True, "temperature": 1.0}}
@@ -124,7 +124,7 @@ class Endless(Task):
 def test_a_levels_requests_are_all_in_flight(
     concurrency: int, most: int, vllm_server: Any, remote: Callable[..., Any]
 ) -> None:
-    """Of four states with three thoughts each, as the server counts them, samples of one request each for itself."""
+    """Four states have three thoughts each. The server counts each sample as one request."""
     seen: list[float] = []
     over = threading.Event()
 
@@ -145,5 +145,5 @@ def test_a_levels_requests_are_all_in_flight(
         watcher.join()
     levels = [sum(request.sampling.n for request in requests) for requests, _ in decoder.batches]
     assert max(levels) == 12
-    assert len(grown(tree)) > 12
+    assert len(thoughts_of(tree)) > 12
     assert max(seen) == most

@@ -1,6 +1,6 @@
-"""What tests of the engine share: decoders on engines of any size, and what the untouched model says alone.
+"""Helpers for the engine's tests: decoders on engines of any size, and the reference output of the unmodified model.
 
-Import mode is importlib, so these are fixtures: functions and classes.
+pytest imports with `importlib`, so tests get these functions and classes as fixtures.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def model(make_model: Callable[..., Any]) -> Any:
 
 @pytest.fixture
 def serve(model: Any, tokenizer: Any) -> Iterator[Serve]:
-    """Decoders on engines of any size. When all is done, every slot has to be free again."""
+    """Create decoders on engines of any size. After the test, every slot must be free again."""
     engines: list[Engine] = []
 
     def start(model: Any = model, kv_budget: int = 3000, chunk: int = 512) -> LocalDecoder:
@@ -49,7 +49,7 @@ def decoder(serve: Serve) -> LocalDecoder:
 
 
 class Alone:
-    """What a request has to return: each token from the untouched model, run over the whole text so far."""
+    """The expected result of a request: each token from the unmodified model, run over the whole text so far."""
 
     def __init__(self, model: Any, decoder: LocalDecoder, logits_alone: Callable[..., Tensor]) -> None:
         self._model = copy.deepcopy(model)
@@ -60,14 +60,14 @@ class Alone:
         return self._run(self._model, list(ids)).log_softmax(-1)
 
     def total(self, context: Sequence[int], ids: Sequence[int]) -> float:
-        """Log-probability of ids after the context."""
+        """Return the log-probability of ids after the context."""
         rows = self.logprobs([*context, *ids])[len(context) - 1 : -1]
         return float(rows[range(len(ids)), list(ids)].sum())
 
     def tokens(
         self, context: Sequence[int], sampling: Sampling, count: int, sample: int = 0, first: int = 0
     ) -> list[int]:
-        """Up to `count` tokens after the context, up to an end token; stop strings are not looked at."""
+        """Return up to `count` tokens after the context, up to an end token, ignoring stop strings."""
         s, drawn = sampling, list[int]()
         for position in range(first, first + count):
             how = (s.temperature, s.top_k, s.top_p, s.min_p, s.seed, sample, position)
@@ -77,7 +77,7 @@ class Alone:
         return drawn
 
     def check(self, request: Request, completions: Sequence[Completion]) -> None:
-        """A request without trigger or choices: its tokens, text, log-probability and end."""
+        """Check tokens, text, log-probability and end of a request without trigger or choices."""
         prompt, s = self._codec.encode_prompt(request.prompt), request.sampling
         assert len(completions) == s.n
         for sample, completion in enumerate(completions):
@@ -102,7 +102,7 @@ def alone(model: Any, decoder: LocalDecoder, logits_alone: Callable[..., Tensor]
 
 
 class Score(float):
-    """A sum of log-probabilities: equal up to what the shape of a forward changes in float32."""
+    """A sum of log-probabilities, compared with a tolerance for float32 differences between forward shapes."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, float) and abs(float(self) - float(other)) < 1e-3
@@ -111,7 +111,7 @@ class Score(float):
 
 
 def outcome(completion: Completion) -> tuple[Any, ...]:
-    """All that must not depend on company."""
+    """Return everything that must not depend on the other requests of a batch."""
     scores = [(Score(choice.total), choice.tokens) for choice in completion.choice_logprobs]
     drawn = (completion.tokens, Score(completion.logprob))
     return completion.text, drawn, completion.finish_reason, completion.parts, scores
@@ -123,7 +123,8 @@ def by_request(requests: Sequence[Request], completions: Sequence[Completion]) -
 
 
 def mixed_requests(count: int, seed: int, temperature: float | None = None, plain: bool = False) -> list[Request]:
-    """Prompts that share beginnings or do not, of all lengths, with stops, several samples, triggers and choices."""
+    """Return prompts with and without shared prefixes, of many lengths, with stops, several samples, triggers and
+    choices."""
     rng = random.Random(seed)
     requests = []
     for i in range(count):
@@ -158,7 +159,7 @@ def greedy(decoder: LocalDecoder, prompt: str = "abc", **settings: Any) -> Compl
 
 
 def inner_stop(decoder: LocalDecoder, prompt: str, **settings: Any) -> tuple[str, int, str]:
-    """What the model will write from inside a token to two tokens later; that token's place, and its text."""
+    """Return a stop string from inside one token to two tokens later, that token's index, and the token's text."""
     tokens = greedy(decoder, prompt=prompt, **settings).tokens
     pieces = [decoder.engine.codec.decode([token]) for token in tokens]
     at = next(i for i, piece in enumerate(pieces) if i and len(piece) > 1)
@@ -176,7 +177,8 @@ TRIGGER = " So the answer is"
 
 
 def ended_by(decoder: LocalDecoder, ended: str, settings: dict[str, Any]) -> Sampling:
-    """Settings under which "abc" goes on to the given end; a stop string spans tokens that were fed already."""
+    """Return settings under which "abc" is continued to the given end. A stop string spans tokens that are already in
+    the cache."""
     sampling = Sampling(seed=3, **settings)
     if ended == "stop":
         sampling = Sampling(seed=3, stop=(inner_stop(decoder, "abc", **settings)[0],), **settings)
@@ -186,7 +188,11 @@ def ended_by(decoder: LocalDecoder, ended: str, settings: dict[str, Any]) -> Sam
 def answered(
     decoder: LocalDecoder, ended: str, choices: tuple[str, ...] = (), **settings: Any
 ) -> tuple[Completion, list[int]]:
-    """A request whose rationale ends in the given way, checked up to its trigger; and the ids it went on from."""
+    """Run a request whose rationale has the given end, and check it up to its trigger.
+
+    Returns:
+        The completion, and the token ids that the answer continues.
+    """
     codec = decoder.engine.codec
     sampling = ended_by(decoder, ended, settings)
     plain = decoder.generate([Request(prompt="abc", sampling=sampling)])[0]
@@ -199,11 +205,11 @@ def answered(
     assert completion.text == plain.text + TRIGGER + answer.text
     assert completion.answer == answer.text
     assert completion.tokens[: len(plain.tokens)] == plain.tokens
-    kept = max(n for n in range(len(plain.tokens) + 1) if plain.text.startswith(codec.decode(plain.tokens[:n])))
+    retained = max(n for n in range(len(plain.tokens) + 1) if plain.text.startswith(codec.decode(plain.tokens[:n])))
     if ended == "eos":
-        kept -= 1
-    rest = plain.text[len(codec.decode(plain.tokens[:kept])) :] + TRIGGER
-    return completion, [*codec.encode_prompt("abc"), *plain.tokens[:kept], *codec.encode(rest)]
+        retained -= 1
+    rest = plain.text[len(codec.decode(plain.tokens[:retained])) :] + TRIGGER
+    return completion, [*codec.encode_prompt("abc"), *plain.tokens[:retained], *codec.encode(rest)]
 
 
 @pytest.fixture(name="alone_with")

@@ -1,4 +1,4 @@
-"""Admission by need: requests reserve slots for their next tokens, and pausing them changes no result."""
+"""Admission by need: requests reserve slots only for their next tokens, and pausing them changes no result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Serve = Callable[..., LocalDecoder]
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> Counter[Job]:
-    """How often each request was paused."""
+    """Count how often each request was paused."""
     counted: Counter[Job] = Counter()
     pause = Autoregressive.pause
 
@@ -38,7 +38,7 @@ def long_requests(count: int, tokens: int = 120) -> list[Request]:
 
 
 class Counting(Autoregressive):
-    """Notes how many requests run in each of its steps."""
+    """A policy that records how many requests run in each of its steps."""
 
     def __init__(self, job: Job, running: list[Job], seen: list[int]) -> None:
         super().__init__(job)
@@ -57,7 +57,7 @@ def test_a_request_reserves_slots_for_its_next_tokens_not_for_all_of_max_tokens(
     requests = [request.model_copy(update={"prompt": f"abc {i}"}) for i in range(9)]
     for handle in engine.submit_all(requests, [policy] * 9):
         handle.result(60)
-    assert max(seen) == 9  # two, were all of their tokens reserved
+    assert max(seen) == 9  # two, if all of their tokens were reserved
 
 
 @pytest.mark.parametrize("method", ["ar", "sd", "mcsd", "seed", "lookahead", "jacobi", "auto"])
@@ -77,7 +77,7 @@ def test_paused_requests_write_the_same_tokens(
 
 @pytest.mark.parametrize("chunk", [512, 7])
 @pytest.mark.parametrize("ahead", [1, 8])
-def test_every_kind_of_request_is_the_same_beside_paused_ones(
+def test_every_kind_of_request_returns_the_same_beside_paused_ones(
     serve: Serve,
     chunk: int,
     ahead: int,
@@ -94,7 +94,7 @@ def test_every_kind_of_request_is_the_same_beside_paused_ones(
     assert set(pauses.values()) == {1}
 
 
-def test_the_oldest_request_is_never_paused_and_paused_ones_end_in_their_order(
+def test_the_oldest_request_is_never_paused_and_paused_ones_finish_in_order(
     serve: Serve, pauses: Counter[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler, "_AHEAD", 4)
@@ -142,7 +142,7 @@ def test_a_paused_request_that_is_cancelled_keeps_its_text(
 
 
 @pytest.mark.parametrize("trigger", [None, " So"])
-def test_slots_that_choices_take_are_not_reserved_again(
+def test_slots_used_by_choices_are_not_reserved_again(
     serve: Serve, trigger: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = serve(kv_budget=3000).engine

@@ -19,7 +19,7 @@ def endless(i: int = 0, tokens: int = 700) -> Request:
     return Request(prompt=f"{i} abc", sampling=Sampling(max_tokens=tokens, ignore_eos=True, temperature=1.0, seed=i))
 
 
-def test_64_streams_are_awaited_at_once_without_a_thread_for_any(serve: Serve) -> None:
+def test_64_streams_are_awaited_at_once_without_extra_threads(serve: Serve) -> None:
     decoder = serve(kv_budget=6000)
     requests = [endless(i, 20) for i in range(STREAMS)]
     expected = [completion.text for completion in decoder.generate(requests)]
@@ -39,20 +39,20 @@ def test_64_streams_are_awaited_at_once_without_a_thread_for_any(serve: Serve) -
         return await asyncio.gather(*(text(i, handle) for i, handle in enumerate(handles)))
 
     assert asyncio.run(main()) == expected
-    assert len(set(order[: len(order) // 2])) == STREAMS  # side by side, not one after another
+    assert len(set(order[: len(order) // 2])) == STREAMS  # interleaved, not one after another
 
 
 def test_cancelling_the_task_that_waits_for_pieces_cancels_the_request(decoder: LocalDecoder) -> None:
     (handle,) = decoder.submit([endless()], stream=True)
-    got = asyncio.Event()
+    received = asyncio.Event()
 
     async def take() -> None:
         async for _ in handle:
-            got.set()
+            received.set()
 
     async def main() -> None:
         taking = asyncio.create_task(take())
-        await got.wait()
+        await received.wait()
         taking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await taking
@@ -63,12 +63,12 @@ def test_cancelling_the_task_that_waits_for_pieces_cancels_the_request(decoder: 
     assert 0 < len(completion.tokens) < 700
 
 
-def test_a_loop_that_ended_in_mid_stream_does_not_harm_the_engine(decoder: LocalDecoder) -> None:
+def test_a_loop_that_ends_in_mid_stream_does_not_harm_the_engine(decoder: LocalDecoder) -> None:
     (handle,) = decoder.submit([endless(tokens=200)], stream=True)
 
     async def first() -> tuple[int, str]:
         pieces = handle.__aiter__()
-        return await anext(pieces)  # and no one waits for the rest
+        return await anext(pieces)  # the rest is never awaited
 
     _, piece = asyncio.run(first())
     (completion,) = handle.result(30)
@@ -77,7 +77,7 @@ def test_a_loop_that_ended_in_mid_stream_does_not_harm_the_engine(decoder: Local
     assert decoder.generate([endless(tokens=200)])[0].text == completion.text
 
 
-def test_who_comes_late_to_a_stream_gets_all_of_it(decoder: LocalDecoder) -> None:
+def test_a_late_reader_of_a_stream_gets_all_of_it(decoder: LocalDecoder) -> None:
     (handle,) = decoder.submit([endless(tokens=30)], stream=True)
     (completion,) = handle.result(30)
 

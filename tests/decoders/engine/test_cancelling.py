@@ -1,4 +1,4 @@
-"""The engine: a cancelled request gives its slots back, and leaves the others alone."""
+"""The engine: a cancelled request frees its slots and does not affect other requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 4
 Serve = Callable[..., LocalDecoder]
 
 
-def test_cancelling_gives_the_slots_back_and_leaves_others_alone(
+def test_cancelling_frees_the_slots_and_does_not_affect_others(
     decoder: LocalDecoder, wait_until: Callable[..., None], outcome: Callable[..., tuple[Any, ...]]
 ) -> None:
     cache = decoder.engine.cache
@@ -40,7 +40,7 @@ def test_cancelling_gives_the_slots_back_and_leaves_others_alone(
 
 
 def test_a_waiting_request_can_be_cancelled(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "_AHEAD", 700)  # so that the second has to wait
+    monkeypatch.setattr(scheduler, "_AHEAD", 700)  # so that the second request has to wait
     decoder = serve(kv_budget=1000)
     running, waiting = (
         decoder.submit([Request(prompt=p, sampling=Sampling(max_tokens=700, ignore_eos=True))], stream=True)[0]
@@ -55,7 +55,7 @@ def test_a_waiting_request_can_be_cancelled(serve: Serve, monkeypatch: pytest.Mo
     running.cancel()
 
 
-def test_cancelling_what_is_done_does_nothing(decoder: LocalDecoder, greedy: Callable[..., Completion]) -> None:
+def test_cancelling_a_finished_request_does_nothing(decoder: LocalDecoder, greedy: Callable[..., Completion]) -> None:
     (handle,) = decoder.submit([Request(prompt="abc", sampling=Sampling(max_tokens=3))])
     done = handle.result(30)
     handle.cancel()
@@ -63,15 +63,15 @@ def test_cancelling_what_is_done_does_nothing(decoder: LocalDecoder, greedy: Cal
     assert greedy(decoder, max_tokens=3).tokens == done[0].tokens
 
 
-class Held(Autoregressive):
-    """Decodes, but not before it is let go."""
+class Blocked(Autoregressive):
+    """A policy that decodes only after `unblocked` is set."""
 
-    def __init__(self, job: Job, let_go: threading.Event) -> None:
+    def __init__(self, job: Job, unblocked: threading.Event) -> None:
         super().__init__(job)
-        self._let_go = let_go
+        self._unblocked = unblocked
 
     def propose(self) -> list[Chunk]:
-        self._let_go.wait(20)
+        self._unblocked.wait(20)
         return super().propose()
 
 
@@ -79,9 +79,9 @@ class Held(Autoregressive):
 def test_cancelling_the_task_that_awaits_cancels_the_request(
     decoder: LocalDecoder, caplog: pytest.LogCaptureFixture, loop_ends_first: bool
 ) -> None:
-    let_go = threading.Event()
+    unblocked = threading.Event()
     sampling = Sampling(max_tokens=900, ignore_eos=True)
-    handle = decoder.engine.submit(Request(prompt="abc", sampling=sampling), partial(Held, let_go=let_go))
+    handle = decoder.engine.submit(Request(prompt="abc", sampling=sampling), partial(Blocked, unblocked=unblocked))
     brief = decoder.submit([Request(prompt="the", sampling=Sampling(max_tokens=5, ignore_eos=True))])[0]
 
     async def wait() -> None:
@@ -94,11 +94,11 @@ def test_cancelling_the_task_that_awaits_cancels_the_request(
         with pytest.raises(asyncio.CancelledError):
             await task
         if not loop_ends_first:
-            let_go.set()
+            unblocked.set()
             assert len((await brief)[0].tokens) == 5
 
     asyncio.run(main())
-    let_go.set()
+    unblocked.set()
     (completion,) = handle.result(30)
     assert completion.finish_reason == "cancelled"
     assert len(completion.tokens) < 900

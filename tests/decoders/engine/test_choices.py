@@ -1,4 +1,4 @@
-"""The engine: choices scored, and answers after their trigger."""
+"""The engine: scores of choices, and answers after a trigger."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Serve = Callable[..., LocalDecoder]
 
 
 @pytest.mark.parametrize("close", [False, True])
-def test_choices_score_as_the_text_run_alone(decoder: LocalDecoder, alone: Any, close: bool) -> None:
+def test_choices_get_the_scores_of_the_text_run_alone(decoder: LocalDecoder, alone: Any, close: bool) -> None:
     codec = decoder.engine.codec
     choices = ("1", "10", "102", " the other", "the <|im_end|>", "z")
     request = Request(prompt=LONG, choices=choices, close_choices=close)
@@ -31,7 +31,7 @@ def test_choices_score_as_the_text_run_alone(decoder: LocalDecoder, alone: Any, 
     assert completion.usage.forwards == 1
 
 
-def test_scoring_runs_beside_decoding(decoder: LocalDecoder, outcome: Callable[..., tuple[Any, ...]]) -> None:
+def test_scoring_and_decoding_share_a_batch(decoder: LocalDecoder, outcome: Callable[..., tuple[Any, ...]]) -> None:
     scored = Request(prompt=LONG, choices=("yes", "no"))
     decoded = Request(prompt=LONG, sampling=Sampling(max_tokens=10, n=2, temperature=1.0))
     expected = decoder.generate([scored])[0], *decoder.generate([decoded])
@@ -74,7 +74,7 @@ def test_an_answer_follows_its_trigger(
 
 
 @ENDS
-def test_choices_after_a_trigger_are_scored_after_it(
+def test_choices_are_scored_after_the_trigger(
     decoder: LocalDecoder,
     alone: Any,
     ended: str,
@@ -97,8 +97,8 @@ def test_a_completion_without_a_trigger_is_its_own_answer(
     assert [(part.kind, part.text) for part in completion.parts] == [("exact", completion.text)]
 
 
-def test_the_trigger_and_answer_still_to_come_keep_their_room(serve: Serve) -> None:
-    """Between a rationale's end and its trigger's forward, nobody may be let in on the trigger's slots."""
+def test_slots_for_the_trigger_and_the_answer_stay_reserved(serve: Serve) -> None:
+    """Between a rationale's end and its trigger's forward, no other request may take the trigger's slots."""
     decoder = serve(kv_budget=80)
     sampling = Sampling(max_tokens=4, ignore_eos=True)
     trigger = "0123456789012345678901234567890123456789"

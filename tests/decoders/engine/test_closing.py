@@ -1,4 +1,4 @@
-"""The engine: how a decoder is loaded, shared among threads, and closed."""
+"""The engine: loading a decoder, sharing it among threads, and closing it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_shared_engine_outlives_its_decoders(decoder: LocalDecoder, greedy: Ca
     assert greedy(decoder, max_tokens=3).tokens == first.tokens
 
 
-def test_bad_names_and_options_are_named(decoder: LocalDecoder) -> None:
+def test_bad_decoder_names_and_options_are_refused(decoder: LocalDecoder) -> None:
     with pytest.raises(OptionError, match=r"unknown decoder 'arr' \(did you mean ar\?\)"):
         load_decoder("arr", engine=decoder.engine)
     with pytest.raises(OptionError, match="decoder ar, option width"):
@@ -63,7 +63,8 @@ def test_bad_names_and_options_are_named(decoder: LocalDecoder) -> None:
 
 
 def test_a_model_is_held_by_one_engine_at_a_time(decoder: LocalDecoder, greedy: Callable[..., Completion]) -> None:
-    """A second one would take the first one's attention away when it closes, and the first would go on, wrongly."""
+    """A second engine would remove the first engine's attention when it closes, and the first would then decode
+    wrongly."""
     with pytest.raises(ModelError, match="held by another Engine: close that one, or share it by engine="):
         Engine(decoder.engine.loaded)
     decoder.engine.close()
@@ -71,7 +72,7 @@ def test_a_model_is_held_by_one_engine_at_a_time(decoder: LocalDecoder, greedy: 
         assert greedy(load_decoder("ar", engine=second), max_tokens=3).finish_reason == "length"
 
 
-def test_a_closed_engine_refuses(decoder: LocalDecoder, greedy: Callable[..., Completion]) -> None:
+def test_a_closed_engine_refuses_requests(decoder: LocalDecoder, greedy: Callable[..., Completion]) -> None:
     greedy(decoder, max_tokens=1)
     decoder.engine.close()
     decoder.engine.close()
@@ -79,7 +80,7 @@ def test_a_closed_engine_refuses(decoder: LocalDecoder, greedy: Callable[..., Co
         decoder.submit([Request(prompt="abc")])
 
 
-def test_closing_cancels_what_runs_and_what_waits(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_cancels_running_and_waiting_requests(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "_AHEAD", 700)  # so that all but the first have to wait
     decoder = serve(kv_budget=1000)
     requests = [Request(prompt=p, sampling=Sampling(max_tokens=700, ignore_eos=True)) for p in ("abc", "the", "in")]
@@ -92,7 +93,7 @@ def test_closing_cancels_what_runs_and_what_waits(serve: Serve, monkeypatch: pyt
     assert [completion.tokens for completion in completions[1:]] == [(), ()]
 
 
-def test_fifty_threads_may_submit_at_once(
+def test_fifty_threads_can_submit_at_once(
     decoder: LocalDecoder,
     mixed_requests: Callable[..., list[Request]],
     by_request: Callable[..., list[list[tuple[Any, ...]]]],
@@ -110,7 +111,7 @@ def test_fifty_threads_may_submit_at_once(
     assert [by_request([request], one)[0] for request, one in zip(requests, got, strict=True)] == expected
 
 
-def test_an_engine_that_nobody_holds_is_collected_once_idle(
+def test_an_unreferenced_engine_is_collected_once_idle(
     make_model: Callable[..., Any], tokenizer: Any, monkeypatch: pytest.MonkeyPatch, greedy: Callable[..., Completion]
 ) -> None:
     monkeypatch.setattr("tot.decoders.engine.engine._IDLE_SECONDS", 0.02)
@@ -119,7 +120,7 @@ def test_an_engine_that_nobody_holds_is_collected_once_idle(
     thread = decoder.engine._thread
     assert thread is not None
     thread.join(10)
-    assert greedy(decoder, max_tokens=2).tokens == first  # a thread that has gone is started again
+    assert greedy(decoder, max_tokens=2).tokens == first  # an ended thread is restarted
     assert decoder.engine._thread is not None
     decoder.engine._thread.join(10)
     engine = weakref.ref(decoder.engine)
@@ -135,14 +136,14 @@ class Stalled(Autoregressive):
         return []
 
 
-def test_a_policy_with_nothing_to_run_fails_instead_of_being_asked_for_ever(decoder: LocalDecoder) -> None:
+def test_a_policy_with_nothing_to_run_fails_instead_of_looping_forever(decoder: LocalDecoder) -> None:
     handle = decoder.engine.submit(Request(prompt="abc"), Stalled)
     with pytest.raises(ModelError, match="Stalled proposed no chunks and has not ended"):
         handle.result(30)
 
 
-def test_engines_leave_nothing_behind_at_exit(model: Any, tokenizer: Any) -> None:
-    """One thing to do at exit, however many there were, and then for those that are still open."""
+def test_engines_register_one_exit_handler(model: Any, tokenizer: Any) -> None:
+    """All engines share one exit handler, which closes the engines that are still open."""
     before = atexit._ncallbacks()
     held = [Engine(load_model(copy.deepcopy(model), tokenizer=tokenizer), 100) for _ in range(3)]
     assert atexit._ncallbacks() == before
@@ -152,26 +153,26 @@ def test_engines_leave_nothing_behind_at_exit(model: Any, tokenizer: Any) -> Non
         engine.close()
 
 
-def test_closing_a_decoder_while_its_requests_run_leaves_the_others_alone(
+def test_closing_a_decoder_with_running_requests_does_not_affect_others(
     model: Any, tokenizer: Any, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its draft goes between two steps, in the engine's own thread."""
+    """The engine's thread frees the draft between two steps."""
     other = serve()
     threads = []
     close = Runner.close
     monkeypatch.setattr(
         Runner, "close", lambda runner: (threads.append(threading.current_thread().name), close(runner))[1]
     )
-    asked = [Request(prompt=LONG, sampling=Sampling(max_tokens=60, temperature=1.0, ignore_eos=True))]
-    wanted = [one.tokens for one in other.generate(asked)]
+    requests = [Request(prompt=LONG, sampling=Sampling(max_tokens=60, temperature=1.0, ignore_eos=True))]
+    expected = [one.tokens for one in other.generate(requests)]
     draft = copy.deepcopy(model)
     for _ in range(3):
         drafting = load_decoder("sd", engine=other.engine, draft=draft)
         lost = drafting.submit([Request(prompt=LONG, sampling=Sampling(max_tokens=900))], stream=True)
-        kept = other.submit(asked)
+        kept = other.submit(requests)
         next(iter(lost[0]))
         drafting.close()
         assert [one.finish_reason for one in lost[0].result(0)] == ["cancelled"]
-        assert [one.tokens for one in kept[0].result(30)] == wanted
+        assert [one.tokens for one in kept[0].result(30)] == expected
         assert draft.config._attn_implementation == "sdpa"
     assert threads == ["tot-engine"] * 3

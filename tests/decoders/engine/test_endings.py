@@ -1,4 +1,4 @@
-"""The engine: what ends a text, from end tokens and stop strings to the context and budgets."""
+"""The engine: the end of a text by end tokens, stop strings, context length and budgets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ END = 2
 Serve = Callable[..., LocalDecoder]
 
 
-# -- what ends a text --------------------------------------------------------------------------------
+# -- ends of a text ----------------------------------------------------------------------------------
 
 
 def test_an_end_token_ends_a_text_unless_ignored(decoder: LocalDecoder, greedy: Callable[..., Completion]) -> None:
@@ -47,7 +47,7 @@ def test_a_stop_string_may_span_tokens_and_begin_inside_one(
     assert (cut.finish_reason, cut.tokens) == ("stop", free.tokens[: at + 3])
 
 
-def test_the_context_bounds_a_text(decoder: LocalDecoder) -> None:
+def test_the_context_limits_a_text(decoder: LocalDecoder) -> None:
     prompt = tuple(random.Random(0).choices(range(3, 270), k=1000))
     sampling = Sampling(max_tokens=100, ignore_eos=True)
     (completion,) = decoder.generate([Request(prompt=prompt, sampling=sampling)])
@@ -61,7 +61,7 @@ def test_the_context_bounds_a_text(decoder: LocalDecoder) -> None:
     ("budget", "tokens"),
     [(Budget(tokens=5), 5), (Budget(forwards=3), 3), (Budget(seconds=0), 0), (Budget(tokens=0), 0)],
 )
-def test_a_reached_limit_ends_a_text_as_budget(decoder: LocalDecoder, budget: Budget, tokens: int) -> None:
+def test_a_reached_budget_ends_a_text(decoder: LocalDecoder, budget: Budget, tokens: int) -> None:
     meter = Meter(budget)
     sampling = Sampling(max_tokens=50, ignore_eos=True)
     requests = [Request(prompt="abc", sampling=sampling)]

@@ -1,4 +1,4 @@
-"""The engine: nobody's trouble is anybody else's."""
+"""The engine: a failure affects only its own request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 4
 
 
 class Faulty(Autoregressive):
-    """Decodes, and fails in its third step."""
+    """A policy that decodes, and fails in its third step."""
 
     def __init__(self, job: Job, where: str) -> None:
         super().__init__(job)
@@ -41,7 +41,7 @@ class Faulty(Autoregressive):
 
 
 @pytest.mark.parametrize("where", ["propose", "commit"])
-def test_a_policys_fault_fails_its_request_only(
+def test_a_fault_in_a_policy_fails_its_request_only(
     decoder: LocalDecoder, where: str, wait_until: Callable[..., None], outcome: Callable[..., tuple[Any, ...]]
 ) -> None:
     engine = decoder.engine
@@ -60,7 +60,7 @@ def test_a_policys_fault_fails_its_request_only(
 
 
 @pytest.mark.parametrize("weight", ["lm_head.weight", "model.layers.0.self_attn.v_proj.weight", "model.norm.weight"])
-def test_weights_of_nan_fail_a_request_and_not_the_engine(
+def test_nan_weights_fail_a_request_and_not_the_engine(
     decoder: LocalDecoder, weight: str, outcome: Callable[..., tuple[Any, ...]]
 ) -> None:
     request = Request(prompt=LONG, sampling=Sampling(max_tokens=4, temperature=1.0, n=2))
@@ -73,12 +73,12 @@ def test_weights_of_nan_fail_a_request_and_not_the_engine(
         with pytest.raises(ModelError, match=r"not finite .* try dtype=fp32"):
             handle.result(30)
     tensor.copy_(whole)
-    damaged = decoder.generate([request])  # nothing computed with the damaged weights may be left in the cache
+    damaged = decoder.generate([request])  # the cache must not keep results of the damaged weights
     assert len(damaged) == 2
     assert [outcome(one) for one in decoder.generate([other])] == expected
 
 
-def test_a_request_that_meets_nan_spoils_no_other(
+def test_a_request_with_nan_logits_affects_no_other(
     decoder: LocalDecoder, outcome: Callable[..., tuple[Any, ...]]
 ) -> None:
     good = Request(prompt=LONG, sampling=Sampling(max_tokens=10))
@@ -91,7 +91,7 @@ def test_a_request_that_meets_nan_spoils_no_other(
     assert [outcome(handle.result(30)[0]) for handle in (first, last)] == [expected] * 2
 
 
-def test_a_forward_that_fails_loses_its_step_and_not_the_engine(
+def test_a_failed_forward_fails_its_step_and_not_the_engine(
     decoder: LocalDecoder,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -113,13 +113,13 @@ def test_a_forward_that_fails_loses_its_step_and_not_the_engine(
 
 
 class Ruinous(Autoregressive):
-    """Fails where the engine can't tell whose slots are whose any more."""
+    """A policy that fails at the point where the engine loses track of who owns which slots."""
 
     def release(self) -> None:
         raise ZeroDivisionError("slots lost")
 
 
-def test_an_engine_that_breaks_lets_nobody_wait(model: Any, tokenizer: Any) -> None:
+def test_a_failed_engine_fails_its_waiting_requests(model: Any, tokenizer: Any) -> None:
     tokens = torch.tensor([[5, 6, 7]])
     before = model(tokens).logits
     engine = Engine(load_model(model, tokenizer=tokenizer), 1000)
@@ -135,7 +135,7 @@ def test_an_engine_that_breaks_lets_nobody_wait(model: Any, tokenizer: Any) -> N
     assert torch.equal(model(tokens).logits, before)
 
 
-def test_an_error_reaches_whoever_awaits(decoder: LocalDecoder) -> None:
+def test_an_error_is_raised_where_the_request_is_awaited(decoder: LocalDecoder) -> None:
     async def main() -> None:
         await decoder.engine.submit(Request(prompt="abc"), partial(Faulty, where="commit"))
 

@@ -1,4 +1,4 @@
-"""The engine: what a request returns depends on nothing but the request, whatever it is packed with."""
+"""The engine: the result of a request depends only on the request, not on the rest of its batch."""
 
 from __future__ import annotations
 
@@ -24,12 +24,9 @@ LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 4
 Serve = Callable[..., LocalDecoder]
 
 
-# -- packed equals alone -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 0.7])
-def test_packed_equals_the_untouched_model_alone(
+def test_packed_equals_the_unmodified_model_alone(
     serve: Serve,
     make_model: Callable[..., Any],
     logits_alone: Callable[..., Tensor],
@@ -78,7 +75,7 @@ def test_packed_equals_alone_under_eviction_and_for_any_chunk(
     cache = decoder.engine.cache
     assert cache.peak_live <= kv_budget
     if kv_budget == 420:
-        assert cache.stored == kv_budget  # the cache filled, so slots were taken from it
+        assert cache.stored == kv_budget  # the cache was full, so entries were evicted
         assert cache.peak_live > 300
 
 
@@ -93,7 +90,9 @@ def test_the_order_of_submission_changes_nothing(
         assert got == [expected[i] for i in order]
 
 
-def test_temperature_zero_is_what_generate_gives(model: Any, make_model: Callable[..., Any], serve: Serve) -> None:
+def test_temperature_zero_equals_transformers_generate(
+    model: Any, make_model: Callable[..., Any], serve: Serve
+) -> None:
     for tiny in (model, make_model("qwen2", seed=3)):
         decoder = serve(tiny)
         prompts = ["The sum of 10", LONG, "a", "abc abc abc"]
@@ -129,14 +128,14 @@ def test_samples_of_two_tokens_follow_the_models_distribution(
     assert stats.chisquare(observed, np.append(expected[often], 6000 - expected[often].sum())).pvalue > 1e-3
     assert np.abs(counts - expected).sum() / 2 / 6000 < 0.05
     independent = (first[:, None] * (first @ second)[None]).double().numpy() * 6000
-    assert np.abs(counts - independent).sum() / 2 / 6000 > 0.1  # the second token does depend on the first
+    assert np.abs(counts - independent).sum() / 2 / 6000 > 0.1  # the second token depends on the first
 
 
 # -- two methods in one forward ----------------------------------------------------------------------
 
 
 class Pairs(Policy):
-    """Writes a given text, two tokens a step."""
+    """A policy that writes a given text, two tokens a step."""
 
     def __init__(self, job: Job, script: Sequence[int]) -> None:
         self._job, self._script = job, list(script)

@@ -1,4 +1,4 @@
-"""Detailed recordings: spans in spans, what forwards computed, traces, and that nothing of it stays."""
+"""Detailed recordings: nested spans, the load of each forward, traces, and cleanup."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PARTS = {"forward", "sampling", "commit"}
 
 
 class Script:
-    """A clock that is turned by hand."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -36,26 +36,26 @@ def clock() -> Script:
 
 @pytest.fixture
 def timeline(clock: Script) -> Iterator[Timeline]:
-    """On the scripted clock, recording this thread's parts."""
+    """A timeline on the scripted clock that records this thread's parts."""
     made = Timeline(clock, detailed=True)
     with recorded(made):
         yield made
 
 
 def kinds(timeline: Timeline, lane: str = LANE) -> list[tuple[str, float]]:
-    """The path of each span and its own seconds."""
+    """Return each span's path and exclusive seconds."""
     return [("/".join(span.kind for span in path), own) for path, own in timeline.exclusive(lane)]
 
 
 def ask(prompt: str = "The sum of 10 and 11", tokens: int = 6, purpose: Any = "generate", n: int = 1) -> Request:
-    sampling = Sampling(max_tokens=tokens, ignore_eos=True, n=n, seed=3, temperature=5.0)  # no two texts are alike
+    sampling = Sampling(max_tokens=tokens, ignore_eos=True, n=n, seed=3, temperature=5.0)  # no two texts are equal
     return Request(prompt=prompt, purpose=purpose, sampling=sampling)
 
 
 # -- parts --------------------------------------------------------------------------------------------------------
 
 
-def test_parts_are_exclusive_and_sum_up_to_the_time_that_went_by(clock: Script, timeline: Timeline) -> None:
+def test_parts_are_exclusive_and_sum_to_the_elapsed_time(clock: Script, timeline: Timeline) -> None:
     with span("forward"):
         clock.now = 1.0
         with span("attention"):
@@ -77,13 +77,13 @@ def test_parts_are_exclusive_and_sum_up_to_the_time_that_went_by(clock: Script, 
     assert sum(own for _, own in timeline.exclusive(LANE)) == clock.now
 
 
-def test_of_spans_at_the_same_time_the_last_recorded_holds_the_others(clock: Script, timeline: Timeline) -> None:
+def test_of_simultaneous_spans_the_last_recorded_contains_the_others(clock: Script, timeline: Timeline) -> None:
     with span("forward"), span("attention"):
         clock.now = 2.0
     assert kinds(timeline) == [("forward/attention", 2.0), ("forward", 0.0)]
 
 
-def test_a_timed_function_is_a_part_and_says_what_it_said(clock: Script, timeline: Timeline) -> None:
+def test_a_timed_function_is_a_part_and_returns_its_value(clock: Script, timeline: Timeline) -> None:
     def double(value: int, by: int = 2) -> int:
         clock.now += value
         return value * by
@@ -93,7 +93,7 @@ def test_a_timed_function_is_a_part_and_says_what_it_said(clock: Script, timelin
     assert kinds(timeline) == [("linear", 3.0), ("linear", 4.0)]
 
 
-def test_seconds_counted_elsewhere_are_parts_that_end_now(clock: Script, timeline: Timeline) -> None:
+def test_seconds_counted_elsewhere_become_parts_that_end_now(clock: Script, timeline: Timeline) -> None:
     with span("forward"):
         clock.now = 10.0
         add_spans({"linear": 6.0, "attention": 3.0})
@@ -120,14 +120,14 @@ def test_parts_are_recorded_on_detailed_timelines_only(clock: Script) -> None:
 # -- an engine's recording ----------------------------------------------------------------------------------------
 
 
-def test_a_step_is_made_of_its_parts_and_the_run_of_its_steps(serve: Serve) -> None:
+def test_a_run_consists_of_steps_and_a_step_of_parts(serve: Serve) -> None:
     decoder = serve()
     layers = sum(isinstance(module, nn.Linear) for module in decoder.model.modules())
     with recording(decoder.engine) as timeline:
         decoder.generate([ask()])
     paths = [path for path, _ in kinds(timeline)]
     steps = paths.count("run/step")
-    assert steps == decoder.engine.forwards == 6  # of which the first computes the prompt, too
+    assert steps == decoder.engine.forwards == 6  # the first also prefills the prompt
     assert all(paths.count(f"run/step/{name}") == steps for name in PARTS)
     assert paths.count("run/step/forward/attention") == steps * decoder.model.config.num_hidden_layers
     assert paths.count("run/step/forward/linear") == steps * layers
@@ -137,7 +137,7 @@ def test_a_step_is_made_of_its_parts_and_the_run_of_its_steps(serve: Serve) -> N
     assert sum(own for _, own in kinds(timeline)) == pytest.approx(run.ended - run.began)
 
 
-def test_loads_say_which_rows_were_computed_for_what(serve: Serve) -> None:
+def test_loads_report_the_computed_rows_by_purpose_and_phase(serve: Serve) -> None:
     decoder = serve()
     requests = [ask(tokens=2), ask("abc", tokens=1, purpose="evaluate")]
     one, other = (len(decoder.engine.codec.encode_prompt(request.prompt)) for request in requests)
@@ -150,7 +150,7 @@ def test_loads_say_which_rows_were_computed_for_what(serve: Serve) -> None:
     ]
 
 
-def test_what_branches_share_is_a_load_once(serve: Serve) -> None:
+def test_a_prefix_shared_by_branches_counts_once_in_a_load(serve: Serve) -> None:
     decoder = serve()
     prompt = len(decoder.engine.codec.encode_prompt(ask().prompt))
     with recording(decoder.engine) as timeline:
@@ -164,7 +164,7 @@ def test_what_branches_share_is_a_load_once(serve: Serve) -> None:
     assert prompt + 5 < last.slots <= prompt + 5 * rows
 
 
-def test_rows_of_texts_that_are_drafted_for_are_verified(serve: Serve) -> None:
+def test_rows_of_drafted_texts_are_verify_rows(serve: Serve) -> None:
     engine = serve().engine
     decoder = load_decoder("sd", engine=engine)
     with recording(engine) as timeline:
@@ -174,7 +174,7 @@ def test_rows_of_texts_that_are_drafted_for_are_verified(serve: Serve) -> None:
     assert "run/step/draft" in dict(kinds(timeline))
 
 
-def test_tokens_are_the_same_and_afterwards_nothing_is_recorded_or_wrapped(serve: Serve) -> None:
+def test_recording_changes_no_token_and_leaves_no_wrapper(serve: Serve) -> None:
     decoder = serve()
     layers = [module for module in decoder.model.modules() if isinstance(module, nn.Linear)]
     layers[0].forward = own = layers[0].forward  # type: ignore[method-assign]
@@ -205,7 +205,7 @@ def test_a_closed_engine_ends_its_recording(serve: Serve) -> None:
 # -- traces -------------------------------------------------------------------------------------------------------
 
 
-def test_events_are_sorted_and_nested_as_the_spans_are() -> None:
+def test_events_are_sorted_and_nested_like_the_spans() -> None:
     load = Load({("answer", "decode"): 2}, 2, 40, 21)
     spans = [
         Span("engine", "forward", 10.0, 10.5),
@@ -224,7 +224,7 @@ def test_events_are_sorted_and_nested_as_the_spans_are() -> None:
     ]  # fmt: skip
 
 
-def test_an_engines_events_lie_in_each_other(serve: Serve) -> None:
+def test_an_engines_events_are_nested(serve: Serve) -> None:
     decoder = serve()
     with recording(decoder.engine) as timeline:
         decoder.generate([ask(n=2)])
@@ -243,7 +243,7 @@ def test_an_engines_events_lie_in_each_other(serve: Serve) -> None:
         open_until.append(ends)
 
 
-def test_a_recording_that_ends_leaves_another_engines_attention_timed(serve: Serve) -> None:
+def test_a_recording_that_ends_keeps_another_engines_attention_timed(serve: Serve) -> None:
     one, other = serve(), serve()
     request = Request(prompt="the", sampling=Sampling(max_tokens=2))
     with recording(one.engine) as timeline:
@@ -257,7 +257,7 @@ def test_a_recording_that_ends_leaves_another_engines_attention_timed(serve: Ser
     assert AttentionInterface()[ATTENTION] is packed_attention
 
 
-def test_two_recordings_may_end_in_the_order_of_their_beginnings(serve: Serve) -> None:
+def test_two_recordings_may_end_in_the_order_in_which_they_began(serve: Serve) -> None:
     one, other = recording(serve().engine), recording(serve().engine)
     one.__enter__()
     other.__enter__()

@@ -1,4 +1,4 @@
-"""The engine: what is refused, with the numbers."""
+"""The engine: refused requests, and the numbers in their errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_prompt_longer_than_the_context_is_refused_with_the_numbers(decoder: L
         decoder.submit([trigger])
 
 
-def test_a_request_larger_than_the_store_is_refused_with_the_numbers(serve: Serve) -> None:
+def test_a_request_larger_than_the_kv_budget_is_refused_with_the_numbers(serve: Serve) -> None:
     decoder = serve(kv_budget=50)
     fits = Request(prompt=(5,) * 10, sampling=Sampling(max_tokens=20, n=2, ignore_eos=True, temperature=1.0))
     assert len(decoder.generate([fits])) == 2
@@ -33,7 +33,7 @@ def test_a_request_larger_than_the_store_is_refused_with_the_numbers(serve: Serv
 
 
 @pytest.mark.parametrize(("tokens", "fits"), [(40, True), (41, False)])
-def test_what_just_fits_the_store_runs(serve: Serve, tokens: int, fits: bool) -> None:
+def test_a_request_that_just_fits_the_kv_budget_runs(serve: Serve, tokens: int, fits: bool) -> None:
     request = Request(prompt=(5,) * 10, sampling=Sampling(max_tokens=tokens, ignore_eos=True))
     decoder = serve(kv_budget=50)
     if fits:
@@ -74,7 +74,7 @@ def test_a_token_id_outside_the_vocabulary_is_refused(decoder: LocalDecoder) -> 
 def test_a_token_without_a_row_in_the_embedding_is_refused(
     make_model: Callable[..., Any], serve: Serve, request_: Request
 ) -> None:
-    """The tokenizer has 279 tokens, "abc" being number 275: it is of another model."""
+    """The tokenizer belongs to another model: it has 279 tokens, and "abc" has id 275."""
     decoder = serve(make_model(vocab_size=270))
     with pytest.raises(RequestError, match=r"token id 27\d \(.*\) has no row in the model's embedding of 270, .* 279"):
         decoder.submit([request_])

@@ -1,4 +1,4 @@
-"""The engine: text while it is written, to threads and to asyncio."""
+"""The engine: streams of text, read from threads and from asyncio."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def streamed(handle: Handle) -> dict[int, str]:
 def test_streamed_pieces_are_the_text(
     serve: Serve, make_model: Callable[..., Any], mixed_requests: Callable[..., list[Request]]
 ) -> None:
-    for tiny in (make_model(readable=True), make_model()):  # the second writes broken characters
+    for tiny in (make_model(readable=True), make_model()):  # the second writes invalid UTF-8
         decoder = serve(tiny)
         requests = mixed_requests(15, seed=6)
         for handle in decoder.submit(requests, stream=True):
@@ -33,9 +33,7 @@ def test_streamed_pieces_are_the_text(
             assert [texts.get(i, "") for i in range(len(handle.result()))] == [c.text for c in handle.result()]
 
 
-def test_a_stop_string_is_never_streamed_not_even_its_beginning(
-    decoder: LocalDecoder, greedy: Callable[..., Completion]
-) -> None:
+def test_no_part_of_a_stop_string_is_streamed(decoder: LocalDecoder, greedy: Callable[..., Completion]) -> None:
     text = greedy(decoder, max_tokens=12).text
     stop = text[4:9]
     (handle,) = decoder.submit([Request(prompt="abc", sampling=Sampling(max_tokens=12, stop=(stop,)))], stream=True)
@@ -47,7 +45,7 @@ def test_a_stop_string_is_never_streamed_not_even_its_beginning(
     assert streamed(handle) == {0: text}
 
 
-def test_text_comes_while_it_is_written(decoder: LocalDecoder) -> None:
+def test_text_is_streamed_while_it_is_written(decoder: LocalDecoder) -> None:
     request = Request(prompt="abc", sampling=Sampling(max_tokens=900, ignore_eos=True))
     (handle,) = decoder.submit([request], stream=True)
     next(iter(handle))
@@ -55,13 +53,13 @@ def test_text_comes_while_it_is_written(decoder: LocalDecoder) -> None:
     handle.cancel()
 
 
-def test_iterating_takes_a_streaming_request(decoder: LocalDecoder) -> None:
+def test_only_streaming_requests_can_be_iterated(decoder: LocalDecoder) -> None:
     (handle,) = decoder.submit([Request(prompt="abc", sampling=Sampling(max_tokens=1))])
     with pytest.raises(RequestError, match=r"submit\(\.\.\., stream=True\)"):
         next(iter(handle))
 
 
-def test_handles_are_awaited_from_asyncio(
+def test_handles_can_be_awaited(
     decoder: LocalDecoder,
     mixed_requests: Callable[..., list[Request]],
     by_request: Callable[..., list[list[tuple[Any, ...]]]],
@@ -75,7 +73,7 @@ def test_handles_are_awaited_from_asyncio(
     assert by_request(requests, asyncio.run(main())) == by_request(requests, decoder.generate(requests))
 
 
-def test_pieces_can_be_awaited(decoder: LocalDecoder, greedy: Callable[..., Completion]) -> None:
+def test_pieces_of_a_stream_can_be_awaited(decoder: LocalDecoder, greedy: Callable[..., Completion]) -> None:
     async def main() -> tuple[str, list[Completion]]:
         (handle,) = decoder.submit([Request(prompt="abc", sampling=Sampling(max_tokens=9))], stream=True)
         return "".join([piece async for _, piece in handle]), await handle

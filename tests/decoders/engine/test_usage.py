@@ -1,4 +1,4 @@
-"""The engine: what a request is said to have cost, and what shared prompts save."""
+"""The engine: reported usage, and tokens saved by shared prompts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_second_call_computes_one_token_of_its_prompt(
     assert outcome(first) == outcome(again)
 
 
-def test_packed_twins_share_one_computation(decoder: LocalDecoder) -> None:
+def test_packed_equal_prompts_share_one_computation(decoder: LocalDecoder) -> None:
     request = Request(prompt=LONG, sampling=Sampling(max_tokens=2))
     completions = decoder.generate([request] * 3)
     size = completions[0].usage.prompt_tokens
@@ -38,7 +38,10 @@ def test_packed_twins_share_one_computation(decoder: LocalDecoder) -> None:
 
 
 def test_a_series_on_shared_prompts_computes_each_token_of_the_trie_once(decoder: LocalDecoder) -> None:
-    """Few-shot prefix, four problems, three calls on each: tokens computed = nodes of the trie + one a repeat."""
+    """Count computed tokens over a few-shot prefix with four problems and three calls on each.
+
+    The count is the number of trie nodes, plus one for each repeated prompt.
+    """
     rng = random.Random(5)
     prefix = rng.choices(range(3, 270), k=120)
     problems = [rng.choices(range(3, 270), k=20) for _ in range(4)]
@@ -55,11 +58,11 @@ def test_a_series_on_shared_prompts_computes_each_token_of_the_trie_once(decoder
     assert computed == len(nodes) + repeats
 
 
-def test_what_was_generated_is_found_as_a_prompt(decoder: LocalDecoder, greedy: Callable[..., Completion]) -> None:
+def test_generated_tokens_are_reused_as_a_prompt(decoder: LocalDecoder, greedy: Callable[..., Completion]) -> None:
     first = greedy(decoder, prompt=LONG, max_tokens=10, ignore_eos=True)
     prompt = (*decoder.engine.codec.encode_prompt(LONG), *first.tokens, 50)
     (second,) = decoder.generate([Request(prompt=prompt, sampling=Sampling(max_tokens=1))])
-    assert second.usage.prompt_tokens - second.usage.reused_prompt_tokens == 2  # the last drawn was never fed
+    assert second.usage.prompt_tokens - second.usage.reused_prompt_tokens == 2  # the last sampled token was never fed
 
 
 def test_usage_counts_forwards_and_sums_up(decoder: LocalDecoder) -> None:
@@ -71,7 +74,7 @@ def test_usage_counts_forwards_and_sums_up(decoder: LocalDecoder) -> None:
     assert 0 < completions[0].usage.seconds < 60
 
 
-def test_prompts_are_read_in_chunks_beside_running_branches(serve: Serve) -> None:
+def test_prompts_are_prefilled_in_chunks_beside_running_branches(serve: Serve) -> None:
     decoder = serve(chunk=100)
     backend, rows = decoder.engine.runner.backend, list[int]()
     forward = backend.forward
@@ -79,13 +82,13 @@ def test_prompts_are_read_in_chunks_beside_running_branches(serve: Serve) -> Non
     rng = random.Random(0)
     prompts = [tuple(rng.choices(range(3, 270), k=size)) for size in (31, 251, 51)]
     decoder.generate([Request(prompt=p, sampling=Sampling(max_tokens=5, ignore_eos=True)) for p in prompts])
-    # 30 + 70 of the prompts with the first's token; 100; 80 + 20; the last 30: and a row for each that decodes.
+    # 30 + 70 of the prompts with the first's token; 100; 80 + 20; the last 30: and one row for each decoding request.
     assert rows == [101, 101, 102, 33, 3, 2, 2, 1]
     assert decoder.engine.forwards == 8
 
 
 class Watched(Autoregressive):
-    """Notes before each forward how many slots are live, and how many its rationales need."""
+    """A policy that records the live slots and the slots that its rationales need, before each forward."""
 
     def __init__(self, job: Job, seen: list[tuple[int, int]]) -> None:
         super().__init__(job)
@@ -101,7 +104,7 @@ class Watched(Autoregressive):
 
 
 @pytest.mark.parametrize("more", [{}, {"answer_trigger": " So", "choices": ("yes", "no")}])
-def test_a_sample_that_ended_holds_no_slots(decoder: LocalDecoder, more: dict[str, Any]) -> None:
+def test_a_finished_sample_holds_no_slots(decoder: LocalDecoder, more: dict[str, Any]) -> None:
     seen: list[tuple[int, int]] = []
     request = Request(prompt="abc", sampling=Sampling(max_tokens=80, temperature=1.0, n=4, seed=5), **more)
     completions = decoder.engine.submit(request, partial(Watched, seen=seen)).result(30)

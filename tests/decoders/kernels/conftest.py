@@ -1,4 +1,4 @@
-"""Tiny models whose forward there is in C, and what they compute."""
+"""Tiny models with a native forward in C, and their logits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OTHERS = [level.name for level in compiling.LEVELS[1:] if level.name != "avx512"
 
 @pytest.fixture(params=["widest", *OTHERS, "portable-4", pytest.param("portable-16", marks=pytest.mark.slow)])
 def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The processor's vectors; those of others whose programs it runs; and those of any processor, in plain C."""
+    """Set the vector instructions: the processor's widest, each narrower level that it supports, and portable C."""
     kind, _, lanes = request.param.partition("-")
     if known := next((level for level in compiling.LEVELS if level.name == request.param), None):
         if known == native.level() or not native.processor_flags() >= known.needs:
@@ -40,7 +40,7 @@ def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def rounding() -> type[nn.Linear]:
-    """A linear layer that rounds what it is given to whole numbers up to 127, by a step for each group of 32."""
+    """A linear layer that rounds its input to integers up to 127, with one scale for each group of 32."""
 
     class Rounding(nn.Linear):
         def forward(self, input: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def native_forwards() -> None:
 
 @pytest.fixture
 def known(native_forwards: None, make_model: Callable[..., Any]) -> Callable[..., Any]:
-    """A family -> a tiny model whose forward there is in C; its norms and biases matter."""
+    """Map a family to a tiny model with a native forward in C, whose norms and biases affect the result."""
 
     def make(family: str = "llama", **changes: Any) -> Any:
         model = make_model(family, **{**WIDE, "num_attention_heads": 4, **changes})
@@ -77,13 +77,13 @@ def known(native_forwards: None, make_model: Callable[..., Any]) -> Callable[...
 
 @pytest.fixture
 def text() -> Callable[..., list[int]]:
-    """Random tokens: so many, by a seed."""
+    """Return random tokens by length and seed."""
     return lambda length, seed=0: random.Random(seed).choices(range(VOCAB), k=length)
 
 
 @pytest.fixture
 def computed() -> Callable[..., list[Tensor]]:
-    """A runner and texts -> the logits of the last `reads` tokens of each, computed in one forward."""
+    """Map a runner and texts to the logits of the last `reads` tokens of each text, computed in one forward."""
 
     def run(runner: Runner, texts: list[list[int]], reads: int = 1) -> list[Tensor]:
         with torch.inference_mode():
@@ -99,7 +99,7 @@ def computed() -> Callable[..., list[Tensor]]:
 
 @pytest.fixture
 def halved(known: Callable[..., Any]) -> Callable[..., Any]:
-    """The same in bfloat16."""
+    """Map a family to such a model in bfloat16."""
     if not kernels_run(32, 1, torch.bfloat16, torch.device("cpu")):
         pytest.skip("needs a processor with bfloat16 products")
 

@@ -1,4 +1,4 @@
-// Vectors of any number of lanes in plain C, in place of a processor's instructions: see vectors.c.
+// Vectors with any number of lanes in plain C, instead of a processor's instructions: see vectors.c.
 
 typedef Words NativeWords;
 #define DOT(name) plain_##name
@@ -19,7 +19,7 @@ static inline Words each_word(int32_t number) {
 
 static inline Floats add_product(Floats sum, Floats a, Floats b) { return sum + a * b; }
 
-// The second where one of them is NaN.
+// Return b in lanes where either is NaN.
 static inline Floats larger_of(Floats a, Floats b) {
     const Words first = a > b;
     return (Floats)(((Words)a & first) | ((Words)b & ~first));
@@ -37,14 +37,14 @@ static inline float largest_of(Floats x) {
     return most;
 }
 
-// To each word the products of its two halves.
+// Add the products of each word's two 16-bit halves.
 static inline Words add_halves(Words sum, Words a, Words b) {
     for (int i = 0; i < LANES; i++)
         sum[i] += ((Halves)a)[2 * i] * ((Halves)b)[2 * i] + ((Halves)a)[2 * i + 1] * ((Halves)b)[2 * i + 1];
     return sum;
 }
 
-// LANES numbers of 16 bits (IEEE 754), of which a halves' exponent is 112 less than a float's.
+// Load LANES float16 numbers (IEEE 754). The exponent bias of float16 is 112 less than float32's.
 static inline Floats load_halves(const void *place) {
     typedef uint16_t Narrow __attribute__((vector_size(2 * LANES)));
     Narrow narrow;
@@ -54,7 +54,7 @@ static inline Floats load_halves(const void *place) {
     return (Floats)(size | (endless & 0x7f800000) | ((halves & 0x8000) << 16));
 }
 
-// LANES rows become columns.
+// Transpose LANES rows.
 static inline void transpose(Words *r) {
     for (int i = 0; i < LANES; i++)
         for (int j = 0; j < i; j++) {
@@ -64,7 +64,7 @@ static inline void transpose(Words *r) {
         }
 }
 
-// To each word the products of its four bytes, of `a` without a sign.
+// Add the products of each word's four bytes. Bytes of `a` are unsigned.
 static inline Words plain_dpbusd(Words sum, Words a, Words b) {
     const Words even = (Words)(((Halves)b << 8) >> 8), odd = (Words)((Halves)b >> 8);
     return add_halves(add_halves(sum, a & 0x00ff00ff, even), (a >> 8) & 0x00ff00ff, odd);

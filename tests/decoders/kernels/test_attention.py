@@ -1,4 +1,4 @@
-"""The cut of packed attention into blocks, and its two kernels."""
+"""Packed attention: its division into blocks, and its two kernels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(path: list[int] | range, rows: int = 1) -> Run:
 
 
 def cut(runs: list[Run]) -> tuple[list[tuple[int, int, list[int]]], list[tuple[int, int]]]:
-    """As plain values: (first tail, past the last, slots) of each share, (run, depth) of each tail."""
+    """Return plain values: (first tail, past the last, slots) of each share, (run, depth) of each tail."""
     shares, tails = shared_prefixes(runs, 256)
     return [(s.first, s.last, s.slots.tolist()) for s in shares], [tuple(tail) for tail in tails]
 
@@ -30,15 +30,15 @@ def cut(runs: list[Run]) -> tuple[list[tuple[int, int, list[int]]], list[tuple[i
 # -- shared prefixes ----------------------------------------------------------------------------
 
 
-def test_nothing_to_run_is_nothing_to_cut() -> None:
+def test_no_runs_give_no_shares_and_no_tails() -> None:
     assert cut([]) == ([], [])
 
 
-def test_a_run_alone_has_all_of_its_path_to_itself() -> None:
+def test_a_single_run_shares_nothing() -> None:
     assert cut([run(range(1, 1000), rows=7)]) == ([], [(0, 0)])
 
 
-def test_a_prefix_is_shared_from_256_saved_reads_on() -> None:
+def test_a_prefix_is_shared_from_256_saved_reads() -> None:
     two, three = ([[*range(1, length + 1), 900 + i] for i in range(n)] for length, n in ((256, 2), (128, 3)))
     assert cut([run(path) for path in two]) == ([(0, 2, [*range(1, 257)])], [(0, 256), (1, 256)])
     assert cut([run(path) for path in three]) == ([(0, 3, [*range(1, 129)])], [(0, 128), (1, 128), (2, 128)])
@@ -46,23 +46,23 @@ def test_a_prefix_is_shared_from_256_saved_reads_on() -> None:
     assert cut([run(path[1:]) for path in three]) == ([], [(0, 0), (1, 0), (2, 0)])
 
 
-def test_shares_nest_as_the_texts_do() -> None:
+def test_shares_nest_like_the_texts() -> None:
     trunk, left, right = [*range(1, 301)], [*range(301, 601)], [*range(601, 901)]
     runs = [run([*trunk, *limb, 1000 + i]) for i, limb in enumerate((left, right, left, right, left, [999]))]
     shares, tails = cut(runs)
-    assert [tail[0] for tail in tails] == [0, 2, 4, 1, 3, 5]  # packed so that each share serves neighbours
+    assert [tail[0] for tail in tails] == [0, 2, 4, 1, 3, 5]  # ordered so that each share covers adjacent runs
     assert sorted(shares) == [(0, 3, left), (0, 6, trunk), (3, 5, right)]
     assert tails == [(0, 600), (2, 600), (4, 600), (1, 600), (3, 600), (5, 300)]
 
 
-def test_a_stretch_not_worth_a_block_is_left_to_the_tails() -> None:
+def test_a_stretch_too_short_for_a_block_stays_in_the_tails() -> None:
     trunk = [*range(1, 301)]
     runs = [run([*trunk, 400, 401, i]) for i in (500, 501)] + [run([*trunk, 402, i]) for i in (502, 503)]
     assert cut(runs) == ([(0, 4, trunk)], [(0, 300), (1, 300), (2, 300), (3, 300)])
 
 
-def test_no_row_is_shared_only_what_precedes_all_rows() -> None:
-    """Runs of several rows see their own new tokens causally, so a share ends before the first of them."""
+def test_a_share_ends_before_the_first_row() -> None:
+    """Runs of several rows attend causally to their own new tokens, so a share ends before the first of them."""
     path = [*range(1, 400)]
     shares, tails = cut([run(path, rows=30), run(path, rows=1), run([*path[:380], 900], rows=1)])
     assert shares == [(0, 3, path[:369])]
@@ -77,7 +77,7 @@ paths = st.lists(
 
 
 def slots_of(stretches: list[tuple[int, int]]) -> list[int]:
-    """Stretches (which way, how long) -> slots, equal for equal beginnings only."""
+    """Map stretches of (branch choice, length) to slots, equal only for equal prefixes."""
     path: list[int] = []
     node = 1
     for way, length in stretches:
@@ -88,7 +88,7 @@ def slots_of(stretches: list[tuple[int, int]]) -> list[int]:
 
 
 @given(paths)
-def test_shares_and_tail_together_are_each_runs_path_once(drawn: list[tuple[list[tuple[int, int]], int]]) -> None:
+def test_shares_and_tail_cover_each_runs_path_once(drawn: list[tuple[list[tuple[int, int]], int]]) -> None:
     runs = [run(path, min(rows, len(path))) for path, rows in ((slots_of(way), rows) for way, rows in drawn)]
     shares, tails = shared_prefixes(runs, 256)
     assert sorted(tail.run for tail in tails) == list(range(len(runs)))
@@ -102,7 +102,7 @@ def test_shares_and_tail_together_are_each_runs_path_once(drawn: list[tuple[list
 
 
 @given(paths, st.one_of(st.none(), st.sampled_from([1, 8, 33, 200])))
-def test_every_row_sees_its_own_path_and_nothing_else(
+def test_every_row_attends_to_exactly_its_own_path(
     drawn: list[tuple[list[tuple[int, int]], int]], window: int | None
 ) -> None:
     paths = [slots_of(way) for way, _ in drawn]
@@ -122,7 +122,7 @@ def test_every_row_sees_its_own_path_and_nothing_else(
     assert [sorted(s) for s in seen] == [sorted(s) for s in expected]
 
 
-def test_shapes_come_in_four_sizes_an_octave() -> None:
+def test_buckets_have_four_sizes_per_octave() -> None:
     assert [bucket(n) for n in (0, 1, 2, 3, 4, 5, 7, 8, 9, 11, 13, 16, 17, 33, 65, 1000)] == (
         [1, 1, 2, 3, 4, 5, 7, 8, 10, 12, 14, 16, 20, 40, 80, 1024]
     )
@@ -137,9 +137,7 @@ def test_shapes_come_in_four_sizes_an_octave() -> None:
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
 @pytest.mark.parametrize("masked", ["", "by rows", "alike"])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
-def test_the_fused_kernel_and_the_one_in_steps_agree(
-    dtype: torch.dtype, close: float, masked: str, device: str
-) -> None:
+def test_the_fused_and_the_stepwise_kernel_agree(dtype: torch.dtype, close: float, masked: str, device: str) -> None:
     torch.manual_seed(0)
     query, key, value = (torch.randn(3, 2, n, 16).to(device, dtype) for n in (10, 48, 48))
     bias = torch.zeros(3, 1, 1 if masked == "alike" else 10, 48, dtype=dtype, device=device)
@@ -151,7 +149,7 @@ def test_the_fused_kernel_and_the_one_in_steps_agree(
 
 
 @pytest.mark.parametrize("kernel", [attend, attend_in_steps])
-def test_a_kernel_gives_softmax_attention_and_its_normaliser(kernel: Callable[..., tuple[Tensor, Tensor]]) -> None:
+def test_a_kernel_computes_softmax_attention_and_its_normaliser(kernel: Callable[..., tuple[Tensor, Tensor]]) -> None:
     torch.manual_seed(1)
     query, key, value = (torch.randn(2, 3, n, 8, dtype=torch.float32) for n in (5, 20, 20))
     bias = torch.where(torch.rand(2, 1, 5, 20) < 0.3, torch.finfo(torch.float32).min, 0.0)
@@ -163,8 +161,8 @@ def test_a_kernel_gives_softmax_attention_and_its_normaliser(kernel: Callable[..
 
 @pytest.mark.parametrize(("dtype", "close"), [(torch.bfloat16, 2e-2), (torch.float16, 3e-3)])
 @pytest.mark.parametrize("size", [1.0, 4.0, 30.0, 90.0])
-def test_large_scores_are_as_exact_as_small_ones(dtype: torch.dtype, close: float, size: float) -> None:
-    """Products of up to a million: rounded to bfloat16 they are off by thousands, and float16 has none so large."""
+def test_large_scores_are_as_accurate_as_small_ones(dtype: torch.dtype, close: float, size: float) -> None:
+    """Products reach a million: bfloat16 rounding is off by thousands, and float16 overflows."""
     torch.manual_seed(0)
     query, key, value = ((torch.randn(2, 3, n, 64) * times).to(dtype) for n, times in ((40, size), (40, size), (40, 1)))
     products = query.double() @ key.double().mT

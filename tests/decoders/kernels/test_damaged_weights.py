@@ -1,4 +1,4 @@
-"""Damaged weights: one NaN anywhere ends in the error that says so, whatever kernel meets it."""
+"""Damaged weights: one NaN anywhere ends in the error about it, in every kernel."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ WEIGHTS = [
 KERNELS = [
     *[("llama", torch.float32, None), ("llama", torch.float32, "int8-dynamic")],
     *[("llama", torch.bfloat16, None), ("llama", torch.bfloat16, "int8-dynamic")],
-    *[("gemma", torch.float32, None), ("gemma", torch.bfloat16, None)],  # attention in C, or all of it by torch
+    *[("gemma", torch.float32, None), ("gemma", torch.bfloat16, None)],  # attention in C, or everything in torch
 ]
 
 
 @pytest.mark.parametrize(("family", "dtype", "quantize"), KERNELS)
-def test_one_weight_that_is_nan_fails_the_request(
+def test_one_nan_weight_fails_the_request(
     make_model: Callable[..., Any], tokenizer: Any, family: str, dtype: torch.dtype, quantize: Any
 ) -> None:
     if quantize is not None and not kernels_run(32, 2, dtype, CPU):
@@ -54,8 +54,8 @@ def test_one_weight_that_is_nan_fails_the_request(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("length", [5, 40, 700])
-def test_whoever_sees_a_key_of_nan_gets_nan_and_nobody_else(dtype: torch.dtype, length: int) -> None:
-    """A score among others, wherever it stands: NaN is larger than nothing, so a maximum passes it over."""
+def test_only_rows_that_attend_to_a_nan_key_get_nan(dtype: torch.dtype, length: int) -> None:
+    """Comparisons with NaN are false, so a maximum skips a NaN score at any position."""
     kernel = kernel_for(32, 1, dtype, CPU)
     if kernel is None:
         pytest.skip("needs a C compiler, and a processor with AVX2 (or bfloat16 products)")
@@ -73,7 +73,7 @@ def test_whoever_sees_a_key_of_nan_gets_nan_and_nobody_else(dtype: torch.dtype, 
 
 @pytest.mark.parametrize("kernel", [attend, attend_in_steps])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_attention_by_torch_hides_no_key_of_nan(kernel: Callable[..., Any], dtype: torch.dtype) -> None:
+def test_attention_by_torch_hides_no_nan_key(kernel: Callable[..., Any], dtype: torch.dtype) -> None:
     query, keys, values = torch.randn(3, 2, 1, 40, 32, generator=torch.Generator().manual_seed(0)).to(dtype)
     keys[0, 0, 17, 3] = math.nan
     damaged, sound = kernel(query, keys, values, None, 0.3)[0].isfinite().all(-1)[:, 0]
@@ -83,7 +83,7 @@ def test_attention_by_torch_hides_no_key_of_nan(kernel: Callable[..., Any], dtyp
 
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("heat", [0.0, 1.0])
-def test_a_logit_of_nan_shows_in_the_log_probability_of_what_is_drawn(
+def test_a_nan_logit_makes_the_samples_log_probability_nan(
     monkeypatch: pytest.MonkeyPatch, compiled: bool, heat: float
 ) -> None:
     if not compiled:
@@ -91,5 +91,5 @@ def test_a_logit_of_nan_shows_in_the_log_probability_of_what_is_drawn(
     logits = torch.randn(4, 500, generator=torch.Generator().manual_seed(1))
     logits[0, 0] = logits[1, 255] = logits[2, 499] = math.nan
     draws = [Draw(heat, 0, 1.0, 0.0, seed, 0, 0) for seed in range(4)]
-    found = [one.logprob for one in sampling.read(logits, draws)]
-    assert [math.isfinite(logprob) for logprob in found] == [False, False, False, True]
+    logprobs = [one.logprob for one in sampling.read(logits, draws)]
+    assert [math.isfinite(logprob) for logprob in logprobs] == [False, False, False, True]

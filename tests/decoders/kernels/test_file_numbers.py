@@ -1,4 +1,4 @@
-"""The whole numbers of GGUF files: unpacked as the `gguf` package computes with them, and multiplied as they stand."""
+"""The quantized integers of GGUF files: unpacked as by the `gguf` package, and multiplied without conversion."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tot.decoders.models.weights import GGUFWeights, ModuleWeights
 
 FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 FIXED = {"Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2)}
-"""Where a block has numbers of 16 bits; else at its beginning."""
+"""Offsets of a block's 16-bit floats. Other formats have them at the start."""
 
 
 def stored(kind: str, outputs: int, inputs: int, seed: int = 0) -> Any:
-    """A tensor of random blocks, as the `gguf` package reads one."""
+    """Return a tensor of random blocks, as the `gguf` package reads it."""
     random, quantization = np.random.default_rng(seed), gguf.GGMLQuantizationType[kind]
     size, taken = gguf.GGML_QUANT_SIZES[quantization]
     blocks = random.integers(0, 256, (outputs * inputs // size, taken), dtype=np.uint8)
@@ -43,7 +43,7 @@ def floats(tensor: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_numbers_steps_and_leasts_are_what_the_file_means(kind: str) -> None:
+def test_unpacked_numbers_scales_and_minimums_equal_ggufs(kind: str) -> None:
     tensor = stored(kind, 6, 512)
     whole = numbers_of(tensor)
     assert whole is not None
@@ -52,11 +52,11 @@ def test_numbers_steps_and_leasts_are_what_the_file_means(kind: str) -> None:
     assert whole.bits == (4 if kind.startswith("Q4") else 8)
 
 
-def test_of_floats_there_are_no_numbers() -> None:
+def test_float_tensors_have_no_quantized_numbers() -> None:
     assert numbers_of(SimpleNamespace(tensor_type=gguf.GGMLQuantizationType.F16, data=np.zeros((2, 64)))) is None
 
 
-def test_numbers_beyond_what_is_multiplied_are_rounded() -> None:
+def test_numbers_above_the_multiplication_limit_are_rounded() -> None:
     whole = numbers_of(stored("Q8_0", 6, 512))
     assert whole is not None
     fewer = whole.up_to(120)
@@ -79,7 +79,7 @@ KINDS = {
 
 
 class FileNumbers(GGUFWeights):
-    """As if a file had these matrices, and the vectors of a module."""
+    """Weights as if a file had these matrices, and a module the vectors."""
 
     def __init__(self, module: Any, numbers: dict[str, Any], folder: Path) -> None:
         self._vectors, self._numbers = ModuleWeights(module), numbers
@@ -93,7 +93,7 @@ class FileNumbers(GGUFWeights):
 
 
 @pytest.mark.parametrize("family", ["llama", pytest.param("qwen2", marks=pytest.mark.families)])
-def test_a_file_s_numbers_are_multiplied_as_they_stand(
+def test_a_files_quantized_numbers_are_multiplied_without_conversion(
     vectors: None,
     known: Callable[..., Any],
     text: Callable[..., Any],
@@ -103,8 +103,10 @@ def test_a_file_s_numbers_are_multiplied_as_they_stand(
     tmp_path: Path,
     family: str,
 ) -> None:
-    """Formats side by side in one product, four bits and eight, groups of 32 and of 16, one row and many; the
-    embedding too, by itself or as the head."""
+    """Cover mixed formats in one product, four and eight bits, groups of 32 and 16, one row and many.
+
+    The embedding is quantized too, alone or as the tied head.
+    """
     tied = family == "llama"
     model = known(family, hidden_size=256, intermediate_size=256, head_dim=64, tie_word_embeddings=tied)
     reference, numbers = copy.deepcopy(model), {}
@@ -132,8 +134,8 @@ def test_a_file_s_numbers_are_multiplied_as_they_stand(
     runner.close()
 
 
-def test_formats_side_by_side_are_kept_in_one_that_holds_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where eight bits have to be rounded the others stay as they are."""
+def test_mixed_formats_are_joined_in_a_format_that_holds_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If eight bits must be rounded, the other formats stay unchanged."""
     monkeypatch.setattr(packing, "largest_byte", lambda: 120)
     tensors = [stored(kind, 32, 256, seed) for seed, kind in enumerate(("Q4_K", "Q6_K", "Q4_0", "Q8_0"))]
     found = [whole for whole in map(numbers_of, tensors) if whole is not None]
@@ -148,8 +150,8 @@ def test_formats_side_by_side_are_kept_in_one_that_holds_them(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("kind", "size"), [("Q4_0", 1 / 2 + 2 / 32), ("Q8_0", 1 + 2 / 32), ("Q6_K", 1 + 2 / 16)])
-def test_a_format_about_a_middle_needs_no_leasts(monkeypatch: pytest.MonkeyPatch, kind: str, size: float) -> None:
-    """Neither alone nor beside its like; outputs packed at once that need no rounding are rounded where others do."""
+def test_a_symmetric_format_needs_no_minimums(monkeypatch: pytest.MonkeyPatch, kind: str, size: float) -> None:
+    """This holds alone and beside the same format. Outputs packed together are all rounded if one of them needs it."""
     monkeypatch.setattr(packing, "largest_byte", lambda: 120)
     tensors = [stored(kind, 2048, 256, seed) for seed in (0, 1)]
     together = packing.joined([whole for whole in map(numbers_of, tensors) if whole is not None], interleaved=False)
@@ -164,15 +166,17 @@ def test_a_format_about_a_middle_needs_no_leasts(monkeypatch: pytest.MonkeyPatch
     assert made.strips.nbytes == size * alone.numbers.numel()
 
 
-def test_a_model_that_is_no_gguf_file_has_no_such_numbers(known: Callable[..., Any], tokenizer: Any) -> None:
+def test_a_model_without_a_gguf_file_cannot_use_gguf_quantization(known: Callable[..., Any], tokenizer: Any) -> None:
     with pytest.raises(OptionError, match=r"quantize=gguf keeps the numbers of a \.gguf file"):
         load_decoder("ar", known(), tokenizer=tokenizer, kv_budget=100, quantize="gguf")
 
 
 @pytest.mark.real
-def test_the_embedded_model_decodes_by_its_file_s_numbers(native_forwards: None) -> None:
-    """What it writes is what its weights write in float32 while these are sure of it: inputs are rounded, and two words
-    that are nearly as likely change places from one processor to another."""
+def test_the_embedded_model_decodes_with_its_files_quantized_numbers(native_forwards: None) -> None:
+    """The text equals float32 decoding while its tokens are clearly the most likely.
+
+    Inputs are rounded, so two nearly equally likely tokens can swap places between processors.
+    """
     ask = Request(prompt="The capital of France is", sampling=Sampling(max_tokens=3))
     written = []
     for quantize in ("none", "gguf"):

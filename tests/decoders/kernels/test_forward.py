@@ -1,4 +1,4 @@
-"""The forward in C against the model itself, for each family it knows."""
+"""The native forward in C against the transformers model, for each supported family."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tot.decoders.models.supported import LLAMA_LIKE
 
 @pytest.mark.parametrize("family", LLAMA_LIKE)
 @pytest.mark.parametrize("rounded", [False, True])
-def test_it_gives_the_logits_of_the_model(
+def test_the_native_forward_gives_the_models_logits(
     text: Callable[..., Any],
     computed: Callable[..., Any],
     known: Callable[..., Any],
@@ -60,7 +60,7 @@ def test_it_gives_the_logits_of_the_model(
         },
     ],
 )  # fmt: skip
-def test_positions_are_turned_as_the_model_turns_them_however_far(
+def test_rotary_embeddings_equal_the_models_at_any_position(
     text: Callable[..., Any],
     computed: Callable[..., Any],
     known: Callable[..., Any],
@@ -70,7 +70,7 @@ def test_positions_are_turned_as_the_model_turns_them_however_far(
     model = known(rope_parameters={"rope_theta": 10_000.0, **rope}, max_position_embeddings=4096)
     reference, runner = copy.deepcopy(model), Runner(LoadedModel.of(model), 4000)
     assert isinstance(runner.backend, NativeForward)
-    for length in (30, 1100, 700, 2300):  # more than are computed at once, and less again
+    for length in (30, 1100, 700, 2300):  # more positions than are computed at once, then fewer again
         tokens = text(length, seed=length)
         torch.testing.assert_close(
             computed(runner, [tokens])[0][0], logits_alone(reference, tokens)[-1], atol=2e-3, rtol=1e-4
@@ -79,7 +79,7 @@ def test_positions_are_turned_as_the_model_turns_them_however_far(
 
 
 @pytest.mark.parametrize("family", LLAMA_LIKE)
-def test_in_bfloat16_it_is_no_further_from_the_truth_than_the_model(
+def test_in_bfloat16_it_is_at_least_as_accurate_as_the_model(
     text: Callable[..., Any],
     computed: Callable[..., Any],
     halved: Callable[..., Any],
@@ -103,7 +103,7 @@ def test_in_bfloat16_it_is_no_further_from_the_truth_than_the_model(
     runner.close()
 
 
-def test_it_is_the_model_that_is_asked_again_once_the_runner_is_closed(
+def test_the_model_itself_works_again_once_the_runner_is_closed(
     text: Callable[..., Any], computed: Callable[..., Any], known: Callable[..., Any]
 ) -> None:
     model = known()
@@ -116,12 +116,12 @@ def test_it_is_the_model_that_is_asked_again_once_the_runner_is_closed(
 
 
 @pytest.mark.parametrize("quantize", [None, "int8-dynamic"])
-def test_a_row_does_not_depend_on_how_many_there_are(
+def test_a_row_does_not_depend_on_the_number_of_rows(
     computed: Callable[..., Any], known: Callable[..., Any], quantize: Any
 ) -> None:
-    """Bit for bit: 26 rows are cut into blocks otherwise than one."""
+    """Results are bit-identical, although 26 rows are divided into other blocks than one row."""
     runner = Runner(LoadedModel.of(known()), 3000, quantize)
-    texts = [[i] for i in range(26)]  # nothing before them, so that attention is no sum
+    texts = [[i] for i in range(26)]  # no context, so that attention is not a sum
     together = computed(runner, texts)
     for tokens, logits in zip(texts, together, strict=True):
         for company in (0, 1, 4, 6):
@@ -146,8 +146,10 @@ def test_threads_change_no_bit(
     assert torch.equal(results[0], results[2])
 
 
-def test_nothing_may_be_read(text: Callable[..., Any], computed: Callable[..., Any], known: Callable[..., Any]) -> None:
-    """A chunk of a prompt: its keys and values are wanted, no logits."""
+def test_a_chunk_without_reads_is_computed(
+    text: Callable[..., Any], computed: Callable[..., Any], known: Callable[..., Any]
+) -> None:
+    """A prefill chunk only needs keys and values, no logits."""
     runner = Runner(LoadedModel.of(known()), 200)
     tokens = text(30)
     whole = computed(runner, [tokens])[0]
@@ -159,19 +161,19 @@ def test_nothing_may_be_read(text: Callable[..., Any], computed: Callable[..., A
 
 
 @pytest.mark.parametrize("family", LLAMA_LIKE)
-def test_a_long_run_of_forks_rollbacks_and_evictions(
+def test_a_long_sequence_of_forks_rollbacks_and_evictions(
     text: Callable[..., Any], known: Callable[..., Any], logits_alone: Callable[..., Tensor], family: str
 ) -> None:
     model = known(family)
     reference, runner, rng = copy.deepcopy(model), Runner(LoadedModel.of(model), 400), random.Random(7)
     cache, branches = runner.cache, []
     closed: list[list[int]] = []
-    kept = evicted = 0
+    reused = evicted = 0
     for step in range(120):
         if len(branches) < 2 or (len(branches) < 5 and rng.random() < 0.3):
             again = bool(closed) and rng.random() < 0.5
             branches.append(cache.open(rng.choice(closed) if again else text(rng.randint(5, 60), seed=step)))
-            kept += again and cache.computed_length(branches[-1]) > 0
+            reused += again and cache.computed_length(branches[-1]) > 0
             evicted += again and cache.computed_length(branches[-1]) == 0
         chosen = rng.choice(branches)
         match rng.choice(["fork", "extend", "extend", "rollback", "close"]):
@@ -193,7 +195,7 @@ def test_a_long_run_of_forks_rollbacks_and_evictions(
         i = rng.randrange(len(branches))
         expected = logits_alone(reference, cache.tokens(branches[i]))[-1]
         torch.testing.assert_close(result.logits[result.rows[i][0]], expected, atol=1e-3, rtol=1e-4)
-    assert kept
+    assert reused
     assert evicted
     runner.close()
 
@@ -210,7 +212,7 @@ def test_a_long_run_of_forks_rollbacks_and_evictions(
         ("llama", {"num_attention_heads": 32, "num_key_value_heads": 1}),
     ],
 )
-def test_what_it_does_not_know_the_model_does(
+def test_unsupported_models_run_in_transformers(
     text: Callable[..., Any],
     computed: Callable[..., Any],
     known: Callable[..., Any],
@@ -227,7 +229,7 @@ def test_what_it_does_not_know_the_model_does(
     runner.close()
 
 
-def test_layers_that_do_more_than_multiply_are_the_models_own(known: Callable[..., Any]) -> None:
+def test_layers_with_a_custom_forward_run_in_transformers(known: Callable[..., Any]) -> None:
     class Adapted(nn.Linear):
         def forward(self, rows: Tensor) -> Tensor:
             return super().forward(rows) + 1
@@ -240,7 +242,7 @@ def test_layers_that_do_more_than_multiply_are_the_models_own(known: Callable[..
     runner.close()
 
 
-def test_where_memory_is_short_the_weights_stay_as_they_are_and_that_is_told_once(
+def test_if_memory_is_short_the_weights_stay_unpacked_with_one_warning(
     known: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     native.log_once.cache_clear()
@@ -258,7 +260,7 @@ def test_where_memory_is_short_the_weights_stay_as_they_are_and_that_is_told_onc
 
 
 @pytest.mark.parametrize("where", ["kernel", "forward"])
-def test_where_python_and_c_disagree_on_a_structure_torch_computes(
+def test_if_python_and_c_disagree_on_a_structure_torch_computes(
     known: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
     native.log_once.cache_clear()

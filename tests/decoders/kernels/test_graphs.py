@@ -1,4 +1,4 @@
-"""Small forwards row by row: what a CUDA graph is captured of, and graphs where there is a GPU."""
+"""Small forwards row by row: the inputs of a captured CUDA graph, and graphs on a GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 def runs_of(*shapes: tuple[int, int]) -> list[Run]:
-    """Of these lengths, with as many new rows: the first half of each is that of the first."""
+    """Return runs of the given (length, new rows). The first half of each is a prefix of the first run."""
     first = np.arange(1, 1 + max(length for length, _ in shapes), dtype=np.int32)
     paths = [
         np.concatenate([first[: length // 2], 100 * (i + 1) + np.arange(length - length // 2)])
@@ -31,7 +31,7 @@ def runs_of(*shapes: tuple[int, int]) -> list[Run]:
 
 @pytest.mark.parametrize("window", [None, 7])
 @pytest.mark.parametrize("shapes", [[(1, 1)], [(40, 1), (41, 1), (60, 1)], [(30, 4), (9, 1), (50, 6)]])
-def test_rows_by_themselves_read_what_blocks_read(shapes: list[tuple[int, int]], window: int | None) -> None:
+def test_separate_rows_attend_to_the_same_keys_as_blocks(shapes: list[tuple[int, int]], window: int | None) -> None:
     torch.manual_seed(0)
     runs = runs_of(*shapes)
     order, blocks = make_blocks(runs, 2, torch.float32, CPU, window)
@@ -48,7 +48,7 @@ def test_rows_by_themselves_read_what_blocks_read(shapes: list[tuple[int, int]],
     assert apart.isfinite().all()
 
 
-def test_shapes_are_powers_of_two_and_large_forwards_have_none() -> None:
+def test_shapes_are_powers_of_two_and_large_forwards_have_no_shape() -> None:
     assert [cut_rows(runs_of((length, rows))).slots.shape for length, rows in ((1, 1), (300, 3), (513, 64))] == [
         (1, 256),
         (4, 512),
@@ -58,20 +58,20 @@ def test_shapes_are_powers_of_two_and_large_forwards_have_none() -> None:
     assert cut_rows(runs_of(*[(4097, 1)] * 64)) is None
 
 
-def test_large_keys_leave_room_for_fewer_rows() -> None:
-    most = 2**28  # bytes of keys and values, padded to powers of two
+def test_larger_keys_allow_fewer_rows() -> None:
+    limit = 2**28  # bytes of keys and values, padded to powers of two
     for bytes_a_key in (256, 1024, 16_384):
-        fits, more = most // bytes_a_key // 16, 2 * most // bytes_a_key // 16
+        fits, more = limit // bytes_a_key // 16, 2 * limit // bytes_a_key // 16
         assert cut_rows(runs_of(*[(fits, 1)] * 16), bytes_a_key) is not None
         assert cut_rows(runs_of(*[(more, 1)] * 16), bytes_a_key) is None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3_text"])
-def test_graphs_write_the_same_texts(
+def test_graphs_write_the_same_texts_as_plain_forwards(
     family: str, make_model: Callable[..., Any], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = [
+    requests = [
         Request(prompt=f"the {i} in an {'ab ' * i}", sampling=Sampling(n=3, temperature=1.0, max_tokens=60, seed=i))
         for i in range(3)
     ]
@@ -79,9 +79,9 @@ def test_graphs_write_the_same_texts(
     def texts(method: str) -> list[Any]:
         model = make_model(family, readable=True)
         with load_decoder(method, model, tokenizer=tokenizer, device="cuda", kv_budget=6000) as decoder:
-            first = decoder.generate(asked)
-            with recording(decoder.engine) as timeline:  # parts can be timed where nothing is a graph
-                again = decoder.generate(asked)
+            first = decoder.generate(requests)
+            with recording(decoder.engine) as timeline:  # recording disables graphs, so that parts can be timed
+                again = decoder.generate(requests)
             assert any(span.kind == "attention" for span in timeline.spans)
             assert [one.tokens for one in again] == [one.tokens for one in first]
             return [one.tokens for one in first]

@@ -1,4 +1,4 @@
-"""The folder of compiled kernels: what is run comes from the user alone, and whoever gets no kernels is told why."""
+"""The folder of compiled kernels: only the user's own libraries run, and a missing kernel is logged with its reason."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ OPTIONS = ("-O1",)
 
 
 def forget() -> None:
-    """As in a new process."""
+    """Clear the caches, as in a new process."""
     for cached in (native._opened, native.log_once, native._folder_for_now):
         cached.cache_clear()
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder in an empty cache."""
+    """The kernels' folder in an empty cache."""
     if os.name == "nt" or native.library("sampling", *OPTIONS) is None:
         pytest.skip("needs a C compiler, and folders with owners")
     monkeypatch.setenv("TOT_CACHE", str(tmp_path / "cache"))
@@ -38,7 +38,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def made() -> ctypes.CDLL:
-    """sampling.c, as a new process gets it."""
+    """Load sampling.c like a new process."""
     native._opened.cache_clear()
     functions = native.library("sampling", *OPTIONS)
     assert functions is not None
@@ -46,8 +46,8 @@ def made() -> ctypes.CDLL:
     return functions
 
 
-def test_what_is_compiled_is_the_users_alone(cache: Path) -> None:
-    before = os.umask(0)  # whatever is made is everybody's, unless it is said otherwise
+def test_compiled_libraries_are_accessible_to_the_user_only(cache: Path) -> None:
+    before = os.umask(0)  # without explicit modes, new files are open to everyone
     try:
         assert Path(made()._name).parent == cache
     finally:
@@ -59,7 +59,7 @@ def test_what_is_compiled_is_the_users_alone(cache: Path) -> None:
     assert library.stat().st_mtime_ns == when
 
 
-def test_a_folder_that_others_can_only_read_is_closed_to_them(cache: Path) -> None:
+def test_a_folder_that_others_can_read_is_closed_to_them(cache: Path) -> None:
     cache.mkdir(parents=True)
     cache.chmod(0o755)
     assert Path(made()._name).parent == cache
@@ -67,16 +67,16 @@ def test_a_folder_that_others_can_only_read_is_closed_to_them(cache: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("whose", "said"),
+    ("whose", "problem"),
     [("group", "can be written to by others"), ("other", "belongs to another user"), ("link", "is a link")],
 )
-def test_a_library_that_somebody_else_could_have_planted_is_not_run(
+def test_a_library_that_another_user_could_have_planted_is_not_run(
     cache: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     whose: str,
-    said: str,
+    problem: str,
 ) -> None:
     name = Path(made()._name).name
     ran = tmp_path / "ran"
@@ -100,11 +100,11 @@ def test_a_library_that_somebody_else_could_have_planted_is_not_run(
     assert Path(made()._name).parent != cache
     made()
     assert not ran.exists()
-    assert caplog.text.count(f"compiled kernels, {cache}, {said}") == 1
+    assert caplog.text.count(f"compiled kernels, {cache}, {problem}") == 1
     assert "set TOT_CACHE" in caplog.text
 
 
-def test_a_library_that_others_can_write_to_is_compiled_anew(cache: Path) -> None:
+def test_a_library_that_others_can_write_is_recompiled(cache: Path) -> None:
     library = Path(made()._name)
     library.chmod(0o777)
     when = library.stat().st_ino
@@ -113,7 +113,7 @@ def test_a_library_that_others_can_write_to_is_compiled_anew(cache: Path) -> Non
     assert library.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_folder_that_can_not_be_made_is_done_without(
+def test_a_folder_that_cannot_be_created_is_replaced_by_a_temporary_one(
     tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache.parent.write_text("a file")
@@ -123,7 +123,7 @@ def test_a_folder_that_can_not_be_made_is_done_without(
     assert f"compiled kernels, {cache}, can't be made (Not a directory)" in caplog.text
 
 
-def test_a_full_disk_is_told_of(cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_is_logged(cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -132,7 +132,7 @@ def test_a_full_disk_is_told_of(cache: Path, monkeypatch: pytest.MonkeyPatch, ca
     assert "sampling.c can't be compiled, so decoding is slower: [Errno 28] No space left on device" in caplog.text
 
 
-def test_a_missing_compiler_is_told_of_once(
+def test_a_missing_compiler_is_logged_once(
     cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(native.shutil, "which", lambda name: None)
@@ -142,7 +142,7 @@ def test_a_missing_compiler_is_told_of_once(
 
 
 @pytest.mark.skipif(LEVELS[-1].name != "avx2", reason="is of x86-64")
-def test_what_a_processor_lacks_is_told_of_once(
+def test_missing_processor_features_are_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     native.log_once.cache_clear()
@@ -151,12 +151,12 @@ def test_what_a_processor_lacks_is_told_of_once(
     with caplog.at_level(logging.INFO):
         for _ in range(2):
             assert not tiles.kernels_run(64, 1, torch.float32, torch.device("cpu"))
-    said = "this processor lacks f16c, fma, so attention in torch.float32 is torch's, which is slower"
-    assert caplog.messages == [said]
+    problem = "this processor lacks f16c, fma, so attention in torch.float32 is torch's, which is slower"
+    assert caplog.messages == [problem]
 
 
 @pytest.mark.skipif(LEVELS[-1].name != "avx2", reason="is of x86-64")
-def test_a_level_of_processors_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_processor_level_can_be_selected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "processor_flags", lambda: LEVELS[1].needs | {"sse4_2"})
     assert (native.level(), native.lanes(), native.largest_byte()) == (LEVELS[1], 16, 255)
     monkeypatch.setenv("TOT_ISA", "avx2")
@@ -173,13 +173,13 @@ def test_a_level_of_processors_can_be_asked_for(monkeypatch: pytest.MonkeyPatch)
 
 
 def rewrite(library: Path, content: bytes) -> None:
-    """As another file: this process has mapped the old one."""
+    """Replace the file, because this process has mapped the old one."""
     library.unlink()
     library.write_bytes(content)
 
 
 def cut(library: Path) -> None:
-    rewrite(library, library.read_bytes()[: library.stat().st_size // 2])  # to open it would end the process
+    rewrite(library, library.read_bytes()[: library.stat().st_size // 2])  # loading it would crash the process
 
 
 def zero(library: Path) -> None:
@@ -202,7 +202,7 @@ def make_folder(library: Path) -> None:
 
 
 def need_missing_library(library: Path) -> None:
-    """As where libgomp is not installed; an older glibc fails in the same call."""
+    """Link against a missing library, as without libgomp. An older glibc fails in the same call."""
     folder = library.parent
     subprocess.run(["cc", "-shared", "-x", "c", "/dev/null", "-o", str(folder / "libmissing.so")], check=True)
     options = ("-Wl,--no-as-needed", f"-L{folder}", "-lmissing")
@@ -215,7 +215,7 @@ DAMAGES = [cut, zero, empty, flip, make_folder, need_missing_library]
 
 @pytest.fixture
 def ready(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """sampling.c compiled as a wheel has it, and nothing in the cache."""
+    """sampling.c compiled as in a wheel, with an empty cache."""
     library = Path(made()._name)
     (tmp_path / BUILT).mkdir()
     placed = library.replace(tmp_path / BUILT / library.name)
@@ -227,7 +227,7 @@ def ready(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_ready_made_library_that_cannot_be_opened_is_compiled_with_one_warning(
+def test_a_broken_prebuilt_library_is_recompiled_with_one_warning(
     ready: Path, cache: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None]
 ) -> None:
     damage(ready)
@@ -240,7 +240,7 @@ def test_a_ready_made_library_that_cannot_be_opened_is_compiled_with_one_warning
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_without_a_compiler_a_damaged_library_leaves_torch_with_one_warning(
+def test_without_a_compiler_a_damaged_library_leads_to_torch_with_one_warning(
     ready: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None]
 ) -> None:
     damage(ready)
@@ -253,7 +253,7 @@ def test_without_a_compiler_a_damaged_library_leaves_torch_with_one_warning(
     assert message.endswith("); no C compiler is found, so decoding is slower: install cc, gcc or clang")
 
 
-def test_libraries_that_can_neither_be_opened_nor_compiled_get_one_warning(
+def test_libraries_that_can_be_neither_opened_nor_compiled_get_one_warning(
     ready: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     empty(ready)
@@ -267,14 +267,14 @@ def test_libraries_that_can_neither_be_opened_nor_compiled_get_one_warning(
 
 
 @pytest.mark.parametrize("damage", [cut, zero, empty, flip, need_missing_library])
-def test_a_damaged_library_in_the_cache_is_compiled_anew(cache: Path, damage: Callable[[Path], None]) -> None:
+def test_a_damaged_library_in_the_cache_is_recompiled(cache: Path, damage: Callable[[Path], None]) -> None:
     library = Path(made()._name)
     damage(library)
     assert made()._name == str(library)
     assert library.read_bytes() == sealed(library.read_bytes()[:-32])
 
 
-def test_what_a_wheel_has_ready_is_not_compiled(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_in_the_wheel_is_not_compiled(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made()
     (compiled,) = cache.iterdir()
     (tmp_path / BUILT).mkdir()
@@ -285,10 +285,10 @@ def test_what_a_wheel_has_ready_is_not_compiled(cache: Path, tmp_path: Path, mon
     assert not list(cache.iterdir())
 
 
-# -- what C is given ----------------------------------------------------------------------------------------------
+# -- arguments of C functions ---------------------------------------------------------------------------------------
 
 
-def test_c_is_given_numbers_of_the_right_kind_in_order_and_on_the_cpu() -> None:
+def test_c_gets_contiguous_cpu_tensors_of_the_expected_dtype_only() -> None:
     numbers = torch.arange(12.0).view(3, 4)
     assert native.address(numbers, torch.float32) == numbers.data_ptr()
     assert native.address(numbers[:, 1:3], torch.float32, strided=True) == numbers.data_ptr() + 4
@@ -304,7 +304,7 @@ def test_c_is_given_numbers_of_the_right_kind_in_order_and_on_the_cpu() -> None:
         native.address(numbers.to("meta"), torch.float32)
 
 
-def test_a_library_whose_structures_are_others_is_not_called(
+def test_a_library_with_other_structure_sizes_is_not_called(
     cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     code, compiled = tmp_path / "sizes.c", tmp_path / "sizes.so"

@@ -1,4 +1,4 @@
-"""Packed weights are kept: made once, whole or anew, and mapped by whoever comes next."""
+"""Cached packed weights: written once, rewritten if damaged, and mapped by later processes."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ SHAPES = {"first": (41, 64), "second": (42, 128)}
 
 
 @pytest.fixture
-def asked() -> list[str]:
-    """What was packed."""
+def packings() -> list[str]:
+    """The names of the packed weights."""
     return []
 
 
 @pytest.fixture
-def products(asked: list[str]) -> dict[str, Callable[[], Packed]]:
+def products(packings: list[str]) -> dict[str, Callable[[], Packed]]:
     torch.manual_seed(0)
     weights = {name: torch.randn(shape) for name, shape in SHAPES.items()}
 
     def pack(name: str) -> Callable[[], Packed]:
-        return lambda: asked.append(name) or packed(weights[name], "int8-dynamic")  # type: ignore[func-returns-value]
+        return lambda: packings.append(name) or packed(weights[name], "int8-dynamic")  # type: ignore[func-returns-value]
 
     return {name: pack(name) for name in weights}
 
@@ -44,17 +44,17 @@ def same(one: dict[str, Packed], other: dict[str, Packed]) -> bool:
     )
 
 
-def test_what_was_packed_is_found_again(tmp_path: Path, products: Any, asked: list[str]) -> None:
+def test_packed_weights_are_reused(tmp_path: Path, products: Any, packings: list[str]) -> None:
     whole = {name: pack() for name, pack in products.items()}
-    asked.clear()
+    packings.clear()
     for _ in range(2):
         found = packed_in_file(tmp_path, products, SHAPES)
         assert same(found, whole)
         assert all(of.strips.data_ptr() % 64 == 0 for of in found.values())
-    assert asked == ["first", "second"]
+    assert packings == ["first", "second"]
 
 
-def test_what_was_packed_in_other_ways_goes(tmp_path: Path, products: Any) -> None:
+def test_files_of_older_packing_versions_are_deleted(tmp_path: Path, products: Any) -> None:
     packed_in_file(tmp_path, products, SHAPES)
     (file,) = tmp_path.glob("*.bin")
     older, elsewhere = (tmp_path / name for name in (f"{file.stem.rpartition('-')[0]}-v0.bin", "packed-99-255-v0.bin"))
@@ -107,22 +107,22 @@ def writable_index(file: Path) -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="needs folders with owners")
 @pytest.mark.parametrize("damage", [cut, zero, empty, lost, deep, pipe, link, writable, writable_index])
-def test_what_is_not_whole_is_made_anew(
-    tmp_path: Path, products: Any, asked: list[str], damage: Callable[[Path], None]
+def test_a_damaged_file_is_packed_again(
+    tmp_path: Path, products: Any, packings: list[str], damage: Callable[[Path], None]
 ) -> None:
     whole = packed_copy(tmp_path, products)
     damage(next(tmp_path.glob("*.bin")))
     assert same(packed_in_file(tmp_path, products, SHAPES), whole)
-    assert len(asked) == 4
+    assert len(packings) == 4
 
 
 def packed_copy(folder: Path, products: Any) -> dict[str, Packed]:
-    """In memory: a mapped file may change under its tensors."""
+    """Return a copy in memory, because a mapped file may change under its tensors."""
     return {name: Packed(of.strips.clone(), *of[1:]) for name, of in packed_in_file(folder, products, SHAPES).items()}
 
 
 BEGIN, COUNT, STRIPS, GROUPS, BITS, GROUP, UNIT, MIDDLE = range(8)
-"""Places in what the index has for a product."""
+"""Positions in a product's index entry."""
 WRONG: list[dict[int, Any]] = [
     *({BEGIN: begin} for begin in (-4096, 1, 4097, 2**20, 2**62, 2**70, 0.5, "0", None)),
     *({COUNT: count} for count in (0, -1, 4096, 2**40)),
@@ -139,10 +139,10 @@ WRONG: list[dict[int, Any]] = [
 
 @pytest.mark.parametrize("wrong", WRONG, ids=str)
 @pytest.mark.parametrize("sealed", [True, False])
-def test_no_number_of_the_index_is_trusted(
-    tmp_path: Path, products: Any, asked: list[str], wrong: dict[int, Any], sealed: bool
+def test_no_number_in_the_index_is_trusted(
+    tmp_path: Path, products: Any, packings: list[str], wrong: dict[int, Any], sealed: bool
 ) -> None:
-    """C would read by them. Not even where whoever wrote them knows how to seal an index."""
+    """The C code would read memory by these numbers. They are checked even under a valid seal."""
     whole = packed_copy(tmp_path, products)
     file = next(tmp_path.glob("*.bin"))
     index = json.loads(file.with_suffix(".json").read_text())
@@ -152,7 +152,7 @@ def test_no_number_of_the_index_is_trusted(
         index["sha256"] = packed_file._seal(file, index["products"])
     file.with_suffix(".json").write_text(json.dumps(index))
     assert same(packed_in_file(tmp_path, products, SHAPES), whole)
-    assert len(asked) == 4
+    assert len(packings) == 4
 
 
 @pytest.mark.parametrize(
@@ -170,8 +170,8 @@ def test_no_number_of_the_index_is_trusted(
         lambda index: index.pop("sha256"),
     ],
 )
-def test_an_edited_index_is_made_anew(
-    tmp_path: Path, products: Any, asked: list[str], change: Callable[[Any], object]
+def test_an_edited_index_is_rewritten(
+    tmp_path: Path, products: Any, packings: list[str], change: Callable[[Any], object]
 ) -> None:
     whole = packed_copy(tmp_path, products)
     index_file = next(tmp_path.glob("*.json"))
@@ -179,10 +179,10 @@ def test_an_edited_index_is_made_anew(
     change(index)
     index_file.write_text(json.dumps(index))
     assert same(packed_in_file(tmp_path, products, SHAPES), whole)
-    assert len(asked) == 4
+    assert len(packings) == 4
 
 
-def test_products_of_one_shape_that_changed_places_are_made_anew(tmp_path: Path, asked: list[str]) -> None:
+def test_swapped_products_of_one_shape_are_packed_again(tmp_path: Path, packings: list[str]) -> None:
     torch.manual_seed(0)
     weights = {name: torch.randn(40, 64) for name in ("first", "second")}
     products = {name: partial(packed, weight, "int8-dynamic") for name, weight in weights.items()}
@@ -197,8 +197,8 @@ def test_products_of_one_shape_that_changed_places_are_made_anew(tmp_path: Path,
     assert same(packed_in_file(tmp_path, products, shapes), whole)
 
 
-def test_matrices_of_other_shapes_are_not_taken_from_the_file(tmp_path: Path, products: Any) -> None:
-    """As where config.json was edited, and the file that is packed has the old shapes."""
+def test_matrices_of_other_shapes_are_not_read_from_the_file(tmp_path: Path, products: Any) -> None:
+    """config.json may have been edited, while the packed file has the old shapes."""
     packed_in_file(tmp_path, products, SHAPES)
     for shape in ((42, 160), (65, 128), (42, 120), (0, 128)):
         with pytest.raises(ModelError, match=r"do not fit the model in .* \(they have other shapes\): delete"):
@@ -206,7 +206,7 @@ def test_matrices_of_other_shapes_are_not_taken_from_the_file(tmp_path: Path, pr
     assert packed_in_file(tmp_path, products, SHAPES).keys() == SHAPES.keys()
 
 
-def test_weights_that_cannot_be_packed_as_the_model_says_are_refused_by_name(tmp_path: Path, products: Any) -> None:
+def test_weights_that_do_not_fit_the_models_shapes_are_refused(tmp_path: Path, products: Any) -> None:
     def mismatched() -> Packed:
         return packed(torch.randn(41, 64).view(9, -1), "int8-dynamic")
 
@@ -217,15 +217,15 @@ def test_weights_that_cannot_be_packed_as_the_model_says_are_refused_by_name(tmp
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs folders with owners")
-def test_a_folder_that_others_could_write_to_is_refused_by_name(
-    tmp_path: Path, products: Any, asked: list[str], monkeypatch: pytest.MonkeyPatch
+def test_a_folder_that_others_could_write_is_refused(
+    tmp_path: Path, products: Any, packings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed_in_file(tmp_path, products, SHAPES)
     tmp_path.chmod(0o777)
     with pytest.raises(ModelError, match=f"{tmp_path} can be written to by others, .*: delete it, or set TOT_CACHE"):
         packed_in_file(tmp_path, products, SHAPES)
     tmp_path.chmod(0o755)
-    assert len(asked) == 2
+    assert len(packings) == 2
     found = tmp_path.stat()
     strangers = os.stat_result((found.st_mode, *found[1:4], found.st_uid + 7, *found[5:]))
     monkeypatch.setattr(Path, "lstat", lambda path: strangers if path == tmp_path else os.lstat(path))
@@ -234,16 +234,16 @@ def test_a_folder_that_others_could_write_to_is_refused_by_name(
     monkeypatch.undo()
     somebody = os.getuid() + 1
     monkeypatch.setattr(os, "getuid", lambda: somebody)
-    if somebody == 1:  # what root has made is trusted
+    if somebody == 1:  # files owned by root are trusted
         assert packed_in_file(tmp_path, products, SHAPES).keys() == SHAPES.keys()
 
 
-def test_a_model_of_other_layers_is_not_taken_for_it(tmp_path: Path, products: Any) -> None:
+def test_a_file_of_a_model_with_other_layers_is_not_used(tmp_path: Path, products: Any) -> None:
     packed_in_file(tmp_path, products, SHAPES)
     assert packed_in_file(tmp_path, {"first": products["first"]}, {"first": SHAPES["first"]}).keys() == {"first"}
 
 
-def test_a_failure_leaves_nothing_behind(tmp_path: Path, products: Any) -> None:
+def test_a_failure_leaves_no_files(tmp_path: Path, products: Any) -> None:
     def fail() -> Packed:
         raise OSError(28, "No space left on device")
 

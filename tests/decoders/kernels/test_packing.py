@@ -1,4 +1,4 @@
-"""What weights take once they are packed: those of files are held once."""
+"""Memory of packed weights: weights loaded from files are held once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REQUEST = Request(prompt="the rain", sampling=Sampling(max_tokens=12, ignore_eos
 
 
 def held(*roots: Any) -> int:
-    """Bytes of all tensors that can be reached from some objects, each storage once."""
+    """Return the bytes of all tensors reachable from some objects, counting each storage once."""
     found: dict[int, int] = {}
     seen: set[int] = set()
     waiting = list(roots)
@@ -42,7 +42,7 @@ def held(*roots: Any) -> int:
             if not one.is_meta:
                 storage = one.untyped_storage()
                 found[storage.data_ptr()] = storage.nbytes()
-        elif isinstance(one, Mapping) and not isinstance(one, Weights):  # those are read, not held
+        elif isinstance(one, Mapping) and not isinstance(one, Weights):  # Weights are read on demand, not held
             waiting += [*one.keys(), *one.values()]
         elif isinstance(one, list | tuple | set):
             waiting += one
@@ -67,22 +67,22 @@ def saved(model: Any, tokenizer: Any, tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("weights", "least", "most"), [("int8-dynamic", 0.55, 0.7), ("bfloat16", 0.99, 1.05)])
-def test_weights_of_files_are_held_once_and_those_of_a_module_twice(
-    model: Any, saved: Path, weights: Any, least: float, most: float
+@pytest.mark.parametrize(("weights", "low", "high"), [("int8-dynamic", 0.55, 0.7), ("bfloat16", 0.99, 1.05)])
+def test_weights_of_files_are_held_once_and_weights_of_a_module_twice(
+    model: Any, saved: Path, weights: Any, low: float, high: float
 ) -> None:
-    """Times the model alone."""
+    """Bounds are multiples of the model's own size."""
     alone = held(model)
     loaded = open_model(saved, dtype="bf16")
     native = NativeForward(loaded, weights)
-    assert least < held(loaded, native) / alone < most
+    assert low < held(loaded, native) / alone < high
     assert loaded.module is None
     beside = NativeForward(LoadedModel.of(model), weights)  # its embedding is the module's own
-    assert 1 + least - 0.15 < held(model, beside) / alone < 1 + most
+    assert 1 + low - 0.15 < held(model, beside) / alone < 1 + high
     assert held(model) == alone
 
 
-def test_the_first_layers_draft_with_what_the_target_has_packed(saved: Path) -> None:
+def test_an_early_exit_draft_shares_the_targets_packed_weights(saved: Path) -> None:
     loaded = open_model(saved, dtype="bf16")
     whole = NativeForward(loaded, "int8-dynamic")
     before = held(loaded, whole)
@@ -93,7 +93,7 @@ def test_the_first_layers_draft_with_what_the_target_has_packed(saved: Path) -> 
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_model_has_one_identity_however_it_is_held(
+def test_a_model_has_one_identity_in_every_form(
     make_model: Callable[..., Any], tokenizer: Any, tmp_path: Path, tied: bool
 ) -> None:
     model = make_model("qwen2", tie_word_embeddings=tied, **SHAPE)
@@ -112,10 +112,10 @@ def test_a_model_has_one_identity_however_it_is_held(
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux")
 @pytest.mark.parametrize("tied", [False, True])
-def test_the_file_that_weights_were_read_from_is_not_mapped_any_more(
+def test_the_weights_file_is_no_longer_mapped_after_packing(
     make_model: Callable[..., Any], tokenizer: Any, tmp_path: Path, tied: bool
 ) -> None:
-    """One tensor of it left holds what was read of all of it."""
+    """One remaining tensor of the file would keep all of it in memory."""
     make_model("llama", tie_word_embeddings=tied, **SHAPE).bfloat16().save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     native = NativeForward(open_model(tmp_path, dtype="bf16"), "bfloat16")
@@ -123,20 +123,20 @@ def test_the_file_that_weights_were_read_from_is_not_mapped_any_more(
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 
-def test_a_module_is_made_when_it_is_asked_for(model: Any, saved: Path) -> None:
+def test_a_module_is_built_on_first_access(model: Any, saved: Path) -> None:
     loaded = open_model(saved, dtype="bf16")
     assert loaded.module is None
     assert loaded.size == sum(weight.numel() for weight in model.parameters())
     assert torch.equal(loaded.model.lm_head.weight, model.lm_head.weight)
-    loaded.model.lm_head.weight.data[0, 0] = 7.0  # from then on its weights are the module's
+    loaded.model.lm_head.weight.data[0, 0] = 7.0  # from now on the module's weights are used
     assert loaded.weights.tensor("lm_head.weight")[0, 0] == 7.0
 
 
 @pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8-dynamic"])
-def test_many_outputs_are_packed_as_few_are(weights: Any) -> None:
-    """So many at a time."""
+def test_large_matrices_are_packed_like_small_ones(weights: Any) -> None:
+    """Outputs are packed in parts of limited size."""
     weight = torch.randn(2 * 2048 + 40, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
-    weight[:, 0] = 8.0  # the largest, which says in what units steps are kept
+    weight[:, 0] = 8.0  # the largest weight, which sets the unit of the scales
     strips = packed(weight, weights).strips
     assert len(strips) == -(-len(weight) // (2 * lanes()))
     for first, count in ((0, 32), (2048, 32), (4096, 32)):
@@ -158,7 +158,7 @@ def folder(make_model: Callable[..., Any], tokenizer: Any, tmp_path: Path) -> Pa
 
 
 @pytest.mark.parametrize("quantize", ["none", "int8-dynamic"])
-def test_a_model_loaded_by_name_is_held_once_and_decodes_as_one_that_was_given(folder: Path, quantize: Any) -> None:
+def test_a_model_loaded_by_name_is_held_once_and_decodes_like_a_given_one(folder: Path, quantize: Any) -> None:
     given = load_model(folder, dtype="fp32")
     alone = held(given.model)
     with load_decoder("ar", given.model, tokenizer=given.tokenizer, kv_budget=100, quantize=quantize) as decoder:

@@ -1,4 +1,4 @@
-"""Weights in eight bits: how they are rounded, and the forward in C that multiplies them."""
+"""Weights in eight bits: their rounding, and the native forward in C that multiplies them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.models.supported import LLAMA_LIKE
 
 
-def kept(whole: Whole) -> Tensor:
-    """What a weight is once its steps and leasts have the 16 bits in which they are kept: (outputs, inputs)."""
+def stored(whole: Whole) -> Tensor:
+    """Return a weight whose scales and minimums are rounded to their stored 16 bits: (outputs, inputs)."""
     step, least = ((part * 2**10).half().float() / 2**10 for part in (whole.step, whole.least))
     return replace(whole, step=step, least=least).floats()
 
 
 @pytest.mark.parametrize("largest", [255, 120])
-def test_weights_are_rounded_to_the_nearest_step(monkeypatch: pytest.MonkeyPatch, largest: int) -> None:
+def test_weights_are_rounded_to_the_nearest_multiple_of_the_scale(
+    monkeypatch: pytest.MonkeyPatch, largest: int
+) -> None:
     monkeypatch.setattr(packing, "largest_byte", lambda: largest)
     weight = torch.randn(40, 96, generator=torch.Generator().manual_seed(0))
     whole = quantized(weight)
@@ -41,7 +43,7 @@ def test_weights_are_rounded_to_the_nearest_step(monkeypatch: pytest.MonkeyPatch
     assert int(whole.numbers.min()) == 0
 
 
-def test_a_group_of_equal_weights_is_met() -> None:
+def test_a_group_of_equal_weights_is_exact() -> None:
     weight = torch.full((32, 64), -0.25)
     assert torch.equal(quantized(weight).floats(), weight)
 
@@ -54,7 +56,7 @@ def off(
     logits_alone: Callable[..., Tensor],
     rounding: type[nn.Linear],
 ) -> Callable[[str, Any], float]:
-    """How far logits of the forward in C are at most from those of the rounded weights, as a share of their spread."""
+    """Return the largest error of the native forward against rounded weights, relative to the logits' spread."""
 
     def furthest(family: str, quantize: Any) -> float:
         model = known(family)
@@ -62,7 +64,7 @@ def off(
         assert isinstance(runner.backend, NativeForward)
         for layer in reference.modules():
             if isinstance(layer, nn.Linear) and quantize is not None:
-                layer.weight = nn.Parameter(kept(quantized(layer.weight.data)))
+                layer.weight = nn.Parameter(stored(quantized(layer.weight.data)))
                 layer.__class__ = rounding
         found = []
         for count in (1, 3, 8, 13):
@@ -78,46 +80,46 @@ def off(
 
 
 @pytest.mark.parametrize("family", LLAMA_LIKE)
-def test_eight_bits_give_what_the_rounded_weights_give(off: Callable[[str, Any], float], family: str) -> None:
+def test_eight_bit_logits_are_close_to_the_rounded_weights(off: Callable[[str, Any], float], family: str) -> None:
     assert off(family, "int8-dynamic") < 0.1
 
 
 @pytest.mark.families
 @pytest.mark.parametrize(("quantize", "bound"), [(None, 1e-4), ("int8-dynamic", 0.1)])
-def test_vectors_of_every_length_give_it(
+def test_vectors_of_every_length_give_close_logits(
     vectors: None, off: Callable[[str, Any], float], quantize: Any, bound: float
 ) -> None:
     assert off("qwen3", quantize) < bound
 
 
-def test_a_decoder_says_how_its_weights_are_kept_and_decodes(known: Callable[..., Any], tokenizer: Any) -> None:
+def test_a_decoder_reports_its_quantization_and_decodes(known: Callable[..., Any], tokenizer: Any) -> None:
     with load_decoder("ar", known(), tokenizer=tokenizer, kv_budget=100, quantize="int8-dynamic") as decoder:
         assert decoder.engine.runner.backend.name == "C, weights kept in int8-dynamic"
         (done,) = decoder.generate([Request(prompt="the rain", sampling=Sampling(max_tokens=5, ignore_eos=True))])
         assert len(done.tokens) == 5
 
 
-def test_a_shared_engine_is_quantized_by_who_made_it(known: Callable[..., Any], tokenizer: Any) -> None:
+def test_a_shared_engine_cannot_be_quantized_later(known: Callable[..., Any], tokenizer: Any) -> None:
     decoder = load_decoder("ar", known(), tokenizer=tokenizer, kv_budget=100)
     with decoder, pytest.raises(OptionError, match="quantize=int8-dynamic is for the engine that is shared"):
         load_decoder("ar", engine=decoder.engine, quantize="int8-dynamic")
 
 
 @pytest.mark.parametrize(
-    ("quantize", "family", "said"),
+    ("quantize", "family", "message"),
     [
         ("int4", "llama", "quantization 'int4'"),
         ("int8-dynamic", "gemma", "quantize=int8-dynamic needs a model of the families llama, mistral, qwen2, qwen3"),
     ],
 )
-def test_what_can_not_be_packed_is_refused(
-    known: Callable[..., Any], tokenizer: Any, quantize: Any, family: str, said: str
+def test_unsupported_quantization_is_refused(
+    known: Callable[..., Any], tokenizer: Any, quantize: Any, family: str, message: str
 ) -> None:
-    with pytest.raises(OptionError, match=said):
+    with pytest.raises(OptionError, match=message):
         load_decoder("ar", known(family), tokenizer=tokenizer, kv_budget=100, quantize=quantize)
 
 
-def test_rounded_inputs_meet_rounded_weights_however_many_rows_there_are(
+def test_quantized_rows_do_not_depend_on_the_number_of_rows(
     computed: Callable[..., Any], halved: Callable[..., Any]
 ) -> None:
     runner, texts = Runner(LoadedModel.of(halved()), 1000, "int8-dynamic"), [[i] for i in range(33)]
@@ -128,7 +130,7 @@ def test_rounded_inputs_meet_rounded_weights_however_many_rows_there_are(
     assert 0.001 < (many - plain).std() / plain.std() < 0.3
 
 
-def test_states_are_nearly_those_of_the_rounded_weights(known: Callable[..., Any], tokenizer: Any) -> None:
+def test_hidden_states_are_close_to_the_rounded_weights(known: Callable[..., Any], tokenizer: Any) -> None:
     ask = Request(prompt="the rain", sampling=Sampling(max_tokens=5, ignore_eos=True), states=(1, 2))
     with load_decoder("ar", known(), tokenizer=tokenizer, kv_budget=100, quantize="int8-dynamic") as decoder:
         (done,) = decoder.generate([ask])
@@ -136,9 +138,9 @@ def test_states_are_nearly_those_of_the_rounded_weights(known: Callable[..., Any
     reference = known()
     for layer in reference.modules():
         if isinstance(layer, nn.Linear):
-            layer.weight = nn.Parameter(kept(quantized(layer.weight.data)))
+            layer.weight = nn.Parameter(stored(quantized(layer.weight.data)))
     with torch.inference_mode():
-        told = reference(torch.tensor([[*prompt, *done.tokens]]), output_hidden_states=True).hidden_states
+        layer_states = reference(torch.tensor([[*prompt, *done.tokens]]), output_hidden_states=True).hidden_states
     for number, layer in enumerate(ask.states):
-        expected = told[layer][0, len(prompt) - 1 : -1]
+        expected = layer_states[layer][0, len(prompt) - 1 : -1]
         assert (done.states[:, number].float() - expected).pow(2).mean().sqrt() < 0.1 * expected.std()

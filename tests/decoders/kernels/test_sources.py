@@ -1,4 +1,4 @@
-"""The C sources: each file compiles alone, with the includes that it names."""
+"""The C sources: each file compiles alone, with its own includes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FLAGS = (SOURCES / "compile_flags.txt").read_text().split()
 
 
 def checked(path: Path) -> subprocess.CompletedProcess[str]:
-    """The compiler's check of one file, by the flags that editors read."""
+    """Compile one file with the flags that editors read."""
     compiler = shutil.which("cc")
     if compiler is None or "-mavx2" not in subprocess.getoutput(f"{compiler} --help=target"):
         pytest.skip("there is no C compiler for x86")
@@ -39,7 +39,7 @@ def test_an_error_is_reported_at_its_own_file_and_line(tmp_path: Path) -> None:
     assert re.search(rf"linear\.h:{len(lines) + 1}:\d+: error", checked(tmp_path / "forward.c").stderr)
 
 
-def test_a_library_is_named_by_all_files_that_it_includes() -> None:
+def test_a_librarys_name_depends_on_all_included_files() -> None:
     text = source("forward")
     for name in ("forward.c", "attention.h", "element.h", "linear.h", "simd.h", "threads.h"):
         assert text.count((SOURCES / name).read_bytes()) == 1

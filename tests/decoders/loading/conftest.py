@@ -1,6 +1,6 @@
-"""What tests of loading share: tiny models, and the GGUF files llama.cpp's converter would write of them.
+"""Helpers for the tests of loading: tiny models, and GGUF files as llama.cpp's converter writes them.
 
-Import mode is importlib, so these are fixtures: functions and factories.
+pytest imports with `importlib`, so tests get these functions and factories as fixtures.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im
 
 
 def bytes_to_unicode() -> list[str]:
-    """GPT-2's spelling of the 256 bytes, written down again so that the tests do not share the code they test."""
+    """Return GPT-2's spelling of the 256 bytes, independently of the code under test."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
@@ -42,9 +42,9 @@ class Tiny(NamedTuple):
 
 
 def write_gguf(path: Path, family: str = "llama", **changed: Any) -> Tiny:
-    """A random model of a family, and the GGUF file llama.cpp's converter would write of it."""
+    """Create a random model of a family, and the GGUF file that llama.cpp's converter would write for it."""
     tokens = [*CONTROL, *USER_DEFINED, *bytes_to_unicode(), *(merge.replace(" ", "") for merge in MERGES)]
-    blocks = 7 if family == "gemma3" else 2  # of seven, the sixth has no window
+    blocks = 7 if family == "gemma3" else 2  # the sixth of seven layers has no window
     options: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": blocks, "head_dim": 16}
     rope = {"rope_type": "default", "rope_theta": 5000.0}
     if family == "gemma3":

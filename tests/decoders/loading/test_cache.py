@@ -1,4 +1,4 @@
-"""The cache of converted models: one conversion, also among processes and after one that was killed."""
+"""The cache of converted models: one conversion, even among several processes or after a killed one."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def test_a_gguf_is_converted_once(
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_matrices_that_are_left_in_the_file_are_not_converted(
+def test_matrices_left_in_the_file_are_not_converted(
     tmp_path: Path, write_gguf: Callable[..., Any], family: str
 ) -> None:
-    """Both ways are the same model, with the same biases and norms."""
+    """The converted and the unconverted model have the same identity, biases and norms."""
     path = write_gguf(tmp_path / "a.gguf", family).path
     whole = load_model(path, dtype="fp32", cache_dir=tmp_path)
     unread = open_model(path, dtype="fp32", cache_dir=tmp_path, unread=True)
@@ -52,10 +52,10 @@ def test_matrices_that_are_left_in_the_file_are_not_converted(
     assert torch.equal(unread.model.get_parameter(name), whole.model.get_parameter(name))
 
 
-def test_trajectories_of_a_gguf_decoder_are_those_of_the_model_loaded_whole(
+def test_trajectories_of_a_gguf_decoder_fit_the_fully_loaded_model(
     tmp_path: Path, write_gguf: Callable[..., Any]
 ) -> None:
-    """The decoder has given up its matrices; what it collects is trained on by a model that holds them."""
+    """The decoder has released its matrices. Training on its trajectories uses a model that holds them."""
     if not kernels_run(16, 2, torch.float32, torch.device("cpu")):
         pytest.skip("needs a C compiler, and a processor with AVX2")
     path, out = write_gguf(tmp_path / "a.gguf").path, tmp_path / "trajectories"
@@ -70,7 +70,7 @@ def test_trajectories_of_a_gguf_decoder_are_those_of_the_model_loaded_whole(
             list(trajectories(out, load_model(other)))
 
 
-def test_another_content_under_the_same_name_is_another_model(
+def test_other_content_under_the_same_name_is_another_model(
     tmp_path: Path, conversions: list[Path], write_gguf: Callable[..., Any]
 ) -> None:
     path = tmp_path / "same.gguf"
@@ -80,7 +80,7 @@ def test_another_content_under_the_same_name_is_another_model(
     assert len(conversions) == 2
 
 
-def test_tot_cache_says_where(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tot_cache_sets_the_folder(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOT_CACHE", str(tmp_path / "mine"))
     load_model(tiny.path)
     assert [read_manifest(place) is not None for place in (tmp_path / "mine" / "models").glob("tiny*/")] == [True]
@@ -94,9 +94,9 @@ def test_two_processes_convert_once_between_them(
 import sys, time
 from pathlib import Path
 from tot.decoders.models import gguf_cache
-def slow(*asked, real=gguf_cache.convert):
+def slow(*args, real=gguf_cache.convert):
     print("converts", flush=True)
-    real(*asked)
+    real(*args)
     time.sleep(2)
 gguf_cache.convert = slow
 import torch, transformers
@@ -115,7 +115,7 @@ print(gguf_cache.cached_model(Path(sys.argv[1]), Path(sys.argv[2])).build)
 
 
 @pytest.mark.processes
-def test_a_killed_conversion_leaves_nothing_that_is_used(
+def test_a_killed_conversion_leaves_nothing_usable(
     tiny: Any,
     tmp_path: Path,
     conversions: list[Path],

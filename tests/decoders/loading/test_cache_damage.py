@@ -1,4 +1,4 @@
-"""The cache of converted models: what was damaged is made anew, and never opened."""
+"""The cache of converted models: a damaged conversion is repeated and never opened."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def break_tokenizer(made: Path) -> None:
 
 
 def empty_tokenizer(made: Path) -> None:
-    """JSON, but no tokenizer: the tokenizers library raises a plain Exception at it."""
+    """Write JSON that is not a tokenizer. The tokenizers library raises a plain Exception for it."""
     size = (made / "tokenizer.json").stat().st_size
     (made / "tokenizer.json").write_text('{"version": "1.0", "model": {"type": "BPE"}}'.ljust(size))
 
@@ -118,7 +118,7 @@ def open_file_to_all(made: Path) -> None:
         lose_config,
     ],
 )
-def test_a_damaged_conversion_is_made_anew(
+def test_a_damaged_conversion_is_repeated(
     damage: Any, tiny: Any, tmp_path: Path, conversions: list[Path], logits: Callable[..., torch.Tensor]
 ) -> None:
     made = cached_model(tiny.path, tmp_path / "models")
@@ -157,10 +157,10 @@ def test_a_conversion_that_stays_unreadable_is_an_error(
 
 
 @POSIX
-def test_a_cache_on_a_disk_without_owners_is_refused_by_name(
+def test_a_cache_on_a_disk_without_owners_is_refused(
     tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_line: Callable[..., str]
 ) -> None:
-    """Everything there can be written to by others, whatever it is set to."""
+    """On such a disk other users can write everything, regardless of modes."""
     monkeypatch.setattr(gguf_cache, "others_could_write", lambda path, trust_root: "can be written to by others")
     with pytest.raises(ModelError, match=r"converted model in .* can be written to by others: set TOT_CACHE") as error:
         load_model(tiny.path, cache_dir=tmp_path)
@@ -180,10 +180,10 @@ def square_matrix(weights: dict[str, torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("change", [lose_weight, shorten_vector, square_matrix])
-def test_weights_that_do_not_fit_the_config_are_made_anew_even_under_a_manifest_that_fits(
+def test_weights_that_do_not_fit_the_config_are_converted_again_even_if_the_manifest_fits(
     tiny: Any, tmp_path: Path, conversions: list[Path], change: Callable[[dict[str, torch.Tensor]], None]
 ) -> None:
-    """C reads as many numbers as config.json says."""
+    """The C code reads the number of values that config.json implies."""
     made = cached_model(tiny.path, tmp_path / "models", matrices=False)
     weights = load_file(made.folder / "model.safetensors")
     change(weights)
@@ -195,22 +195,22 @@ def test_weights_that_do_not_fit_the_config_are_made_anew_even_under_a_manifest_
     assert loaded.weights.tensor("model.norm.weight").shape == (64,)
 
 
-@pytest.mark.parametrize("kept", ["../../elsewhere", "0" * 63, "0" * 65, "G" * 64, 3, None, ["0" * 64]])
-def test_a_kept_hash_that_is_none_is_computed_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: object
+@pytest.mark.parametrize("cached_hash", ["../../elsewhere", "0" * 63, "0" * 65, "G" * 64, 3, None, ["0" * 64]])
+def test_an_invalid_cached_hash_is_recomputed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached_hash: object
 ) -> None:
-    """It becomes part of a folder's name."""
+    """The hash becomes part of a folder's name."""
     monkeypatch.setenv("TOT_CACHE", str(tmp_path / "cache"))
     (tmp_path / "file").write_text("content")
     digest = gguf_cache.hash_file(tmp_path / "file")
     (record,) = (tmp_path / "cache" / "sha256").iterdir()
-    record.write_text(json.dumps({**json.loads(record.read_text()), "sha256": kept}))
+    record.write_text(json.dumps({**json.loads(record.read_text()), "sha256": cached_hash}))
     assert gguf_cache.hash_file(tmp_path / "file") == digest
     assert json.loads(record.read_text())["sha256"] == digest
 
 
 @POSIX
-def test_a_kept_hash_that_others_could_write_is_computed_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cached_hash_that_others_could_write_is_recomputed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOT_CACHE", str(tmp_path / "cache"))
     (tmp_path / "file").write_text("content")
     digest = gguf_cache.hash_file(tmp_path / "file")

@@ -1,4 +1,4 @@
-"""The cache of converted models: full disks, and folders that can't be written."""
+"""The cache of converted models: full disks and unwritable folders."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tot.decoders.models.loading import load_model
     ],
     ids=["OSError", "SafetensorError"],
 )
-def test_a_full_disk_says_what_is_needed_and_leaves_nothing(
+def test_a_full_disk_reports_the_needed_space_and_leaves_no_files(
     failure: Exception, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_line: Callable[..., str]
 ) -> None:
     def full(weights: Any, path: Path, metadata: Any) -> None:
@@ -41,7 +41,7 @@ def test_a_full_disk_says_what_is_needed_and_leaves_nothing(
     assert load_model(tiny.path, cache_dir=tmp_path).name == str(tiny.path)
 
 
-def test_too_little_space_is_told_before_converting(
+def test_too_little_space_is_reported_before_converting(
     tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, conversions: list[Path]
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=1_000_000))

@@ -11,7 +11,7 @@ TEXTS = ["hello  world", "a  5 and 12\n\n  3", "<|im_start|>user\nhe's 40 % <|im
 
 
 @pytest.mark.real
-def test_the_embedded_model_talks_sense(smollm: Any) -> None:
+def test_the_embedded_model_answers_a_question(smollm: Any) -> None:
     chat = [{"role": "user", "content": "What is the capital of France?"}]
     prompt = smollm.tokenizer.apply_chat_template(
         chat, add_generation_prompt=True, return_dict=True, return_tensors="pt"
@@ -23,7 +23,7 @@ def test_the_embedded_model_talks_sense(smollm: Any) -> None:
 
 
 @pytest.mark.real
-def test_the_embedded_tokenizer_is_smollm2s(smollm: Any) -> None:
+def test_the_embedded_tokenizer_equals_smollm2s(smollm: Any) -> None:
     tokenizer = smollm.tokenizer
     assert isinstance(tokenizer, PreTrainedTokenizerFast)
     assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == (

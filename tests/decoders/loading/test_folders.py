@@ -1,4 +1,4 @@
-"""Loading folders and model objects: nothing is made up, unpickled or run."""
+"""Loading folders and model objects: no weights are invented, unpickled or replaced by code that runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from tot.decoders.errors import ModelError, OptionError
 from tot.decoders.models.loading import load_model
 
 
-def test_a_folder_loads_in_silence_and_leaves_the_settings(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_loads_silently_and_keeps_the_logging_settings(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     transformers_logging.set_verbosity_info()
     transformers_logging.enable_progress_bar()
     try:
@@ -63,7 +65,7 @@ def test_a_missing_shard_is_named(folder: Path, tmp_path: Path) -> None:
         load_model(place)
 
 
-def test_a_missing_weight_is_never_made_up(folder: Path, tmp_path: Path) -> None:
+def test_a_missing_weight_is_refused(folder: Path, tmp_path: Path) -> None:
     place = shutil.copytree(folder, tmp_path / "holed")
     weights = load_file(place / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]

@@ -1,4 +1,5 @@
-"""Loading GGUF files: what is converted is the model and its tokenizer, and what would be lost is refused."""
+"""Loading GGUF files: the conversion keeps the model and its tokenizer, and refuses files that it would not keep
+whole."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ TEXTS = ["hello  world", "a  5 and 12\n\n  3", "<|im_start|>user\nhe's 40 % <|im
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3"])
-def test_gguf_gives_the_logits_of_the_model_it_was_made_of(
+def test_a_gguf_gives_the_logits_of_its_source_model(
     family: str, tmp_path: Path, write_gguf: Callable[..., Any], logits: Callable[..., torch.Tensor]
 ) -> None:
     made = write_gguf(tmp_path / "tiny.gguf", family, **({"pre": "qwen2"} if family != "llama" else {}))
@@ -50,13 +51,13 @@ def test_tied_embeddings_stay_tied_and_are_stored_once(tiny: Any, tmp_path: Path
     ("family", "pre"),
     [("llama", "smollm"), ("llama", "gpt-2"), ("llama", "llama-bpe"), ("qwen2", "qwen2"), ("qwen3", "qwen2")],
 )
-def test_the_cached_tokenizer_is_the_files_own(
+def test_the_cached_tokenizer_equals_the_files(
     family: str, pre: str, tmp_path: Path, write_gguf: Callable[..., Any]
 ) -> None:
     made = write_gguf(tmp_path / "tiny.gguf", family, **{"pre": pre, "tokenizer.ggml.add_bos_token": 0})
     direct = build_tokenizer(read_gguf(made.path))
     cached = load_model(made.path, cache_dir=tmp_path).tokenizer
-    assert cached.backend_tokenizer.to_str() == direct.backend_tokenizer.to_str()  # opened, not built again
+    assert cached.backend_tokenizer.to_str() == direct.backend_tokenizer.to_str()  # loaded from the cache
     for text in TEXTS:
         assert cached.encode(text) == direct.encode(text)
         assert cached.decode(cached.encode(text)) == text
@@ -67,15 +68,15 @@ def test_the_cached_tokenizer_is_the_files_own(
         "<|im_start|>user\nhello<|im_end|>\n"
     )
     ids = cached.encode("<think>hello<|tool|>")
-    assert (ids[0], ids[-1]) == (4, 3)  # added tokens are never cut; only control tokens are hidden
+    assert (ids[0], ids[-1]) == (4, 3)  # added tokens are never split; only control tokens are hidden
     assert cached.decode(ids, skip_special_tokens=True) == "<think>hello"
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3"])
-def test_what_is_saved_of_a_converted_model_reads_as_it_does(
+def test_a_saved_converted_model_keeps_its_tokenizer(
     family: str, tmp_path: Path, write_gguf: Callable[..., Any]
 ) -> None:
-    """As a model that was trained from it is."""
+    """Models trained from a converted model are saved in the same way."""
     made = write_gguf(tmp_path / "tiny.gguf", family, **({"pre": "qwen2"} if family != "llama" else {}))
     converted = load_model(made.path, cache_dir=tmp_path / "cache")
     converted.model.save_pretrained(tmp_path / "saved")
@@ -87,13 +88,16 @@ def test_what_is_saved_of_a_converted_model_reads_as_it_does(
 
 
 def test_smollm_splits_digits_before_anything_else(tiny: Any) -> None:
-    """transformers' own GGUF tokenizer gives ['Ġ', 'Ġ', '5'] for two spaces and a digit: SmolLM was not trained so."""
+    """Unlike transformers' GGUF tokenizer, keep two spaces together before a digit, as in SmolLM's training.
+
+    transformers gives ['Ġ', 'Ġ', '5'] for two spaces and a digit.
+    """
     tokenizer = build_tokenizer(read_gguf(tiny.path))
     assert tokenizer.tokenize("hello  5") == ["hello", "ĠĠ", "5"]
     assert tokenizer.tokenize("<|im_start|>1 hello") == ["<|im_start|>", "1", "Ġhello"]
 
 
-def test_llama3_files_get_their_beginning_of_text_and_it_survives_the_cache(
+def test_llama3_files_get_a_beginning_of_text_token_that_survives_the_cache(
     tmp_path: Path, write_gguf: Callable[..., Any]
 ) -> None:
     made = write_gguf(tmp_path / "tiny.gguf", pre="llama-bpe")
@@ -132,7 +136,7 @@ def test_eos_and_pad_reach_the_generation_config(tiny: Any, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("said", "tokens", "ends"),
+    ("declared", "tokens", "ends"),
     [
         ({"eos": 1}, {"<|im_end|>": 3, "<|endoftext|>": 3, "a": 1}, [1, 0]),
         ({"eos": 0, "eot": 2, "eom": 2}, {"<eos>": 3, "<pad>": 3, "<end_of_turn>": 3}, [0, 2]),
@@ -140,18 +144,18 @@ def test_eos_and_pad_reach_the_generation_config(tiny: Any, tmp_path: Path) -> N
         ({}, {"<EOT>": 3, "_<EOT>": 3, "[EOS]": 3, "[EOT]": 3, "</s>": 3, "<s>": 3}, [0, 1, 2, 3, 4]),
         ({}, {"<|im_end|>": 1, "<|im_start|>": 3, "<end_of_turn>": 4}, [0, 2]),  # llama.cpp goes by the name alone
         ({}, {"</s>": 4, "<s>": 4, "<table>": 4}, []),  # HTML, as in Gemma's vocabulary
-        ({"eos": 9, "eot": 2**32 - 1, "eom": -1}, {"<|im_end|>": 3}, [0]),  # no tokens of this vocabulary
+        ({"eos": 9, "eot": 2**32 - 1, "eom": -1}, {"<|im_end|>": 3}, [0]),  # not tokens of this vocabulary
     ],
 )
-def test_a_text_ends_where_the_file_says_and_at_the_ends_that_llama_cpp_knows_by_name(
-    said: dict[str, int], tokens: dict[str, int], ends: list[int]
+def test_end_tokens_are_the_files_own_and_the_names_that_llama_cpp_knows(
+    declared: dict[str, int], tokens: dict[str, int], ends: list[int]
 ) -> None:
-    metadata = {f"tokenizer.ggml.{name}_token_id": token for name, token in said.items()}
+    metadata = {f"tokenizer.ggml.{name}_token_id": token for name, token in declared.items()}
     metadata |= {"tokenizer.ggml.tokens": list(tokens), "tokenizer.ggml.token_type": list(tokens.values())}
     assert gguf_convert._end_ids(GGUFFile(Path("any.gguf"), metadata, {})) == ends
 
 
-def test_a_chat_model_whose_file_names_another_end_stops_at_the_end_of_its_turn(
+def test_a_chat_model_with_another_declared_end_stops_at_the_end_of_its_turn(
     tmp_path: Path, write_gguf: Callable[..., Any]
 ) -> None:
     named = {f"tokenizer.ggml.{name}_token_id": 0 for name in ("eos", "eot")}
@@ -160,7 +164,7 @@ def test_a_chat_model_whose_file_names_another_end_stops_at_the_end_of_its_turn(
     assert TextCodec(loaded.tokenizer, loaded.model.generation_config).end_ids == {0, 2}
 
 
-def test_an_end_that_the_file_calls_normal_is_one_control_token(tiny: Any) -> None:
+def test_an_end_token_of_type_normal_is_one_control_token(tiny: Any) -> None:
     file = read_gguf(tiny.path)
     kinds = [1 if kind == 3 and i == 2 else kind for i, kind in enumerate(file.metadata["tokenizer.ggml.token_type"])]
     tokenizer = build_tokenizer(replace(file, metadata={**file.metadata, "tokenizer.ggml.token_type": kinds}))
@@ -181,7 +185,7 @@ def test_an_end_that_the_file_calls_normal_is_one_control_token(tiny: Any) -> No
         ({"llama.block_count": 1}, "nothing here uses its blk.1"),
     ],
 )
-def test_what_the_conversion_would_drop_is_refused(
+def test_a_file_that_the_conversion_would_not_keep_whole_is_refused(
     changed: dict[str, Any], reason: str, tmp_path: Path, write_gguf: Callable[..., Any], one_line: Callable[..., str]
 ) -> None:
     made = write_gguf(tmp_path / "odd.gguf", **changed)
@@ -192,7 +196,7 @@ def test_what_the_conversion_would_drop_is_refused(
 
 
 @pytest.mark.parametrize("left", [0, 3, 20, 4000, 0.5, 0.999])
-def test_a_truncated_gguf_says_to_download_it_again(
+def test_a_truncated_gguf_error_says_to_download_it_again(
     tiny: Any, tmp_path: Path, left: float, one_line: Callable[..., str]
 ) -> None:
     whole = tiny.path.read_bytes()
@@ -204,7 +208,7 @@ def test_a_truncated_gguf_says_to_download_it_again(
     assert not (tmp_path / "cache" / "models").exists()
 
 
-def test_a_file_that_is_not_gguf_says_so(tmp_path: Path) -> None:
+def test_a_file_that_is_not_gguf_is_refused(tmp_path: Path) -> None:
     (tmp_path / "page.gguf").write_text("<html>not found</html>" * 10)
     with pytest.raises(ModelError, match=r"not a readable GGUF file.*download it again"):
         load_model(tmp_path / "page.gguf", cache_dir=tmp_path)
@@ -224,12 +228,12 @@ def test_a_block_count_beyond_the_files_tensors_is_refused_before_anything_is_bu
 
 
 KINDS, STRINGS, LISTS = 5, 8, 9
-"""Types of a list's elements in a GGUF file: int32, text, lists."""
+"""Types of a list's elements in a GGUF file: int32, string, list."""
 LISTED = struct.pack("<Q", len("tokenizer.ggml.token_type")) + b"tokenizer.ggml.token_type" + struct.pack("<II", 9, 5)
 
 
 def listing(kind: int, length: int, more: bytes = b"") -> Callable[[bytes], bytes]:
-    """The file with another kind and number of elements in its list of kinds of tokens, which is one of int32."""
+    """Change the element type and length of the file's list of token types, a list of int32."""
 
     def change(whole: bytes) -> bytes:
         at = whole.index(LISTED) + len(LISTED)
@@ -239,7 +243,7 @@ def listing(kind: int, length: int, more: bytes = b"") -> Callable[[bytes], byte
 
 
 def padded(change: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
-    """With zeros behind, so that a reader finds something wherever it looks."""
+    """Append zeros, so that a reader finds bytes at any offset."""
     return lambda whole: change(whole) + bytes(2**24)
 
 
@@ -263,7 +267,7 @@ def with_tensors(count: int) -> Callable[[bytes], bytes]:
         lambda whole: whole[:100] + b"\xff" * 40 + whole[140:],
     ],
 )
-def test_counts_that_no_model_has_are_refused_before_they_are_counted_to(
+def test_impossible_counts_are_refused_before_they_are_read(
     tiny: Any, tmp_path: Path, one_line: Callable[..., str], change: Callable[[bytes], bytes]
 ) -> None:
     path = tmp_path / "odd.gguf"

@@ -1,4 +1,4 @@
-"""In Jupyter without its widgets, nothing is said about bars that are text; what others warn of is told as ever."""
+"""In Jupyter without ipywidgets, the warning about text progress bars is hidden, and other warnings are shown."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ filters = list(warnings.filters)
 """
 
 
-def test_without_the_package_the_bars_complain_of_missing_widgets(
+def test_without_the_package_tqdm_warns_of_missing_widgets(
     run_python: Callable[..., subprocess.Popen[str]],
 ) -> None:
     _, errors = run_python(JUPYTER + "import tqdm.auto").communicate(timeout=60)
     assert errors.count("IProgress not found") == 1
 
 
-def test_the_complaint_is_silenced_and_the_filters_are_left_as_they_were(
+def test_the_warning_is_silenced_and_the_filters_are_restored(
     run_python: Callable[..., subprocess.Popen[str]],
 ) -> None:
     code = """

@@ -1,4 +1,4 @@
-"""Names of models, dtypes and devices: what they mean, and what is said where they mean nothing."""
+"""Names of models, dtypes and devices, and the errors for unknown ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_dtypes_have_short_and_long_names(folder: Path, name: str, dtype: torch.
 
 
 @pytest.mark.parametrize(("native", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
-def test_auto_is_bf16_where_the_processor_computes_in_it(
+def test_auto_is_bf16_if_the_processor_computes_in_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch, native: bool, dtype: torch.dtype
 ) -> None:
     monkeypatch.setattr("tot.decoders.models.loading._cpu_computes_in_bf16", lambda: native)
@@ -39,15 +39,15 @@ def test_auto_is_bf16_where_the_processor_computes_in_it(
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="that variable is of x86")
-def test_held_to_avx2_auto_is_not_bf16() -> None:
-    asks = "import torch; from tot.decoders.models import loading; "
-    asks += "print(loading.resolve_dtype('auto', torch.device('cpu')))"
-    held = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2"}
-    done = subprocess.run([sys.executable, "-c", asks], env=held, capture_output=True, text=True, check=True)
+def test_auto_is_not_bf16_if_limited_to_avx2() -> None:
+    code = "import torch; from tot.decoders.models import loading; "
+    code += "print(loading.resolve_dtype('auto', torch.device('cpu')))"
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "torch.float32"
 
 
-def test_bad_dtypes_and_devices_name_the_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_dtypes_and_devices_list_the_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OptionError, match=r"'int3' is not known: choose auto, bf16, .*float32"):
         load_model("smollm2-135m", dtype="int3")
     with pytest.raises(OptionError, match="'tpu' is not known: choose auto, cpu, cuda"):
@@ -72,25 +72,25 @@ def test_an_unknown_name_gets_one_line_and_a_guess(one_line: Callable[..., str])
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "nowhere.gguf", Path("nowhere/else")])
-def test_a_path_that_is_not_there_is_not_taken_for_a_hub_id(name: str | Path) -> None:
+def test_a_missing_path_is_not_taken_for_a_hub_id(name: str | Path) -> None:
     with pytest.raises(ModelError, match="there is no file or folder"):
         load_model(name)
 
 
 def cache_on_hub(home: Path, hub_id: str, folder: Path) -> None:
-    """Put a folder where the hub's client keeps a downloaded model."""
+    """Put a folder into the hub client's cache as a downloaded model."""
     store = home / "hub" / f"models--{hub_id.replace('/', '--')}"
     shutil.copytree(folder, store / "snapshots" / ("0" * 40))
     (store / "refs").mkdir()
     (store / "refs" / "main").write_text("0" * 40)
 
 
-# The hub is a closed port of this machine: as dead as a network can be.
+# A closed port of this machine stands for a hub without a network.
 DEAD_HUB = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_DISABLE_TELEMETRY": "1"}
 
 
 @pytest.mark.processes
-def test_without_network_hub_ids_come_from_the_cache_or_fail_in_one_quick_line(
+def test_without_network_hub_ids_come_from_the_cache_or_fail_quickly_in_one_line(
     folder: Path, tmp_path: Path, run_python: Callable[..., subprocess.Popen[str]]
 ) -> None:
     cache_on_hub(tmp_path, "org/tiny", folder)
@@ -121,7 +121,7 @@ for name in ("org/not-there", "smollm2-135m"):
     assert "network" in lines[2]
 
 
-def test_the_models_at_hand_are_listed(
+def test_local_models_are_listed(
     tiny: Any, folder: Path, tmp_path: Path, run_python: Callable[..., subprocess.Popen[str]]
 ) -> None:
     cache_on_hub(tmp_path, "org/tiny", folder)
@@ -146,7 +146,9 @@ assert "torch" not in sys.modules
     assert lines[2] == "org/tiny|hub cache|True|"
 
 
-def test_a_known_model_that_is_not_installed_says_how(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_known_model_that_is_not_installed_has_install_instructions(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     entry = list_models(tmp_path)[0]
     assert (entry.name, entry.where, entry.size) == ("smollm2-135m", None, 0)
@@ -154,7 +156,7 @@ def test_a_known_model_that_is_not_installed_says_how(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("report", ["{", "[]", "{}", "[" * 100_000])
-def test_a_damaged_report_of_a_draft_is_listed_as_such(tmp_path: Path, report: str) -> None:
+def test_a_draft_with_a_damaged_report_is_listed_as_damaged(tmp_path: Path, report: str) -> None:
     (tmp_path / "drafts" / "mine").mkdir(parents=True)
     (tmp_path / "drafts" / "mine" / "report.json").write_text(report)
     (entry,) = (entry for entry in list_models(tmp_path) if entry.kind == "trained draft")

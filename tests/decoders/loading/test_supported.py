@@ -1,4 +1,4 @@
-"""Which models the engine can run, judged before their weights are read."""
+"""Models that the engine can run, checked before their weights are read."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ def test_models_the_engine_cannot_run_are_refused(
 
 @pytest.mark.parametrize("rope", [{"rope_type": "longrope"}, {"type": "su"}, {"full": {"rope_type": "dynamic"}}])
 @pytest.mark.parametrize("name", ["rope_parameters", "rope_scaling"])
-def test_angles_that_depend_on_the_longest_text_are_refused(name: str, rope: dict[str, Any]) -> None:
+def test_rope_angles_that_depend_on_the_longest_text_are_refused(name: str, rope: dict[str, Any]) -> None:
     config = SimpleNamespace(model_type="phi3", num_hidden_layers=2, **{name: rope})
     with pytest.raises(ModelError, match=r"^rotary embeddings of the type"):
         check_supported(config)
 
 
-def test_angles_that_positions_alone_give_are_taken() -> None:
+def test_rope_angles_that_depend_on_positions_alone_are_supported() -> None:
     for kind in ("default", "linear", "yarn", "llama3"):
         assert check_supported(SimpleNamespace(model_type="llama", rope_parameters={"rope_type": kind})) is None, kind
 
 
 @pytest.mark.parametrize("layers", [10**5, 10**9, 2**70])
-def test_a_config_of_more_layers_than_any_model_has_is_refused_before_they_are_built(
+def test_a_config_with_too_many_layers_is_refused_before_they_are_built(
     folder: Path, tmp_path: Path, layers: int
 ) -> None:
     shutil.copytree(folder, tmp_path / "many")
@@ -86,7 +86,7 @@ def test_tested_families_pass(family: str, options: dict[str, Any]) -> None:
     config = AutoConfig.for_model(family, num_hidden_layers=2, **options)
     assert family in TESTED_FAMILIES
     check_supported(config)
-    check_supported(SimpleNamespace(**config.to_dict()))  # and as config.json spells it
+    check_supported(SimpleNamespace(**config.to_dict()))  # also in the spelling of config.json
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_tested_families_pass(family: str, options: dict[str, Any]) -> None:
         ("gemma3_text", {"sliding_window": 33, "layer_types": ["full_attention"] * 2}, None),
     ],
 )
-def test_a_window_counts_where_a_layer_uses_it(family: str, options: dict[str, Any], window: int | None) -> None:
+def test_a_window_counts_only_if_a_layer_uses_it(family: str, options: dict[str, Any], window: int | None) -> None:
     assert window_of(AutoConfig.for_model(family, num_hidden_layers=2, **options)) == window
 
 

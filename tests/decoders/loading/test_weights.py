@@ -1,4 +1,4 @@
-"""Weights by name: their shapes by a config, and what is refused of files that do not fit it."""
+"""Weights by name: their shapes by a config, and refused files that do not fit it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def saved(make_model: Callable[..., Any], tokenizer: Any, tmp_path: Path) -> Cal
 
 
 @pytest.mark.parametrize(("family", "changes"), CONFIGS)
-def test_shapes_are_those_of_the_transformers_module(
+def test_shapes_equal_the_transformers_modules(
     make_model: Callable[..., Any], family: str, changes: dict[str, Any]
 ) -> None:
     model = make_model(family, **{**SHAPE, **changes})
@@ -67,7 +67,7 @@ def test_a_folder_has_the_weights_of_its_module(
 
 
 def change(folder: Path, **tensors: Any) -> None:
-    """Tensors by name, "." as "__"; None leaves one out."""
+    """Replace tensors by name, with "." spelled "__". None removes a tensor."""
     path = folder / "model.safetensors"
     weights = load_file(path)
     for name, value in tensors.items():
@@ -86,7 +86,7 @@ def test_a_weight_of_another_shape_is_refused_before_c_reads_it(saved: Callable[
         load_decoder("ar", folder, kv_budget=100)
 
 
-def test_a_weight_that_is_missing_is_named(saved: Callable[..., Path]) -> None:
+def test_a_missing_weight_is_named(saved: Callable[..., Path]) -> None:
     folder = saved()
     change(folder, model__norm__weight=None)
     assert open_model(folder).stored is None
@@ -94,7 +94,7 @@ def test_a_weight_that_is_missing_is_named(saved: Callable[..., Path]) -> None:
         load_decoder("ar", folder, kv_budget=100)
 
 
-def test_names_that_only_transformers_knows_are_read_by_it(
+def test_names_that_only_transformers_knows_are_read_by_transformers(
     saved: Callable[..., Path], make_model: Callable[..., Any]
 ) -> None:
     """A base model's file has no prefix, and a tied head."""
@@ -109,7 +109,7 @@ def test_names_that_only_transformers_knows_are_read_by_it(
         assert decoder.generate([request])[0].tokens == expected
 
 
-def test_a_file_that_is_cut_off_is_refused(saved: Callable[..., Path]) -> None:
+def test_a_truncated_file_is_refused(saved: Callable[..., Path]) -> None:
     folder = saved()
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
@@ -118,7 +118,7 @@ def test_a_file_that_is_cut_off_is_refused(saved: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize("shard", ["../model.safetensors", 3, None, ["a"]])
-def test_an_index_that_makes_no_sense_is_refused(saved: Callable[..., Path], shard: object) -> None:
+def test_an_invalid_index_is_refused(saved: Callable[..., Path], shard: object) -> None:
     folder = saved()
     names = load_file(folder / "model.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(names, shard)}))
@@ -126,6 +126,6 @@ def test_an_index_that_makes_no_sense_is_refused(saved: Callable[..., Path], sha
         load_decoder("ar", folder, kv_budget=100)
 
 
-def test_numbers_of_a_gguf_file_are_for_known_families_only(make_model: Callable[..., Any], tmp_path: Path) -> None:
+def test_gguf_quantized_weights_are_for_known_families_only(make_model: Callable[..., Any], tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="computed with for llama, mistral, qwen2, qwen3, not gemma"):
         GGUFWeights(tmp_path / "a.gguf", tmp_path, make_model("gemma").config, torch.float32)

@@ -1,6 +1,6 @@
-"""What tests of parallel steps share: models that write readable text, and ways to see and to script what they do.
+"""Helpers for the tests of parallel steps: models that write readable text, and ways to watch and script them.
 
-Import mode is importlib, so these are fixtures: functions and classes.
+pytest imports with `importlib`, so tests get these functions and classes as fixtures.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def model(request: pytest.FixtureRequest, make_model: Callable[..., Any]) -> Any
 
 @pytest.fixture
 def make(model: Any, tokenizer: Any) -> Iterator[Make]:
-    """Decoders by name, each on a copy of one model; no branch may live in the end."""
+    """Create decoders by name, each on a copy of one model. No branch may be live at the end."""
     engines: list[Engine] = []
 
     def load(name: str = "pdos", kv_budget: int = 6000, chunk: int = 512, **options: Any) -> LocalDecoder:
@@ -60,7 +60,8 @@ def ids(decoder: LocalDecoder, text: str) -> tuple[int, ...]:
 
 
 class Watch:
-    """Sees every forward of a decoder: each chunk's branch up to its end, and what was live and promised before it."""
+    """Record each forward of a decoder: the tokens of each chunk's branch, and the live and reserved slots before
+    it."""
 
     def __init__(self, decoder: LocalDecoder) -> None:
         self.engine = decoder.engine
@@ -91,9 +92,11 @@ class Watch:
 
 
 class Script(Watch):
-    """Puts words into a model's mouth: what it writes next is what follows the text so far in the first document that
-    begins with it. A text that is one of them ends; any other is left to the model. Texts begin after the prompt's "|"
-    and line break."""
+    """Force a model's output: the next token continues the first document that begins with the text so far.
+
+    A text that equals a document ends. If no document matches, the model decides. Texts start after the prompt's "|"
+    and line break.
+    """
 
     def __init__(self, decoder: LocalDecoder, *documents: str) -> None:
         super().__init__(decoder)
@@ -151,14 +154,14 @@ def mixed(decoder: LocalDecoder, count: int = 12) -> list[Request]:
 
 
 def loose(make: Make, **options: Any) -> LocalDecoder:
-    """A model that writes markers, colons and terminators all the time: many skeletons, some of them good."""
+    """Create a model that often writes markers, colons and terminators: many skeletons, some of them valid."""
     decoder = make(marker="e", colon="a", terminator="o", title_tokens=12, max_steps=3, **options)
     for mark, more in (("e", 3.0), ("a", 6.0), ("o", 2.0)):
         decoder.model.lm_head.bias.data[decoder.engine.codec.encode(mark)] += more
     return decoder
 
 
-def shown(completions: Sequence[Completion]) -> list[Any]:
+def outcomes(completions: Sequence[Completion]) -> list[Any]:
     return [(c.tokens, c.text, c.finish_reason, c.parts, c.answer) for c in completions]
 
 
@@ -202,9 +205,9 @@ def _loose() -> Callable[..., LocalDecoder]:
     return loose
 
 
-@pytest.fixture(name="shown")
+@pytest.fixture(name="outcomes")
 def _shown() -> Callable[..., list[Any]]:
-    return shown
+    return outcomes
 
 
 @pytest.fixture(name="kinds")
@@ -214,5 +217,5 @@ def _kinds() -> Callable[..., list[str]]:
 
 @pytest.fixture(name="documents")
 def _documents() -> tuple[str, ...]:
-    """What a model writes of a skeleton with two steps: each step, the skeleton, and the text that they become."""
+    """The documents of a skeleton with two steps: each step, the skeleton, and the final text."""
     return DOCUMENTS

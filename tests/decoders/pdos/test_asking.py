@@ -1,4 +1,4 @@
-"""PDOS: what prompts say of steps, and what is refused."""
+"""PDOS: instructions in prompts, and refused requests and options."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def prepared(codec: TextCodec, prompt: Any, steps: tuple[str, ...] = (), **optio
     return StepsFormat(PDOSOptions(**options), codec).prepare(Request(prompt=prompt, steps=steps)).prompt
 
 
-def test_instructions_go_where_the_prompt_can_take_them(codec: TextCodec) -> None:
+def test_instructions_are_added_to_the_last_user_message_or_the_text(codec: TextCodec) -> None:
     system, user = Message(role="system", content="S"), Message(role="user", content="Q?")
     begun = Message(role="assistant", content="Well,")
-    told = Message(role="user", content="Q?\n\nMark steps.")
+    instructed = Message(role="user", content="Q?\n\nMark steps.")
     alone = Message(role="user", content="Mark steps.")
     for prompt, expected in [
         ("Q: and on\nA:", "Mark steps.\n\nQ: and on\nA:"),
-        ((system, user), (system, told)),
-        ((system, user, begun), (system, told, begun)),
-        ((user, begun, user), (user, begun, told)),
+        ((system, user), (system, instructed)),
+        ((system, user, begun), (system, instructed, begun)),
+        ((user, begun, user), (user, begun, instructed)),
         ((begun,), (alone, begun)),
         ((system,), (system, alone)),
         ((5, 6, 7), (5, 6, 7)),
@@ -48,7 +48,7 @@ def test_instructions_go_where_the_prompt_can_take_them(codec: TextCodec) -> Non
         assert prepared(codec, prompt, instructions="") == prompt
 
 
-def test_a_prompt_is_prepared_on_its_way_to_the_model(make: Make, watching: Any) -> None:
+def test_a_prompt_is_prepared_before_it_reaches_the_model(make: Make, watching: Any) -> None:
     decoder = make(instructions="Mark steps.")
     watch = watching(decoder)
     decoder.generate([Request(prompt="Q: and on\nA:", sampling=Sampling(max_tokens=3))])
@@ -56,7 +56,7 @@ def test_a_prompt_is_prepared_on_its_way_to_the_model(make: Make, watching: Any)
 
 
 @pytest.mark.parametrize("steps", [(), CITIES])
-def test_our_instructions_name_the_markers(codec: TextCodec, steps: tuple[str, ...]) -> None:
+def test_default_instructions_contain_the_markers(codec: TextCodec, steps: tuple[str, ...]) -> None:
     text = prepared(codec, "Which?", steps, marker="@@", terminator="@@END", colon="=")
     assert "@@END" in text
     assert "@@@@" not in text
@@ -66,7 +66,7 @@ def test_our_instructions_name_the_markers(codec: TextCodec, steps: tuple[str, .
     assert text.endswith("\n\nWhich?")
 
 
-def test_a_template_that_refuses_is_the_requests_trouble(make: Make, tokenizer: Any) -> None:
+def test_a_template_that_raises_fails_only_its_request(make: Make, tokenizer: Any) -> None:
     decoder = make(instructions="Mark steps.")
     chat = (Message(role="user", content="Q?"), Message(role="user", content="Please."))
     template = (
@@ -90,20 +90,20 @@ def test_equal_titles_are_two_steps(make: Make, heat: float, alike: bool, ids: A
     assert (first.text.strip() == second.text.strip()) == alike
 
 
-def test_a_prompt_of_one_token_may_be_followed_by_steps(make: Make) -> None:
+def test_steps_can_follow_a_prompt_of_one_token(make: Make) -> None:
     decoder = make()
     (got,) = decoder.generate([Request(prompt=(60,), sampling=Sampling(max_tokens=60), steps=("Oslo", "Rome"))])
     assert [part.text.partition(":")[0] for part in got.parts[:3]] == ["\n", "#### Oslo", "#### Rome"]
 
 
-def test_one_step_is_a_block_too(make: Make, ids: Any) -> None:
+def test_a_single_step_is_a_block_too(make: Make, ids: Any) -> None:
     decoder = make()
     (got,) = decoder.generate([Request(prompt=ids(decoder, LONG), sampling=Sampling(max_tokens=40), steps=("Oslo",))])
     assert got.parts[0].text == "\n"
     assert got.parts[1].text.startswith("#### Oslo:")
 
 
-def test_steps_that_cannot_be_are_refused(make: Make) -> None:
+def test_invalid_steps_are_refused(make: Make) -> None:
     decoder = make()
     short = Sampling(max_tokens=20)
     with pytest.raises(RequestError, match=r"3 steps need at least \d+ tokens, .* room for 20: raise max_tokens"):
@@ -115,7 +115,7 @@ def test_steps_that_cannot_be_are_refused(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"marker": ""}, "option marker"),
         ({"marker": "# "}, "white space"),
@@ -124,6 +124,6 @@ def test_steps_that_cannot_be_are_refused(make: Make) -> None:
         ({"steps": 3}, "option steps"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(make: Make, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(OptionError, match=said):
+def test_invalid_options_are_refused(make: Make, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
         make(**options)

@@ -1,4 +1,4 @@
-"""PDOS beside other requests, in waves and in pieces: any text at all is the same, and adds up."""
+"""PDOS beside other requests, and with small chunks and budgets: every text stays the same, and usage adds up."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ Make = Callable[..., LocalDecoder]
 
 
 @pytest.mark.parametrize("model", ["llama", pytest.param("qwen2", marks=pytest.mark.slow)], indirect=True)
-def test_company_and_pieces_change_nothing(make: Make, ids: Any, shown: Any, loose: Any, mixed: Any) -> None:
+def test_other_requests_and_chunks_change_nothing(make: Make, ids: Any, outcomes: Any, loose: Any, mixed: Any) -> None:
     decoder = loose(make)
     requests = mixed(decoder)
     for seed in range(10):
         sampling = Sampling(max_tokens=120, temperature=2.0, seed=seed)
         requests.append(Request(prompt=ids(decoder, f"abc 10 {seed}"), sampling=sampling))
-    alone = [shown(decoder.generate([request])) for request in requests]
+    alone = [outcomes(decoder.generate([request])) for request in requests]
     account = decoder.engine.accounts["generate"]
-    own = [each for request, each in zip(requests, alone, strict=True) if not request.steps]
-    stepped = sum(any(part.kind == "step" for part in parts) for each in own for *_, parts, _ in each)
+    own = [one for request, one in zip(requests, alone, strict=True) if not request.steps]
+    stepped = sum(any(part.kind == "step" for part in parts) for completions in own for *_, parts, _ in completions)
     assert stepped > 2
     assert account.skeletons > account.broken + 1
     assert account.broken > 2
-    expected = [one for each in alone for one in each]
+    expected = [one for completions in alone for one in completions]
     for options in ({}, {"chunk": 5, "kv_budget": 20_000}, {"kv_budget": 1200}):
         other = loose(make, **options)
-        assert shown(other.generate(requests)) == expected
+        assert outcomes(other.generate(requests)) == expected
         order = list(range(len(requests)))[::-1]
         again = other.generate([requests[i] for i in order])
-        assert sorted(map(str, shown(again))) == sorted(map(str, expected))
+        assert sorted(map(str, outcomes(again))) == sorted(map(str, expected))
 
 
-def test_without_a_marker_the_text_is_that_of_ar(make: Make, shown: Any, mixed: Any) -> None:
+def test_without_a_marker_the_text_equals_ar(make: Make, outcomes: Any, mixed: Any) -> None:
     decoder = make(marker="\u00e9")
     requests = [request.model_copy(update={"steps": ()}) for request in mixed(decoder)]
-    assert shown(decoder.generate(requests)) == shown(make("ar").generate(requests))
+    assert outcomes(decoder.generate(requests)) == outcomes(make("ar").generate(requests))
 
 
-def test_parts_are_the_text_and_usage_adds_up(make: Make, loose: Any, mixed: Any) -> None:
+def test_parts_join_to_the_text_and_usage_adds_up(make: Make, loose: Any, mixed: Any) -> None:
     decoder = loose(make)
     meter = Meter()
     requests = mixed(decoder)
     completions = [one for handle in decoder.submit(requests, meter) for one in handle.result(60)]
-    asked = [request for request in requests for _ in range(request.sampling.n)]
-    for request, one in zip(asked, completions, strict=True):
+    repeated = [request for request in requests for _ in range(request.sampling.n)]
+    for request, one in zip(repeated, completions, strict=True):
         assert "".join(part.text for part in one.parts) == one.text
         assert one.usage.new_tokens == len(one.tokens)
         assert 0 < one.usage.forwards <= len(one.tokens) + 1 + bool(request.choices)
@@ -67,8 +67,8 @@ def test_two_requests_at_different_stages_share_forwards(make: Make, scripted: A
     decoder = make()
     step = "#### A:" + " on and" * 9
     script = scripted(decoder, *documents, f"{step}\n####", f"{step}\n####%%%\nSo.")
-    asked = [ask(decoder), ask(decoder, "Other?|\n", steps=("A",))]
-    got = decoder.generate(asked)
+    requests = [ask(decoder), ask(decoder, "Other?|\n", steps=("A",))]
+    got = decoder.generate(requests)
     assert [one.text for one in got] == [documents[-1], f"{step}\n####%%%\nSo."]
 
     def together(one: str, other: str) -> bool:

@@ -1,4 +1,4 @@
-"""PDOS: how steps and texts end, by stop strings, limits, budgets and cancellation; and what follows a trigger."""
+"""PDOS: steps and texts end by stop strings, limits, budgets and cancellation, and an answer may follow a trigger."""
 
 from __future__ import annotations
 
@@ -37,17 +37,19 @@ def test_a_stop_string_in_a_step_ends_the_text(make: Make, scripted: Any, ask: A
     assert got.usage.new_tokens == len(got.tokens) == sum(part.tokens for part in got.parts)
 
 
-def test_a_stop_string_in_a_title_ends_the_text_as_in_ar(make: Make, scripted: Any, ask: Any) -> None:
+def test_a_stop_string_in_a_title_ends_the_text_like_in_ar(make: Make, scripted: Any, ask: Any) -> None:
     decoder, plain = make(), make("ar")
-    for each in (decoder, plain):
-        scripted(each, "One.\n#### Oslo: cold")
+    for target in (decoder, plain):
+        scripted(target, "One.\n#### Oslo: cold")
     for stop in ("slo", "# O", "####", "\n##"):
-        (got,), (expected,) = (each.generate([ask(each, sampling={"stop": (stop,)})]) for each in (decoder, plain))
+        (got,), (expected,) = (
+            target.generate([ask(target, sampling={"stop": (stop,)})]) for target in (decoder, plain)
+        )
         assert (got.text, got.finish_reason, got.tokens) == (expected.text, "stop", expected.tokens)
         assert got.logprob == pytest.approx(expected.logprob, abs=1e-3)
 
 
-def test_a_step_ends_by_its_marker_its_end_token_or_its_limit(make: Make, scripted: Any, ask: Any) -> None:
+def test_a_step_ends_at_its_marker_end_token_or_limit(make: Make, scripted: Any, ask: Any) -> None:
     decoder = make(step_tokens=9)
     scripted(decoder, "#### A: on\n####", "#### B: and", "#### C: on and on and on and on", "#### D: x %%%")
     (got,) = decoder.generate([ask(decoder, steps=tuple("ABCD"))])
@@ -58,14 +60,14 @@ def test_a_step_ends_by_its_marker_its_end_token_or_its_limit(make: Make, script
     assert b.tokens == len(decoder.engine.codec.encode(" and")) + 1
 
 
-def test_a_step_whose_end_cuts_a_token_keeps_its_limit(make: Make, scripted: Any, ask: Any) -> None:
+def test_a_step_whose_end_splits_a_token_keeps_its_limit(make: Make, scripted: Any, ask: Any) -> None:
     decoder = make(marker="e", step_tokens=1)
-    scripted(decoder, "e A: the")  # one token, " the", of which the two of " th" are left
+    scripted(decoder, "e A: the")  # one token, " the", of which the two tokens of " th" remain
     (got,) = decoder.generate([ask(decoder, steps=("A",))])
     assert (got.parts[0].text, got.parts[0].tokens) == ("e A: \n", 1)
 
 
-def test_steps_share_max_tokens_with_what_follows(make: Make, ids: Any, kinds: Any) -> None:
+def test_steps_share_max_tokens_with_the_rest_of_the_text(make: Make, ids: Any, kinds: Any) -> None:
     decoder = make()
     sampling = Sampling(max_tokens=100, temperature=1.0, ignore_eos=True)
     (got,) = decoder.generate([Request(prompt=ids(decoder, LONG + "|\n"), sampling=sampling, steps=CITIES)])
@@ -77,7 +79,9 @@ def test_steps_share_max_tokens_with_what_follows(make: Make, ids: Any, kinds: A
 
 
 @pytest.mark.parametrize("by", ["cancel", "budget"])
-def test_a_block_that_is_cut_short_shows_what_it_has(make: Make, by: str, watching: Any, ids: Any, kinds: Any) -> None:
+def test_an_interrupted_block_returns_its_partial_steps(
+    make: Make, by: str, watching: Any, ids: Any, kinds: Any
+) -> None:
     decoder = make()
     sampling = Sampling(max_tokens=900, temperature=1.0, ignore_eos=True, n=2)
     request = Request(prompt=ids(decoder, "abc|\n"), sampling=sampling, steps=CITIES)
@@ -99,7 +103,7 @@ def test_a_block_that_is_cut_short_shows_what_it_has(make: Make, by: str, watchi
     wait_until(lambda: decoder.engine.cache.live == 0)
 
 
-def test_a_skeleton_that_is_cancelled_is_no_text(make: Make, scripted: Any, ask: Any) -> None:
+def test_a_cancelled_skeleton_is_not_part_of_the_text(make: Make, scripted: Any, ask: Any) -> None:
     decoder = make()
     script = scripted(decoder, "I compare.\n" + "".join(f"#### {i}:...\n" for i in range(90)))
     (handle,) = decoder.submit([ask(decoder, sampling={"max_tokens": 900})], stream=True)
@@ -110,7 +114,7 @@ def test_a_skeleton_that_is_cancelled_is_no_text(make: Make, scripted: Any, ask:
     wait_until(lambda: decoder.engine.cache.live == 0)
 
 
-def test_streamed_pieces_are_the_text(make: Make, loose: Any, mixed: Any) -> None:
+def test_streamed_pieces_join_to_the_text(make: Make, loose: Any, mixed: Any) -> None:
     decoder = loose(make)
     for request in mixed(decoder):
         (handle,) = decoder.submit([request], stream=True)
@@ -142,12 +146,12 @@ def test_an_answer_follows_the_conclusion(make: Make, stop: tuple[str, ...], scr
     assert totals[0] == pytest.approx(totals[1], abs=1e-2)
     again = scripted(decoder, *documents, rationale + " Answer: 10#### x: y")
     (got,) = decoder.generate([ask(decoder, prompt, **more)])
-    assert got.answer == " 10#### x: y"  # no skeleton in an answer
+    assert got.answer == " 10#### x: y"  # an answer has no skeleton
     assert got.parts[-2].kind == "trigger"
     assert again.texts[-1][0].endswith(rationale + " Answer: 10#### x: y")
 
 
-def test_choices_alone_are_scored_as_by_ar(make: Make) -> None:
+def test_choices_alone_get_the_scores_of_ar(make: Make) -> None:
     decoder, plain = make(), make("ar")
     request = Request(prompt="Which is it?", choices=("1", "10"), sampling=Sampling())
     (got,), (expected,) = decoder.generate([request]), plain.generate([request])

@@ -1,4 +1,4 @@
-"""PDOS, stages 2 and 3: each step is what it would be alone, and the text goes on as from its own tokens."""
+"""PDOS, stages 2 and 3: each step equals decoding it alone, and the text continues as from its own tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Make = Callable[..., LocalDecoder]
 
 
 class Alone:
-    """Decoding one text at a time on the untouched model."""
+    """Decode one text at a time on the unmodified model."""
 
     def __init__(self, model: Any, decoder: LocalDecoder, logits_alone: Callable[..., torch.Tensor]) -> None:
         self._model = copy.deepcopy(model)
@@ -49,18 +49,18 @@ class Alone:
                 break
         return drawn
 
-    def kept(self, drawn: list[int], until: Sequence[str]) -> tuple[str, list[int]]:
-        """The text of a step without the marker that ended it and blanks before that, and its tokens."""
+    def trimmed(self, drawn: list[int], until: Sequence[str]) -> tuple[str, list[int]]:
+        """Return the text of a step without its end marker and the whitespace before that, and its tokens."""
         drawn = drawn[:-1] if drawn[-1] == END else drawn
         text = self.codec.decode(drawn)
-        said = text[: min([len(text), *(text.find(mark) for mark in until if mark in text)])].rstrip()
-        count = max(k for k in range(len(drawn) + 1) if said.startswith(self.codec.decode(drawn[:k])))
-        return said, drawn[:count] + self.codec.encode(said[len(self.codec.decode(drawn[:count])) :])
+        content = text[: min([len(text), *(text.find(mark) for mark in until if mark in text)])].rstrip()
+        count = max(k for k in range(len(drawn) + 1) if content.startswith(self.codec.decode(drawn[:k])))
+        return content, drawn[:count] + self.codec.encode(content[len(self.codec.decode(drawn[:count])) :])
 
 
 @pytest.mark.parametrize("heat", [0.0, 1.0])
-@pytest.mark.parametrize("marker", ["####", "e"])  # tiny models write an e now and then, also inside of tokens
-def test_steps_and_what_follows_are_what_decoding_them_alone_gives(
+@pytest.mark.parametrize("marker", ["####", "e"])  # tiny models write an e now and then, even inside tokens
+def test_steps_and_the_rest_equal_decoding_them_alone(
     make: Make, model: Any, logits_alone: Callable[..., torch.Tensor], heat: float, marker: str, ids: Any
 ) -> None:
     decoder = make(marker=marker, step_tokens=14)
@@ -74,11 +74,11 @@ def test_steps_and_what_follows_are_what_decoding_them_alone_gives(
         for number, title in enumerate(CITIES, 1):
             header = alone.codec.encode(f"{marker} {title}:")
             drawn = alone.tokens([*prompt, *header], sampling, 14, sample + number * STEP_KEY, until=until)
-            said, kept = alone.kept(drawn, until)
+            content, trimmed = alone.trimmed(drawn, until)
             ended += len(drawn) < 14
-            block += [*header, *kept, *alone.codec.encode("\n")]
+            block += [*header, *trimmed, *alone.codec.encode("\n")]
             drawn_so_far += drawn
-            parts.append(f"{marker} {title}:{said}\n")
+            parts.append(f"{marker} {title}:{content}\n")
         end = f"{marker}%%%\n"
         block += alone.codec.encode(end)
         room = 160 - (len(block) - len(prompt))
@@ -89,7 +89,7 @@ def test_steps_and_what_follows_are_what_decoding_them_alone_gives(
     assert ended or marker == "####"
 
 
-def test_at_temperature_zero_the_text_goes_on_as_ar_goes_on_from_it(make: Make, watching: Any, ids: Any) -> None:
+def test_at_temperature_zero_the_text_continues_like_ar(make: Make, watching: Any, ids: Any) -> None:
     decoder = make()
     watch = watching(decoder)
     sampling = Sampling(max_tokens=120, ignore_eos=True)
@@ -98,20 +98,20 @@ def test_at_temperature_zero_the_text_goes_on_as_ar_goes_on_from_it(make: Make, 
     fed = watch.tokens[-1][0]
     joined = fed[: len(fed) + 1 - count]
     assert decoder.engine.codec.decode(joined) == LONG + "|\n" + "".join(part.text for part in got.parts[:-1])
-    asked = Request(prompt=tuple(joined), sampling=Sampling(max_tokens=count, ignore_eos=True))
-    (expected,) = make("ar").generate([asked])
+    request = Request(prompt=tuple(joined), sampling=Sampling(max_tokens=count, ignore_eos=True))
+    (expected,) = make("ar").generate([request])
     assert count > 10
     assert got.tokens[-count:] == expected.tokens
 
 
-def test_a_long_block_is_fed_in_pieces_without_its_first_step(make: Make, watching: Any, ids: Any) -> None:
+def test_a_long_block_is_prefilled_in_chunks_without_its_first_step(make: Make, watching: Any, ids: Any) -> None:
     decoder = make(chunk=8)
     watch = watching(decoder)
     sampling = Sampling(max_tokens=140, ignore_eos=True)
     (got,) = decoder.generate([Request(prompt=ids(decoder, "abc|\n"), sampling=sampling, steps=CITIES)])
     step, count = got.parts[0], got.parts[-1].tokens
     begun = next(i for i, texts in enumerate(watch.texts) if texts[0].startswith("abc|\n" + step.text))
-    last = len(watch.texts) - count  # the others feed one token each
+    last = len(watch.texts) - count  # the other forwards feed one token each
     codec = decoder.engine.codec
     known = len(codec.encode("abc|\n#### Oslo:")) + step.tokens
     missing = len(watch.tokens[last][0]) - known
@@ -119,29 +119,29 @@ def test_a_long_block_is_fed_in_pieces_without_its_first_step(make: Make, watchi
     assert 30 < missing <= sum(watch.rows[begun : last + 1]) <= missing + 3
 
 
-def test_steps_do_not_see_one_another(make: Make, ids: Any) -> None:
-    """What a step says is the same whatever other steps there are, as long as its number is."""
+def test_steps_do_not_attend_to_each_other(make: Make, ids: Any) -> None:
+    """A step's text depends on its own title and number, not on the other steps."""
     decoder = make(step_tokens=12)
     sampling = Sampling(max_tokens=150, temperature=1.0, seed=3)
     steps = [("Oslo", "Rome"), ("Oslo", "10 and 11"), ("Oslo", "Rome", "abc")]
-    asked = [Request(prompt=ids(decoder, LONG + "|\n"), sampling=sampling, steps=each) for each in steps]
-    first, second, third = decoder.generate(asked)
+    requests = [Request(prompt=ids(decoder, LONG + "|\n"), sampling=sampling, steps=titles) for titles in steps]
+    first, second, third = decoder.generate(requests)
     assert first.parts[0] == second.parts[0] == third.parts[0]
     assert first.parts[1] == third.parts[1] != second.parts[1]
 
 
-def test_titles_take_one_forward_and_ended_steps_none(make: Make, scripted: Any, ask: Any) -> None:
+def test_titles_take_one_forward_and_ended_steps_take_no_further_ones(make: Make, scripted: Any, ask: Any) -> None:
     decoder = make()
     script = scripted(
         decoder, "#### A: on\n####", "#### B: on and on and on\n####", "#### A: on\n#### B: on and on and on\n####%%%\n"
     )
-    for _ in range(2):  # the second time with the prompt computed
+    for _ in range(2):  # the second time with a cached prompt
         (got,) = decoder.generate([ask(decoder, steps=("A", "B"))])
     assert [part.text for part in got.parts] == ["#### A: on\n", "#### B: on and on and on\n", "####%%%\n", ""]
     header = len(decoder.engine.codec.encode("#### A:"))
     drawn = [part.tokens for part in got.parts[:2]]
     steps = script.texts[-max(drawn) - 1 : -1]
     assert [len(texts) for texts in steps] == [2] * drawn[0] + [1] * (drawn[1] - drawn[0])
-    assert script.rows[-max(drawn) - 1] == 2 * (header + 1)  # the prompt's last token before each
+    assert script.rows[-max(drawn) - 1] == 2 * (header + 1)  # each with the prompt's last token before it
     assert got.usage.forwards == drawn[1] + 1
     assert got.finish_reason == "eos"

@@ -1,4 +1,4 @@
-"""PDOS, stage 1: skeletons that the model writes, with logits forced, and what becomes of those that break."""
+"""PDOS, stage 1: skeletons written by the model with forced logits, and the handling of broken ones."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def test_a_skeleton_becomes_steps_and_a_conclusion(make: Make, scripted: Any, as
     assert (account.skeletons, account.broken) == (1, 0)
     assert account.tokens == len(got.tokens) == got.usage.new_tokens
     seen = [text.rpartition("|\n")[2] for texts in script.texts for text in texts]
-    assert "I compare.\n#### Oslo:...\n####" in seen  # the model would have gone on with " cold"
-    assert "I compare.\n#### Oslo:..." not in seen  # fed at once, not drawn
+    assert "I compare.\n#### Oslo:...\n####" in seen  # the model would have continued with " cold"
+    assert "I compare.\n#### Oslo:..." not in seen  # fed at once, not sampled
     assert not any("Oslo" in text and "Rome" in text and " cold" in text and "they" not in text for text in seen)
 
 
-def test_every_drawn_token_is_counted_once_and_given_ones_never(
+def test_every_sampled_token_is_counted_once_and_given_tokens_never(
     make: Make, scripted: Any, ask: Any, documents: Any
 ) -> None:
     decoder = make()
@@ -63,9 +63,9 @@ def test_every_drawn_token_is_counted_once_and_given_ones_never(
     assert got.usage.forwards <= len(script.texts)
 
 
-def test_a_colon_may_be_part_of_a_token_and_follow_one_without_text(make: Make, scripted: Any, ask: Any) -> None:
+def test_a_colon_may_be_part_of_a_token_and_follow_a_token_without_text(make: Make, scripted: Any, ask: Any) -> None:
     class Ends(scripted):
-        """After a title's first letter it writes an end token, which is to be ignored, and then "the"."""
+        """After a title's first letter, write an end token that should be ignored, and then "the"."""
 
         visits = 0
 
@@ -84,7 +84,7 @@ def test_a_colon_may_be_part_of_a_token_and_follow_one_without_text(make: Make, 
     assert END not in skeleton
 
 
-def test_another_skeleton_begins_another_block(make: Make, scripted: Any, ask: Any, kinds: Any) -> None:
+def test_a_second_skeleton_starts_a_second_block(make: Make, scripted: Any, ask: Any, kinds: Any) -> None:
     again = TEXT + "\n#### Ulm: mild.\n####"
     skeleton = TEXT + "\n#### Ulm:...\n####%%%"
     whole = TEXT + "\n#### Ulm: mild.\n####%%%\nDone."
@@ -123,20 +123,23 @@ def test_markers_are_options(make: Make, options: dict[str, str], written: str, 
         "#### a title without a colon\nand on.\n#### more: of it",
         "####: no title\n#### more: of it",
         "####\n\nno title\n#### more: of it",
-        "#### a title that goes on and on and on and on and on and on and on: too long\n#### more: of it",
+        (
+            "#### a title that goes on"  # language: ok
+            " and on and on and on and on and on and on: too long\n#### more: of it"
+        ),
         "#### the text ends in its title",
         "####%%% no title at all\n#### more: of it",
         "#### A%%%: a terminator in a title",
     ],
 )
-def test_a_skeleton_without_steps_is_the_text_of_ar(
-    make: Make, written: str, scripted: Any, ask: Any, shown: Any
+def test_a_skeleton_without_steps_gives_the_text_of_ar(
+    make: Make, written: str, scripted: Any, ask: Any, outcomes: Any
 ) -> None:
     decoder, plain = make(title_tokens=24), make("ar")
-    for each in (decoder, plain):
-        scripted(each, "One.\n" + written)
-    (got,), (expected,) = (each.generate([ask(each)]) for each in (decoder, plain))
-    assert shown([got]) == shown([expected])
+    for target in (decoder, plain):
+        scripted(target, "One.\n" + written)
+    (got,), (expected,) = (target.generate([ask(target)]) for target in (decoder, plain))
+    assert outcomes([got]) == outcomes([expected])
     assert got.logprob == pytest.approx(expected.logprob, abs=1e-3)
     assert got.usage.forwards == expected.usage.forwards
     account = decoder.engine.accounts["generate"]
@@ -144,7 +147,7 @@ def test_a_skeleton_without_steps_is_the_text_of_ar(
 
 
 @pytest.mark.parametrize("broken", ["#### no colon\n", "####: ", "####\n", "#### ends", "#### Oslo:", "#### A%%%"])
-def test_a_skeleton_that_breaks_runs_the_steps_it_has(
+def test_a_broken_skeleton_runs_the_steps_that_it_has(
     make: Make, broken: str, scripted: Any, ask: Any, kinds: Any
 ) -> None:
     decoder = make()
@@ -157,7 +160,7 @@ def test_a_skeleton_that_breaks_runs_the_steps_it_has(
 
 
 @pytest.mark.parametrize("end", ["####%\n", "#### %%\n", "####%%%", "#####%%%"])
-def test_a_part_of_the_terminator_on_its_line_ends_the_block(make: Make, ask: Any, scripted: Any, end: str) -> None:
+def test_a_part_of_the_terminator_on_its_own_line_ends_the_block(make: Make, ask: Any, scripted: Any, end: str) -> None:
     decoder = make()
     joined = "#### Oslo: cold\n####%%%\nSo."
     scripted(decoder, "#### Oslo: cold\n####", f"#### Oslo:...\n{end}", joined)
@@ -165,7 +168,7 @@ def test_a_part_of_the_terminator_on_its_line_ends_the_block(make: Make, ask: An
     assert (got.text, decoder.engine.accounts["generate"].broken) == (joined, 0)
 
 
-def test_more_of_a_marker_than_there_should_be_is_no_title(make: Make, scripted: Any, ask: Any) -> None:
+def test_a_marker_that_is_too_long_is_not_a_title(make: Make, scripted: Any, ask: Any) -> None:
     decoder = make()
     joined = "#### Oslo: cold\n####%%%\nSo."
     scripted(decoder, "##### Oslo:", "#### Oslo: cold\n####", "##### Oslo:...\n####%%%", joined)
@@ -173,7 +176,7 @@ def test_more_of_a_marker_than_there_should_be_is_no_title(make: Make, scripted:
     assert (got.text, decoder.engine.accounts["generate"].broken) == (joined, 0)
 
 
-def test_a_skeleton_ends_at_its_limit_of_steps(make: Make, scripted: Any, ask: Any) -> None:
+def test_a_skeleton_ends_at_max_steps(make: Make, scripted: Any, ask: Any) -> None:
     decoder = make(max_steps=2)
     skeleton = "".join(f"#### {title}:...\n" for title in "ABCDE")
     steps = [f"#### {title}: on\n####" for title in "AB"]
@@ -183,7 +186,7 @@ def test_a_skeleton_ends_at_its_limit_of_steps(make: Make, scripted: Any, ask: A
     assert decoder.engine.accounts["generate"].broken == 0
 
 
-def test_a_skeleton_has_no_more_steps_than_there_is_room_for(make: Make, scripted: Any, ask: Any) -> None:
+def test_a_skeleton_has_at_most_the_steps_that_fit(make: Make, scripted: Any, ask: Any) -> None:
     decoder = make()
     script = scripted(decoder, "".join(f"#### {title}:...\n" for title in "ABCDEFGHIJ"))
     (got,) = decoder.generate([ask(decoder, sampling={"max_tokens": 60})])
@@ -193,7 +196,7 @@ def test_a_skeleton_has_no_more_steps_than_there_is_room_for(make: Make, scripte
     assert script.engine.accounts["generate"].broken == 1
 
 
-def test_a_skeleton_takes_no_step_that_there_is_no_room_for(make: Make, scripted: Any, ask: Any, kinds: Any) -> None:
+def test_a_skeleton_starts_no_step_that_does_not_fit(make: Make, scripted: Any, ask: Any, kinds: Any) -> None:
     decoder = make(ellipsis=".")
     scripted(decoder, "".join(f"#### {title}:.\n" for title in "ABCDEFGHIJ"))
     for room in range(30, 50):

@@ -1,4 +1,4 @@
-"""PDOS takes no more key-value slots than it said it would, and no more than its text does."""
+"""PDOS uses at most the key-value slots that it reserves, and at most the slots of its text."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ CITIES = ("Oslo", "Rome", "the other one", "10")
 Make = Callable[..., LocalDecoder]
 
 
-def promises_are_kept(watch: Any) -> bool:
-    """Whether what was live and promised at any time was enough for all that came later."""
+def reservations_suffice(watch: Any) -> bool:
+    """Return whether the live and reserved slots at each time were enough for all later use."""
     most = 0
     for what, slots in reversed(watch.slots):
         most = max(most, slots) if what == "are" else most
@@ -31,38 +31,38 @@ def promises_are_kept(watch: Any) -> bool:
 
 @pytest.mark.parametrize("model", ["llama", pytest.param("qwen2", marks=pytest.mark.slow)], indirect=True)
 @pytest.mark.parametrize("steps", [(), CITIES])
-def test_growth_is_never_too_little(make: Make, steps: tuple[str, ...], watching: Any, ids: Any, loose: Any) -> None:
+def test_growth_is_never_too_small(make: Make, steps: tuple[str, ...], watching: Any, ids: Any, loose: Any) -> None:
     decoder = loose(make)
     for seed in range(4):
         watch = watching(decoder)
         sampling = Sampling(max_tokens=120, temperature=1.0, seed=seed, n=2, ignore_eos=True)
         decoder.generate([Request(prompt=ids(decoder, LONG), sampling=sampling, steps=steps, answer_trigger=" So")])
         watch.leave()
-        assert promises_are_kept(watch)
+        assert reservations_suffice(watch)
 
 
-def test_growth_counts_what_others_hold_on_to(make: Make, watching: Any, ids: Any) -> None:
-    """Two texts whose steps are the same at first: when one goes on, the other still needs what they share."""
+def test_growth_includes_slots_shared_with_other_requests(make: Make, watching: Any, ids: Any) -> None:
+    """Two texts begin with the same steps. When one continues, the other still needs their shared slots."""
     decoder = make()
     watch = watching(decoder)
     for tokens in ((250, 800), (250, 800, 500)):
         samplings = [Sampling(max_tokens=count, ignore_eos=True) for count in tokens]
         decoder.generate([Request(prompt=ids(decoder, LONG), sampling=s, steps=CITIES) for s in samplings])
-        assert promises_are_kept(watch)
+        assert reservations_suffice(watch)
         watch.slots.clear()
 
 
-def test_a_skeleton_takes_no_more_slots_than_the_text_may(make: Make, scripted: Any, ask: Any, kinds: Any) -> None:
+def test_a_skeleton_uses_at_most_the_slots_of_its_text(make: Make, scripted: Any, ask: Any, kinds: Any) -> None:
     decoder = make(ellipsis="." * 35)
     watch = scripted(decoder, "".join(f"#### {title}:{'.' * 35}\n" for title in "ABCDEFGHIJ"))
     request = ask(decoder, sampling={"max_tokens": 140})
     (got,) = decoder.generate([request])
     assert 1 < kinds(got).count("step") < 10
     assert decoder.engine.cache.peak_live <= len(request.prompt) + 140
-    assert promises_are_kept(watch)
+    assert reservations_suffice(watch)
 
 
-def test_steps_take_no_more_slots_than_the_text_does(make: Make, ids: Any) -> None:
+def test_steps_use_at_most_the_slots_of_the_text(make: Make, ids: Any) -> None:
     peaks = []
     for steps in ((), CITIES):
         decoder = make(marker="\u00e9")
@@ -73,7 +73,7 @@ def test_steps_take_no_more_slots_than_the_text_does(make: Make, ids: Any) -> No
 
 
 @pytest.mark.parametrize("short", [0, 1])
-def test_what_just_fits_the_store_runs(make: Make, short: int, ids: Any) -> None:
+def test_a_request_that_just_fits_the_kv_budget_runs(make: Make, short: int, ids: Any) -> None:
     prompt = ids(make(), LONG)
     decoder = make(kv_budget=len(prompt) + 120 - short)
     request = Request(prompt=prompt, sampling=Sampling(max_tokens=120, ignore_eos=True), steps=CITIES)

@@ -1,5 +1,7 @@
-"""A local server that speaks OpenAI's protocol as its script says, and fails as it is told to: statuses, resets, slow,
-torn and misshapen replies. It keeps what it was asked. Import mode is importlib, so what tests share are fixtures.
+"""A scripted local server with OpenAI's protocol, which records its requests and can fail in scripted ways.
+
+Faults are statuses, resets, and slow, truncated and malformed replies. pytest imports with `importlib`, so tests get
+these helpers as fixtures.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _BLANKS = 6000
 
 @dataclass
 class Asked:
-    """One request as it came."""
+    """One received request."""
 
     path: str
     body: dict[str, Any]
@@ -32,7 +34,7 @@ class Asked:
 
 @dataclass
 class Fault:
-    """What happens to a request instead of the scripted reply, or to that reply (`raw` None)."""
+    """A failure that replaces the scripted reply, or changes it (`raw` None)."""
 
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
@@ -40,11 +42,11 @@ class Fault:
     delay: float = 0.0
     """Seconds before the body."""
     keep: float = 1.0
-    """Share of the body that is sent before the connection is closed."""
+    """Fraction of the body that is sent before the connection is closed."""
     drip: float = 0.0
-    """Seconds between the blanks that come before the body, thousands of them."""
+    """Seconds between the blanks before the body, thousands of them."""
     reset: bool = False
-    """Close without a word."""
+    """Close the connection without a reply."""
 
 
 def said(text: str, **fields: Any) -> dict[str, Any]:
@@ -52,14 +54,15 @@ def said(text: str, **fields: Any) -> dict[str, Any]:
 
 
 def counts(body: dict[str, Any]) -> bool:
-    """Whether a body asks to count: it finds out whether the server continues an assistant message."""
+    """Return whether a body is the probe that tests if the server continues an assistant message, by counting."""
     return str((body.get("messages") or [{"content": ""}])[-1]["content"]).endswith("8, 9, 1")
 
 
 class Scripted:
-    """Replies with `reply(path, body)`: a list of choices ({"text": ...}), a whole reply, or (status, JSON).
+    """A server that replies with `reply(path, body)`: a list of choices ({"text": ...}), a whole reply, or (status,
+    JSON).
 
-    By default a text that depends on the prompt, the seed and the sample alone.
+    The default text depends only on the prompt, the seed and the sample.
     """
 
     def __init__(self) -> None:
@@ -71,20 +74,20 @@ class Scripted:
         self.models_status = 200
         self.takes_n = True
         self.continues = True
-        """Continue an assistant message, rather than starting a new reply."""
+        """Continue an assistant message instead of starting a new reply."""
         self.repeats = False
-        """Repeat its beginning."""
+        """Repeat the assistant message's beginning in the reply."""
         self.in_flight = self.most_in_flight = 0
         self.cut_off = 0
-        """Requests whose client went away before the reply."""
+        """Number of requests whose client disconnected before the reply."""
         self.wait_for = 0
-        """Hold replies back until so many requests are in flight, or have been; those to messages that begin with
-        `held` alone."""
+        """Hold replies until this number of requests has been in flight. Only applies to messages that begin with
+        `held`."""
         self.held = ""
         self.slow: str | None = None
-        """Never reply to messages that begin so."""
+        """Never reply to messages that begin with this."""
         self.die_after: int | None = None
-        """Close the server after so many replies."""
+        """Close the server after this number of replies."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -99,10 +102,10 @@ class Scripted:
 
     @property
     def posts(self) -> list[Asked]:
-        """What was asked, apart from lists of models and whether a message is continued."""
+        """The completion requests, without model lists and continuation probes."""
         return [asked for asked in self.asked if not asked.path.endswith("/models") and not counts(asked.body)]
 
-    # -- its life ---------------------------------------------------------------------------------------------------
+    # -- start and end ----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         async def begin() -> None:
@@ -134,7 +137,7 @@ class Scripted:
         self._thread.join(10)
         self._loop.close()
 
-    # -- what it replies --------------------------------------------------------------------------------------------
+    # -- replies ----------------------------------------------------------------------------------------------------
 
     def hashed(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
         about = json.dumps([body.get("messages"), body.get("prompt")])
@@ -209,7 +212,7 @@ class Scripted:
         fault = self.faults.popleft() if self.faults else self.always or Fault()
         if fault.raw is None:
             reply = self.reply(target, body)
-            if counts(body) and not isinstance(reply, tuple):  # what is refused is refused here too
+            if counts(body) and not isinstance(reply, tuple):  # refused requests are refused here too
                 text = "0, 11" if self.continues else "1, 2"
                 reply = [said(body["messages"][-1]["content"] + text if self.repeats else text)]
             if isinstance(reply, list):
@@ -239,15 +242,15 @@ class Scripted:
             writer.write(b" ")
             await writer.drain()
             await asyncio.sleep(fault.drip)
-        kept = raw[: int(len(raw) * fault.keep)]
-        writer.write(kept)
+        sent = raw[: int(len(raw) * fault.keep)]
+        writer.write(sent)
         await writer.drain()
-        return len(kept) == len(raw)
+        return len(sent) == len(raw)
 
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Next to nothing is waited between repetitions."""
+    """Nearly remove the waits between retries."""
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.001)
     monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.01)
 
@@ -259,7 +262,7 @@ def fault() -> type[Fault]:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scripted]:
-    """A server of its own for each test, which has the key in the environment."""
+    """A separate server for each test, with the key in the environment."""
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     scripted = Scripted()
     yield scripted
@@ -273,7 +276,7 @@ def key() -> str:
 
 @pytest.fixture
 def remote(server: Scripted) -> Iterator[Callable[..., RemoteDecoder]]:
-    """Makes decoders of that server."""
+    """Create decoders of that server."""
     made: list[RemoteDecoder] = []
 
     def load(**options: Any) -> RemoteDecoder:

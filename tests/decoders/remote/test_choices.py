@@ -1,7 +1,7 @@
-"""Choices scored in each of the four ways, against values computed by hand; a server that can't do one gets the next.
+"""Choices scored in each of the four ways, against hand-computed values, with fallbacks to the next way.
 
-The servers here are toys: a token is a character (or a pair of digits), and its log-probability is minus its number
-divided by its place, so that every score is a sum that fits in a line.
+The servers here are toys: a token is a character or a pair of digits, and its log-probability is minus its id divided
+by its position. So every score is a short sum.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ START, END = 1, 2
 
 
 def tokens_of(text: str) -> list[str]:
-    """Pairs of digits, else characters."""
+    """Split a text into pairs of digits and single characters."""
     return re.findall(r"\d\d|.", text, re.DOTALL)
 
 
@@ -39,7 +39,7 @@ def scored(head: list[int], choice: list[int]) -> float:
 
 
 class Toy:
-    """Template: <s>user|assistant, the end of a turn being </s>. `can` is what this server knows."""
+    """A toy server with the template <s>user|assistant, where a turn ends with </s>. `can` lists its features."""
 
     def __init__(self, *can: str) -> None:
         self.can = can
@@ -77,7 +77,7 @@ class Toy:
         usage = {
             "prompt_tokens": len(body["prompt"]),
             "completion_tokens": 1,
-        }  # vLLM counts one where none is
+        }  # vLLM counts one new token too many
         return {"choices": [{"text": "", "logprobs": {"token_logprobs": logprobs}}], "usage": usage}
 
     def next(self, body: dict[str, Any]) -> Any:
@@ -107,7 +107,7 @@ def totals(completion: Any) -> list[float]:
 @pytest.mark.parametrize("prompt", [CHAT, OPEN, "text"], ids=["messages", "prefix", "text"])
 @pytest.mark.parametrize("can", [("tokenize", "echo", "next"), ("tokenize", "echo")], ids=["next", "echo"])
 @pytest.mark.parametrize("closed", [True, False])
-def test_the_servers_own_tokens_give_the_exact_scores(
+def test_the_servers_own_tokens_give_exact_scores(
     server: Any, remote: Any, prompt: Any, can: tuple[str, ...], closed: bool
 ) -> None:
     server.reply = Toy(*can)
@@ -122,7 +122,7 @@ def test_the_servers_own_tokens_give_the_exact_scores(
 
 
 @pytest.mark.parametrize("prompt", [CHAT, OPEN, "text"], ids=["messages", "prefix", "text"])
-def test_a_server_that_scores_choices_itself_is_asked_to(server: Any, remote: Any, prompt: Any, caplog: Any) -> None:
+def test_a_server_that_scores_choices_itself_is_used(server: Any, remote: Any, prompt: Any, caplog: Any) -> None:
     server.reply = Toy("choices")
     (completion,) = remote().generate([Request(prompt=prompt, choices=("a", "bcd"), close_choices=True)])
     assert [(one.total, one.tokens) for one in completion.choice_logprobs] == [(-1.0, 1), (-3.0, 3)]
@@ -130,9 +130,9 @@ def test_a_server_that_scores_choices_itself_is_asked_to(server: Any, remote: An
     assert caplog.text == ""
 
 
-def test_a_server_that_fails_for_certain_tokens_is_asked_by_echo(server: Any, remote: Any) -> None:
+def test_a_server_that_fails_for_given_token_ids_is_scored_by_echo(server: Any, remote: Any) -> None:
     class Speculating(Toy):
-        """As vLLM does where it speculates."""
+        """A server that fails like vLLM with speculative decoding."""
 
         def __call__(self, path: str, body: dict[str, Any]) -> Any:
             failing = "logprob_token_ids" in body
@@ -141,25 +141,25 @@ def test_a_server_that_fails_for_certain_tokens_is_asked_by_echo(server: Any, re
     server.reply = Speculating("tokenize", "echo", "next")
     (completion,) = remote().generate([Request(prompt="text", choices=("1", "10"))])
     assert totals(completion) == pytest.approx([scored(HEADS["text"], encode(choice)) for choice in ("1", "10")])
-    assert sum("logprob_token_ids" in post.body for post in server.posts) == 1  # not again and again
+    assert sum("logprob_token_ids" in post.body for post in server.posts) == 1  # not retried for each request
 
 
-def test_token_ids_are_scored_as_they_are(server: Any, remote: Any) -> None:
+def test_prompts_of_token_ids_are_scored_unchanged(server: Any, remote: Any) -> None:
     server.reply = Toy("tokenize", "echo", "next")
     (completion,) = remote().generate([Request(prompt=(5, 6, 7), choices=("1", "2"))])
     assert totals(completion) == pytest.approx([-ord("1") / 3, -ord("2") / 3])
 
 
-def test_equal_beginnings_of_choices_are_asked_for_once(server: Any, remote: Any) -> None:
+def test_shared_prefixes_of_choices_are_requested_once(server: Any, remote: Any) -> None:
     server.reply = Toy("tokenize", "next")
     remote().generate([Request(prompt=CHAT, choices=("aa", "ab", "ac", "b"))])
-    asked = [post.body for post in server.posts if "logprob_token_ids" in post.body]
+    bodies = [post.body for post in server.posts if "logprob_token_ids" in post.body]
     head = HEADS[CHAT]
-    assert {tuple(body["prompt"]): body["logprob_token_ids"] for body in asked} == {
+    assert {tuple(body["prompt"]): body["logprob_token_ids"] for body in bodies} == {
         tuple(head): encode("ab"),
         (*head, ord("a")): encode("abc"),
     }
-    assert len(asked) == 2
+    assert len(bodies) == 2
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -169,18 +169,18 @@ def test_choices_are_tokenized_once_for_all_prompts(server: Any, remote: Any, to
     requests = [Request(prompt=text, choices=("1", "2"), close_choices=True) for text in "abc"]
     for sent in [requests] if together else [[request] for request in requests]:
         decoder.generate(sent)
-    asked = [post for post in server.posts if post.path == "/tokenize"]
-    assert len(asked) == 2 * 2 + 2 + 3  # each choice with its line break, the end of a turn, and the prompts
+    bodies = [post for post in server.posts if post.path == "/tokenize"]
+    assert len(bodies) == 2 * 2 + 2 + 3  # each choice with its line break, the end of a turn, and the prompts
 
 
-def test_a_server_that_wants_to_draw_a_token_is_scored_without_it(server: Any, remote: Any) -> None:
+def test_a_server_that_must_sample_a_token_is_scored_without_it(server: Any, remote: Any) -> None:
     server.reply = toy = Toy("tokenize", "echo")
     toy.least = 1
     (completion,) = remote().generate([Request(prompt="text", choices=("1", "xyz"))])
     assert totals(completion) == pytest.approx([scored(HEADS["text"], encode(one)) for one in ("1", "xyz")])
 
 
-def test_a_server_that_says_nothing_of_likelihoods_is_read(server: Any, remote: Any, caplog: Any) -> None:
+def test_a_server_without_logprobs_is_scored_by_its_text(server: Any, remote: Any, caplog: Any) -> None:
     server.reply = Toy()
     (completion,) = remote().generate([Request(prompt=CHAT, choices=("1", " 10", "2"))])
     assert totals(completion) == [-100.0, 0.0, -100.0]
@@ -193,7 +193,7 @@ def test_a_filtered_reply_chooses_nothing(server: Any, remote: Any) -> None:
         remote().generate([Request(prompt=CHAT, choices=("1", "2"))])
 
 
-def test_an_outage_is_no_reason_to_score_another_way(server: Any, remote: Any, fault: Any) -> None:
+def test_an_outage_does_not_change_the_scoring_method(server: Any, remote: Any, fault: Any) -> None:
     server.reply = Toy("tokenize", "echo", "next")
     server.faults += [fault(503), fault(reset=True), fault(keep=0.5), fault(500)] * 2
     decoder = remote(retries=20)
@@ -215,7 +215,7 @@ def test_choices_after_a_rationale_are_scored_after_the_trigger(server: Any, rem
     assert (completion.text, completion.answer) == ("10 it is So", "")
 
 
-def test_a_budget_that_is_spent_leaves_no_scores(server: Any, remote: Any) -> None:
+def test_a_spent_budget_leaves_no_scores(server: Any, remote: Any) -> None:
     import asyncio
 
     server.reply = Toy("tokenize", "next")
@@ -224,21 +224,21 @@ def test_a_budget_that_is_spent_leaves_no_scores(server: Any, remote: Any) -> No
     assert (completion.choice_logprobs, completion.finish_reason) == ((), "budget")
 
 
-def test_what_was_spent_on_choices_is_what_the_server_counts(server: Any, remote: Any) -> None:
+def test_usage_of_choices_is_the_servers_count(server: Any, remote: Any) -> None:
     server.reply = Toy("tokenize", "echo")
     decoder = remote(input_price=1e6)
-    decoder.generate([Request(prompt="first", choices=("1",))])  # the other way is tried once, and paid for
+    decoder.generate([Request(prompt="first", choices=("1",))])  # the other method is tried once, and paid for
     (completion,) = decoder.generate([Request(prompt="text", choices=("1", "xyz"))])
     assert (completion.usage.prompt_tokens, completion.usage.new_tokens, completion.usage.cost) == (6 + 8, 0, 14.0)
 
 
-# -- the rules themselves -------------------------------------------------------------------------------------------
+# -- scoring by text ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("text", "chosen"), [("10.", "10"), ("1, not 10", "1"), (" I say 10 or 1", "10"), ("Sure!", "sure"), ("no", None)]
 )
-def test_the_choice_that_a_text_begins_with_or_names_first(text: str, chosen: str | None) -> None:
+def test_by_text_selects_the_choice_at_the_start_or_named_first(text: str, chosen: str | None) -> None:
     choices = ("1", " 10", "sure")
     best = [one.strip() for one, score in zip(choices, by_text(choices, text), strict=True) if score.total == 0.0]
     assert best == ([chosen] if chosen else [])

@@ -1,6 +1,7 @@
-"""Texts in pieces through servers: stop strings that stay in the text, and messages that the server is to continue.
+"""Texts in pieces through servers: stop strings that stay in the text, and assistant messages that the server
+continues.
 
-`Writer` writes one message, and shows where it stopped in the way of one kind of server.
+`Writer` writes one message, and reports its stop like one kind of server.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ PIECES = ["First we add.\n\n\n", "So 3 + 4 = 7. Right?\n\n", "The answer is 7."]
 
 
 class Chain(Task):
-    """One message, in pieces."""
+    """A task with one message, in pieces."""
 
     thought = ("step",)
     depth = 9
@@ -30,7 +31,7 @@ class Chain(Task):
 
 
 class Writer:
-    """Continues the assistant's text to the first stop string. `how` says what the server shows of that."""
+    """Continue the assistant's text up to the first stop string. `how` selects how the server reports the stop."""
 
     def __init__(self, how: str, whole: str = WHOLE) -> None:
         self.how = how
@@ -42,9 +43,9 @@ class Writer:
         if self.how == "gruff" and "include_stop_str_in_output" in body:
             return 422, {"detail": "extra_forbidden"}
         last = body["messages"][-1]
-        said = last["content"] if last["role"] == "assistant" else ""
-        assert self.whole.startswith(said) or said.endswith(", 1"), said
-        rest = self.whole[len(said) :]
+        prefix = last["content"] if last["role"] == "assistant" else ""
+        assert self.whole.startswith(prefix) or prefix.endswith(", 1"), prefix
+        rest = self.whole[len(prefix) :]
         hits = [(at, stop) for stop in body.get("stop", ()) if (at := rest.find(stop)) >= 0]
         at, stop = min(hits) if hits else (len(rest), None)
         keeps = self.how == "vllm" and body.get("include_stop_str_in_output")
@@ -57,11 +58,11 @@ class Writer:
         if self.how == "tgi":
             fields["finish_reason"] = "eos_token" if stop is None else "stop_sequence"
         if self.how == "repeats":
-            text = said + text
+            text = prefix + text
         return [{"text": text, **fields}] * body.get("n", 1)
 
 
-def grown(decoder: Any, until: str = "paragraph") -> Solution:
+def solved(decoder: Any, until: str = "paragraph") -> Solution:
     return solve(
         Chain(),
         "why",
@@ -80,11 +81,9 @@ def path(solution: Solution) -> list[str]:
 
 
 @pytest.mark.parametrize("how", ["vllm", "tells", "sglang", "tgi", "silent", "strict", "gruff"])
-def test_a_message_is_cut_into_its_pieces_however_the_server_shows_its_stops(
-    server: Any, remote: Any, how: str
-) -> None:
+def test_a_message_is_split_into_its_pieces_for_every_way_to_report_stops(server: Any, remote: Any, how: str) -> None:
     server.reply = Writer(how)
-    solution = grown(remote())
+    solution = solved(remote())
     assert "".join(path(solution)) == WHOLE
     assert [piece.split() for piece in path(solution)] == [piece.split() for piece in PIECES]
     assert [node.thought.ended for node in solution.tree if node.thought] == [False, False, True]
@@ -93,19 +92,17 @@ def test_a_message_is_cut_into_its_pieces_however_the_server_shows_its_stops(
 
 
 @pytest.mark.parametrize(("how", "requests"), [("vllm", 3), ("tells", 3), ("silent", 4)])
-def test_few_requests_more_than_pieces_are_needed(server: Any, remote: Any, how: str, requests: int) -> None:
+def test_at_most_one_request_more_than_pieces_is_needed(server: Any, remote: Any, how: str, requests: int) -> None:
     server.reply = Writer(how, "One.\n\nTwo.\n\nThree.") if how == "vllm" else Writer(how)
-    grown(remote())
+    solved(remote())
     assert len(server.posts) == requests
 
 
-def test_a_silent_server_is_asked_for_whole_texts_from_then_on_and_that_is_said(
-    server: Any, remote: Any, caplog: Any
-) -> None:
+def test_a_silent_server_is_asked_for_whole_texts_after_one_warning(server: Any, remote: Any, caplog: Any) -> None:
     server.reply = Writer("silent")
     decoder = remote()
-    grown(decoder)
-    grown(decoder)
+    solved(decoder)
+    solved(decoder)
     assert ["stop" in post.body for post in server.posts] == [True] + [False] * 6
     assert caplog.text.count("does not show which stop string ended a text") == 1
     first = server.posts[0].body, server.posts[1].body
@@ -113,47 +110,45 @@ def test_a_silent_server_is_asked_for_whole_texts_from_then_on_and_that_is_said(
 
 
 @pytest.mark.parametrize("how", ["vllm", "tells", "sglang", "silent", "tgi"])
-def test_sentences_keep_the_mark_that_ended_them_and_leave_the_space_to_the_next_word(
-    server: Any, remote: Any, how: str
-) -> None:
+def test_sentences_keep_their_end_mark_and_leave_the_space_to_the_next_word(server: Any, remote: Any, how: str) -> None:
     server.reply = Writer(how, "Is it 7? It is! Yes. It is 7.")
-    solution = grown(remote(), "sentence")
+    solution = solved(remote(), "sentence")
     assert path(solution) == ["Is it 7?", " It is!", " Yes.", " It is 7."]
 
 
-def test_a_stop_string_of_ones_own_stays_too(server: Any, remote: Any) -> None:
+def test_a_custom_stop_string_is_kept_too(server: Any, remote: Any) -> None:
     server.reply = Writer("tells", "a; b; c")
-    assert path(grown(remote(), "; ")) == ["a;", " b;", " c"]
+    assert path(solved(remote(), "; ")) == ["a;", " b;", " c"]
 
 
-def drawn(remote: Callable[..., Any], **sampling: Any) -> Any:
+def completion_of(remote: Callable[..., Any], **sampling: Any) -> Any:
     prompt = (Message(role="user", content="why"),)
     (completion,) = remote().generate([Request(prompt=prompt, sampling=Sampling(keep_stop=True, **sampling))])
     return completion
 
 
 @pytest.mark.parametrize("how", ["vllm", "tells", "sglang", "silent", "tgi"])
-def test_a_stop_string_after_blanks_alone_ends_nothing(server: Any, remote: Any, how: str) -> None:
+def test_a_stop_string_after_leading_whitespace_does_not_end_a_text(server: Any, remote: Any, how: str) -> None:
     server.reply = Writer(how, "\n\n First.\n\n Then.")
-    completion = drawn(remote, stop=("\n\n",))
+    completion = completion_of(remote, stop=("\n\n",))
     assert (completion.text, completion.finish_reason) == ("\n\n First.\n\n", "stop")
 
 
-def test_where_a_silent_server_ends_its_text_at_a_stop_string_the_model_ended_it(server: Any, remote: Any) -> None:
+def test_a_silent_servers_text_that_ends_in_a_stop_string_ended_by_itself(server: Any, remote: Any) -> None:
     server.reply = Writer("silent", "All.\n\n")
-    completion = drawn(remote, stop=("\n\n",))
+    completion = completion_of(remote, stop=("\n\n",))
     assert (completion.text, completion.finish_reason) == ("All.\n\n", "eos")
 
 
-def test_a_piece_that_its_limit_ended_says_so(server: Any, remote: Any) -> None:
+def test_a_piece_that_reaches_its_limit_reports_length(server: Any, remote: Any) -> None:
     server.reply = lambda path, body: [{"text": "So 3", "finish_reason": "length"}]
-    completion = drawn(remote, stop=("\n\n",))
+    completion = completion_of(remote, stop=("\n\n",))
     assert (completion.text, completion.finish_reason) == ("So 3", "length")
 
 
-def test_what_a_second_request_took_is_counted(server: Any, remote: Any) -> None:
+def test_usage_includes_a_second_request(server: Any, remote: Any) -> None:
     server.reply = Writer("silent")
-    completion = drawn(remote, stop=("\n\n",))
+    completion = completion_of(remote, stop=("\n\n",))
     assert (completion.usage.prompt_tokens, completion.usage.new_tokens) == (20, 6)
 
 
@@ -169,7 +164,7 @@ def test_several_samples_each_keep_their_stop(server: Any, remote: Any) -> None:
 # -- continuing ---------------------------------------------------------------------------------------------------
 
 
-def test_continue_is_refused_in_one_line_before_anything_is_asked_of_a_server_that_starts_anew(
+def test_continue_is_refused_before_any_request_if_the_server_starts_a_new_reply(
     server: Any, remote: Any, caplog: Any
 ) -> None:
     server.reply, server.continues = Writer("tells"), False
@@ -178,13 +173,13 @@ def test_continue_is_refused_in_one_line_before_anything_is_asked_of_a_server_th
         with pytest.raises(
             OptionError, match=r"does not continue an assistant message.*use generator=sample"
         ) as caught:
-            grown(decoder)
+            solved(decoder)
         assert "\n" not in str(caught.value)
     assert (server.posts, caplog.text) == ([], "")
-    assert len([asked for asked in server.asked if "messages" in asked.body]) == 1  # it is found out once
+    assert len([asked for asked in server.asked if "messages" in asked.body]) == 1  # the probe is sent once
 
 
-def test_another_prefix_is_answered_with_a_warning(server: Any, remote: Any, caplog: Any) -> None:
+def test_a_prefix_that_the_server_does_not_continue_causes_a_warning(server: Any, remote: Any, caplog: Any) -> None:
     server.reply, server.continues = lambda path, body: [{"text": "It is 42."}], False
     prompt = (Message(role="user", content="q"), Message(role="assistant", content="It is"))
     decoder = remote()
@@ -192,9 +187,7 @@ def test_another_prefix_is_answered_with_a_warning(server: Any, remote: Any, cap
     assert caplog.text.count("does not continue an assistant message") == 1
 
 
-def test_a_server_that_continues_is_tried_once_and_not_where_nothing_is_continued(
-    server: Any, remote: Any, caplog: Any
-) -> None:
+def test_a_continuing_server_is_probed_once_and_only_if_needed(server: Any, remote: Any, caplog: Any) -> None:
     decoder = remote()
     decoder.generate([Request(prompt=(Message(role="user", content="q"),))])
     assert len(server.asked) - len(server.posts) == 1  # the list of models
@@ -205,13 +198,13 @@ def test_a_server_that_continues_is_tried_once_and_not_where_nothing_is_continue
     assert caplog.text == ""
 
 
-def test_a_server_that_repeats_the_beginning_is_understood(server: Any, remote: Any) -> None:
+def test_a_server_that_repeats_the_prefix_is_understood(server: Any, remote: Any) -> None:
     server.reply, server.repeats = Writer("repeats"), True
-    assert path(grown(remote())) == PIECES
+    assert path(solved(remote())) == PIECES
 
 
 @pytest.mark.parametrize("status", [400, 500])
-def test_a_server_that_takes_no_assistant_message_at_the_end_is_refused_in_its_words(
+def test_a_server_that_refuses_a_final_assistant_message_is_quoted_in_the_error(
     server: Any, remote: Any, status: int
 ) -> None:
     def reply(path: str, body: dict[str, Any]) -> Any:
@@ -221,4 +214,4 @@ def test_a_server_that_takes_no_assistant_message_at_the_end_is_refused_in_its_w
 
     server.reply = reply
     with pytest.raises(OptionError, match=r"does not continue .* \(Conversation roles must alternate\)"):
-        grown(remote())
+        solved(remote())

@@ -1,6 +1,6 @@
-"""Servers that fail: what is repeated, how often and how long after; what is not; what the error says.
+"""Servers that fail: retries, their number and delay, failures without a retry, and error messages.
 
-How long is waited is the `openai` package's affair.
+The `openai` package decides the delays.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def ask(text: str = "q", **sampling: Any) -> Request:
 
 
 def text_of(server: Any) -> str:
-    """What the server says to the last body it was sent."""
+    """Return the server's reply to its last received body."""
     return server.hashed("", server.posts[-1].body)[0]["text"]
 
 
@@ -34,7 +34,7 @@ def text_of(server: Any) -> str:
 
 
 @pytest.mark.parametrize("status", PASSING)
-def test_a_status_that_may_pass_is_asked_past(server: Any, remote: Any, fault: Any, status: int) -> None:
+def test_a_transient_status_is_retried(server: Any, remote: Any, fault: Any, status: int) -> None:
     server.faults += [fault(status, raw=b'{"error": {"message": "busy"}}')] * 3
     decoder = remote()
     (completion,) = decoder.generate([ask()])
@@ -43,7 +43,7 @@ def test_a_status_that_may_pass_is_asked_past(server: Any, remote: Any, fault: A
 
 
 @pytest.mark.parametrize("status", PASSING)
-def test_repetitions_are_bounded_and_the_error_says_how_to_go_on(
+def test_retries_are_limited_and_the_error_explains_how_to_resume(
     server: Any, remote: Any, fault: Any, status: int
 ) -> None:
     server.always = fault(status, raw=b'{"error": {"message": "busy"}}')
@@ -54,9 +54,7 @@ def test_repetitions_are_bounded_and_the_error_says_how_to_go_on(
 
 
 @pytest.mark.parametrize("status", OURS)
-def test_a_body_that_is_refused_is_the_requests_fault_and_asked_once(
-    server: Any, remote: Any, fault: Any, status: int
-) -> None:
+def test_a_refused_body_is_a_request_error_without_retry(server: Any, remote: Any, fault: Any, status: int) -> None:
     server.always = fault(status, raw=b'{"error": {"message": "maximum context length is 2048 tokens"}}')
     with pytest.raises(RequestError, match=rf"refuses the request \({status}\): maximum context length is 2048"):
         remote().generate([ask()])
@@ -64,7 +62,7 @@ def test_a_body_that_is_refused_is_the_requests_fault_and_asked_once(
 
 
 @pytest.mark.parametrize("status", OTHERS)
-def test_other_statuses_are_the_servers_fault_and_asked_once(server: Any, remote: Any, fault: Any, status: int) -> None:
+def test_other_statuses_are_server_errors_without_retry(server: Any, remote: Any, fault: Any, status: int) -> None:
     server.always = fault(status, raw=b"no")
     with pytest.raises(ModelError, match=rf"fails \({status}\): no"):
         remote().generate([ask()])
@@ -72,7 +70,7 @@ def test_other_statuses_are_the_servers_fault_and_asked_once(server: Any, remote
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_refused_key_is_asked_with_once_and_the_servers_words_are_left_out(
+def test_a_refused_key_is_not_retried_and_the_servers_message_is_left_out(
     server: Any, remote: Any, fault: Any, status: int, key: str
 ) -> None:
     server.always = fault(status, raw=json.dumps({"error": {"message": f"bad key {key[:8]}***{key[-4:]}"}}).encode())
@@ -81,52 +79,50 @@ def test_a_refused_key_is_asked_with_once_and_the_servers_words_are_left_out(
     assert len(server.posts) == 1
 
 
-def test_a_quota_that_is_used_up_is_not_waited_for(server: Any, remote: Any, fault: Any) -> None:
-    said = {"error": {"message": "You exceeded your quota", "code": "insufficient_quota"}}
-    server.always = fault(429, raw=json.dumps(said).encode())
+def test_an_exceeded_quota_is_not_retried(server: Any, remote: Any, fault: Any) -> None:
+    message = {"error": {"message": "You exceeded your quota", "code": "insufficient_quota"}}
+    server.always = fault(429, raw=json.dumps(message).encode())
     with pytest.raises(ModelError, match=r"fails \(429\): You exceeded your quota"):
         remote().generate([ask()])
     assert len(server.posts) == 1
 
 
 @pytest.mark.parametrize(
-    ("status", "said"),
+    ("status", "message"),
     [
         (404, {"error": {"message": "The model `tiny` does not exist.", "code": 404}}),
         (404, {"error": {"message": "no such thing", "code": "model_not_found"}}),
         (400, {"detail": "Server is pinned to '/models/big'; requested 'tiny'."}),
     ],
 )
-def test_an_unknown_model_is_told_with_the_servers_list(
-    server: Any, remote: Any, status: int, said: dict[str, Any]
+def test_an_unknown_model_error_lists_the_servers_models(
+    server: Any, remote: Any, status: int, message: dict[str, Any]
 ) -> None:
     server.models = ["big", "bigger"]
-    server.reply = lambda path, body: (status, said)
+    server.reply = lambda path, body: (status, message)
     with pytest.raises(ModelError, match=r"has no model 'tiny'.*Its models: big, bigger\. Give served=NAME"):
         remote().generate([ask()])
 
 
-def test_an_unknown_route_is_told_from_an_unknown_model(server: Any, remote: Any) -> None:
+def test_an_unknown_route_is_distinguished_from_an_unknown_model(server: Any, remote: Any) -> None:
     server.reply = lambda path, body: (404, {"detail": "Not Found"})
     with pytest.raises(ModelError, match=r"has no /chat/completions \(404: Not Found\): is base_url right\?"):
         remote().generate([ask()])
 
 
-def test_a_servers_words_are_one_short_line_without_control_characters(server: Any, remote: Any) -> None:
+def test_a_servers_message_becomes_one_short_line_without_control_characters(server: Any, remote: Any) -> None:
     server.reply = lambda path, body: (400, {"error": {"message": "a\n\x1b[2Jb" + "x" * 5000}})
     with pytest.raises(RequestError) as caught:
         remote().generate([ask()])
-    said = str(caught.value).partition("(400): ")[2]
-    assert said.startswith("a [2Jbxxx")
-    assert len(said) == 200
+    message = str(caught.value).partition("(400): ")[2]
+    assert message.startswith("a [2Jbxxx")
+    assert len(message) == 200
 
 
 # -- Retry-After --------------------------------------------------------------------------------------------------
 
 
-def test_a_server_that_wants_to_be_left_alone_for_long_stops_the_run(
-    server: Any, remote: Any, fault: Any, caplog: Any
-) -> None:
+def test_a_long_retry_after_stops_the_run(server: Any, remote: Any, fault: Any, caplog: Any) -> None:
     server.always = fault(429, {"retry-after": "3600"}, raw=b'{"error": "come back later"}')
     with pytest.raises(ModelError) as caught:
         remote().generate([ask()])
@@ -136,7 +132,9 @@ def test_a_server_that_wants_to_be_left_alone_for_long_stops_the_run(
 
 
 @pytest.mark.parametrize("headers", [{"retry-after-ms": "600000"}, {"retry-after": formatdate(time.time() + 900)}])
-def test_milliseconds_and_dates_are_bounded_too(server: Any, remote: Any, fault: Any, headers: dict[str, str]) -> None:
+def test_retry_after_in_milliseconds_and_as_date_is_limited_too(
+    server: Any, remote: Any, fault: Any, headers: dict[str, str]
+) -> None:
     server.always = fault(503, headers, raw=b'{"error": "down"}')
     with pytest.raises(ModelError, match=r"left alone for \d{3} s, and at most 120 s"):
         remote().generate([ask()])
@@ -144,7 +142,7 @@ def test_milliseconds_and_dates_are_bounded_too(server: Any, remote: Any, fault:
 
 
 @pytest.mark.parametrize("given", ["0.01", "soon", "nan", "inf", "-1e999", "", "Wed, 99 Foo 2026 00:00:00 GMT"])
-def test_whatever_retry_after_says_it_is_asked_again(server: Any, remote: Any, fault: Any, given: str) -> None:
+def test_an_invalid_retry_after_still_leads_to_a_retry(server: Any, remote: Any, fault: Any, given: str) -> None:
     server.faults += [fault(429, {"retry-after": given})]
     (completion,) = remote().generate([ask()])
     assert completion.text == text_of(server)
@@ -177,11 +175,11 @@ def faults_of(fault: Any) -> dict[str, Any]:
 
 NAMES = list(faults_of(lambda *args, **kwargs: None))
 LOST = ["reset", "truncated body", "no body"]
-"""Nothing came that could be read, for which the connection is at fault."""
+"""Unreadable replies that are the connection's fault."""
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_breaks_a_reply_is_asked_past(server: Any, remote: Any, fault: Any, name: str) -> None:
+def test_a_broken_reply_is_retried(server: Any, remote: Any, fault: Any, name: str) -> None:
     server.faults += [faults_of(fault)[name]] * 2
     decoder = remote()
     (completion,) = decoder.generate([ask()])
@@ -215,7 +213,7 @@ def test_a_reply_that_is_always_unreadable_fails_its_request(server: Any, remote
         ({"object": "error", "message": "died"}, "died"),
     ],
 )
-def test_an_error_that_comes_with_status_200_is_repeated(
+def test_an_error_with_status_200_is_reported(
     server: Any, remote: Any, fault: Any, fields: dict[str, Any], words: str
 ) -> None:
     server.always = fault(raw=json.dumps(fields).encode())
@@ -223,7 +221,7 @@ def test_an_error_that_comes_with_status_200_is_repeated(
         remote(retries=0).generate([ask()])
 
 
-# -- errors that last ---------------------------------------------------------------------------------------------
+# -- permanent errors ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("status", [500, 501])
@@ -239,9 +237,7 @@ def test_an_error_that_comes_with_status_200_is_repeated(
         "This model does not support n > 1: not implemented",
     ],
 )
-def test_a_500_that_faults_the_request_is_asked_once(
-    server: Any, remote: Any, fault: Any, status: int, words: str
-) -> None:
+def test_a_500_about_the_request_is_not_retried(server: Any, remote: Any, fault: Any, status: int, words: str) -> None:
     server.always = fault(status, raw=json.dumps({"error": {"message": words}}).encode())
     with pytest.raises(RequestError) as caught:
         remote().generate([ask()])
@@ -249,7 +245,7 @@ def test_a_500_that_faults_the_request_is_asked_once(
     assert len(server.posts) == 1
 
 
-def test_a_500_that_says_the_same_four_times_lasts(server: Any, remote: Any, fault: Any) -> None:
+def test_a_500_with_the_same_message_four_times_is_permanent(server: Any, remote: Any, fault: Any) -> None:
     server.always = fault(500, raw=b'{"error": {"message": "tensor shapes differ"}}')
     with pytest.raises(RequestError, match=r"fails at this request \(500: tensor shapes differ, 4 times\)"):
         remote(retries=10).generate([ask()])
@@ -259,7 +255,7 @@ def test_a_500_that_says_the_same_four_times_lasts(server: Any, remote: Any, fau
 @pytest.mark.parametrize(
     ("status", "words"), [(500, "server overloaded"), (500, "Loading model"), (503, "not supported"), (502, "boom")]
 )
-def test_an_outage_is_repeated_to_the_end_whatever_it_says(
+def test_an_outage_is_retried_to_the_end_with_any_message(
     server: Any, remote: Any, fault: Any, status: int, words: str
 ) -> None:
     server.always = fault(status, raw=json.dumps({"error": words}).encode())
@@ -279,17 +275,17 @@ def test_a_server_that_fails_at_three_requests_in_a_row_ends_the_run(server: Any
     server.always = None
     decoder.generate([ask()])
     server.always = fault(raw=b"{}")
-    with pytest.raises(RequestError, match="fails at this request"):  # the good reply counts anew
+    with pytest.raises(RequestError, match="fails at this request"):  # the good reply resets the count
         decoder.generate([ask()])
 
 
-def test_a_right_body_of_a_wrong_type_is_read(server: Any, remote: Any, fault: Any) -> None:
+def test_a_correct_body_with_a_wrong_content_type_is_read(server: Any, remote: Any, fault: Any) -> None:
     server.faults.append(fault(headers={"content-type": "text/plain; charset=utf-8"}))
     (completion,) = remote().generate([ask()])
     assert (completion.text, len(server.posts)) == (text_of(server), 1)
 
 
-def test_a_web_page_is_told_as_a_wrong_address(server: Any, remote: Any, fault: Any) -> None:
+def test_a_web_page_is_reported_as_a_wrong_address(server: Any, remote: Any, fault: Any) -> None:
     server.always = fault(raw=b"<html>Welcome!</html>", headers={"content-type": "text/html"})
     with pytest.raises(ModelError, match=r"replies with a web page: is base_url right\? It usually ends in /v1"):
         remote().generate([ask()])
@@ -297,7 +293,7 @@ def test_a_web_page_is_told_as_a_wrong_address(server: Any, remote: Any, fault: 
 
 
 @pytest.mark.parametrize("status", [301, 302, 303])
-def test_a_redirection_that_loses_the_prompt_is_told_with_the_address(
+def test_a_redirect_that_loses_the_prompt_is_reported_with_its_address(
     server: Any, remote: Any, fault: Any, status: int
 ) -> None:
     server.always = fault(status, {"location": f"{server.url}/models?token=hidden"}, raw=b"")
@@ -306,7 +302,7 @@ def test_a_redirection_that_loses_the_prompt_is_told_with_the_address(
     assert len([asked for asked in server.asked if asked.body]) == 1
 
 
-def test_a_redirected_tokenizer_is_none(server: Any, remote: Any) -> None:
+def test_a_redirected_tokenize_route_counts_as_missing(server: Any, remote: Any) -> None:
     def reply(path: str, body: dict[str, Any]) -> Any:
         return (301, {}) if path.endswith("/tokenize") else [{"text": "2"}]
 
@@ -315,30 +311,28 @@ def test_a_redirected_tokenizer_is_none(server: Any, remote: Any) -> None:
     assert [one.total for one in completion.choice_logprobs] == [-100.0, 0.0]
 
 
-def test_a_redirection_that_keeps_it_is_followed(server: Any, remote: Any, fault: Any) -> None:
+def test_a_redirect_that_keeps_the_body_is_followed(server: Any, remote: Any, fault: Any) -> None:
     server.faults.append(fault(307, {"location": f"{server.url}/chat/completions"}, raw=b""))
     (completion,) = remote().generate([ask()])
     assert completion.text == text_of(server)
 
 
 @pytest.mark.parametrize("slow", ["headers alone", "slow body"])
-def test_a_slow_reply_is_given_up_and_asked_for_again(server: Any, remote: Any, fault: Any, slow: str) -> None:
+def test_a_slow_reply_times_out_and_is_retried(server: Any, remote: Any, fault: Any, slow: str) -> None:
     server.faults.append(fault(delay=30.0, keep=1.0 if slow == "slow body" else 0.0))
     decoder = remote(timeout=0.3)
     (completion,) = decoder.generate([ask()])
     assert completion.text == text_of(server)
-    assert decoder.spent.retries >= 1  # the second reply may be too late as well, where the machine is busy
+    assert decoder.spent.retries >= 1  # the second reply may be late too on a busy machine
 
 
-def test_a_server_that_is_always_slow_is_told_with_the_seconds(server: Any, remote: Any, fault: Any) -> None:
+def test_a_server_that_is_always_slow_is_reported_with_the_timeout(server: Any, remote: Any, fault: Any) -> None:
     server.always = fault(delay=30.0)
     with pytest.raises(ModelError, match=r"no whole reply in 0\.2 s, 2 times"):
         remote(timeout=0.2, retries=1).generate([ask()])
 
 
-def test_a_server_that_is_gone_for_a_while_is_waited_for(
-    server: Any, remote: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_temporary_server_outage_is_waited_out(server: Any, remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.5)
     decoder = remote(retries=20)
     decoder.generate([ask("before")])
@@ -350,8 +344,8 @@ def test_a_server_that_is_gone_for_a_while_is_waited_for(
     assert decoder.spent.retries > 0
 
 
-def test_a_reply_that_drips_is_given_up_when_its_time_is_over(server: Any, remote: Any, fault: Any) -> None:
-    server.always = fault(drip=0.02)  # two minutes in all, and never long between two bytes
+def test_a_dripping_reply_times_out(server: Any, remote: Any, fault: Any) -> None:
+    server.always = fault(drip=0.02)  # two minutes in total, with short gaps between bytes
     with pytest.raises(ModelError, match=r"no whole reply in 0\.3 s, 2 times"):
         remote(timeout=0.3, retries=1).generate([ask()])
 
@@ -360,10 +354,10 @@ async def restart(server: Any) -> None:
     server._server = await asyncio.start_server(server._serve, "127.0.0.1", server.port)
 
 
-# -- the address, before anything is asked ------------------------------------------------------------------------
+# -- the address, before any request ------------------------------------------------------------------------------
 
 
-def test_a_refused_connection_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_connection_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
@@ -371,26 +365,26 @@ def test_a_refused_connection_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -
             load_decoder("openai", "tiny", base_url=f"http://127.0.0.1:{port}/v1")
 
 
-def test_a_host_without_an_address_is_told_at_once() -> None:
+def test_a_host_without_an_address_is_reported_at_once() -> None:
     with pytest.raises(ModelError, match=r"no-such-host\.invalid/v1 does not answer"):
         load_decoder("openai", "tiny", base_url="http://no-such-host.invalid/v1")
 
 
 @pytest.mark.parametrize("has_key", [True, False])
-def test_a_wrong_key_is_told_before_anything_is_asked(
+def test_a_wrong_key_is_reported_before_any_request(
     server: Any, remote: Any, monkeypatch: pytest.MonkeyPatch, has_key: bool
 ) -> None:
     if not has_key:
         monkeypatch.delenv("OPENAI_API_KEY")
     server.models_status = 401
-    told = "the key in OPENAI_API_KEY$" if has_key else "a request without a key: set OPENAI_API_KEY$"
-    with pytest.raises(ModelError, match=rf"refuses \(401\) {told}"):
+    refused = "the key in OPENAI_API_KEY$" if has_key else "a request without a key: set OPENAI_API_KEY$"
+    with pytest.raises(ModelError, match=rf"refuses \(401\) {refused}"):
         remote()
     assert server.posts == []
 
 
 @pytest.mark.parametrize("status", [404, 405, 500])
-def test_a_server_without_a_list_of_models_is_asked_all_the_same(server: Any, remote: Any, status: int) -> None:
+def test_a_server_without_a_list_of_models_is_used_anyway(server: Any, remote: Any, status: int) -> None:
     server.models_status = status
     (completion,) = remote().generate([ask()])
     assert completion.text == text_of(server)
@@ -399,7 +393,7 @@ def test_a_server_without_a_list_of_models_is_asked_all_the_same(server: Any, re
 # -- many at once -------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_lost_and_nothing_doubled_among_all_faults_at_once(server: Any, remote: Any, fault: Any) -> None:
+def test_with_all_faults_at_once_no_reply_is_lost_or_doubled(server: Any, remote: Any, fault: Any) -> None:
     kinds = [*faults_of(fault).values(), *(fault(status) for status in PASSING), fault(429, {"retry-after": "0.01"})]
     server.faults += kinds * 4
     decoder = remote(retries=100, concurrency=16)
@@ -414,14 +408,14 @@ def test_nothing_is_lost_and_nothing_doubled_among_all_faults_at_once(server: An
     assert (decoder.spent.requests, decoder.spent.usage.new_tokens) == (60, 360)
 
 
-def test_an_outage_is_told_once_not_once_a_request(server: Any, remote: Any, fault: Any, caplog: Any) -> None:
+def test_an_outage_is_logged_once_not_once_per_request(server: Any, remote: Any, fault: Any, caplog: Any) -> None:
     server.faults += [fault(503, raw=b'{"error": "restarting"}')] * 10
     remote().generate([ask(f"q{i}") for i in range(10)])
-    told = [record.message for record in caplog.records if "trying again" in record.message]
-    assert told == [f"{server.url}: 503: restarting; trying again, up to 10 times"]
+    messages = [record.message for record in caplog.records if "trying again" in record.message]
+    assert messages == [f"{server.url}: 503: restarting; trying again, up to 10 times"]
 
 
-def test_an_outage_is_told_once_though_a_failure_comes_after_a_good_reply(
+def test_an_outage_is_logged_once_even_if_a_failure_follows_a_good_reply(
     server: Any, remote: Any, fault: Any, caplog: Any
 ) -> None:
     server.wait_for = 2

@@ -1,4 +1,4 @@
-"""One decoder from any thread and any event loop: together, bounded, cancelled, budgeted, closed."""
+"""One decoder from any thread and any event loop: concurrent, limited, cancelled, budgeted, closed."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ def texts(done: list[list[Any]]) -> list[str]:
 
 
 def until(true: Any) -> None:
-    """Wait for something to become true: for ten seconds at most."""
+    """Wait for a condition for at most ten seconds."""
     ends = time.monotonic() + 10
     while not true() and time.monotonic() < ends:
         time.sleep(0.005)
     assert true()
 
 
-# -- together -----------------------------------------------------------------------------------------------------
+# -- concurrency --------------------------------------------------------------------------------------------------
 
 
 def test_all_requests_of_a_call_are_in_flight_at_once(server: Any, remote: Any) -> None:
-    server.wait_for = 40  # no reply before all have come: fewer at once would wait for ever
+    server.wait_for = 40  # no reply before all requests have arrived, so fewer at once would hang
     done = remote().generate([ask(f"q{i}") for i in range(40)])
     assert (len(done), server.most_in_flight) == (40, 40)
 
 
-def test_no_more_are_in_flight_than_the_options_say(server: Any, remote: Any) -> None:
+def test_requests_in_flight_are_limited_by_concurrency(server: Any, remote: Any) -> None:
     server.wait_for = 3
     done = remote(concurrency=3).generate([ask(f"q{i}", temperature=1, n=2, seed=i) for i in range(30)])
     assert (len(done), server.most_in_flight) == (60, 3)
 
 
-def test_concurrency_bounds_all_loops_and_threads_together(server: Any, remote: Any) -> None:
+def test_concurrency_limits_all_loops_and_threads_together(server: Any, remote: Any) -> None:
     decoder = remote(concurrency=4)
     server.wait_for = 4
     with ThreadPoolExecutor(6) as pool:
@@ -58,7 +58,7 @@ def test_concurrency_bounds_all_loops_and_threads_together(server: Any, remote: 
 # -- loops --------------------------------------------------------------------------------------------------------
 
 
-def test_one_decoder_serves_loop_after_loop(server: Any, remote: Any) -> None:
+def test_one_decoder_serves_consecutive_loops(server: Any, remote: Any) -> None:
     decoder = remote()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -89,20 +89,20 @@ def test_loops_in_many_threads_share_one_decoder(server: Any, remote: Any) -> No
 # -- cancelling ---------------------------------------------------------------------------------------------------
 
 
-def test_cancelling_drops_what_is_in_flight_and_nothing_else(server: Any, remote: Any) -> None:
+def test_cancelling_drops_only_its_own_requests_in_flight(server: Any, remote: Any) -> None:
     decoder = remote()
     server.slow = "a"
 
     async def search() -> list[str]:
         dropped = asyncio.create_task(decoder.complete([ask(f"a{i}") for i in range(3)]))
-        kept = asyncio.create_task(decoder.complete([ask("b")]))
+        other = asyncio.create_task(decoder.complete([ask("b")]))
         while server.in_flight < 3:
             await asyncio.sleep(0.005)
         dropped.cancel()
         with pytest.raises(asyncio.CancelledError):
             await dropped
         until(lambda: server.cut_off == 3)
-        return texts(await decoder.complete([ask("c")])) + texts(await kept)
+        return texts(await decoder.complete([ask("c")])) + texts(await other)
 
     assert len(asyncio.run(search())) == 2
     assert server.cut_off == 3
@@ -122,7 +122,7 @@ def test_a_call_that_fails_drops_its_other_requests(server: Any, remote: Any) ->
     assert server.cut_off == 2
 
 
-def test_closing_ends_what_waits_and_what_comes_after_is_refused(server: Any, remote: Any) -> None:
+def test_closing_cancels_waiting_requests_and_refuses_later_ones(server: Any, remote: Any) -> None:
     decoder = remote()
     server.slow = "q"
     with ThreadPoolExecutor(1) as pool:
@@ -136,7 +136,7 @@ def test_closing_ends_what_waits_and_what_comes_after_is_refused(server: Any, re
     decoder.close()
 
 
-def test_a_decoder_that_nobody_closed_leaves_no_thread_and_no_warning(server: Any, remote: Any) -> None:
+def test_an_unclosed_decoder_leaves_no_thread_and_no_warning(server: Any, remote: Any) -> None:
     script = f"""
 import gc, threading, warnings
 warnings.simplefilter("error")
@@ -159,24 +159,24 @@ second.generate([Request(prompt="q")])
 # -- budgets ------------------------------------------------------------------------------------------------------
 
 
-def test_new_tokens_are_counted_as_replies_come(server: Any, remote: Any) -> None:
+def test_new_tokens_are_counted_as_replies_arrive(server: Any, remote: Any) -> None:
     meter = Meter()
     asyncio.run(remote().complete([ask(f"q{i}", temperature=1, n=2) for i in range(5)], meter))
     assert (meter.new_tokens, meter.forwards) == (30, 0)
 
 
-def test_what_a_budget_leaves_no_room_for_is_not_sent(server: Any, remote: Any) -> None:
+def test_requests_beyond_the_budget_are_not_sent(server: Any, remote: Any) -> None:
     meter = Meter(Budget(tokens=12))
     done = asyncio.run(remote(concurrency=2).complete([ask(f"q{i}", temperature=1, n=2) for i in range(20)], meter))
     reasons = [one.finish_reason for completions in done for one in completions]
     assert [len(completions) for completions in done] == [2] * 20
-    assert 4 <= reasons.count("eos") <= 6  # six tokens a request, one more may have been in flight
+    assert 4 <= reasons.count("eos") <= 6  # six tokens per request, and one more may have been in flight
     assert reasons.count("budget") == 40 - reasons.count("eos")
     assert {one.text for completions in done for one in completions if one.finish_reason == "budget"} == {""}
     assert len(server.posts) == reasons.count("eos") / 2
 
 
-def test_seconds_that_run_out_end_what_is_in_flight(server: Any, remote: Any, fault: Any) -> None:
+def test_a_time_limit_ends_requests_in_flight(server: Any, remote: Any, fault: Any) -> None:
     server.always = fault(delay=30)
     decoder = remote()
     ((completion,),) = asyncio.run(decoder.complete([ask()], Meter(Budget(seconds=0.3))))
@@ -184,7 +184,7 @@ def test_seconds_that_run_out_end_what_is_in_flight(server: Any, remote: Any, fa
     until(lambda: server.cut_off == 1)
 
 
-def test_a_rationale_that_a_budget_ended_has_no_answer(server: Any, remote: Any) -> None:
+def test_a_rationale_that_the_budget_ended_has_no_answer(server: Any, remote: Any) -> None:
     request = ask().model_copy(update={"answer_trigger": " So:"})
     ((completion,),) = asyncio.run(remote().complete([request], Meter(Budget(tokens=0))))
     assert (completion.finish_reason, completion.text, server.posts) == ("budget", "", [])

@@ -1,4 +1,4 @@
-"""What servers leave out, set to null or spell otherwise is read; what is no text is not taken for an empty one."""
+"""Missing, null and differently spelled fields of replies are read, and a reply without text is an error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def ask(**sampling: Any) -> Request:
 
 
 def reply(message: Any = None, **fields: Any) -> dict[str, Any]:
-    """A whole reply of one choice; `usage` goes beside the choice."""
+    """Return a whole reply with one choice. `usage` is placed beside the choice."""
     usage = fields.pop("usage", {"prompt_tokens": 10, "completion_tokens": 3})
     choice = {"index": 0, "message": message or {"content": "7"}, "finish_reason": "stop", **fields}
     return {"choices": [choice], "usage": usage}
@@ -44,7 +44,7 @@ def reply(message: Any = None, **fields: Any) -> dict[str, Any]:
         ({"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": -2}}, (10, 5)),
     ],
 )
-def test_counts_that_are_no_numbers_are_not_counted(server: Any, remote: Any, usage: Any, counted: Any) -> None:
+def test_invalid_counts_are_ignored(server: Any, remote: Any, usage: Any, counted: Any) -> None:
     server.reply = lambda path, body: reply(usage=usage)
     (completion,) = remote().generate([ask()])
     assert completion.text == "7"
@@ -53,7 +53,7 @@ def test_counts_that_are_no_numbers_are_not_counted(server: Any, remote: Any, us
 
 
 @pytest.mark.parametrize("index", [None, "first", -1, [0]])
-def test_without_an_index_samples_come_as_they_are(server: Any, remote: Any, index: Any) -> None:
+def test_without_an_index_samples_keep_their_order(server: Any, remote: Any, index: Any) -> None:
     whole = {"choices": [{"index": index, "message": {"content": text}} for text in "cab"]}
     server.reply = lambda path, body: whole
     assert [one.text for one in remote().generate([ask(temperature=1, n=3)])] == ["c", "a", "b"]
@@ -86,7 +86,7 @@ def test_without_an_index_samples_come_as_they_are(server: Any, remote: Any, ind
         ({"content": None}, "", ""),
     ],
 )
-def test_contents_of_parts_are_read(server: Any, remote: Any, message: Any, text: str, thinking: str) -> None:
+def test_contents_of_several_parts_are_read(server: Any, remote: Any, message: Any, text: str, thinking: str) -> None:
     server.reply = lambda path, body: reply(message)
     (completion,) = remote().generate([ask()])
     assert completion.text == text
@@ -102,7 +102,7 @@ def test_contents_of_parts_are_read(server: Any, remote: Any, message: Any, text
         (b"7 \xf0\x9f", "7 �"),
     ],
 )
-def test_half_a_character_is_replaced_and_asked_for_once(
+def test_half_a_character_is_replaced_without_a_retry(
     server: Any, remote: Any, fault: Any, raw: bytes, text: str
 ) -> None:
     server.always = fault(raw=json.dumps(reply({"content": "X"})).encode().replace(b"X", raw))
@@ -119,7 +119,7 @@ def test_half_a_character_is_replaced_and_asked_for_once(
         (b"", "latin-1", "text/plain"),
     ],
 )
-def test_json_is_read_whatever_is_around_it(
+def test_json_is_read_with_any_surroundings(
     server: Any, remote: Any, fault: Any, before: bytes, encoding: str, kind: str
 ) -> None:
     raw = json.dumps(reply({"content": "Café 7"}), ensure_ascii=False).encode(encoding)
@@ -128,7 +128,7 @@ def test_json_is_read_whatever_is_around_it(
     assert completion.text == "Café 7"
 
 
-# -- why a text ended ---------------------------------------------------------------------------------------------
+# -- finish reasons -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_finish_reasons_of_other_servers_are_known(server: Any, remote: Any, fin
 @pytest.mark.parametrize(
     ("fields", "reason"), [({"matched_stop": "x"}, "stop"), ({"matched_stop": 2}, "eos"), ({"stop_reason": 2}, "eos")]
 )
-def test_a_stop_that_the_server_reports_is_told_from_the_models_end(
+def test_a_reported_stop_string_is_distinguished_from_the_models_end(
     server: Any, remote: Any, fields: dict[str, Any], reason: str
 ) -> None:
     server.reply = lambda path, body: reply(**fields)
@@ -179,7 +179,7 @@ def test_one_filtered_sample_of_several_counts_as_cut(server: Any, remote: Any, 
 
 
 @pytest.mark.parametrize("finish", ["tool_calls", "function_call"])
-def test_a_tool_call_is_no_empty_answer(server: Any, remote: Any, finish: str) -> None:
+def test_a_tool_call_is_an_error_and_not_an_empty_answer(server: Any, remote: Any, finish: str) -> None:
     server.reply = lambda path, body: reply({"content": None, "tool_calls": [{}]}, finish_reason=finish)
     with pytest.raises(RequestError, match="the reply is a tool call without a text"):
         remote().generate([ask()])
@@ -192,13 +192,13 @@ def logprobs(**tokens: float | None) -> dict[str, Any]:
     return {"content": [{"token": token, "logprob": value} for token, value in tokens.items()]}
 
 
-def test_the_log_probabilities_of_each_token_come_along(server: Any, remote: Any) -> None:
+def test_log_probabilities_of_each_token_are_returned(server: Any, remote: Any) -> None:
     server.reply = lambda path, body: reply({"content": "ab"}, logprobs=logprobs(a=-0.5, b=-0.25))
     (completion,) = remote(logprobs=True).generate([ask()])
     assert (completion.logprobs, completion.logprob) == ((-0.5, -0.25), -0.75)
 
 
-def test_tokens_after_a_stop_string_are_not_counted_among_them(server: Any, remote: Any) -> None:
+def test_tokens_after_a_stop_string_have_no_log_probabilities(server: Any, remote: Any) -> None:
     server.reply = lambda path, body: reply(
         {"content": "a.b"}, logprobs={**logprobs(**{"a": -1.0, ".": -2.0, "b": -4.0})}
     )
@@ -207,20 +207,18 @@ def test_tokens_after_a_stop_string_are_not_counted_among_them(server: Any, remo
 
 
 @pytest.mark.parametrize("value", [None, math.nan])
-def test_a_missing_one_is_an_error_only_where_they_were_asked_for(server: Any, remote: Any, value: Any) -> None:
+def test_a_missing_log_probability_is_an_error_only_if_requested(server: Any, remote: Any, value: Any) -> None:
     server.reply = lambda path, body: reply({"content": "ab"}, logprobs=logprobs(a=value, b=-0.5))
     assert remote().generate([ask()])[0].text == "ab"
     with pytest.raises(RequestError, match="gives no log-probabilities"):
         remote(logprobs=True).generate([ask()])
 
 
-# -- samples and prompts that are suspicious ----------------------------------------------------------------------
+# -- suspicious samples and prompts ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("takes_n", [True, False])
-def test_samples_that_are_all_the_same_text_are_warned_of_once(
-    server: Any, remote: Any, caplog: Any, takes_n: bool
-) -> None:
+def test_identical_samples_cause_one_warning(server: Any, remote: Any, caplog: Any, takes_n: bool) -> None:
     text = "The same long text, from a cache."
     server.reply = lambda path, body: [{"text": text}] * (body.get("n", 1) if takes_n else 1)
     decoder = remote()
@@ -231,7 +229,7 @@ def test_samples_that_are_all_the_same_text_are_warned_of_once(
 @pytest.mark.parametrize(
     ("text", "sampling"), [("7", {"temperature": 0.7, "n": 3}), ("A long text, the same at 0.", {"n": 3})]
 )
-def test_short_samples_and_greedy_ones_may_be_the_same(
+def test_short_and_greedy_samples_may_be_identical(
     server: Any, remote: Any, caplog: Any, text: str, sampling: dict[str, Any]
 ) -> None:
     server.reply = lambda path, body: [{"text": text}] * body.get("n", 1)
@@ -240,7 +238,7 @@ def test_short_samples_and_greedy_ones_may_be_the_same(
 
 
 @pytest.mark.parametrize(("counted", "warned"), [(5, True), (900, False), (0, False)])
-def test_a_prompt_that_the_server_may_have_truncated_is_warned_of(
+def test_a_possibly_truncated_prompt_causes_a_warning(
     server: Any, remote: Any, caplog: Any, counted: int, warned: bool
 ) -> None:
     server.reply = lambda path, body: reply(usage={"prompt_tokens": counted, "completion_tokens": 1})
@@ -248,14 +246,14 @@ def test_a_prompt_that_the_server_may_have_truncated_is_warned_of(
     assert ("it may have truncated the prompt" in caplog.text) is warned
 
 
-# -- several samples a request ------------------------------------------------------------------------------------
+# -- several samples per request ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("status", [400, 422, 500, 501])
 @pytest.mark.parametrize(
     "words", ["Only one completion choice is allowed", "n>1 not supported", "multiple completions are not supported"]
 )
-def test_a_server_that_refuses_several_samples_is_asked_for_one_before_giving_up(
+def test_a_server_that_refuses_several_samples_gets_one_sample_per_request(
     server: Any, remote: Any, status: int, words: str
 ) -> None:
     def refuse(path: str, body: dict[str, Any]) -> Any:
@@ -269,7 +267,7 @@ def test_a_server_that_refuses_several_samples_is_asked_for_one_before_giving_up
     assert not any("n" in post.body for post in server.posts[4:])
 
 
-def test_a_failure_in_unknown_words_is_asked_for_one_sample_too(server: Any, remote: Any) -> None:
+def test_a_failure_with_an_unknown_message_is_retried_with_one_sample(server: Any, remote: Any) -> None:
     def fail(path: str, body: dict[str, Any]) -> Any:
         return (500, {"error": "assert width == 1"}) if "n" in body else server.hashed(path, body)
 
@@ -278,7 +276,7 @@ def test_a_failure_in_unknown_words_is_asked_for_one_sample_too(server: Any, rem
     assert len({one.text for one in done}) == 12
 
 
-def test_a_refusal_that_is_not_about_several_samples_stays_one(server: Any, remote: Any) -> None:
+def test_a_refusal_unrelated_to_several_samples_is_reported(server: Any, remote: Any) -> None:
     server.reply = lambda path, body: (400, {"error": {"message": "the prompt is too long"}})
     decoder = remote()
     with pytest.raises(RequestError, match="the prompt is too long"):

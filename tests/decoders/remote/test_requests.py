@@ -1,4 +1,4 @@
-"""What a server is sent, and what becomes of its replies: routes, fields, samples, seeds, why a text ended, tokens."""
+"""Requests sent to a server, and its replies: routes, fields, samples, seeds, finish reasons, tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TWO = {"continue_final_message": True, "add_generation_prompt": False}
 
 
 def chat(*texts: str) -> tuple[Message, ...]:
-    """Messages by turns, the user's first."""
+    """Return messages with alternating roles, the user's first."""
     return tuple(Message(role=("user", "assistant")[i % 2], content=text) for i, text in enumerate(texts))
 
 
@@ -21,7 +21,7 @@ def ask(text: str = "q", **sampling: Any) -> Request:
     return Request(prompt=chat(text), sampling=Sampling(**sampling))
 
 
-def test_hidden_states_are_told_by_no_server(server: Any, remote: Any) -> None:
+def test_hidden_states_are_refused_for_servers(server: Any, remote: Any) -> None:
     with pytest.raises(RequestError, match="a server tells no hidden states, and tiny runs at one"):
         remote().generate([Request(prompt=chat("q"), states=(1,))])
     assert server.posts == []
@@ -30,7 +30,7 @@ def test_hidden_states_are_told_by_no_server(server: Any, remote: Any) -> None:
 # -- the body -----------------------------------------------------------------------------------------------------
 
 
-def test_a_body_has_the_fields_that_every_server_knows_and_no_others(server: Any, remote: Any) -> None:
+def test_a_body_has_only_the_fields_that_every_server_knows(server: Any, remote: Any) -> None:
     remote().generate([ask(max_tokens=7, seed=3)])
     assert [(asked.path, asked.body) for asked in server.posts] == [
         (
@@ -46,7 +46,7 @@ def test_a_body_has_the_fields_that_every_server_knows_and_no_others(server: Any
     ]
 
 
-def test_what_only_some_servers_know_is_sent_where_it_is_asked_for(server: Any, remote: Any) -> None:
+def test_optional_fields_are_sent_if_requested(server: Any, remote: Any) -> None:
     sampling = {"top_k": 5, "min_p": 0.1, "top_p": 0.9, "ignore_eos": True, "stop": ("\n", "x"), "temperature": 0.5}
     remote(extra='{"chat_template_kwargs": {"enable_thinking": false}}').generate([ask(**sampling)])
     (asked,) = server.posts
@@ -62,29 +62,29 @@ def test_texts_and_token_ids_go_to_completions(server: Any, remote: Any, prompt:
     assert completion.text == server.hashed("", asked.body)[0]["text"]
 
 
-def test_messages_go_to_completions_as_one_text_where_that_is_asked_for(server: Any, remote: Any) -> None:
+def test_messages_go_to_completions_as_one_text_if_requested(server: Any, remote: Any) -> None:
     remote(api="completions").generate([Request(prompt=chat("a", "b"))])
     (asked,) = server.posts
     assert (asked.path, asked.body["prompt"], "messages" in asked.body) == ("/v1/completions", "a\n\nb", False)
 
 
-def test_served_is_the_models_name_at_the_server(server: Any, remote: Any) -> None:
+def test_served_sets_the_model_name_at_the_server(server: Any, remote: Any) -> None:
     decoder = remote(served="other/name")
     decoder.generate([ask()])
     assert (server.posts[0].body["model"], decoder.model) == ("other/name", "other/name")
 
 
-# -- an assistant's text that is to be gone on with ---------------------------------------------------------------
+# -- continued assistant messages ---------------------------------------------------------------------------------
 
 
-def test_a_last_assistant_message_is_gone_on_with(server: Any, remote: Any) -> None:
+def test_a_last_assistant_message_is_continued(server: Any, remote: Any) -> None:
     server.reply = lambda path, body: [{"text": " 42.", "finish_reason": "stop"}]
     (completion,) = remote().generate([Request(prompt=chat("q", "The answer is"))])
     assert TWO.items() <= server.posts[0].body.items()
     assert completion.text == " 42."
 
 
-def test_a_server_that_refuses_to_go_on_is_asked_to_reply_and_the_repeated_beginning_is_cut(
+def test_a_server_that_refuses_to_continue_sends_a_reply_whose_repeated_prefix_is_removed(
     server: Any, remote: Any
 ) -> None:
     def reply(path: str, body: dict[str, Any]) -> Any:
@@ -97,7 +97,7 @@ def test_a_server_that_refuses_to_go_on_is_asked_to_reply_and_the_repeated_begin
     requests = [Request(prompt=chat("q", "The answer is "), sampling=Sampling(seed=seed)) for seed in (1, 0)]
     assert [one.text for one in decoder.generate(requests[:1])] == ["42."]
     assert [one.text for one in decoder.generate(requests)] == ["42.", "It is 41."]
-    assert len(server.posts) == 3  # the fields were refused once, when it was asked to count, and that is remembered
+    assert len(server.posts) == 3  # the probe found once that the fields are refused, and the decoder remembers it
 
 
 def test_an_empty_prefix_is_refused(remote: Any) -> None:
@@ -108,7 +108,7 @@ def test_an_empty_prefix_is_refused(remote: Any) -> None:
 # -- samples ------------------------------------------------------------------------------------------------------
 
 
-def test_samples_come_request_by_request_in_order(server: Any, remote: Any) -> None:
+def test_samples_are_returned_request_by_request_in_order(server: Any, remote: Any) -> None:
     requests = [ask(f"q{i}", temperature=1, n=3, seed=i) for i in range(20)]
     texts = [completion.text for completion in remote().generate(requests)]
     by_prompt = {asked.body["messages"][0]["content"]: asked.body for asked in server.posts}
@@ -118,7 +118,7 @@ def test_samples_come_request_by_request_in_order(server: Any, remote: Any) -> N
     assert len(server.posts) == 20
 
 
-def test_choices_are_put_in_the_order_of_their_index(server: Any, remote: Any) -> None:
+def test_choices_are_sorted_by_index(server: Any, remote: Any) -> None:
     def backwards(path: str, body: dict[str, Any]) -> Any:
         return [{"text": f"s{i}", "finish_reason": "stop", "index": i} for i in (2, 0, 1)]
 
@@ -126,9 +126,7 @@ def test_choices_are_put_in_the_order_of_their_index(server: Any, remote: Any) -
     assert [one.text for one in remote().generate([ask(temperature=1, n=3)])] == ["s0", "s1", "s2"]
 
 
-def test_a_server_that_takes_no_notice_of_n_is_asked_for_each_sample_by_seeds_of_their_own(
-    server: Any, remote: Any
-) -> None:
+def test_a_server_that_ignores_n_gets_one_request_per_sample_with_its_own_seed(server: Any, remote: Any) -> None:
     server.takes_n = False
     decoder = remote()
     first = [one.text for one in decoder.generate([ask(temperature=1, n=3, seed=9)])]
@@ -142,7 +140,7 @@ def test_a_server_that_takes_no_notice_of_n_is_asked_for_each_sample_by_seeds_of
     assert len(set(first)) == 3
 
 
-def test_a_server_that_refuses_n_is_asked_for_each_sample(server: Any, remote: Any) -> None:
+def test_a_server_that_refuses_n_gets_one_request_per_sample(server: Any, remote: Any) -> None:
     def reply(path: str, body: dict[str, Any]) -> Any:
         if "n" in body:
             return 400, {"error": {"message": "Only one completion choice is allowed: 'n' must be 1", "code": 400}}
@@ -154,14 +152,14 @@ def test_a_server_that_refuses_n_is_asked_for_each_sample(server: Any, remote: A
     assert sum("n" not in asked.body for asked in server.posts) == 6
 
 
-def test_at_temperature_0_samples_are_the_same_one_and_asked_for_once(server: Any, remote: Any) -> None:
+def test_at_temperature_0_samples_are_equal_and_requested_once(server: Any, remote: Any) -> None:
     done = remote().generate([ask(n=3)])
     assert len({one.text for one in done}) == 1
     assert [one.usage.new_tokens for one in done] == [3, 0, 0]
     assert ["n" in asked.body for asked in server.posts] == [False]
 
 
-def test_seeds_fit_every_server_and_stay_apart(server: Any, remote: Any) -> None:
+def test_seeds_fit_every_server_and_stay_distinct(server: Any, remote: Any) -> None:
     seeds = [0, 1, 2**31, 2**32, 2**63, 2**64 - 1, 12345678901234567890]
     remote().generate([ask(f"q{i}", seed=seed, temperature=1) for i, seed in enumerate(seeds)])
     sent = [asked.body["seed"] for asked in server.posts]
@@ -169,10 +167,10 @@ def test_seeds_fit_every_server_and_stay_apart(server: Any, remote: Any) -> None
     assert len(set(sent)) == len(seeds)
 
 
-# -- what servers call otherwise ----------------------------------------------------------------------------------
+# -- fields with other names --------------------------------------------------------------------------------------
 
 
-def test_a_server_that_wants_max_completion_tokens_gets_that_from_then_on(server: Any, remote: Any) -> None:
+def test_a_server_that_needs_max_completion_tokens_gets_it_from_then_on(server: Any, remote: Any) -> None:
     def reply(path: str, body: dict[str, Any]) -> Any:
         if "max_tokens" in body:
             message = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
@@ -186,7 +184,7 @@ def test_a_server_that_wants_max_completion_tokens_gets_that_from_then_on(server
     assert [asked.body.get("max_completion_tokens") for asked in server.posts] == [None, 9, 9]
 
 
-def test_a_server_that_takes_no_seed_is_asked_without_and_says_so(server: Any, remote: Any, caplog: Any) -> None:
+def test_a_server_that_takes_no_seed_gets_none_and_a_warning_is_logged(server: Any, remote: Any, caplog: Any) -> None:
     def reply(path: str, body: dict[str, Any]) -> Any:
         return (422, {"detail": "extra_forbidden: seed"}) if "seed" in body else server.hashed(path, body)
 
@@ -197,14 +195,14 @@ def test_a_server_that_takes_no_seed_is_asked_without_and_says_so(server: Any, r
     ]
 
 
-def test_a_field_that_is_refused_and_needed_ends_in_the_servers_words(server: Any, remote: Any) -> None:
+def test_a_refused_field_that_is_needed_ends_in_the_servers_message(server: Any, remote: Any) -> None:
     server.reply = lambda path, body: (400, {"error": {"message": "Unrecognized request argument: top_k"}})
     with pytest.raises(RequestError, match=r"refuses the request \(400\): Unrecognized request argument: top_k"):
         remote().generate([ask(top_k=3)])
     assert len(server.posts) == 1
 
 
-# -- why a text ended, what it took -------------------------------------------------------------------------------
+# -- finish reasons and usage ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -218,7 +216,7 @@ def test_a_field_that_is_refused_and_needed_ends_in_the_servers_words(server: An
         ({"text": "a xb", "finish_reason": "length"}, ("x", " "), "a", "stop"),
     ],
 )
-def test_why_a_text_ended(
+def test_finish_reasons_follow_the_reply(
     server: Any, remote: Any, choice: dict[str, Any], stop: tuple[str, ...], text: str, reason: str
 ) -> None:
     server.reply = lambda path, body: [choice]
@@ -226,7 +224,7 @@ def test_why_a_text_ended(
     assert (completion.text, completion.finish_reason) == (text, reason)
 
 
-def test_tokens_and_cost_are_as_the_server_counts_them(server: Any, remote: Any) -> None:
+def test_tokens_and_cost_are_the_servers_counts(server: Any, remote: Any) -> None:
     decoder = remote(input_price=2.0, cached_price=0.5, output_price=10.0)
     done = decoder.generate([ask(temperature=1, n=2, seed=1), ask("b")])
     cost = (6 * 2.0 + 4 * 0.5 + 6 * 10.0) / 1e6
@@ -241,21 +239,21 @@ def test_tokens_and_cost_are_as_the_server_counts_them(server: Any, remote: Any)
     assert spent.cost == pytest.approx(cost + (6 * 2.0 + 4 * 0.5 + 3 * 10.0) / 1e6)
 
 
-def test_new_tokens_that_do_not_divide_are_all_counted(server: Any, remote: Any) -> None:
+def test_new_tokens_that_do_not_divide_evenly_are_all_counted(server: Any, remote: Any) -> None:
     reply = {"choices": [{"index": i, "message": {"content": "x"}} for i in range(3)]}
     server.reply = lambda path, body: reply | {"usage": {"prompt_tokens": 5, "completion_tokens": 8}}
     done = remote().generate([ask(temperature=1, n=3)])
     assert [one.usage.new_tokens for one in done] == [3, 3, 2]
 
 
-def test_a_server_that_counts_nothing_is_told_of_once(server: Any, remote: Any, caplog: Any) -> None:
+def test_a_server_without_counts_causes_one_warning(server: Any, remote: Any, caplog: Any) -> None:
     server.reply = lambda path, body: {"choices": [{"message": {"content": "x"}}]}
     done = remote().generate([ask(), ask("b")])
     assert [one.usage.new_tokens for one in done] == [0, 0]
     assert sum("how many tokens" in record.message for record in caplog.records) == 1
 
 
-def test_log_probabilities_are_asked_for_only_by_the_option(server: Any, remote: Any) -> None:
+def test_log_probabilities_are_requested_only_by_the_option(server: Any, remote: Any) -> None:
     content = [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -0.25}]
     server.reply = lambda path, body: [
         {
@@ -272,7 +270,7 @@ def test_log_probabilities_are_asked_for_only_by_the_option(server: Any, remote:
     assert [asked.body.get("logprobs") for asked in server.posts] == [None, True, 0]
 
 
-def test_log_probabilities_that_a_server_does_not_give_are_an_error_where_they_were_asked_for(remote: Any) -> None:
+def test_missing_log_probabilities_are_an_error_if_requested(remote: Any) -> None:
     with pytest.raises(RequestError, match="gives no log-probabilities: leave logprobs out"):
         remote(logprobs=True).generate([ask()])
 
@@ -280,7 +278,7 @@ def test_log_probabilities_that_a_server_does_not_give_are_an_error_where_they_w
 # -- rationales ---------------------------------------------------------------------------------------------------
 
 
-def test_an_answer_trigger_asks_twice_and_the_parts_say_which_is_which(server: Any, remote: Any) -> None:
+def test_an_answer_trigger_sends_two_requests_and_parts_have_kinds(server: Any, remote: Any) -> None:
     def reply(path: str, body: dict[str, Any]) -> Any:
         last = body["messages"][-1]
         return [{"text": " 7" if last["role"] == "assistant" else "3 + 4.", "finish_reason": "stop"}]
@@ -303,7 +301,7 @@ def test_an_answer_trigger_asks_twice_and_the_parts_say_which_is_which(server: A
     assert (completion.usage.prompt_tokens, completion.usage.new_tokens) == (20, 6)
 
 
-def test_each_of_n_rationales_gets_an_answer_of_its_own(server: Any, remote: Any) -> None:
+def test_each_of_n_rationales_gets_its_own_answer(server: Any, remote: Any) -> None:
     request = Request(prompt="text", sampling=Sampling(temperature=1, n=3), answer_trigger=" =>")
     done = remote().generate([request])
     rationales = [one.parts[0].text for one in done]
@@ -312,7 +310,7 @@ def test_each_of_n_rationales_gets_an_answer_of_its_own(server: Any, remote: Any
     assert [one.text for one in done] == [f"{one.parts[0].text} =>{one.answer}" for one in done]
 
 
-def test_token_ids_cannot_be_gone_on_with_in_text(remote: Any) -> None:
+def test_token_ids_cannot_be_continued_in_text(remote: Any) -> None:
     with pytest.raises(RequestError, match="token ids can't be gone on with in text"):
         remote().generate([Request(prompt=(1, 2), answer_trigger=" So:")])
 
@@ -335,7 +333,7 @@ def test_token_ids_cannot_be_gone_on_with_in_text(remote: Any) -> None:
         ({"kv_budget": 100}, "kv_budget is for models that run here"),
     ],
 )
-def test_options_that_cannot_be_taken_are_named(remote: Any, options: dict[str, Any], complaint: str) -> None:
+def test_invalid_options_are_named(remote: Any, options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(OptionError, match=complaint):
         remote(**options)
 

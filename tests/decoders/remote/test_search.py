@@ -1,4 +1,4 @@
-"""Whole searches and evaluations on a server: from Python, from the command line, and through its death."""
+"""Whole searches and evaluations on a server: from Python, from the command line, and across a crash."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SEARCH: dict[str, Any] = {"search": BFS(thoughts=2, breadth=1, depth=3), "evalua
 
 
 class Letters(Task):
-    """Prompts name the purpose, the question and the path of thoughts."""
+    """A task whose prompts contain the purpose, the question and the path of thoughts."""
 
     templates: ClassVar = {
         "thought": "grow {{ question }} " + PATH,
@@ -33,7 +33,8 @@ class Letters(Task):
 
 
 def script(path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """Thoughts are letters, c is worth most, the answer is the path: all by the prompt, the seed and the sample."""
+    """Reply with a letter as a thought, values with c highest, and the path as the answer, determined by prompt and
+    seed."""
     purpose, _, rest = body["messages"][-1]["content"].partition(" ")
     if purpose == "grow":
         return [{"text": "bcd"[(body["seed"] + i) % 3], "finish_reason": "stop"} for i in range(body.get("n", 1))]
@@ -49,26 +50,26 @@ def options(server: Any) -> dict[str, Any]:
 
 
 def lines(folder: Path) -> list[str]:
-    """Those of samples.jsonl, without what depends on the machine."""
+    """Return the lines of samples.jsonl without measured values, which depend on the machine."""
     return [line.partition(', "measured"')[0] for line in (folder / "samples.jsonl").read_text().splitlines()]
 
 
 # -- searches -----------------------------------------------------------------------------------------------------
 
 
-def test_a_search_grows_its_tree_on_a_server(server: Any, options: dict[str, Any]) -> None:
+def test_a_search_returns_its_tree_on_a_server(server: Any, options: dict[str, Any]) -> None:
     solution = solve(Letters, "q", **SEARCH, **options, input_price=1.0, output_price=2.0)
     assert re.fullmatch("q [bcd]/[bcd]", solution.answer)
-    assert solution.calls == sum(asked.body.get("n", 1) for asked in server.posts)
+    assert solution.calls == sum(requested.body.get("n", 1) for requested in server.posts)
     assert solution.usage.new_tokens == 3 * solution.calls
     assert solution.usage.cost == pytest.approx((10 * len(server.posts) + 2 * 3 * solution.calls) / 1e6)
     best = ["".join(node.thought.parts.values()) for node in solution.tree if node.thought is not None and node.chosen]
     assert solution.answer == f"q {'/'.join(best)}"
 
 
-def test_searches_follow_one_another_and_come_out_the_same(options: dict[str, Any]) -> None:
+def test_consecutive_searches_return_the_same(options: dict[str, Any]) -> None:
     first, second = (solve(Letters, "q", seed=4, **SEARCH, **options) for _ in range(2))
-    nodes = [[{**node, "seconds": 0} for node in each.tree.to_json()["nodes"]] for each in (first, second)]
+    nodes = [[{**node, "seconds": 0} for node in solution.tree.to_json()["nodes"]] for solution in (first, second)]
     assert nodes[0] == nodes[1]
     assert first.answer == second.answer
 
@@ -89,14 +90,14 @@ def test_searches_run_in_a_notebooks_loop_and_side_by_side_on_one_decoder(
     assert asyncio.run(notebook()) == [alone[0], *alone]
 
 
-@pytest.mark.parametrize(("asked", "answer"), [(True, "b"), (False, "c")])
-def test_votes_count_by_their_log_probabilities_where_the_server_gives_them(
-    server: Any, options: dict[str, Any], asked: bool, answer: str
+@pytest.mark.parametrize(("requested", "answer"), [(True, "b"), (False, "c")])
+def test_votes_are_weighted_by_log_probabilities_if_the_server_gives_them(
+    server: Any, options: dict[str, Any], requested: bool, answer: str
 ) -> None:
-    said = [("b", -0.1), ("c", -5.0), ("c", -5.0)]
+    samples = [("b", -0.1), ("c", -5.0), ("c", -5.0)]
 
     def reply(path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-        return [{"text": text, "logprobs": {"content": [{"token": text, "logprob": value}]}} for text, value in said]
+        return [{"text": text, "logprobs": {"content": [{"token": text, "logprob": value}]}} for text, value in samples]
 
     class Word(Task):
         templates: ClassVar = {"chain": "{{ question }}", "answer": "{{ question }}"}
@@ -112,24 +113,24 @@ def test_votes_count_by_their_log_probabilities_where_the_server_gives_them(
         search=SelfConsistency(samples=3, weighted=True),
         evaluator=LogProb(),
         **options,
-        logprobs=asked,
+        logprobs=requested,
     )
     assert solution.answer == answer
     assert [len(part.logprobs) for node in solution.tree if node.thought for part in node.thought.drawn.values()] == (
-        [1, 1, 1] if asked else []
+        [1, 1, 1] if requested else []
     )
 
 
-def test_a_levels_requests_go_out_together(server: Any, options: dict[str, Any]) -> None:
+def test_a_levels_requests_are_sent_together(server: Any, options: dict[str, Any]) -> None:
     def wide(path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
         if body["messages"][-1]["content"].startswith("grow"):
             return [{"text": f"{body['seed']} {i}"} for i in range(body.get("n", 1))]
         return [{"text": "5"}]
 
     server.reply = wide
-    server.held, server.wait_for = "value", 6  # of six thoughts none is valued before all six are asked about
+    server.held, server.wait_for = "value", 6  # no thought is valued before all six evaluations have been requested
     solve(Letters, "q", search=BFS(thoughts=6, breadth=6, depth=3), evaluator=Value(), **options)
-    assert sum(asked.body["messages"][-1]["content"].startswith("value") for asked in server.posts) == 6 + 36
+    assert sum(requested.body["messages"][-1]["content"].startswith("value") for requested in server.posts) == 6 + 36
     assert server.most_in_flight >= 6
 
 
@@ -139,18 +140,18 @@ def test_a_search_uses_a_server_and_a_local_model_by_purpose(
     server.reply = lambda path, body: [{"text": "b"}] * body.get("n", 1)
     mixed = {**options, "model": smollm2, "decoder": {"generate": "openai"}, "served": "tiny"}
     solution = solve(Letters, "q", **{**SEARCH, "search": BFS(thoughts=1, breadth=1, depth=2)}, **mixed)
-    assert {asked.body["messages"][-1]["content"].split()[0] for asked in server.posts} == {"grow"}
-    assert {asked.body["model"] for asked in server.posts} == {"tiny"}
+    assert {requested.body["messages"][-1]["content"].split()[0] for requested in server.posts} == {"grow"}
+    assert {requested.body["model"] for requested in server.posts} == {"tiny"}
     assert solution.usage.forwards > 0
 
 
 @pytest.mark.parametrize("decoder", ["openai", {"evaluate": "openai"}])
-def test_a_server_is_not_reproducible_and_that_is_said(options: dict[str, Any], decoder: Any) -> None:
+def test_reproducible_is_refused_for_a_server(options: dict[str, Any], decoder: Any) -> None:
     with pytest.raises(OptionError, match="but the decoder is remote: leave reproducible out"):
         solve(Letters, "q", **SEARCH, **{**options, "decoder": decoder}, reproducible=True)
 
 
-def test_a_decoder_object_is_not_reproducible_either(remote: Any) -> None:
+def test_reproducible_is_refused_for_a_decoder_object(remote: Any) -> None:
     with pytest.raises(OptionError, match="leave reproducible out"):
         solve(Letters, "q", **SEARCH, decoder=remote(), reproducible=True)
 
@@ -158,7 +159,7 @@ def test_a_decoder_object_is_not_reproducible_either(remote: Any) -> None:
 # -- evaluations --------------------------------------------------------------------------------------------------
 
 
-def test_an_evaluation_that_a_dying_server_stops_goes_on_to_the_same_samples(
+def test_an_evaluation_stopped_by_a_dying_server_resumes_to_the_same_samples(
     server: Any, options: dict[str, Any], rows: Path, tmp_path: Path
 ) -> None:
     evaluate(Letters, rows, out=tmp_path / "whole", concurrency=2, **SEARCH, **options)
@@ -183,7 +184,7 @@ def test_an_evaluation_that_a_dying_server_stops_goes_on_to_the_same_samples(
     assert len(list((out / "trees").glob("[!.]*"))) == 8
 
 
-def test_an_evaluation_goes_on_with_a_server_that_has_moved(
+def test_an_evaluation_resumes_with_a_server_at_another_address(
     server: Any, options: dict[str, Any], rows: Path, tmp_path: Path
 ) -> None:
     arguments = {"out": tmp_path / "out", "resume": True, **SEARCH}
@@ -198,11 +199,11 @@ def test_an_evaluation_goes_on_with_a_server_that_has_moved(
         evaluate(Letters, rows, **arguments, **moved, extra='{"top_k": 1}')
 
 
-def test_a_request_that_a_server_refuses_fails_its_sample_alone(
+def test_a_refused_request_fails_only_its_sample(
     server: Any, options: dict[str, Any], rows: Path, tmp_path: Path
 ) -> None:
     def reply(path: str, body: dict[str, Any]) -> Any:
-        refused = "what is 3?" in body["messages"][-1]["content"]
+        refused = "what is 3?" in body["messages"][-1]["content"]  # language: ok
         return (400, {"error": {"message": "maximum context length"}}) if refused else script(path, body)
 
     server.reply = reply
@@ -224,10 +225,10 @@ BROKEN = {
 
 @pytest.mark.parametrize("how", list(BROKEN))
 @pytest.mark.parametrize("concurrency", [1, 4])
-def test_a_question_that_the_server_always_fails_at_fails_alone_and_a_resumed_run_goes_past_it(
+def test_a_question_at_which_the_server_always_fails_fails_alone_and_is_skipped_on_resume(
     server: Any, options: dict[str, Any], rows: Path, tmp_path: Path, how: str, concurrency: int
 ) -> None:
-    server.reply = lambda path, body: BROKEN[how] if "what is 3?" in str(body) else script(path, body)
+    server.reply = lambda path, body: BROKEN[how] if "what is 3?" in str(body) else script(path, body)  # language: ok
     arguments = {**SEARCH, **options, "out": tmp_path / "out", "concurrency": concurrency}
     results = evaluate(Letters, rows, **arguments)
     assert (results.samples, results.errors) == (8, 1)
@@ -238,7 +239,7 @@ def test_a_question_that_the_server_always_fails_at_fails_alone_and_a_resumed_ru
     assert len(server.posts) == posts
 
 
-def test_a_budget_in_tokens_ends_searches_on_a_server(
+def test_a_token_budget_ends_searches_on_a_server(
     server: Any, options: dict[str, Any], rows: Path, tmp_path: Path
 ) -> None:
     from tot import Budget
@@ -253,7 +254,7 @@ def lines_whole(folder: Path) -> list[str]:
     return (folder / "samples.jsonl").read_text().splitlines()
 
 
-def test_what_a_server_takes_is_added_up_over_an_evaluation(
+def test_costs_on_a_server_are_summed_over_an_evaluation(
     server: Any, options: dict[str, Any], rows: Path, tmp_path: Path
 ) -> None:
     results = evaluate(Letters, rows, out=tmp_path / "out", **SEARCH, **options, output_price=1e6)
@@ -261,12 +262,12 @@ def test_what_a_server_takes_is_added_up_over_an_evaluation(
     assert json.loads((tmp_path / "out" / "results.json").read_text())["cost"] == results.cost
 
 
-# -- the command line, and what is written --------------------------------------------------------------------------
+# -- the command line and its files ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def command(tmp_path: Path, server: Any, capfd: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Runs `tot` on the server in an empty folder with a task's file: (status, output, errors)."""
+    """Run `tot` on the server in an empty folder with a task's file, and return (status, output, errors)."""
     server.reply = script
     folder = tmp_path / "here"
     folder.mkdir()
@@ -288,7 +289,7 @@ def written(folder: Path) -> str:
     return "\n".join(path.read_text() for path in folder.rglob("*") if path.is_file())
 
 
-def test_tot_solve_asks_a_server_and_prints_what_it_cost(command: Any, key: str) -> None:
+def test_tot_solve_uses_a_server_and_prints_the_cost(command: Any, key: str) -> None:
     status, output, errors = command(
         "solve", "letters.py:Letters", "q", "--out", "run.json", "--decoder-option", "output_price=1000000"
     )
@@ -299,7 +300,7 @@ def test_tot_solve_asks_a_server_and_prints_what_it_cost(command: Any, key: str)
     assert key not in output + written(Path())
 
 
-def test_tot_eval_asks_a_server_and_keeps_no_key(command: Any, rows: Path, key: str) -> None:
+def test_tot_eval_uses_a_server_and_stores_no_key(command: Any, rows: Path, key: str) -> None:
     status, output, errors = command("eval", "letters.py:Letters", "--data", str(rows), "--limit", "2", "--out", "out")
     assert (status, "Score" in output) == (0, True), errors
     assert "base_url=http://127.0.0.1" in Path("out/config.yaml").read_text()
@@ -307,7 +308,7 @@ def test_tot_eval_asks_a_server_and_keeps_no_key(command: Any, rows: Path, key: 
 
 
 @pytest.mark.parametrize("verb", ["solve", "eval"])
-def test_an_address_with_a_password_is_refused_and_left_nowhere(
+def test_an_address_with_a_password_is_refused_and_stored_nowhere(
     command: Any, rows: Path, server: Any, verb: str
 ) -> None:
     rest = ["q", "--out", "run.json"] if verb == "solve" else ["--data", str(rows), "--out", "out"]
@@ -326,7 +327,7 @@ def test_an_address_with_a_password_is_refused_and_left_nowhere(
         ("conurrency=3", "did you mean concurrency?"),
     ],
 )
-def test_options_that_are_none_are_told_in_one_line(command: Any, option: str, complaint: str) -> None:
+def test_invalid_options_are_reported_in_one_line(command: Any, option: str, complaint: str) -> None:
     status, output, errors = command(
         "solve", "letters.py:Letters", "q", "--out", "run.json", "--decoder-option", option
     )
@@ -335,7 +336,7 @@ def test_options_that_are_none_are_told_in_one_line(command: Any, option: str, c
     assert "sk-hidden" not in errors + written(Path())
 
 
-def test_an_unknown_model_is_told_in_one_line_with_the_servers(command: Any, server: Any) -> None:
+def test_an_unknown_model_is_reported_in_one_line_with_the_servers_models(command: Any, server: Any) -> None:
     server.models = ["big"]
     server.reply = lambda path, body: (404, {"error": {"message": "The model `tiny` does not exist."}})
     status, _, errors = command("solve", "letters.py:Letters", "q")
@@ -344,11 +345,11 @@ def test_an_unknown_model_is_told_in_one_line_with_the_servers(command: Any, ser
     assert "Its models: big" in errors
 
 
-# -- what it takes -------------------------------------------------------------------------------------------------
+# -- imports -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("verb", ["solve", "eval"])
-def test_asking_a_server_imports_no_torch(command: Any, rows: Path, server: Any, verb: str) -> None:
+def test_using_a_server_imports_no_torch(command: Any, rows: Path, server: Any, verb: str) -> None:
     script = (
         "import sys\nfrom tot.cli.app import main\nstatus = main(sys.argv[1:])\n"
         "print(status, [name for name in ('torch', 'transformers', 'datasets') if name in sys.modules])"

@@ -1,4 +1,4 @@
-"""The key comes from the environment and goes to the server, in a header; nowhere else."""
+"""The key is read from the environment and sent to the server in a header, and appears nowhere else."""
 
 from __future__ import annotations
 
@@ -17,38 +17,36 @@ def ask() -> Request:
     return Request(prompt=(Message(role="user", content="q"),))
 
 
-def test_the_key_goes_to_the_server_in_its_header_only(server: Any, remote: Any, key: str) -> None:
+def test_the_key_is_sent_in_its_header_only(server: Any, remote: Any, key: str) -> None:
     remote().generate([ask()])
     assert {asked.headers["authorization"] for asked in server.asked} == {f"Bearer {key}"}
     assert key not in json.dumps([[asked.path, asked.body] for asked in server.asked])
 
 
-def test_without_a_key_a_server_that_needs_none_is_asked_all_the_same(
-    server: Any, remote: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_without_a_key_is_used(server: Any, remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY")
     assert len(remote().generate([ask()])) == 1
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 422, 429, 500])
-def test_a_server_that_repeats_the_key_in_all_it_says_does_not_get_it_printed(
+def test_a_key_that_a_server_repeats_in_its_messages_is_not_printed(
     server: Any, remote: Any, fault: Any, key: str, caplog: Any, status: int
 ) -> None:
     caplog.set_level(logging.DEBUG)
     server.models = [f"model-{key}"]
-    said = {"error": {"message": f"key {key} is bad", "code": key}}
-    server.always = fault(status, raw=json.dumps(said).encode())
+    reply = {"error": {"message": f"key {key} is bad", "code": key}}
+    server.always = fault(status, raw=json.dumps(reply).encode())
     decoder = remote(retries=1)
     with pytest.raises(TotError) as caught:
         decoder.generate([ask()])
-    shown = (
+    printed = (
         "".join(traceback.format_exception(caught.value)) + repr(decoder) + repr(decoder.options) + repr(vars(decoder))
     )
-    assert key not in shown + caplog.text
+    assert key not in printed + caplog.text
     assert caught.value.__cause__ is None
 
 
-def test_a_key_in_the_middle_of_nonsense_is_not_printed(server: Any, remote: Any, fault: Any, key: str) -> None:
+def test_a_key_inside_a_malformed_reply_is_not_printed(server: Any, remote: Any, fault: Any, key: str) -> None:
     server.always = fault(raw=b"{}", headers={"content-type": f"text/{key}"})
     with pytest.raises(TotError) as caught:
         remote(retries=0).generate([ask()])
@@ -56,11 +54,11 @@ def test_a_key_in_the_middle_of_nonsense_is_not_printed(server: Any, remote: Any
     assert "text/…" in str(caught.value)
 
 
-# -- keys that no header can carry --------------------------------------------------------------------------------
+# -- keys that cannot be sent in a header -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("blanks", ["{}\n", "{}\r\n", " {}", "\t{} \r", "{}\u2028"])
-def test_blanks_around_a_key_are_dropped(
+def test_whitespace_around_a_key_is_removed(
     server: Any, remote: Any, key: str, monkeypatch: pytest.MonkeyPatch, blanks: str
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", blanks.format(key))
@@ -69,20 +67,20 @@ def test_blanks_around_a_key_are_dropped(
 
 
 @pytest.mark.parametrize("sign", ["\n", "\r", "\x7f", "\t", "…", "é", "\u200b", "\udce9"])
-def test_a_key_that_no_header_can_carry_is_refused_by_its_variable_and_never_shown(
+def test_a_key_that_no_header_can_carry_is_refused_by_its_variable_name_and_never_printed(
     server: Any, remote: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any, sign: str
 ) -> None:
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("OPENAI_API_KEY", f"sk-first{sign}second")
     with pytest.raises(OptionError, match="OPENAI_API_KEY contains a line break") as caught:
         remote()
-    shown = "".join(traceback.format_exception(caught.value)) + caplog.text
-    assert not any(part in shown for part in ("sk-first", "second"))
+    printed = "".join(traceback.format_exception(caught.value)) + caplog.text
+    assert not any(part in printed for part in ("sk-first", "second"))
     assert server.asked == []
 
 
 @pytest.mark.parametrize("blank", ["", " ", "\n"])
-def test_an_empty_key_counts_as_none(server: Any, remote: Any, monkeypatch: pytest.MonkeyPatch, blank: str) -> None:
+def test_an_empty_key_counts_as_no_key(server: Any, remote: Any, monkeypatch: pytest.MonkeyPatch, blank: str) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", blank)
     server.models_status = 401
     with pytest.raises(ModelError, match="a request without a key: set OPENAI_API_KEY"):
@@ -91,7 +89,7 @@ def test_an_empty_key_counts_as_none(server: Any, remote: Any, monkeypatch: pyte
 
 @pytest.mark.parametrize("name", ["OPENAI_ORG_ID", "OPENAI_PROJECT_ID", "OPENAI_CUSTOM_HEADERS"])
 @pytest.mark.parametrize("value", ["x-org: hidden…", "x-org: hidden\rmore"])
-def test_another_header_that_cannot_be_sent_is_not_shown(
+def test_another_header_that_cannot_be_sent_is_not_printed(
     remote: Any, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.setenv(name, value)
@@ -103,7 +101,7 @@ def test_another_header_that_cannot_be_sent_is_not_shown(
 
 
 @pytest.mark.parametrize("key", ['sk-"quoted"\\', "sk/with=signs&"])
-def test_a_key_is_not_shown_in_another_spelling_either(
+def test_a_key_is_not_printed_in_another_spelling(
     server: Any, remote: Any, fault: Any, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", key)
@@ -118,7 +116,7 @@ def test_a_key_is_not_shown_in_another_spelling_either(
 
 
 @pytest.mark.parametrize("name", ["HTTP_PROXY", "ALL_PROXY", "http_proxy"])
-def test_a_server_on_this_machine_is_asked_without_a_proxy(
+def test_a_server_on_this_machine_is_used_without_a_proxy(
     server: Any, remote: Any, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv(name, "http://127.0.0.1:9")
@@ -128,7 +126,7 @@ def test_a_server_on_this_machine_is_asked_without_a_proxy(
 
 
 @pytest.mark.parametrize("address", ["foo://me:hidden@host", "http://me:hidden@host:port", "socks5://me:hidden@host:1"])
-def test_a_proxy_that_cannot_be_used_is_refused_unseen(
+def test_an_unusable_proxy_is_refused_without_printing_it(
     remote: Any, monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
     monkeypatch.setenv("HTTPS_PROXY", address)
@@ -141,7 +139,7 @@ def test_a_proxy_that_cannot_be_used_is_refused_unseen(
 
 
 @pytest.mark.parametrize("name", ["api_key", "key"])
-def test_the_key_is_no_option(name: str) -> None:
+def test_the_key_is_not_an_option(name: str) -> None:
     with pytest.raises(OptionError, match=r"the key is no option.*OPENAI_API_KEY") as caught:
         load_decoder("openai", "tiny", base_url="http://127.0.0.1:1/v1", **{name: "sk-given"})
     assert "sk-given" not in str(caught.value)
@@ -156,7 +154,7 @@ def test_the_key_is_no_option(name: str) -> None:
         "http://127.0.0.1:1/v1#sk-given",
     ],
 )
-def test_an_address_with_a_key_in_it_is_refused_unseen(address: str) -> None:
+def test_an_address_with_a_key_is_refused_without_printing_it(address: str) -> None:
     with pytest.raises(OptionError, match="address without user, password or query") as caught:
         load_decoder("openai", "tiny", base_url=address)
     assert "sk-given" not in str(caught.value)
@@ -170,7 +168,7 @@ def test_an_address_with_a_key_in_it_is_refused_unseen(address: str) -> None:
     ],
 )
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_field_that_looks_like_a_key_is_refused_unseen(name: str, nested: bool) -> None:
+def test_a_field_that_looks_like_a_key_is_refused_without_printing_it(name: str, nested: bool) -> None:
     extra = {"headers": [{name: "sk-given"}]} if nested else {name: "sk-given"}
     with pytest.raises(OptionError, match=f"{name} looks like a key") as caught:
         load_decoder("openai", "tiny", base_url="http://127.0.0.1:1/v1", extra=json.dumps(extra))

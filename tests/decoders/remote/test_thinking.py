@@ -1,4 +1,4 @@
-"""What a thinking model thinks is kept apart from what it writes, however the server sends it."""
+"""The thinking of a model is separated from its text, in every format that servers send."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def thought(completion: Any) -> tuple[str, str]:
         ({"text": "7"}, "", "7"),
     ],
 )
-def test_thinking_is_no_part_of_the_text(
+def test_thinking_is_not_part_of_the_text(
     server: Any, remote: Any, choice: dict[str, Any], thinking: str, text: str
 ) -> None:
     server.reply = lambda path, body: [choice]
@@ -39,13 +39,13 @@ def test_thinking_is_no_part_of_the_text(
     assert [part.kind for part in completion.parts] == (["thinking"] if thinking else []) + ["exact"]
 
 
-def test_completions_of_text_prompts_are_read_alike(server: Any, remote: Any) -> None:
+def test_completions_of_text_prompts_are_read_in_the_same_way(server: Any, remote: Any) -> None:
     server.reply = lambda path, body: [{"text": "<think>hm</think>7"}]
     (completion,) = remote().generate([Request(prompt="q")])
     assert thought(completion) == ("hm", "7")
 
 
-def test_thinking_has_room_of_its_own_and_stop_strings_leave_it_alone(server: Any, remote: Any) -> None:
+def test_thinking_has_its_own_token_limit_and_ignores_stop_strings(server: Any, remote: Any) -> None:
     server.reply = lambda path, body: [{"text": "<think>a\n\nb</think>7\n\n8", "finish_reason": "stop"}]
     request = Request(prompt=QUESTION, sampling=Sampling(max_tokens=16, stop=("\n\n",)))
     (completion,) = remote(thinking_tokens=1000).generate([request])
@@ -53,7 +53,7 @@ def test_thinking_has_room_of_its_own_and_stop_strings_leave_it_alone(server: An
     assert (thought(completion), completion.finish_reason) == (("a\n\nb", "7"), "stop")
 
 
-def test_a_rationale_goes_on_without_what_was_thought(server: Any, remote: Any) -> None:
+def test_a_rationale_is_continued_without_its_thinking(server: Any, remote: Any) -> None:
     def reply(path: str, body: dict[str, Any]) -> Any:
         answers = body["messages"][-1]["role"] == "assistant"
         return [{"text": " 7" if answers else "<think>hm</think>It is easy."}]

@@ -1,6 +1,6 @@
-"""What tests of SEED share: decoders on copies of one target, and a drafter that keeps who asked for what.
+"""Helpers for SEED's tests: decoders on copies of one target, and a drafter that records its calls.
 
-Import mode is importlib, so these are fixtures: functions and classes.
+pytest imports with `importlib`, so tests get these functions and classes as fixtures.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ LONG = "The sum of 10 and 11 is in the range on and on, and the other one: "
 
 
 class Watched(LookupDrafter):
-    """Looks up, and keeps who asked for what in which thread. Fails or waits where it is told to."""
+    """A lookup drafter that records keys, texts and threads. It fails if `fails` is set, and waits while `go_on` is
+    clear."""
 
     def __init__(self) -> None:
         super().__init__()
         self.asked: list[tuple[int, list[int]]] = []
-        """(key, text), draft by draft."""
+        """(key, text) of each draft."""
         self.ended: list[int] = []
         self.threads: set[str] = set()
         self.fails = False

@@ -1,4 +1,4 @@
-"""SEED: how much is drafted as it pays."""
+"""SEED: the amount of drafting adapts to its benefit."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def accepted(completions: Sequence[Completion]) -> int:
 
 
 CHEAP = (LatencyModel((1, 64), (0.01, 0.03)), LatencyModel((1, 64), (0.001, 0.002)))
-"""Seconds of the target and of the draft by rows: what tiny models take on some machine is another matter."""
+"""Scripted seconds of the target and the draft by rows. Measured times of tiny models depend on the machine."""
 
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every target and draft costs what CHEAP says, and drafting takes no longer than its forwards."""
+    """Let every target and draft cost CHEAP's seconds, and drafting only its forwards."""
     monkeypatch.setattr("tot.decoders.methods.speculative.time", SimpleNamespace(perf_counter=lambda: 0.0))
     monkeypatch.setattr("tot.decoders.methods.speculative.engine_latency_model", lambda engine: CHEAP[0])
     monkeypatch.setattr("tot.decoders.methods.speculative.latency_model", lambda runner: CHEAP[1])
@@ -34,7 +34,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("measured")
 @pytest.mark.parametrize("policy", ["packed", pytest.param("rounds", marks=pytest.mark.slow)])
-def test_a_hopeless_draft_is_hardly_asked(bench: Any, policy: str, branches: Callable[..., list[Request]]) -> None:
+def test_a_useless_draft_is_rarely_used(bench: Any, policy: str, branches: Callable[..., list[Request]]) -> None:
     requests = branches(4, tokens=60)
     got = {
         adapt: bench.seed(bench.model_drafter(0.5), policy=policy, adapt=adapt, k_config=(2, 1, 1, 1)).generate(
@@ -49,16 +49,16 @@ def test_a_hopeless_draft_is_hardly_asked(bench: Any, policy: str, branches: Cal
 
 @pytest.mark.usefixtures("measured")
 @pytest.mark.parametrize("policy", ["packed", "rounds"])
-def test_a_perfect_draft_is_trusted(bench: Any, policy: str, branches: Callable[..., list[Request]]) -> None:
+def test_a_perfect_draft_is_used_fully(bench: Any, policy: str, branches: Callable[..., list[Request]]) -> None:
     requests = branches(4, tokens=80)
     got = bench.seed(bench.model_drafter(), policy=policy, k_config=(1,) * 4).generate(requests)
     assert accepted(got) == drafted(got)
-    assert accepted(got) >= 0.6 * 4 * 80  # four of five tokens at best, once that is known
+    assert accepted(got) >= 0.6 * 4 * 80  # at most four of five tokens, after adapting
     assert [one.tokens for one in got] == bench.expected(requests)
 
 
 @pytest.mark.usefixtures("measured")
-def test_more_is_drafted_the_better_the_draft_is(bench: Any, branches: Callable[..., list[Request]]) -> None:
+def test_a_better_draft_drafts_more(bench: Any, branches: Callable[..., list[Request]]) -> None:
     requests = branches(2, tokens=80)
     sizes = []
     for noise in (0.5, 0.02, 0.0):
@@ -69,7 +69,7 @@ def test_more_is_drafted_the_better_the_draft_is(bench: Any, branches: Callable[
 
 
 @pytest.mark.usefixtures("measured")
-def test_packed_drafts_less_where_rows_are_dear(
+def test_packed_drafts_less_if_rows_are_expensive(
     bench: Any, monkeypatch: pytest.MonkeyPatch, branches: Callable[..., list[Request]]
 ) -> None:
     requests = branches(6, tokens=60)
@@ -78,4 +78,4 @@ def test_packed_drafts_less_where_rows_are_dear(
         monkeypatch.setattr("tot.decoders.methods.speculative.engine_latency_model", lambda engine, steep=steep: steep)
         counts.append(drafted(bench.seed(bench.model_drafter(0.02)).generate(requests)))
     assert counts[0] > 100
-    assert counts[1] == 0  # a row costs as much as a forward of its own
+    assert counts[1] == 0  # a row costs as much as a separate forward

@@ -1,4 +1,4 @@
-"""SEED: a request that is cancelled or fails leaves the others alone."""
+"""SEED: a cancelled or failed request does not affect the others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROUNDS: dict[str, Any] = {"policy": "rounds", "adapt": False, "k_config": (2, 1)
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_cancelling_leaves_the_others_alone(
+def test_cancelling_does_not_affect_other_requests(
     bench: Any,
     overlap: bool,
     plain: Callable[..., Request],
@@ -33,7 +33,7 @@ def test_cancelling_leaves_the_others_alone(
     assert [completion.tokens for completion in results(kept)] == bench.expected(branches(3, tokens=40))
 
 
-def test_cancelling_a_request_whose_draft_is_being_made(
+def test_a_request_can_be_cancelled_while_its_draft_is_computed(
     bench: Any, watching: Any, branches: Callable[..., list[Request]], results: Callable[..., list[Completion]]
 ) -> None:
     watched = watching()
@@ -50,10 +50,10 @@ def test_cancelling_a_request_whose_draft_is_being_made(
     assert again == bench.expected(branches(3))
 
 
-def test_the_engine_goes_on_while_all_of_a_decoders_drafts_are_being_made(
+def test_the_engine_keeps_running_while_all_of_a_decoders_drafts_are_pending(
     bench: Any, watching: Any, branches: Callable[..., list[Request]], plain: Callable[..., Request]
 ) -> None:
-    """A draft that takes for ever holds up nobody else, can be cancelled, and ends with its budget."""
+    """An endless draft blocks no other request, can be cancelled, and ends with its budget."""
     watched = watching()
     decoder = bench.seed(watched, **ROUNDS)
     watched.go_on.clear()

@@ -1,4 +1,4 @@
-"""SEED: what closing a decoder ends, and what it leaves to others."""
+"""SEED: closing a decoder ends its own requests and no others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONG = "The sum of 10 and 11 is in the range on and on, and the other one: "
 ROUNDS: dict[str, Any] = {"policy": "rounds", "adapt": False, "k_config": (2, 1)}
 
 
-def test_closing_ends_the_thread(
+def test_closing_ends_the_drafting_thread(
     bench: Any, watching: Any, branches: Callable[..., list[Request]], results: Callable[..., list[Completion]]
 ) -> None:
     watched = watching()
@@ -48,7 +48,7 @@ def test_closing_while_requests_run_cancels_them(
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_closing_a_decoder_leaves_a_shared_engine_to_the_others(
+def test_closing_a_decoder_keeps_a_shared_engine_open(
     bench: Any,
     overlap: bool,
     watching: Any,
@@ -56,7 +56,7 @@ def test_closing_a_decoder_leaves_a_shared_engine_to_the_others(
     plain: Callable[..., Request],
     results: Callable[..., list[Completion]],
 ) -> None:
-    """Its own requests that run are cancelled; those of other decoders go on."""
+    """The decoder's running requests are cancelled. Requests of other decoders continue."""
     engine = bench.engine()
     decoder = bench.seed(watching(), engine, **ROUNDS, overlap=overlap)
     other = load_decoder(engine=engine)

@@ -1,4 +1,4 @@
-"""SEED: in company, choices and answers too, each request returns what it returns alone."""
+"""SEED: beside other requests, each request returns the same as alone, also with choices and answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROUNDS: dict[str, Any] = {"policy": "rounds", "adapt": False, "k_config": (2, 1)
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_choices_and_answers_in_rounds_beside_other_methods(
+def test_choices_and_answers_are_the_same_beside_other_methods(
     bench: Any,
     overlap: bool,
     results: Callable[..., list[Completion]],
@@ -57,7 +57,7 @@ def test_choices_alone_need_no_draft(bench: Any, watching: Any, results: Callabl
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_requests_that_end_at_different_times_leave_the_others_alone(
+def test_requests_that_end_at_different_times_do_not_affect_others(
     bench: Any, overlap: bool, plain: Callable[..., Request]
 ) -> None:
     requests = [plain(max_tokens=size, n=2, temperature=1.0, seed=4) for size in range(1, 12)]

@@ -1,4 +1,4 @@
-"""SEED: drafting as it pays keeps the target's distribution under rejection rules."""
+"""SEED: adaptive drafting keeps the target's distribution under rejection rules."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def words() -> Any:
 
 @pytest.fixture(scope="module")
 def llama() -> Callable[[int], Any]:
-    """Makes a tiny random model, or what some noise leaves of it."""
+    """Create a tiny random model, with optional noise on its weights."""
 
     def make(noise: float = 0.0) -> Any:
         torch.manual_seed(0)
@@ -46,7 +46,7 @@ def llama() -> Callable[[int], Any]:
 
 @pytest.fixture(scope="module")
 def exact(llama: Any) -> dict[tuple[int, ...], float]:
-    """The probability of every two tokens after "w1 w2", by the target alone."""
+    """The target's probability of each pair of tokens after "w1 w2"."""
     model, pairs = llama(), list(itertools.product(range(16), repeat=LENGTH))
     ids = torch.tensor([[1, 2, *pair] for pair in pairs])
     with torch.inference_mode():
@@ -54,8 +54,9 @@ def exact(llama: Any) -> dict[tuple[int, ...], float]:
     return dict(zip(pairs, logprobs.gather(2, ids[:, 2:, None])[..., 0].sum(1).exp().tolist(), strict=True))
 
 
-def most(exact: dict[tuple[int, ...], float], draws: int) -> float:
-    """How far an exact sampler may be from its own distribution after as many draws: mean and four deviations."""
+def max_distance(exact: dict[tuple[int, ...], float], draws: int) -> float:
+    """Return the largest plausible distance of an exact sampler: mean and four standard deviations of total
+    variation."""
     p = np.array(list(exact.values()))
     runs = np.random.default_rng(0).multinomial(draws, p / p.sum(), size=200)
     distances = np.abs(runs / draws - p).sum(1) / 2
@@ -72,7 +73,7 @@ def most(exact: dict[tuple[int, ...], float], draws: int) -> float:
         pytest.param("rounds", "mcsd", (3, 2), 960, marks=pytest.mark.slow),
     ],
 )
-def test_drafting_as_it_pays_keeps_the_distribution(
+def test_adaptive_drafting_keeps_the_distribution(
     policy: str,
     rule: str,
     k_config: tuple[int, ...],
@@ -82,20 +83,20 @@ def test_drafting_as_it_pays_keeps_the_distribution(
     exact: dict[tuple[int, ...], float],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Lengths and breadths of drafts follow from what was accepted; what comes out does not."""
+    """The sizes of drafts depend on earlier acceptance. The distribution of tokens does not."""
     monkeypatch.setattr(
         "tot.decoders.methods.speculative.engine_latency_model", lambda engine: LatencyModel((1, 64), (0.01, 0.013))
     )
     monkeypatch.setattr("tot.decoders.methods.speculative.latency_model", lambda runner: LatencyModel((1,), (0.001,)))
     counts: Counter[tuple[int, ...]] = Counter()
-    asked = {"policy": policy, "rule": rule, "k_config": k_config, "draft": llama(0.3)}
+    options = {"policy": policy, "rule": rule, "k_config": k_config, "draft": llama(0.3)}
     sampling = Sampling(max_tokens=3, temperature=HEAT, n=16, ignore_eos=True)
     sizes = set()
-    with load_decoder("seed", llama(), tokenizer=words, kv_budget=40_000, **asked) as decoder:
+    with load_decoder("seed", llama(), tokenizer=words, kv_budget=40_000, **options) as decoder:
         for seed in range(draws // sampling.n):
             request = Request(prompt="w1 w2", sampling=sampling.model_copy(update={"seed": seed}))
             got = decoder.generate([request])
             counts.update(completion.tokens[:LENGTH] for completion in got)
             sizes |= {completion.usage.drafted for completion in got}
-    assert sum(abs(counts[pair] / draws - p) for pair, p in exact.items()) / 2 < most(exact, draws)
+    assert sum(abs(counts[pair] / draws - p) for pair, p in exact.items()) / 2 < max_distance(exact, draws)
     assert len(sizes) > 1

@@ -1,4 +1,4 @@
-"""SEED: its options, and how bad ones are named."""
+"""SEED: its options, and the errors for bad ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tot.decoders import OptionError, Request, load_decoder
         ({"k": 3}, r"option k: .* \(its options: .*policy, overlap, adapt, k_config"),
     ],
 )
-def test_bad_options_are_named(bench: Any, options: dict[str, Any], message: str) -> None:
+def test_bad_options_are_refused(bench: Any, options: dict[str, Any], message: str) -> None:
     engine = bench.engine()
     with pytest.raises(OptionError, match=f"decoder seed.*{message}"):
         load_decoder("seed", engine=engine, **options)

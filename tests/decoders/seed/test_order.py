@@ -1,4 +1,4 @@
-"""SEED: drafts are verified first come, first served, by a scripted clock."""
+"""SEED: drafts are verified first come, first served, checked with a scripted clock."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ ROUNDS: dict[str, Any] = {"policy": "rounds", "adapt": False, "k_config": (2, 1)
 
 
 class Script(Executor):
-    """Drafts take scripted times, on a clock that a verification moves on by one.
+    """An executor whose drafts take scripted times. Each verification advances the clock by one second.
 
-    It sees a verification by what comes after it: the next draft of the same text, or the text's end. Where nothing is
-    left to verify, time passes until the next draft is finished.
+    It detects a verification by the call that follows: the next draft of the same text, or the text's end. If no draft
+    waits for verification, time advances to the end of the next draft.
     """
 
     def __init__(self, seconds: Callable[[int, int], float]) -> None:
@@ -34,7 +34,7 @@ class Script(Executor):
         """By text and draft, both counted from 0."""
         self.now = 0.0
         self.drafting: dict[int, tuple[float, Callable[[], None]]] = {}
-        """By key: when its draft will be finished, and what finishes it."""
+        """Finish time and finishing function of a running draft, by key."""
         self.queued: list[int] = []
         self.finished: list[int] = []
         """Keys, in the order in which their drafts were finished."""
@@ -44,7 +44,7 @@ class Script(Executor):
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
         key, is_draft = args[0], len(args) == 2
-        if key in self.queued:  # it was verified
+        if key in self.queued:  # the draft was verified
             self.queued.remove(key)
             self.now += 1.0
         if is_draft:
@@ -75,7 +75,7 @@ class Script(Executor):
 
 
 def scripted(bench: Any, requests: Sequence[Request], script: Script, drafter: Any) -> tuple[list[int], Any]:
-    """The keys in the order in which their drafts were verified, and the tokens decoded."""
+    """Return the keys in the order in which their drafts were verified, and the decoded tokens."""
     engine = bench.engine()
     engine.timeline = Timeline(clock=lambda: script.now)
     rounds = Rounds(engine, drafter, SEEDOptions(**ROUNDS), script)
@@ -150,10 +150,10 @@ def test_no_draft_waits_for_more_verifications_than_there_are_other_branches(
         waits += [turn - after for turn, after in zip(turns, finished, strict=True)]
     assert min(waits) >= 0
     assert max(waits) <= 5  # of six branches
-    assert max(waits) >= 3  # there was something to wait for
+    assert max(waits) >= 3  # some drafts did wait
 
 
-def test_a_slow_branch_keeps_no_other_from_its_end(bench: Any, branches: Callable[..., list[Request]]) -> None:
+def test_a_slow_branch_delays_no_other(bench: Any, branches: Callable[..., list[Request]]) -> None:
     script = Script(one_slow)
     verified, _ = scripted(bench, branches(4), script, bench.model_drafter(0.3))
     slow = next(key for key, number in script.number.items() if number == 2)
@@ -162,10 +162,10 @@ def test_a_slow_branch_keeps_no_other_from_its_end(bench: Any, branches: Callabl
     assert set(verified[:first]) == set(script.number) - {slow}
 
 
-def test_a_branch_never_drafts_past_what_is_not_verified(
+def test_a_branch_never_drafts_past_unverified_tokens(
     bench: Any, watching: Any, branches: Callable[..., list[Request]]
 ) -> None:
-    """Every text that is drafted for is one that the target has written, longer than when it was last asked for."""
+    """Each drafted text is a prefix of the target's text, longer than at the branch's previous draft."""
     for overlap in (False, True):
         watched = watching()
         requests = branches(6)

@@ -1,4 +1,4 @@
-"""SEED: who drafts in which thread, what overlaps, and whose a forward is."""
+"""SEED: drafting threads, overlap, and the count of forwards by request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROUNDS: dict[str, Any] = {"policy": "rounds", "adapt": False, "k_config": (2, 1)
 
 
 @pytest.mark.parametrize(("overlap", "thread"), [(True, "tot-draft_0"), (False, "tot-engine")])
-def test_who_drafts(
+def test_drafts_run_in_the_expected_thread(
     bench: Any, overlap: bool, thread: str, watching: Any, branches: Callable[..., list[Request]]
 ) -> None:
     watched = watching()
@@ -28,7 +28,7 @@ def test_who_drafts(
     assert len({*watched.ended}) == 3
 
 
-def test_finished_drafts_queue_up_while_the_target_is_at_work(
+def test_finished_drafts_queue_up_while_the_target_runs(
     bench: Any, branches: Callable[..., list[Request]], watching: Any
 ) -> None:
     decoder = bench.seed(watching(), **ROUNDS, overlap=True)
@@ -46,7 +46,7 @@ def test_finished_drafts_queue_up_while_the_target_is_at_work(
     assert all(after.began >= before.ended for before, after in itertools.pairwise(verified))  # one at a time
 
 
-def test_without_overlap_nothing_is_drafted_while_the_target_is_at_work(
+def test_without_overlap_no_draft_runs_beside_the_target(
     bench: Any, watching: Any, branches: Callable[..., list[Request]]
 ) -> None:
     decoder = bench.seed(watching(), **ROUNDS, overlap=False)
@@ -58,28 +58,26 @@ def test_without_overlap_nothing_is_drafted_while_the_target_is_at_work(
 
 
 @pytest.mark.parametrize(("beside", "between"), [(0.5, 1.0), (1.0, 0.5)])
-def test_drafts_are_made_beside_the_target_where_turns_are_the_shorter_for_it(
-    bench: Any, beside: float, between: float
-) -> None:
+def test_drafts_run_beside_the_target_if_that_makes_turns_shorter(bench: Any, beside: float, between: float) -> None:
     rounds = Rounds(bench.engine(), bench.model_drafter(0.02), SEEDOptions(**ROUNDS))
     seconds = {rounds._worker: beside, rounds._inline: between}
-    asked = []
+    executors = []
     for _ in range(1000):
-        asked.append(rounds._executor(3))
-        rounds._gained, rounds._ended = 2, rounds._ended + seconds[asked[-1]]
+        executors.append(rounds._executor(3))
+        rounds._gained, rounds._ended = 2, rounds._ended + seconds[executors[-1]]
     rounds.close()
     faster = min(seconds, key=lambda executor: seconds[executor])
-    assert set(asked) == set(seconds)
-    assert 850 < asked.count(faster) < 1000
+    assert set(executors) == set(seconds)
+    assert 850 < executors.count(faster) < 1000
 
 
-def test_by_the_clock_the_texts_stay_the_same(bench: Any, branches: Callable[..., list[Request]]) -> None:
+def test_texts_are_the_same_with_a_real_clock(bench: Any, branches: Callable[..., list[Request]]) -> None:
     decoder = bench.seed(bench.model_drafter(0.02), **ROUNDS)
     requests = branches(5, tokens=60)
     assert [completion.tokens for completion in decoder.generate(requests)] == bench.expected(requests)
 
 
-def test_a_forward_counts_for_those_whose_turn_it_was(
+def test_a_forward_counts_for_the_requests_that_it_verified(
     bench: Any, watching: Any, branches: Callable[..., list[Request]]
 ) -> None:
     decoder = bench.seed(watching(), **ROUNDS)
@@ -87,4 +85,4 @@ def test_a_forward_counts_for_those_whose_turn_it_was(
     for usage in (completion.usage for completion in got):
         assert usage.forwards + usage.accepted == usage.new_tokens == 20
     prompts = decoder.engine.forwards - sum(completion.usage.forwards for completion in got)
-    assert prompts in (0, 1)  # they are computed while the first drafts are made
+    assert prompts in (0, 1)  # prompts are prefilled while the first drafts are computed

@@ -1,6 +1,6 @@
-"""Servers on free loopback ports, in threads of their own, over the tiny random model; and OpenAI's client for each.
+"""Servers on free loopback ports, each in its own thread, over the tiny random model, with OpenAI clients.
 
-When a test is done, its server's slots must all be free and nothing may be left of its requests.
+After each test, all of its server's slots must be free and none of its requests may remain.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MODEL = "tiny"
 
 
 class Running:
-    """A server under way."""
+    """A running server."""
 
     def __init__(
         self, decoder: LocalDecoder, key: str | None, hosts: Any, options: dict[str, Any], limits: Any
@@ -62,7 +62,7 @@ class Running:
         return httpx.post(self.url + path, timeout=60, **options)
 
     def metric(self, name: str) -> float:
-        """The sum of a metric over its labels."""
+        """Sum a metric over its labels."""
         lines = httpx.get(f"{self.url}/metrics").text.splitlines()
         found = [float(line.split()[-1]) for line in lines if line.split("{")[0].split()[0] == name]
         assert found, f"there is no {name}"
@@ -70,7 +70,7 @@ class Running:
 
     @property
     def idle(self) -> bool:
-        """No request at the gate, none at the engine, no slot in use."""
+        """Return whether no request is at the gate or the engine, and no slot is in use."""
         gate = self.service.gate
         return not (gate.running or gate.waiting) and self.decoder.engine.cache.live == 0
 
@@ -88,7 +88,7 @@ class Running:
 
 @pytest.fixture
 def serve(tiny: Callable[..., LocalDecoder]) -> Iterator[Callable[..., Running]]:
-    """Starts servers: serve(key=..., hosts=..., kv_budget=..., options=..., and limits)."""
+    """Start servers: serve(key=..., hosts=..., kv_budget=..., options=..., and limits)."""
     running: list[Running] = []
 
     def start(
@@ -119,13 +119,13 @@ def client(server: Running) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 def says() -> Callable[[str], list[dict[str, str]]]:
-    """A chat in which the user says something."""
+    """Return a chat with one user message."""
     return lambda text: [{"role": "user", "content": text}]
 
 
 @pytest.fixture(autouse=True)
 def _no_error_is_a_crash(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Whatever a client sends, the server's log has no traceback of it."""
+    """Check that the server's log has no traceback, regardless of the client's requests."""
     yield
     assert [record for record in caplog.records if record.exc_info] == []
 
@@ -135,10 +135,10 @@ def _no_error_is_a_crash(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 @pytest.fixture
 def folder(tiny: Callable[..., Any], tmp_path: Path) -> Path:
-    """The tiny model as a folder on disk."""
+    """Save the tiny model as a folder."""
     place = tmp_path / "tiny"
     with tiny() as decoder:
-        pass  # gives the model its own attention back
+        pass  # restores the model's own attention
     logging.disable_progress_bar()
     decoder.model.save_pretrained(place)
     logging.enable_progress_bar()
@@ -147,7 +147,7 @@ def folder(tiny: Callable[..., Any], tmp_path: Path) -> Path:
 
 
 class Program:
-    """`tot serve` under way; `said` is what it wrote before it was ready."""
+    """A running `tot serve`. `said` holds the lines that it wrote before it was ready."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -164,7 +164,7 @@ class Program:
         return float(re.findall(rf"^{name} (\S+)$", httpx.get(f"{self.url}/metrics").text, re.MULTILINE)[0])
 
     def end(self) -> tuple[int, str, str]:
-        """Its status, and what it wrote from the time it was ready."""
+        """Return the exit status and the output written since the program was ready."""
         out, err = self.process.communicate(timeout=60)
         return self.process.returncode, out, err
 

@@ -1,4 +1,4 @@
-"""`tot serve` as a program: what it says as it starts, and what it does not start with."""
+"""`tot serve` as a program: its messages at startup, and options with which it does not start."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def environment(**more: str) -> dict[str, Any]:
 
 @pytest.mark.processes
 def test_the_key_is_taken_from_the_environment_and_never_shown(start: Any) -> None:
-    program = start("--host", "0.0.0.0", **environment(TOT_SERVE_KEY="s3cret\r\n"))  # as a file with it may end
+    program = start("--host", "0.0.0.0", **environment(TOT_SERVE_KEY="s3cret\r\n"))  # with a line break, as from a file
     url = program.url.replace("0.0.0.0", "127.0.0.1")
     assert httpx.get(f"{url}/v1/models").status_code == 401
     assert httpx.get(f"{url}/v1/models", headers={"authorization": "Bearer s3cret"}).status_code == 200
@@ -35,7 +35,7 @@ def test_the_key_is_taken_from_the_environment_and_never_shown(start: Any) -> No
 
 
 @pytest.mark.processes
-def test_without_a_key_other_machines_are_warned_of(start: Any) -> None:
+def test_without_a_key_a_warning_about_other_machines_is_printed(start: Any) -> None:
     program = start("--host", "0.0.0.0", "--decoder", "seed", "--name", "mine")
     assert program.said[0] == ("tot serve: 0.0.0.0 accepts other machines without an API key: set TOT_SERVE_KEY\n")
     url = program.url.replace("0.0.0.0", "127.0.0.1")
@@ -43,11 +43,11 @@ def test_without_a_key_other_machines_are_warned_of(start: Any) -> None:
     assert [model["id"] for model in listed] == ["mine", *(f"mine:{method}" for method in sorted(METHODS))]
 
 
-# -- what it does not start with -------------------------------------------------------------------
+# -- refused options -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (("--decoder", "beam"), r"unknown decoder 'beam'.*: choose one of ar, .*"),
         (("--decoder-option", "kk=3"), r"unknown option of ar, .* 'kk' \(did you mean k\?\): choose one of .*"),
@@ -59,16 +59,16 @@ def test_without_a_key_other_machines_are_warned_of(start: Any) -> None:
         (("--model", "gpt"), r"unknown model 'gpt': .*"),
     ],
 )
-def test_what_can_not_be_served_is_said_on_one_line(
-    tot: Any, folder: Path, options: tuple[str, ...], said: str
+def test_invalid_options_are_reported_in_one_line(
+    tot: Any, folder: Path, options: tuple[str, ...], message: str
 ) -> None:
     given = ("--model", str(folder)) if "--model" not in options else ()
     status, out, err = tot("serve", "--port", "0", *given, *options)
     assert (status, out) == (2, "")
-    assert re.fullmatch(f"tot: {said}\n", err)
+    assert re.fullmatch(f"tot: {message}\n", err)
 
 
-def test_a_port_in_use_is_said(tot: Any, folder: Path) -> None:
+def test_a_port_in_use_is_reported(tot: Any, folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         status, _, err = tot("serve", "--model", str(folder), "--port", str(port))
@@ -76,13 +76,15 @@ def test_a_port_in_use_is_said(tot: Any, folder: Path) -> None:
     assert re.fullmatch(rf"tot: can't listen at 127\.0\.0\.1, port {port} \(.+\): give another --port\n", err)
 
 
-def test_an_empty_key_is_no_key(tot: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_key_is_refused(tot: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOT_SERVE_KEY", " ")
     assert tot("serve", "--port", "0") == (2, "", "tot: TOT_SERVE_KEY is empty: unset it, or set a key\n")
 
 
 @pytest.mark.parametrize("sign", ["\n", "\r", "…", "\x7f"])
-def test_a_key_that_no_client_can_send_is_refused_unseen(tot: Any, monkeypatch: pytest.MonkeyPatch, sign: str) -> None:
+def test_a_key_that_no_client_can_send_is_refused_without_printing_it(
+    tot: Any, monkeypatch: pytest.MonkeyPatch, sign: str
+) -> None:
     monkeypatch.setenv("TOT_SERVE_KEY", f"s3{sign}cret")
     status, out, err = tot("serve", "--port", "0")
     assert (status, out, err.count("\n")) == (2, "", 1)
@@ -90,7 +92,7 @@ def test_a_key_that_no_client_can_send_is_refused_unseen(tot: Any, monkeypatch: 
     assert not any(part in err for part in ("s3", "cret"))
 
 
-def test_without_its_libraries_it_says_what_to_install(
+def test_without_its_libraries_it_prints_how_to_install_them(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "fastapi", None)

@@ -1,4 +1,4 @@
-"""Every decoding method by the model's name alone: what it gives here is what it gives locally."""
+"""Every decoding method can be selected by the model's name, and returns the same as locally."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ HOT = {"temperature": 1.0, "max_tokens": 40, "seed": 7}
 
 
 @pytest.mark.parametrize("method", ["auto", "sd", "mcsd", "seed", "jacobi", "lookahead", "fastcot"])
-def test_exact_methods_say_what_ar_says(client: openai.OpenAI, says: Any, method: str) -> None:
-    asked = {"messages": says("Go on and on."), "n": 2, **HOT}
-    expected = client.chat.completions.create(model="tiny:ar", **asked)
-    reply = client.chat.completions.create(model=f"tiny:{method}", **asked)
+def test_exact_methods_return_the_text_of_ar(client: openai.OpenAI, says: Any, method: str) -> None:
+    request = {"messages": says("Go on and on."), "n": 2, **HOT}  # language: ok
+    expected = client.chat.completions.create(model="tiny:ar", **request)
+    reply = client.chat.completions.create(model=f"tiny:{method}", **request)
     assert reply.choices == expected.choices
     assert reply.tot == {"decoder": method, "seed": 7}
     assert reply.model == f"tiny:{method}"
@@ -24,9 +24,9 @@ def test_exact_methods_say_what_ar_says(client: openai.OpenAI, says: Any, method
 
 def test_drafts_are_counted_in_the_usage(serve: Any, says: Any) -> None:
     server = serve(options={"k": "3", "draft": "early-exit:1"})
-    asked: dict[str, Any] = {"messages": says("Go on."), **HOT, "temperature": 0.0}
+    request: dict[str, Any] = {"messages": says("Go on."), **HOT, "temperature": 0.0}  # language: ok
     with server.client() as client:
-        drafting, plain = (client.chat.completions.create(model=model, **asked) for model in ("tiny:sd", "tiny"))
+        drafting, plain = (client.chat.completions.create(model=model, **request) for model in ("tiny:sd", "tiny"))
     assert drafting.choices == plain.choices
     assert drafting.usage.drafted_tokens > drafting.usage.accepted_tokens
     assert drafting.usage.forwards == plain.usage.forwards - drafting.usage.accepted_tokens
@@ -37,7 +37,7 @@ def test_drafts_are_counted_in_the_usage(serve: Any, says: Any) -> None:
     assert drafting.usage.accepted_tokens <= drafting.usage.reached_positions <= drafting.usage.drafted_tokens
 
 
-def test_pdos_decodes_the_steps_that_a_client_names(server: Any, client: openai.OpenAI, says: Any) -> None:
+def test_pdos_decodes_the_steps_given_by_a_client(server: Any, client: openai.OpenAI, says: Any) -> None:
     steps = ["One", "Two"]
     reply = client.chat.completions.create(
         model="tiny:pdos", messages=says("Weigh both."), extra_body={"steps": steps}, **HOT
@@ -81,7 +81,7 @@ def test_a_rationale_is_followed_by_trigger_and_answer(serve: Any, says: Any, me
     assert choice.message.content.endswith(f" The answer is{choice.answer}")
 
 
-def test_an_option_that_does_not_fit_is_told_when_the_decoder_is_asked_for(serve: Any, says: Any) -> None:
+def test_an_invalid_option_is_reported_when_its_decoder_is_requested(serve: Any, says: Any) -> None:
     server = serve(options={"k": "many"})
     with server.client() as client:
         with pytest.raises(openai.BadRequestError, match=r"decoder sd, option k: .*"):

@@ -1,4 +1,4 @@
-"""Who is let in: keys, hosts, pages of other sites; and bodies: their type, their size, their pace."""
+"""Access control by keys, hosts and origins, and limits on the type, size and speed of bodies."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ def error_of(reply: httpx.Response) -> str:
 # -- keys ------------------------------------------------------------------------------------------
 
 
-def test_without_the_key_nothing_is_told_but_that_the_server_is_well(
-    serve: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_the_key_only_the_health_check_works(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     key = "k3y-ünd-more"
     server = serve(key=key)
@@ -46,7 +44,7 @@ def test_without_the_key_nothing_is_told_but_that_the_server_is_well(
     assert "k3y" not in caplog.text
 
 
-def test_openais_client_is_told_that_its_key_is_wrong(serve: Any) -> None:
+def test_openais_client_gets_an_authentication_error_for_a_wrong_key(serve: Any) -> None:
     server = serve(key="right")
     with server.client(key="wrong") as client, pytest.raises(openai.AuthenticationError) as refused:
         client.completions.create(**ASKED)
@@ -61,14 +59,14 @@ def test_openais_client_is_told_that_its_key_is_wrong(serve: Any) -> None:
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil", "[::", ""]
 )
-def test_a_name_that_was_pointed_here_is_refused(server: Any, host: str) -> None:
+def test_a_foreign_host_name_is_refused(server: Any, host: str) -> None:
     reply = server.post(TEXT, json=ASKED, headers={"host": host})
     assert reply.status_code == 403
     assert "the Host header names another machine" in error_of(reply)
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:99", "127.0.0.1", "127.1.2.3:8000", "[::1]:8000"])
-def test_this_machines_own_names_are_let_in(server: Any, host: str) -> None:
+def test_this_machines_own_names_are_accepted(server: Any, host: str) -> None:
     assert server.post(TEXT, json=ASKED, headers={"host": host}).status_code == 200
 
 
@@ -76,13 +74,13 @@ def test_this_machines_own_names_are_let_in(server: Any, host: str) -> None:
     "origin", ["https://evil.example", "null", "http://127.0.0.1.evil.example", "file://", "x", ""]
 )
 def test_pages_of_other_sites_are_refused(serve: Any, server: Any, origin: str) -> None:
-    for each in (server, serve(hosts=None)):
-        reply = each.post(TEXT, json=ASKED, headers={"origin": origin})
+    for target in (server, serve(hosts=None)):
+        reply = target.post(TEXT, json=ASKED, headers={"origin": origin})
         assert reply.status_code == 403
         assert "pages of other sites" in error_of(reply)
 
 
-def test_pages_of_this_machine_and_hosts_that_are_allowed_are_let_in(serve: Any, server: Any) -> None:
+def test_pages_of_this_machine_and_allowed_hosts_are_accepted(serve: Any, server: Any) -> None:
     assert server.post(TEXT, json=ASKED, headers={"origin": "http://localhost:3000"}).status_code == 200
     allowing = serve(hosts=["Box.example"])
     for headers in ({"host": "box.example:8000"}, {"origin": "https://BOX.example"}):
@@ -95,13 +93,13 @@ def test_pages_of_this_machine_and_hosts_that_are_allowed_are_let_in(serve: Any,
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
-def test_what_a_page_may_post_unasked_is_refused(server: Any, kind: str) -> None:
+def test_content_types_that_a_page_can_post_without_preflight_are_refused(server: Any, kind: str) -> None:
     reply = server.post(TEXT, content=json.dumps(ASKED), headers={"content-type": kind} if kind else {})
     assert reply.status_code == 415
     assert "send application/json" in error_of(reply)
 
 
-def test_json_with_a_charset_is_taken_and_compressed_json_is_not(server: Any) -> None:
+def test_json_with_a_charset_is_accepted_and_compressed_json_is_not(server: Any) -> None:
     content = json.dumps(ASKED)
     json_type = {"content-type": "Application/JSON; charset=utf-8"}
     assert server.post(TEXT, content=content, headers=json_type).status_code == 200
@@ -118,10 +116,10 @@ def chunks(size: int) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("size", [2000, 500_000])
-def test_a_body_over_the_limit_is_refused_announced_or_not(serve: Any, size: int) -> None:
+def test_a_body_over_the_limit_is_refused_with_or_without_content_length(serve: Any, size: int) -> None:
     server = serve(max_body=1500)
     headers = {"content-type": "application/json"}
-    for content in (b"".join(chunks(size)), chunks(size)):  # with a Content-Length; in chunks without one
+    for content in (b"".join(chunks(size)), chunks(size)):  # with a Content-Length, and in chunks without one
         reply = server.post(TEXT, content=content, headers=headers)
         assert reply.status_code == 413
         assert error_of(reply) == "the body is larger than 1500 bytes, which is this server's limit"
@@ -131,7 +129,7 @@ def test_a_body_over_the_limit_is_refused_announced_or_not(serve: Any, size: int
     assert server.post(TEXT, json=ASKED).status_code == 200
 
 
-def test_a_body_of_just_the_limit_is_taken(serve: Any) -> None:
+def test_a_body_exactly_at_the_limit_is_accepted(serve: Any) -> None:
     content = json.dumps(ASKED).encode()
     server = serve(max_body=len(content))
     headers = {"content-type": "application/json"}
@@ -149,18 +147,18 @@ def connected(server: Any, head: str) -> socket.socket:
 POST = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
-def test_a_gigabyte_that_is_announced_is_refused_before_it_comes(server: Any) -> None:
+def test_an_announced_gigabyte_is_refused_before_it_is_sent(server: Any) -> None:
     with connected(server, f"{POST}Content-Length: 1000000000\r\n\r\n") as connection:
         assert connection.recv(1000).startswith(b"HTTP/1.1 413 ")
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(serve: Any) -> None:
+def test_a_body_that_does_not_arrive_times_out(serve: Any) -> None:
     server = serve(body_timeout=0.3)
     with connected(server, f"{POST}Content-Length: 1000\r\n\r\n" + '{"model"') as connection:
         assert connection.recv(1000).startswith(b"HTTP/1.1 408 ")
 
 
-def test_a_client_that_leaves_in_mid_body_leaves_nothing_behind(server: Any) -> None:
+def test_a_client_that_disconnects_in_mid_body_does_no_harm(server: Any) -> None:
     with connected(server, f"{POST}Content-Length: 1000\r\n\r\n" + '{"model"'):
         pass
     assert server.post(TEXT, json=ASKED).status_code == 200

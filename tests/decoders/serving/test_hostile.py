@@ -1,4 +1,4 @@
-"""Thousands of requests that mean no good: none crashes the server, none leaves anything behind."""
+"""Thousands of hostile requests: none crashes the server, and none leaves anything behind."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ PATHS = ("/v1/chat/completions", "/v1/completions")
 
 
 def sane(rng: random.Random, path: str) -> dict[str, Any]:
-    asked: dict[str, Any] = {"model": rng.choice(["tiny", "tiny:seed", "tiny:pdos", "tiny:jacobi", "tiny:fastcot"])}
-    asked |= {"messages": [HM]} if "chat" in path else {"prompt": rng.choice(["Hm.", ["a", "b"], [5, 6]])}
-    return asked | {"max_tokens": rng.randint(1, 6), "stream": rng.random() < 0.3}
+    body: dict[str, Any] = {"model": rng.choice(["tiny", "tiny:seed", "tiny:pdos", "tiny:jacobi", "tiny:fastcot"])}
+    body |= {"messages": [HM]} if "chat" in path else {"prompt": rng.choice(["Hm.", ["a", "b"], [5, 6]])}
+    return body | {"max_tokens": rng.randint(1, 6), "stream": rng.random() < 0.3}
 
 
 def hostile(rng: random.Random) -> tuple[str, str, dict[str, str], bytes]:
-    """A request: method, path, headers, body."""
+    """Return a request: method, path, headers, body."""
     path = rng.choice(PATHS)
     body = sane(rng, path)
     for _ in range(rng.randint(0, 3)):
@@ -57,7 +57,7 @@ def hostile(rng: random.Random) -> tuple[str, str, dict[str, str], bytes]:
         ]
     content = json.dumps(body, ensure_ascii=rng.random() < 0.5, allow_nan=True).encode(errors="surrogatepass")
     kind = rng.random()
-    if kind < 0.2:  # bytes changed, dropped, doubled
+    if kind < 0.2:  # bytes changed, dropped or doubled
         damaged = bytearray(content)
         for _ in range(rng.randint(1, 8)):
             at = rng.randrange(len(damaged))
@@ -94,7 +94,7 @@ def test_hostile_requests_neither_crash_the_server_nor_leave_anything_behind(tin
     async def one(http: httpx.AsyncClient, rng: random.Random) -> None:
         method, path, headers, content = hostile(rng)
         sending = asyncio.ensure_future(http.request(method, path, headers=headers, content=content))
-        if rng.random() < 0.05:  # and leaves
+        if rng.random() < 0.05:  # the client disconnects
             await asyncio.sleep(rng.random() * 0.02)
             sending.cancel()
             return
@@ -106,7 +106,7 @@ def test_hostile_requests_neither_crash_the_server_nor_leave_anything_behind(tin
             assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
 
     async def main() -> None:
-        transport = httpx.ASGITransport(app=app)  # an exception that the application raises is raised here
+        transport = httpx.ASGITransport(app=app)  # exceptions of the application are raised here
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as http:
             before = (await http.post(PATHS[1], json=fine)).json()["choices"]
             rng = random.Random(20)
@@ -131,11 +131,11 @@ def test_hostile_requests_neither_crash_the_server_nor_leave_anything_behind(tin
     assert max(memory[-third:]) - max(memory[: 2 * third]) < 16 * 2**20
 
 
-def test_rationales_that_never_began_leave_nothing_with_the_decoder(serve: Any) -> None:
+def test_rationales_that_never_started_leave_no_buffers(serve: Any) -> None:
     server = serve(options={"cap": "4", "window": "3"}, kv_budget=800)
-    asked = {"model": "tiny:fastcot", "prompt": "x", "answer_trigger": " So:", "max_tokens": 300, "ignore_eos": True}
-    assert server.post("/v1/completions", json={**asked, "max_tokens": 20}).status_code == 200
-    assert server.post("/v1/completions", json={**asked, "n": 100}).status_code == 400  # more than the store holds
+    body = {"model": "tiny:fastcot", "prompt": "x", "answer_trigger": " So:", "max_tokens": 300, "ignore_eos": True}
+    assert server.post("/v1/completions", json={**body, "max_tokens": 20}).status_code == 200
+    assert server.post("/v1/completions", json={**body, "n": 100}).status_code == 400  # more than the kv_budget
 
     async def abandon() -> None:
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
@@ -143,7 +143,7 @@ def test_rationales_that_never_began_leave_nothing_with_the_decoder(serve: Any) 
             running = asyncio.create_task(http.post("/v1/completions", json=plain))
             while not server.decoder.engine.cache.live:
                 await asyncio.sleep(0.001)
-            waiting = asyncio.create_task(http.post("/v1/completions", json=asked))
+            waiting = asyncio.create_task(http.post("/v1/completions", json=body))
             while len(server.service._active) < 2:
                 await asyncio.sleep(0.001)
             waiting.cancel()
@@ -155,7 +155,7 @@ def test_rationales_that_never_began_leave_nothing_with_the_decoder(serve: Any) 
     assert buffers._buffers == {}
 
 
-def test_what_is_no_http_at_all_does_not_crash_the_server(server: Any) -> None:
+def test_invalid_http_does_not_crash_the_server(server: Any) -> None:
     rng = random.Random(3)
     host, port = server.url.removeprefix("http://").split(":")
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -177,7 +177,7 @@ def test_what_is_no_http_at_all_does_not_crash_the_server(server: Any) -> None:
             ]
         )
         with socket.create_connection((host, int(port)), timeout=10) as connection, suppress(ConnectionError):
-            connection.sendall(text)  # it may hang up in the middle
+            connection.sendall(text)  # the server may close the connection
             if i % 3 == 0:
                 connection.shutdown(socket.SHUT_WR)
                 while connection.recv(65536):

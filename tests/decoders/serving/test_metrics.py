@@ -1,4 +1,4 @@
-"""`/metrics` says what happened, in Prometheus's own format; `/health` whether more may come."""
+"""`/metrics` reports requests, tokens and slots in Prometheus's format, and `/health` whether the engine works."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def test_requests_tokens_and_slots_are_counted(server: Any, client: openai.OpenA
     assert sum(slots.values()) == server.decoder.engine.cache.capacity
 
 
-def test_health_names_what_is_served(server: Any) -> None:
+def test_health_reports_model_decoder_and_machine(server: Any) -> None:
     reply = httpx.get(f"{server.url}/health")
-    said = {"status": "ok", "model": "tiny", "decoder": "ar", "machine": "a machine"}
-    assert (reply.status_code, reply.json()) == (200, said)
+    expected = {"status": "ok", "model": "tiny", "decoder": "ar", "machine": "a machine"}
+    assert (reply.status_code, reply.json()) == (200, expected)
 
 
 def test_an_engine_that_has_failed_is_not_healthy(server: Any) -> None:
@@ -63,9 +63,9 @@ def test_an_engine_that_has_failed_is_not_healthy(server: Any) -> None:
         fault()
 
     server.decoder.engine._scheduler.admit = broken
-    asked = {"model": "tiny", "prompt": "x", "max_tokens": 2}
-    for _ in range(2):  # one that was there as it failed, one that came later
-        reply = server.post("/v1/completions", json=asked)
+    body = {"model": "tiny", "prompt": "x", "max_tokens": 2}
+    for _ in range(2):  # one request that is there at the failure, and one later
+        reply = server.post("/v1/completions", json=body)
         assert (reply.status_code, reply.json()["error"]["code"]) == (500, "model_error")
         assert "the engine has failed" in reply.json()["error"]["message"]
     health = httpx.get(f"{server.url}/health")

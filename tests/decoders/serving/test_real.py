@@ -1,4 +1,4 @@
-"""The real model, served and asked: the texts that the local decoder gives, and many clients in few forwards."""
+"""The real model behind a server: the same texts as the local decoder, and shared forwards for many clients."""
 
 from __future__ import annotations
 
@@ -33,8 +33,11 @@ class Server(NamedTuple):
 
 @contextmanager
 def served(options: list[str]) -> Iterator[Server]:
-    """`tot serve` with these options, in a process of its own on a free port. Raises ValueError with what it said last
-    where it does not start."""
+    """Run `tot serve` with these options in its own process on a free port.
+
+    Raises:
+        ValueError: If the server does not start, with its last line of output.
+    """
     command = [sys.executable, "-m", "tot.cli.app", "serve", "--port", "0", *options]
     environment = {name: value for name, value in os.environ.items() if name != KEY_VARIABLE}
     streams: Any = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL}
@@ -51,14 +54,14 @@ def served(options: list[str]) -> Iterator[Server]:
 
 
 def counted(server: Server) -> float:
-    """Forwards so far."""
+    """Return the number of forwards so far."""
     found = re.search(r"^tot_forwards_total (\S+)$", httpx2.get(f"{server.url}/metrics").text, re.MULTILINE)
     assert found is not None
     return float(found[1])
 
 
 @pytest.mark.real
-def test_smollm2_says_to_openais_client_what_it_says_locally(smollm2: str) -> None:
+def test_smollm2_returns_the_same_texts_to_openais_client_as_locally(smollm2: str) -> None:
     sampling = {"max_tokens": 24, "temperature": 0.8, "seed": 4}
     requests = [
         Request(prompt=(Message(role="user", content=text),), sampling=Sampling(**sampling, n=2)) for text in QUESTIONS
@@ -75,8 +78,8 @@ def test_smollm2_says_to_openais_client_what_it_says_locally(smollm2: str) -> No
             return [choice.message.content or "" for choice in reply.choices]
 
         with client, ThreadPoolExecutor(len(QUESTIONS)) as pool:
-            told = [text for texts in pool.map(ask, QUESTIONS) for text in texts]
-    assert told == expected
+            served_texts = [text for texts in pool.map(ask, QUESTIONS) for text in texts]
+    assert served_texts == expected
 
 
 @pytest.mark.real
@@ -84,11 +87,11 @@ def test_many_clients_at_once_share_forwards(smollm2: str) -> None:
     with served(["--model", smollm2]) as server:
 
         def forwards(clients: int) -> float:
-            """That as many chats take, of so many clients at once."""
+            """Count the forwards of all chats with this number of concurrent clients."""
 
             def ask(text: str) -> None:
-                asked = {"model": server.model, "messages": [{"role": "user", "content": text}], "max_tokens": 6}
-                httpx2.post(f"{server.url}/v1/chat/completions", json=asked, timeout=600).raise_for_status()
+                body = {"model": server.model, "messages": [{"role": "user", "content": text}], "max_tokens": 6}
+                httpx2.post(f"{server.url}/v1/chat/completions", json=body, timeout=600).raise_for_status()
 
             before = counted(server)
             with ThreadPoolExecutor(clients) as pool:
@@ -98,7 +101,7 @@ def test_many_clients_at_once_share_forwards(smollm2: str) -> None:
         assert forwards(len(QUESTIONS)) < forwards(1)
 
 
-def test_a_server_that_does_not_start_is_said() -> None:
+def test_a_server_that_does_not_start_raises_its_error() -> None:
     with (
         pytest.raises(ValueError, match=r"tot: unknown decoder 'beam'"),
         served(["--model", "x", "--decoder", "beam"]),

@@ -1,4 +1,4 @@
-"""What can't be done as asked is refused: OpenAI's error shape, the field named, its client's typed exceptions."""
+"""Impossible requests are refused with OpenAI's error format, the field's name and the client's typed exceptions."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ TEXT = "/v1/completions"
 HM = [{"role": "user", "content": "Hm."}]
 
 
-def check(reply: httpx.Response, status: int, said: str, param: str | None = None) -> dict[str, Any]:
-    """OpenAI's shape and no other; gives the error."""
+def check(reply: httpx.Response, status: int, message: str, param: str | None = None) -> dict[str, Any]:
+    """Check that a reply is an error in OpenAI's format, and return the error."""
     assert reply.headers["content-type"] == "application/json"
     body = reply.json()
     assert set(body) == {"error"}
     error: dict[str, Any] = body["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert (reply.status_code, error["param"]) == (status, param)
-    assert said in error["message"]
+    assert message in error["message"]
     assert "\n" not in error["message"]
     assert len(error["message"]) <= 400
     return error
@@ -53,13 +53,13 @@ def check(reply: httpx.Response, status: int, said: str, param: str | None = Non
 def test_fields_that_would_change_the_result_are_refused_by_name(server: Any, field: str, value: Any) -> None:
     for path, body in ((CHAT, {"messages": HM}), (TEXT, {"prompt": "Hm."})):
         reply = server.post(path, json={"model": "tiny", **body, field: value})
-        shown = field[:60]
-        error = check(reply, 400, " ".join(shown.split()), shown)
+        name = field[:60]
+        error = check(reply, 400, " ".join(name.split()), name)
         assert error["code"] == "unsupported_parameter"
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "said"),
+    ("field", "value", "message"),
     [
         ("n", 0, "n: Input should be greater than or equal to 1 (it is 0)"),
         ("n", 129, "129 texts at once (prompts times n) are over the limit of 128"),
@@ -86,15 +86,15 @@ def test_fields_that_would_change_the_result_are_refused_by_name(server: Any, fi
         ("close_choices", True, "close_choices needs choices"),
     ],
 )
-def test_values_that_can_not_be_are_refused_with_what_they_are(server: Any, field: str, value: Any, said: str) -> None:
+def test_invalid_values_are_refused_and_quoted(server: Any, field: str, value: Any, message: str) -> None:
     for path, body in ((CHAT, {"messages": HM}), (TEXT, {"prompt": "Hm."})):
         reply = server.post(path, json={"model": "tiny", **body, field: value})
         assert reply.status_code == 400
-        check(reply, 400, said, reply.json()["error"]["param"])
+        check(reply, 400, message, reply.json()["error"]["param"])
 
 
 @pytest.mark.parametrize(
-    ("messages", "said", "param"),
+    ("messages", "message", "param"),
     [
         ([], "messages: List should have at least 1 item", "messages"),
         ("Hm.", "messages: Input should be a valid array (it is 'Hm.')", "messages"),
@@ -117,13 +117,13 @@ def test_values_that_can_not_be_are_refused_with_what_they_are(server: Any, fiel
         ([*HM, {"role": "assistant", "content": "So"}], "set continue_final_message", None),
     ],
 )
-def test_messages_that_can_not_be_read_are_refused(server: Any, messages: Any, said: str, param: str | None) -> None:
-    error = check(server.post(CHAT, json={"model": "tiny", "messages": messages}), 400, said, param)
+def test_unreadable_messages_are_refused(server: Any, messages: Any, message: str, param: str | None) -> None:
+    error = check(server.post(CHAT, json={"model": "tiny", "messages": messages}), 400, message, param)
     assert error["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize(
-    ("prompt", "said"),
+    ("prompt", "message"),
     [
         ("", "the prompt is empty"),
         ([], "the prompt is empty"),
@@ -136,13 +136,13 @@ def test_messages_that_can_not_be_read_are_refused(server: Any, messages: Any, s
         ("x" * 600, "the prompt has 600 tokens, the model's context holds 512"),
     ],
 )
-def test_prompts_that_can_not_be_read_are_refused(server: Any, prompt: Any, said: str) -> None:
+def test_unreadable_prompts_are_refused(server: Any, prompt: Any, message: str) -> None:
     reply = server.post(TEXT, json={"model": "tiny", "prompt": prompt})
     assert reply.status_code == 400
-    check(reply, 400, said, reply.json()["error"]["param"])
+    check(reply, 400, message, reply.json()["error"]["param"])
 
 
-def test_more_than_the_store_of_keys_holds_is_refused_with_the_numbers(serve: Any) -> None:
+def test_a_request_larger_than_the_kv_budget_is_refused_with_the_numbers(serve: Any) -> None:
     server = serve(kv_budget=500)
     reply = server.post(TEXT, json={"model": "tiny", "prompt": "Hm.", "n": 4, "max_tokens": 200})
     assert check(reply, 400, "and the budget holds 500")["type"] == "invalid_request_error"
@@ -153,12 +153,12 @@ def test_more_than_the_store_of_keys_holds_is_refused_with_the_numbers(serve: An
     [b"", b"{", b"[]", b"null", b"3", b'"x"', b"\xff\xfe", b"[" * 100_000, b'{"model": "tiny", "prompt": "\\ud800"}',
      b'{"model": "tiny", "prompt": "x", "temperature": NaN}', b'{"model": "tiny", "prompt": "x", "top_p": 1e999}'],
 )  # fmt: skip
-def test_bodies_that_are_no_request_are_refused(server: Any, body: bytes) -> None:
+def test_invalid_bodies_are_refused(server: Any, body: bytes) -> None:
     reply = server.post(TEXT, content=body, headers={"content-type": "application/json"})
     assert check(reply, 400, "", reply.json()["error"]["param"])["type"] == "invalid_request_error"
 
 
-def test_paths_and_methods_that_are_not_there_are_refused_in_the_same_shape(server: Any) -> None:
+def test_unknown_paths_and_methods_are_refused_in_the_same_format(server: Any) -> None:
     nowhere = check(httpx.get(f"{server.url}/v2/x"), 404, "there is nothing at /v2/x: the API is under /v1")
     assert (nowhere["type"], nowhere["code"]) == ("not_found_error", "not_found")
     wrong_way = check(httpx.get(f"{server.url}{CHAT}"), 405, f"{CHAT} does not take GET")
@@ -194,13 +194,13 @@ def test_an_error_in_mid_stream_is_an_event(server: Any) -> None:
             list(stream)
 
 
-def test_messages_of_errors_are_short_and_one_line(server: Any) -> None:
+def test_error_messages_are_short_and_one_line(server: Any) -> None:
     reply = server.post(TEXT, json={"model": "line\nbreak " + "x" * 5000, "prompt": "x"})
     check(reply, 404, "unknown model 'line\\nbreak xxx", "model")
     assert json.loads(reply.content)["error"]["code"] == "model_not_found"
 
 
-def test_a_limit_below_what_an_answer_may_have_by_default_refuses_nothing(serve: Any) -> None:
+def test_a_limit_below_the_default_answer_tokens_refuses_nothing(serve: Any) -> None:
     server = serve(max_tokens=8)
     body = {"model": "tiny", "prompt": "Hm.", "answer_trigger": " So:", "ignore_eos": True}
     reply = server.post(TEXT, json=body)
@@ -213,6 +213,6 @@ def test_a_limit_below_what_an_answer_may_have_by_default_refuses_nothing(serve:
 @pytest.mark.parametrize(
     "extra", [{"seed": -1}, {"messages": [*HM, {"role": "assistant", "content": "So", "tool_calls": []}, *HM]}]
 )
-def test_values_that_say_nothing_are_taken(server: Any, extra: dict[str, Any]) -> None:
+def test_neutral_values_are_accepted(server: Any, extra: dict[str, Any]) -> None:
     reply = server.post(CHAT, json={"model": "tiny", "messages": HM, "max_tokens": 2, **extra})
     assert reply.status_code == 200, reply.text

@@ -1,4 +1,4 @@
-"""OpenAI's client gets what the local decoder gives: the same texts, token for token, whole or in pieces."""
+"""OpenAI's client gets the local decoder's texts token for token, whole or streamed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def local(server: Any, prompt: Any, **sampling: Any) -> list[Any]:
     return server.decoder.generate([Request(prompt=prompt, sampling=Sampling(**sampling))])
 
 
-def test_a_chat_is_what_the_local_decoder_says(server: Any, client: openai.OpenAI) -> None:
+def test_a_chat_reply_equals_the_local_decoders(server: Any, client: openai.OpenAI) -> None:
     messages = [
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "Say "}, {"type": "text", "text": "something."}]},
@@ -33,7 +33,7 @@ def test_a_chat_is_what_the_local_decoder_says(server: Any, client: openai.OpenA
     assert reply.tot == {"decoder": "ar", "seed": 11}
 
 
-def test_usage_tells_what_was_spent(server: Any, client: openai.OpenAI, says: Any) -> None:
+def test_usage_reports_tokens_and_forwards(server: Any, client: openai.OpenAI, says: Any) -> None:
     first = client.chat.completions.create(model="tiny", messages=says("Count."), n=2, **HOT).usage
     again = client.chat.completions.create(model="tiny", messages=says("Count."), n=2, **HOT).usage
     expected = local(server, (Message(role="user", content="Count."),), n=2, **HOT)
@@ -43,11 +43,11 @@ def test_usage_tells_what_was_spent(server: Any, client: openai.OpenAI, says: An
     assert first.prompt_tokens_details.cached_tokens == 0
     assert again.prompt_tokens_details.cached_tokens == first.prompt_tokens - 1
     longest = max(len(one.tokens) for one in expected)
-    assert first.forwards in (longest, longest + 1)  # both samples in the same forwards; one more for the prompt
+    assert first.forwards in (longest, longest + 1)  # both samples share forwards, with one more for the prompt
     assert again.forwards == longest
 
 
-def test_texts_and_token_ids_are_completed_one_or_several(server: Any, client: openai.OpenAI) -> None:
+def test_one_or_several_texts_or_token_ids_are_completed(server: Any, client: openai.OpenAI) -> None:
     ids = server.decoder.engine.codec.encode_prompt("And then")
     alone = [local(server, prompt, **HOT)[0].text for prompt in ("Once", "And then")]
     for prompt, expected in (
@@ -69,11 +69,11 @@ def test_echo_puts_the_prompt_before_each_text(server: Any, client: openai.OpenA
         assert [choice.text for choice in reply.choices] == expected
 
 
-def test_pieces_of_a_stream_are_the_whole_text(client: openai.OpenAI, says: Any) -> None:
-    asked = {"model": "tiny", "messages": says("Go on."), "n": 3, **HOT}
-    whole = client.chat.completions.create(**asked)
+def test_streamed_pieces_join_to_the_whole_text(client: openai.OpenAI, says: Any) -> None:
+    request = {"model": "tiny", "messages": says("Go on."), "n": 3, **HOT}  # language: ok
+    whole = client.chat.completions.create(**request)
     texts, ends, roles = {0: "", 1: "", 2: ""}, {}, []
-    chunks = list(client.chat.completions.create(stream=True, stream_options={"include_usage": True}, **asked))
+    chunks = list(client.chat.completions.create(stream=True, stream_options={"include_usage": True}, **request))
     for chunk in chunks[:-1]:
         (choice,) = chunk.choices
         assert choice.index not in ends
@@ -91,22 +91,20 @@ def test_pieces_of_a_stream_are_the_whole_text(client: openai.OpenAI, says: Any)
     assert last.usage.completion_tokens == whole.usage.completion_tokens
 
 
-def test_several_prompts_stream_side_by_side(client: openai.OpenAI) -> None:
-    asked = {"model": "tiny", "prompt": ["Once", "And then", "So"], "n": 2, **HOT}
-    whole = client.completions.create(**asked)
+def test_several_prompts_are_streamed_concurrently(client: openai.OpenAI) -> None:
+    request = {"model": "tiny", "prompt": ["Once", "And then", "So"], "n": 2, **HOT}
+    whole = client.completions.create(**request)
     texts = dict.fromkeys(range(6), "")
-    chunks = list(client.completions.create(stream=True, **asked))
+    chunks = list(client.completions.create(stream=True, **request))
     for chunk in chunks:
         texts[chunk.choices[0].index] += chunk.choices[0].text
     assert texts == {choice.index: choice.text for choice in whole.choices}
     assert all(chunk.usage is None for chunk in chunks)
     order = [chunk.choices[0].index for chunk in chunks]
-    assert sorted(order) != order  # not one after another
+    assert sorted(order) != order  # interleaved
 
 
-def test_the_same_seed_gives_the_same_text_and_without_one_each_request_has_its_own(
-    client: openai.OpenAI, says: Any
-) -> None:
+def test_a_seed_repeats_its_text_and_without_one_each_request_gets_its_own(client: openai.OpenAI, says: Any) -> None:
     def text(**options: Any) -> Any:
         return client.chat.completions.create(
             model="tiny", messages=says("Something."), temperature=1.0, max_tokens=24, **options
@@ -120,29 +118,29 @@ def test_the_same_seed_gives_the_same_text_and_without_one_each_request_has_its_
 
 
 def test_a_stop_string_ends_the_text_and_is_not_part_of_it(client: openai.OpenAI, says: Any) -> None:
-    asked: dict[str, Any] = {"model": "tiny", "messages": says("Long."), **HOT, "max_tokens": 60}
-    whole = client.chat.completions.create(**asked).choices[0].message.content
+    request: dict[str, Any] = {"model": "tiny", "messages": says("Long."), **HOT, "max_tokens": 60}
+    whole = client.chat.completions.create(**request).choices[0].message.content
     plain = [character for character in whole if character.isascii() and character.isprintable()]
     stop = plain[len(plain) // 2]
     for stops in (stop, [stop, "never\x00"]):
-        choice = client.chat.completions.create(stop=stops, **asked).choices[0]
+        choice = client.chat.completions.create(stop=stops, **request).choices[0]
         assert (choice.message.content, choice.finish_reason) == (whole.partition(stop)[0], "stop")
-    pieces = client.chat.completions.create(stop=stop, stream=True, **asked)
+    pieces = client.chat.completions.create(stop=stop, stream=True, **request)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in pieces) == whole.partition(stop)[0]
 
 
 @pytest.mark.parametrize("filters", [{"top_p": 0.5}, {"top_k": 3}, {"min_p": 0.2}, {"top_k": -1}, {"ignore_eos": True}])
-def test_filters_are_those_of_the_decoder(server: Any, client: openai.OpenAI, filters: dict[str, Any]) -> None:
-    asked = {"temperature": 1.5, "max_tokens": 40, "seed": 5}
+def test_filters_equal_the_decoders(server: Any, client: openai.OpenAI, filters: dict[str, Any]) -> None:
+    sampling = {"temperature": 1.5, "max_tokens": 40, "seed": 5}
     own = {"top_p": filters["top_p"]} if "top_p" in filters else {"extra_body": filters}
-    text = client.completions.create(model="tiny", prompt="Once", **asked, **own).choices[0].text
-    kept = {name: max(value, 0) for name, value in filters.items()}
-    assert text == local(server, "Once", **asked, **kept)[0].text
+    text = client.completions.create(model="tiny", prompt="Once", **sampling, **own).choices[0].text
+    local_filters = {name: max(value, 0) for name, value in filters.items()}
+    assert text == local(server, "Once", **sampling, **local_filters)[0].text
     if filters not in ({"top_k": -1}, {"ignore_eos": True}):
-        assert text != local(server, "Once", **asked)[0].text
+        assert text != local(server, "Once", **sampling)[0].text
 
 
-def test_the_last_message_goes_on_where_that_is_asked_for(server: Any, client: openai.OpenAI) -> None:
+def test_the_last_message_is_continued_if_requested(server: Any, client: openai.OpenAI) -> None:
     messages = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "It is"}]
     reply = client.chat.completions.create(
         model="tiny", messages=messages, **HOT, extra_body={"continue_final_message": True}
@@ -158,11 +156,11 @@ def test_a_control_token_in_a_message_is_plain_text(server: Any, client: openai.
     reply = client.chat.completions.create(model="tiny", messages=says(spelled), **HOT)
     harmless = client.chat.completions.create(model="tiny", messages=says(""), **HOT)
     added = reply.usage.prompt_tokens - harmless.usage.prompt_tokens
-    assert added == len(spelled)  # a token a byte: none of them a control token
+    assert added == len(spelled)  # one token per byte, so none is a control token
     assert reply.choices[0].message.content == local(server, (Message(role="user", content=spelled),), **HOT)[0].text
 
 
-def test_what_says_nothing_is_as_if_left_out(client: openai.OpenAI, says: Any) -> None:
+def test_neutral_fields_change_nothing(client: openai.OpenAI, says: Any) -> None:
     plain = client.chat.completions.create(model="tiny", messages=says("Hm."), **HOT)
     decorated = client.chat.completions.create(
         model="tiny",
@@ -181,7 +179,7 @@ def test_what_says_nothing_is_as_if_left_out(client: openai.OpenAI, says: Any) -
     assert decorated.choices == plain.choices
 
 
-def test_a_reply_can_be_sent_back(client: openai.OpenAI, says: Any) -> None:
+def test_a_reply_can_be_sent_back_as_a_message(client: openai.OpenAI, says: Any) -> None:
     first = client.chat.completions.create(model="tiny", messages=says("Hm."), **HOT)
     back = [*says("Hm."), first.choices[0].message.model_dump(), *says("And?")]
     second = client.chat.completions.create(model="tiny", messages=back, **HOT)

@@ -1,4 +1,4 @@
-"""Log-probabilities are the model's own: what an untouched model gives for the same tokens, and nothing made up."""
+"""Log-probabilities equal the unmodified model's for the same tokens, and are refused where they do not exist."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tot.decoders import Message, Request, Sampling
 
 @pytest.fixture
 def logprobs(tiny: Callable[..., Any]) -> Callable[[list[int]], Tensor]:
-    """(tokens, vocab): what the model says after each token of a text, run alone and whole."""
+    """Return (tokens, vocab) log-probabilities after each token of a text, run alone and whole."""
     decoder = tiny()
-    decoder.close()  # gives the model its own attention back
+    decoder.close()  # restores the model's own attention
 
     def run(ids: list[int]) -> Tensor:
         with torch.inference_mode():
@@ -40,14 +40,14 @@ def test_echo_without_new_tokens_scores_the_prompt(
         reply = client.completions.create(model="tiny", prompt=prompt, echo=True, max_tokens=0, logprobs=0)
         (choice,) = reply.choices
         assert (choice.text, choice.finish_reason) == (text, "length")
-        told = choice.logprobs
-        assert (told.tokens, told.text_offset) == (list(text), list(range(len(text))))
-        assert told.token_logprobs[0] is None
-        assert told.token_logprobs[1:] == pytest.approx(expected[range(len(ids) - 1), ids[1:]].tolist(), abs=1e-4)
-        assert told.top_logprobs is None
+        scores = choice.logprobs
+        assert (scores.tokens, scores.text_offset) == (list(text), list(range(len(text))))
+        assert scores.token_logprobs[0] is None
+        assert scores.token_logprobs[1:] == pytest.approx(expected[range(len(ids) - 1), ids[1:]].tolist(), abs=1e-4)
+        assert scores.top_logprobs is None
         assert (reply.usage.completion_tokens, reply.usage.prompt_tokens) == (0, len(ids))
     top = client.completions.create(model="tiny", prompt=text, echo=True, max_tokens=0, logprobs=2).choices[0].logprobs
-    assert top.token_logprobs[1:] == pytest.approx(told.token_logprobs[1:], abs=1e-4)
+    assert top.token_logprobs[1:] == pytest.approx(scores.token_logprobs[1:], abs=1e-4)
     assert top.top_logprobs[0] is None
     best = expected.topk(2)
     for alternatives, values in zip(top.top_logprobs[1:], best.values.tolist(), strict=True):
@@ -55,42 +55,42 @@ def test_echo_without_new_tokens_scores_the_prompt(
 
 
 def test_several_prompts_are_scored_at_once(client: openai.OpenAI) -> None:
-    asked = {"model": "tiny", "echo": True, "max_tokens": 0, "logprobs": 0}
+    options = {"model": "tiny", "echo": True, "max_tokens": 0, "logprobs": 0}
     texts = ["The sum of 10", "of 11", "x"]
-    together = client.completions.create(prompt=texts, **asked)
-    alone = [client.completions.create(prompt=text, **asked).choices[0].logprobs for text in texts]
+    together = client.completions.create(prompt=texts, **options)
+    alone = [client.completions.create(prompt=text, **options).choices[0].logprobs for text in texts]
     assert [choice.text for choice in together.choices] == texts
     for choice, one in zip(together.choices, alone, strict=True):
         assert choice.logprobs.token_logprobs[1:] == pytest.approx(one.token_logprobs[1:], abs=1e-4)
     assert together.choices[2].logprobs.token_logprobs == [None]
 
 
-def test_drawn_tokens_have_the_models_log_probabilities(
+def test_sampled_tokens_have_the_models_log_probabilities(
     server: Any, client: openai.OpenAI, logprobs: Callable[[list[int]], Tensor], says: Any
 ) -> None:
-    asked = {"temperature": 1.3, "max_tokens": 12, "seed": 2}
-    request = Request(prompt=(Message(role="user", content="Hm."),), sampling=Sampling(n=2, **asked))
+    sampling = {"temperature": 1.3, "max_tokens": 12, "seed": 2}
+    request = Request(prompt=(Message(role="user", content="Hm."),), sampling=Sampling(n=2, **sampling))
     expected = server.decoder.generate([request])
     reply = client.chat.completions.create(
-        model="tiny:seed", messages=says("Hm."), n=2, logprobs=True, top_logprobs=3, **asked
+        model="tiny:seed", messages=says("Hm."), n=2, logprobs=True, top_logprobs=3, **sampling
     )
     prompt = server.decoder.engine.codec.encode_prompt(request.prompt)
     for choice, local in zip(reply.choices, expected, strict=True):
         assert choice.message.content == local.text
-        told = [token.logprob for token in choice.logprobs.content]
-        assert sum(told) == pytest.approx(local.logprob, abs=1e-3)
+        scores = [token.logprob for token in choice.logprobs.content]
+        assert sum(scores) == pytest.approx(local.logprob, abs=1e-3)
         rows = logprobs([*prompt, *local.tokens])[len(prompt) - 1 : -1]
-        assert told == pytest.approx(rows[range(len(local.tokens)), list(local.tokens)].tolist(), abs=1e-4)
+        assert scores == pytest.approx(rows[range(len(local.tokens)), list(local.tokens)].tolist(), abs=1e-4)
         for token, best in zip(choice.logprobs.content, rows.topk(3).values.tolist(), strict=True):
             assert [one.logprob for one in token.top_logprobs] == pytest.approx(best, abs=1e-4)
         spelled = b"".join(bytes(token.bytes) for token in choice.logprobs.content)
         assert spelled.decode("utf-8", "replace").startswith(choice.message.content)
 
 
-def test_text_completions_have_them_too_after_an_echo(server: Any, client: openai.OpenAI) -> None:
-    asked = {"model": "tiny", "prompt": "Once", "max_tokens": 5, "seed": 1}
-    (plain,) = client.completions.create(logprobs=0, **asked).choices
-    (echoed,) = client.completions.create(logprobs=0, echo=True, **asked).choices
+def test_text_completions_have_log_probabilities_after_an_echo_too(server: Any, client: openai.OpenAI) -> None:
+    request = {"model": "tiny", "prompt": "Once", "max_tokens": 5, "seed": 1}
+    (plain,) = client.completions.create(logprobs=0, **request).choices
+    (echoed,) = client.completions.create(logprobs=0, echo=True, **request).choices
     assert echoed.text == "Once" + plain.text
     assert len(plain.logprobs.tokens) == len(plain.logprobs.token_logprobs) <= 5
     assert echoed.logprobs.tokens == [*"Once", *plain.logprobs.tokens]
@@ -98,20 +98,20 @@ def test_text_completions_have_them_too_after_an_echo(server: Any, client: opena
 
 
 @pytest.mark.parametrize("close", [False, True])
-def test_choices_are_scored_as_by_the_local_decoder(server: Any, client: openai.OpenAI, says: Any, close: bool) -> None:
+def test_choices_get_the_local_decoders_scores(server: Any, client: openai.OpenAI, says: Any, close: bool) -> None:
     choices = ("1", "10", "no")
     request = Request(prompt=(Message(role="user", content="5 + 5?"),), choices=choices, close_choices=close)
     expected = server.decoder.generate([request])[0].choice_logprobs
     extra = {"choices": choices, "close_choices": close}
     reply = client.chat.completions.create(model="tiny", messages=says("5 + 5?"), extra_body=extra)
-    told = reply.choices[0].choice_logprobs
-    assert [one["tokens"] for one in told] == [one.tokens for one in expected]
-    assert [one["total"] for one in told] == pytest.approx([one.total for one in expected], abs=1e-4)
+    scores = reply.choices[0].choice_logprobs
+    assert [one["tokens"] for one in scores] == [one.tokens for one in expected]
+    assert [one["total"] for one in scores] == pytest.approx([one.total for one in expected], abs=1e-4)
     assert reply.choices[0].message.content == ""
 
 
-def test_scores_of_what_no_model_has_seen_whole_are_refused(client: openai.OpenAI, says: Any) -> None:
-    asked: dict[str, Any] = {"messages": says("Hm."), "logprobs": True}
+def test_log_probabilities_that_do_not_exist_are_refused(client: openai.OpenAI, says: Any) -> None:
+    request: dict[str, Any] = {"messages": says("Hm."), "logprobs": True}
     for model, more in (
         ("tiny:pdos", {}),
         ("tiny", {"stream": True}),
@@ -119,5 +119,5 @@ def test_scores_of_what_no_model_has_seen_whole_are_refused(client: openai.OpenA
         ("tiny", {"extra_body": {"choices": ["a"]}}),
     ):
         with pytest.raises(openai.BadRequestError) as refused:
-            client.chat.completions.create(model=model, **asked, **more)
+            client.chat.completions.create(model=model, **request, **more)
         assert refused.value.param == "logprobs"

@@ -1,4 +1,4 @@
-"""Told to stop in mid-request, `tot serve` ends what it began, begins nothing, and ends in good order."""
+"""Signalled to stop in mid-request, `tot serve` finishes running requests, refuses new ones, and exits cleanly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHORT = {**ASKED, "max_tokens": 3, "n": 1}
 
 
 async def until_refused(http: httpx.AsyncClient) -> list[httpx.Response]:
-    """The replies to short requests up to the first that is refused, or until the server is gone."""
+    """Send short requests and return their replies up to the first refusal, or until the server is gone."""
     replies: list[httpx.Response] = []
     try:
         while not replies or replies[-1].status_code != 503:
@@ -33,7 +33,7 @@ async def until_refused(http: httpx.AsyncClient) -> list[httpx.Response]:
 async def stop_in_mid_request(
     program: Any, signals: list[int]
 ) -> tuple[httpx.Response, list[str], list[httpx.Response]]:
-    """The replies of two requests that were running as the signals came, and of those that came later."""
+    """Return the replies of two requests that run when the signals arrive, and of later requests."""
     async with httpx.AsyncClient(base_url=program.url, timeout=60) as http:
 
         async def stream() -> list[str]:
@@ -58,7 +58,7 @@ async def stop_in_mid_request(
 
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_told_to_stop_it_ends_what_it_began_and_begins_nothing(start: Any, number: int) -> None:
+def test_on_a_signal_running_requests_finish_and_new_ones_are_refused(start: Any, number: int) -> None:
     program = start()
     expected = httpx.post(f"{program.url}/v1/completions", json=ASKED, timeout=60).json()["choices"]
     whole, pieces, later = asyncio.run(stop_in_mid_request(program, [number]))
@@ -73,7 +73,7 @@ def test_told_to_stop_it_ends_what_it_began_and_begins_nothing(start: Any, numbe
 
 
 @pytest.mark.processes
-def test_what_does_not_end_within_the_grace_time_is_cancelled_and_told_so(start: Any) -> None:
+def test_requests_beyond_the_grace_time_are_cancelled_with_an_error(start: Any) -> None:
     program = start("--grace", "0")
     whole, pieces, _ = asyncio.run(stop_in_mid_request(program, [signal.SIGTERM]))
     assert (whole.status_code, whole.json()["error"]["code"]) == (503, "stopping")
@@ -84,7 +84,7 @@ def test_what_does_not_end_within_the_grace_time_is_cancelled_and_told_so(start:
 
 @pytest.mark.smoke
 @pytest.mark.processes
-def test_told_twice_it_does_not_wait(start: Any) -> None:
+def test_on_a_second_signal_it_does_not_wait(start: Any) -> None:
     program = start("--grace", "600")
     whole, _, _ = asyncio.run(stop_in_mid_request(program, [signal.SIGINT, signal.SIGINT]))
     assert whole.status_code == 503
@@ -92,7 +92,7 @@ def test_told_twice_it_does_not_wait(start: Any) -> None:
 
 
 @pytest.mark.processes
-def test_a_client_that_sends_nothing_does_not_keep_it_up(start: Any) -> None:
+def test_a_silent_client_does_not_delay_the_exit(start: Any) -> None:
     program = start()
     host, port = program.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as silent, socket.create_connection((host, int(port))) as slow:
@@ -104,7 +104,7 @@ def test_a_client_that_sends_nothing_does_not_keep_it_up(start: Any) -> None:
         assert silent.fileno() > 0
 
 
-def test_connections_are_refused_while_no_descriptors_are_left(monkeypatch: Any, caplog: Any) -> None:
+def test_connections_are_refused_while_file_descriptors_are_missing(monkeypatch: Any, caplog: Any) -> None:
     with listen("127.0.0.1", 0) as listening:
         real, faults = socket.socket.accept, [True, True, False]
 

@@ -1,4 +1,4 @@
-"""Many clients at once: decoded in the same forwards, each as if alone; who leaves takes nothing from the others."""
+"""Many concurrent clients: shared forwards, the same texts as alone, and no effect of clients that disconnect."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ async def streamed(client: openai.AsyncOpenAI, i: int) -> str:
     return "".join([chunk.choices[0].text async for chunk in pieces])
 
 
-def test_64_streams_at_once_are_each_what_they_are_alone_in_shared_forwards(serve: Any) -> None:
+def test_64_concurrent_streams_equal_each_alone_and_share_forwards(serve: Any) -> None:
     server = serve(kv_budget=8000)
     engine = server.decoder.engine
     alone, before = [], engine.forwards
     for i in range(CLIENTS):
-        asked = request(i)
-        (completion,) = server.decoder.generate([Request(prompt=asked.pop("prompt"), sampling=Sampling(**asked))])
+        fields = request(i)
+        (completion,) = server.decoder.generate([Request(prompt=fields.pop("prompt"), sampling=Sampling(**fields))])
         alone.append(completion.text)
     serial = engine.forwards - before
     engine.cache.clear()
@@ -57,7 +57,7 @@ def test_64_streams_at_once_are_each_what_they_are_alone_in_shared_forwards(serv
     packed = engine.forwards - before
     assert serial > CLIENTS * 10
     assert packed < serial / 5
-    assert most_threads - threads < 20  # no thread a stream
+    assert most_threads - threads < 20  # streams need no threads of their own
     assert server.metric("tot_first_token_seconds_count") == CLIENTS
 
 
@@ -74,17 +74,17 @@ def endless(n: int = 1) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_frees_its_branches_while_another_goes_on(serve: Any, stream: bool) -> None:
+def test_a_client_that_disconnects_frees_its_branches_while_another_continues(serve: Any, stream: bool) -> None:
     server = serve(max_tokens=450)
     engine = server.decoder.engine
-    asked = {"max_tokens": 450, "temperature": 1.0, "seed": 3}
-    local = Request(prompt="Stay.", sampling=Sampling(**asked, ignore_eos=True))
+    sampling = {"max_tokens": 450, "temperature": 1.0, "seed": 3}
+    local = Request(prompt="Stay.", sampling=Sampling(**sampling, ignore_eos=True))
     (expected,) = server.decoder.generate([local])
 
     async def main() -> str:
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as http, server.asynchronous() as client:
             staying = asyncio.create_task(
-                client.completions.create(model="tiny", prompt="Stay.", **asked, extra_body={"ignore_eos": True})
+                client.completions.create(model="tiny", prompt="Stay.", **sampling, extra_body={"ignore_eos": True})
             )
             while not engine.cache.live:
                 await asyncio.sleep(0.001)
@@ -93,7 +93,7 @@ def test_a_client_that_leaves_frees_its_branches_while_another_goes_on(serve: An
                 await asyncio.sleep(0.001)
             peak = engine.cache.live
             leaving.cancel()
-            while engine.cache.live >= peak:  # nothing else makes it smaller, as long as the other goes on
+            while engine.cache.live >= peak:  # nothing else reduces it while the other request runs
                 await asyncio.sleep(0.001)
             assert not staying.done()
             return (await staying).choices[0].text
@@ -101,19 +101,17 @@ def test_a_client_that_leaves_frees_its_branches_while_another_goes_on(serve: An
     text = asyncio.run(main())
     assert text == expected.text
     server.wait_until(lambda: server.idle)
-    assert engine.cache.peak_live < 4 * 300 + 450  # the four that were left did not go on to their ends
+    assert engine.cache.peak_live < 4 * 300 + 450  # the four abandoned samples did not run to their ends
     assert server.metric("tot_disconnects_total") == 1
 
 
-async def _take(http: httpx.AsyncClient, asked: dict[str, Any]) -> None:
-    async with http.stream("POST", "/v1/completions", json=asked) as reply:
+async def _take(http: httpx.AsyncClient, body: dict[str, Any]) -> None:
+    async with http.stream("POST", "/v1/completions", json=body) as reply:
         async for _ in reply.aiter_bytes():
             pass
 
 
-def test_a_client_that_leaves_while_its_prompt_is_read_is_decoded_no_further(
-    server: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_that_disconnects_during_prefill_is_not_decoded(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     reading, go_on, cancelled = threading.Event(), threading.Event(), threading.Event()
     submit, cancel, engine = server.decoder.submit, Handle.cancel, server.decoder.engine
 
@@ -141,13 +139,13 @@ def test_a_client_that_leaves_while_its_prompt_is_read_is_decoded_no_further(
     stalled = threading.Thread(target=engine.call, args=(lambda: cancelled.wait(20),))
     stalled.start()
     asyncio.run(main())
-    assert cancelled.wait(20)  # it was submitted after all, and cancelled before the engine's next step
+    assert cancelled.wait(20)  # it was submitted, and cancelled before the engine's next step
     stalled.join()
     server.wait_until(lambda: server.idle)
     assert engine.forwards == 0
 
 
-def test_a_client_that_does_not_read_is_not_waited_for(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_does_not_read_times_out(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     timeout, limits = asyncio.timeout, []
 
     def limited(seconds: float | None) -> asyncio.Timeout:
@@ -165,11 +163,11 @@ def test_a_client_that_does_not_read_is_not_waited_for(tiny: Any, monkeypatch: p
         "root_path": "",
         "server": ("localhost", 80),
     }
-    asked = [{"type": "http.request", "body": json.dumps({**endless(), "stream": True}).encode()}]
+    messages = [{"type": "http.request", "body": json.dumps({**endless(), "stream": True}).encode()}]
     sent = []
 
     async def receive() -> Any:
-        return asked.pop() if asked else await asyncio.Event().wait()
+        return messages.pop() if messages else await asyncio.Event().wait()
 
     async def send(message: Any) -> None:
         sent.append(message["type"])
@@ -185,7 +183,7 @@ def test_a_client_that_does_not_read_is_not_waited_for(tiny: Any, monkeypatch: p
     assert sent == ["http.response.start", *["http.response.body"] * 3]
 
 
-def test_a_client_that_leaves_the_queue_leaves_it(serve: Any) -> None:
+def test_a_client_that_disconnects_in_the_queue_is_removed(serve: Any) -> None:
     server = serve(concurrency=1)
 
     async def main() -> None:
@@ -206,13 +204,13 @@ def test_a_client_that_leaves_the_queue_leaves_it(serve: Any) -> None:
     server.wait_until(lambda: server.idle)
 
 
-def test_more_than_may_wait_are_told_to_come_back(serve: Any) -> None:
+def test_requests_beyond_the_queue_get_retry_after(serve: Any) -> None:
     server = serve(concurrency=2, queue=1)
 
     async def main() -> list[Any]:
         async with server.asynchronous() as client:
-            asked = endless()
-            fields = {"extra_body": {"ignore_eos": asked.pop("ignore_eos")}, **asked}
+            body = endless()
+            fields = {"extra_body": {"ignore_eos": body.pop("ignore_eos")}, **body}
             running = []
             for _ in range(3):
                 running.append(asyncio.create_task(client.completions.create(**fields)))
@@ -228,13 +226,13 @@ def test_more_than_may_wait_are_told_to_come_back(serve: Any) -> None:
     assert server.metric("tot_requests_running") == 0
 
 
-def test_openais_client_tries_again_until_there_is_room(serve: Any) -> None:
+def test_openais_client_retries_until_there_is_room(serve: Any) -> None:
     server = serve(concurrency=1, queue=0)
 
     async def main() -> list[Any]:
         async with server.asynchronous(max_retries=8) as client:
-            asked = {"model": "tiny", "prompt": "x", "max_tokens": 20}
-            return await asyncio.gather(*(client.completions.create(**asked) for _ in range(3)))
+            body = {"model": "tiny", "prompt": "x", "max_tokens": 20}
+            return await asyncio.gather(*(client.completions.create(**body) for _ in range(3)))
 
     assert len(asyncio.run(main())) == 3
 
@@ -242,15 +240,15 @@ def test_openais_client_tries_again_until_there_is_room(serve: Any) -> None:
 # -- time limits -----------------------------------------------------------------------------------
 
 
-def test_what_was_written_by_the_time_limit_is_the_reply(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Meter, "seconds", property(lambda meter: 6.0 * meter.forwards))  # whatever the machine takes
+def test_at_the_time_limit_the_text_so_far_is_the_reply(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Meter, "seconds", property(lambda meter: 6.0 * meter.forwards))
     server = serve(timeout=60.0, max_tokens=450)
-    asked = {**endless(), "max_tokens": 450}
-    whole = server.post("/v1/completions", json=asked).json()
+    body = {**endless(), "max_tokens": 450}
+    whole = server.post("/v1/completions", json=body).json()
     (choice,) = whole["choices"]
     assert choice["finish_reason"] == "length"
     assert 0 < whole["usage"]["completion_tokens"] < 450
-    with httpx.stream("POST", f"{server.url}/v1/completions", json={**asked, "stream": True}, timeout=60) as reply:
+    with httpx.stream("POST", f"{server.url}/v1/completions", json={**body, "stream": True}, timeout=60) as reply:
         events = [line for line in reply.iter_lines() if line]
     assert events[-1] == "data: [DONE]"
     assert '"finish_reason":"length"' in events[-2]
@@ -258,10 +256,10 @@ def test_what_was_written_by_the_time_limit_is_the_reply(serve: Any, monkeypatch
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_where_nothing_was_written_by_then_that_is_an_error(serve: Any, stream: bool) -> None:
+def test_at_the_time_limit_without_text_the_reply_is_an_error(serve: Any, stream: bool) -> None:
     server = serve(timeout=0.5, concurrency=1)
     lock = server.service.gate
-    for _ in range(2):  # at the gate; and at the engine, whose store is full
+    for _ in range(2):  # at the gate, and at the engine with a full cache
         asyncio.run(_late(server, stream))
     assert not lock.waiting
 
@@ -272,11 +270,11 @@ async def _late(server: Any, stream: bool) -> None:
     stalled.start()
     try:
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
-            asked = {**endless(), "stream": stream}
-            first = asyncio.create_task(http.post("/v1/completions", json=asked))
+            body = {**endless(), "stream": stream}
+            first = asyncio.create_task(http.post("/v1/completions", json=body))
             while not server.service.gate.running:
                 await asyncio.sleep(0.001)
-            second = await http.post("/v1/completions", json=asked)
+            second = await http.post("/v1/completions", json=body)
             assert (second.status_code, second.json()["error"]["code"]) == (503, "timeout")
             assert second.headers["retry-after"] == "1"
             held.set()
@@ -288,9 +286,7 @@ async def _late(server: Any, stream: bool) -> None:
         stalled.join()
 
 
-def test_a_decoder_whose_client_hangs_up_while_it_is_set_up_is_kept(
-    serve: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_decoder_whose_client_disconnects_during_setup_is_kept(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     service = serve().service
     begun, held, made = threading.Event(), threading.Event(), []
     set_up = service._set_up

@@ -1,4 +1,4 @@
-"""A search through `tot serve` grows the tree that it grows on the same decoder here."""
+"""A search through `tot serve` returns the same tree as on the same decoder locally."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FIRST, SECOND = 2**63 + 11, 5
 
 
 class Letter(Task):
-    """One message, in pieces."""
+    """A task with one message, in pieces."""
 
     thought = ("step",)
     depth = 9
@@ -30,8 +30,10 @@ class Letter(Task):
 
 
 def nodes(solution: Solution) -> list[dict[str, Any]]:
-    """What depends neither on the machine nor on the decoder's name. A server counts the new tokens of all samples
-    together, and log-probabilities differ by the order in which they are summed."""
+    """Return nodes without fields that depend on the machine or the decoder's name.
+
+    A server counts the new tokens of all samples together. Log-probabilities differ by the order of summation.
+    """
     others = ("seconds", "decoder", "reused_prompt_tokens", "forwards", "new_tokens")
     found = []
     for node in solution.tree.to_json()["nodes"]:
@@ -43,7 +45,7 @@ def nodes(solution: Solution) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def tiny(make_model: Callable[..., Any], tokenizer: Any) -> Callable[..., Any]:
-    """Makes decoders on a model that writes characters which can end a piece."""
+    """Create decoders on a model that writes characters which can end a piece."""
     return lambda **options: load_decoder("ar", make_model(readable=True), tokenizer=tokenizer, **options)
 
 
@@ -55,10 +57,10 @@ def remote(server: Any) -> Any:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("until", ["e", "sentence", "paragraph"])
-def test_continue_grows_the_same_tree(server: Any, remote: Any, until: str, temperature: float) -> None:
-    asked = {"generator": Continue(temperature=temperature, until=until), "evaluator": Random(), "seed": 3}
+def test_continue_returns_the_same_tree(server: Any, remote: Any, until: str, temperature: float) -> None:
+    options = {"generator": Continue(temperature=temperature, until=until), "evaluator": Random(), "seed": 3}
     here, there = (
-        solve(Letter, "Why?", decoder=decoder, search=BFS(thoughts=2, breadth=2, depth=4), **asked)
+        solve(Letter, "Why?", decoder=decoder, search=BFS(thoughts=2, breadth=2, depth=4), **options)
         for decoder in (server.decoder, remote)
     )
     assert nodes(there) == nodes(here)
@@ -71,22 +73,22 @@ def test_continue_grows_the_same_tree(server: Any, remote: Any, until: str, temp
     assert len(here.tree) > (9 if until == "e" and temperature else 1)
 
 
-def test_samples_are_the_same_with_seeds_of_64_bits(server: Any, remote: Any) -> None:
+def test_samples_with_64_bit_seeds_are_the_same(server: Any, remote: Any) -> None:
     request = Request(prompt=(Message(role="user", content="Why?"),), sampling=Sampling(n=3, seed=FIRST, **HOT))
     here, there = (decoder.generate([request]) for decoder in (server.decoder, remote))
     assert [(one.text, one.tokens, one.finish_reason) for one in there] == [
         (one.text, one.tokens, one.finish_reason) for one in here
     ]
     assert len({one.text for one in here}) == 3
-    asked = {"search": BFS(thoughts=3, breadth=2, depth=2), "generator": Sample(), "evaluator": Random(), "seed": 9}
-    one, other = (solve(Letter, "Why?", decoder=decoder, **asked) for decoder in (server.decoder, remote))
+    options = {"search": BFS(thoughts=3, breadth=2, depth=2), "generator": Sample(), "evaluator": Random(), "seed": 9}
+    one, other = (solve(Letter, "Why?", decoder=decoder, **options) for decoder in (server.decoder, remote))
     assert nodes(one) == nodes(other)
 
 
-# -- the fields by themselves -------------------------------------------------------------------------------------
+# -- single fields ------------------------------------------------------------------------------------------------
 
 
-def test_a_text_keeps_its_stop_and_goes_on_token_for_token(server: Any, client: openai.OpenAI) -> None:
+def test_a_text_keeps_its_stop_and_is_continued_token_for_token(server: Any, client: openai.OpenAI) -> None:
     user = {"role": "user", "content": "Why?"}
     plain = Sampling(seed=SECOND, temperature=1.0, max_tokens=60)
     (whole,) = server.decoder.generate([Request(prompt=(Message(**user),), sampling=plain)])
@@ -114,22 +116,24 @@ def test_a_text_keeps_its_stop_and_goes_on_token_for_token(server: Any, client: 
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         ({"stream": True, "keep_stop": True}, "are for whole replies: leave stream out"),
         ({"stream": True, "return_token_ids": True}, "are for whole replies: leave stream out"),
         ({"drawn": -1}, "drawn: Input should be greater than or equal to 0"),
     ],
 )
-def test_what_cannot_be_is_refused(server: Any, more: dict[str, Any], said: str) -> None:
+def test_invalid_fields_are_refused(server: Any, more: dict[str, Any], message: str) -> None:
     body = {"model": "tiny", "messages": [{"role": "user", "content": "q"}], **more}
     refused = httpx.post(f"{server.url}/v1/chat/completions", json=body)
     assert refused.status_code == 400
-    assert said in refused.json()["error"]["message"]
+    assert message in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("tokens", [[-1], [10**12], [3, 4, 5], []])
-def test_tokens_that_do_not_spell_a_message_are_left_out(server: Any, client: openai.OpenAI, tokens: list[int]) -> None:
+def test_tokens_that_do_not_spell_the_message_are_ignored(
+    server: Any, client: openai.OpenAI, tokens: list[int]
+) -> None:
     texts = []
     for written in ([[0, tokens]], [[99, tokens]], []):
         messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "It is", "written": written}]

@@ -1,6 +1,6 @@
-"""What tests of speculative decoding share: a target, drafts near and far from it, and requests of all kinds.
+"""Helpers for the tests of speculative decoding: a target, drafts of different quality, and requests of all kinds.
 
-Import mode is importlib, so these are fixtures: functions and classes.
+pytest imports with `importlib`, so tests get these functions and classes as fixtures.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ def bench(request: pytest.FixtureRequest, make_bench: Callable[..., Any]) -> Any
 
 
 def mixed_requests(count: int, seed: int) -> list[Request]:
-    """Prompts that share beginnings or do not, of all lengths, with stops, several samples, triggers and choices."""
+    """Return prompts with and without shared prefixes, of many lengths, with stops, several samples, triggers and
+    choices."""
     rng = random.Random(seed)
     requests = []
     for i in range(count):
@@ -76,7 +77,8 @@ def accepted(completions: Sequence[Completion]) -> int:
 
 
 def rationale(bench: Any, at: int, **settings: Any) -> tuple[str, Completion]:
-    """Two characters that the model writes first from about token `at` on, and the text without that stop."""
+    """Return two characters that the model first writes at about token `at`, as a stop string, and the text without
+    it."""
     (free,) = bench.ar().generate([plain(max_tokens=24, **settings)])
     head = len(bench.engines[0].codec.decode(free.tokens[:at]))
     begins = next(i for i in range(head, len(free.text) - 1) if free.text.find(free.text[i : i + 2]) == i)

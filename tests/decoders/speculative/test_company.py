@@ -12,7 +12,7 @@ from tot.decoders import Budget, Meter, Request
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 2
 
 
-def test_methods_that_share_an_engine_share_its_forwards_too(
+def test_methods_on_one_engine_share_its_forwards(
     bench: Any,
     mixed_requests: Callable[..., list[Request]],
     plain: Callable[..., Request],
@@ -38,7 +38,7 @@ def test_methods_that_share_an_engine_share_its_forwards_too(
 
 
 @pytest.mark.parametrize("draft", ["same", "near", "lookup"])
-def test_streamed_pieces_are_the_text(bench: Any, draft: str, mixed_requests: Callable[..., list[Request]]) -> None:
+def test_streamed_pieces_join_to_the_text(bench: Any, draft: str, mixed_requests: Callable[..., list[Request]]) -> None:
     requests = mixed_requests(12, seed=6)
     expected = iter(bench.ar().generate(requests))
     for request, handle in zip(requests, bench.speculative("sd", draft).submit(requests, stream=True), strict=True):
@@ -49,7 +49,7 @@ def test_streamed_pieces_are_the_text(bench: Any, draft: str, mixed_requests: Ca
 
 
 @pytest.mark.parametrize("draft", ["near", "lookup"])
-def test_cancelling_gives_all_slots_back_and_leaves_others_alone(
+def test_cancelling_frees_all_slots_and_does_not_affect_others(
     bench: Any, draft: str, plain: Callable[..., Request], assert_same: Callable[..., None]
 ) -> None:
     endless = plain(LONG + "x", max_tokens=800, n=2, temperature=1.0)
@@ -64,16 +64,14 @@ def test_cancelling_gives_all_slots_back_and_leaves_others_alone(
     for got, whole in zip(completions, free, strict=False):
         assert 0 < len(got.tokens) < 800
         assert got.tokens == whole.tokens[: len(got.tokens)]
-    assert_same(kept.result(30), free[2:])  # the fixture sees that no slot is left in either cache
+    assert_same(kept.result(30), free[2:])  # the fixture checks that no slot is left in either cache
 
 
 @pytest.mark.parametrize(
     ("budget", "tokens"), [(Budget(tokens=11), 15), (Budget(forwards=3), 15), (Budget(tokens=0), 0)]
 )
-def test_a_reached_limit_ends_a_text_as_budget(
-    bench: Any, budget: Budget, tokens: int, plain: Callable[..., Request]
-) -> None:
-    """Limits are looked at between forwards: the one that reaches it still gives all of its five tokens."""
+def test_a_reached_budget_ends_a_text(bench: Any, budget: Budget, tokens: int, plain: Callable[..., Request]) -> None:
+    """Budgets are checked between forwards. The forward that reaches the limit still returns all of its five tokens."""
     meter = Meter(budget)
     (handle,) = bench.speculative("sd", "same", k=4).submit([plain(max_tokens=50)], meter)
     (got,) = handle.result(30)

@@ -1,4 +1,4 @@
-"""What drafters are told of a text: all of it in every step, gathered once."""
+"""The context of drafters: they get all of a text in every step, and it is gathered once."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from tot.decoders.methods.speculative import Speculation
 
 
 @pytest.mark.parametrize(("method", "draft"), [("sd", "lookup"), ("mcsd", "near"), ("seed", "chain")])
-def test_a_drafter_is_told_all_of_each_text(
+def test_a_drafter_gets_all_of_each_text(
     method: str, draft: str, make_bench: Any, mixed: list[Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[tuple[list[int], list[int]]] = []
+    contexts: list[tuple[list[int], list[int]]] = []
     context = Speculation.context
 
     def spy(speculation: Any, sequence: Any) -> DraftContext:
         made = context(speculation, sequence)
-        held = [*sequence.job.cache.tokens(sequence.branch), *sequence.pending]
-        told.append((list(made.tokens), held))
+        expected = [*sequence.job.cache.tokens(sequence.branch), *sequence.pending]
+        contexts.append((list(made.tokens), expected))
         return made
 
     monkeypatch.setattr(Speculation, "context", spy)
     bench = make_bench()
     bench.speculative(method, draft).generate(mixed)
-    assert len(told) > 50
-    assert all(text == held for text, held in told)
+    assert len(contexts) > 50
+    assert all(text == expected for text, expected in contexts)
 
 
-def test_a_text_is_read_from_the_tree_once_and_once_more_for_its_answer(
+def test_a_text_is_read_from_the_cache_once_and_once_more_for_its_answer(
     make_bench: Any, mixed: list[Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[int] = []

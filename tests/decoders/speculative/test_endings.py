@@ -1,4 +1,4 @@
-"""Speculative decoding: what ends a text inside a draft."""
+"""Speculative decoding: the end of a text inside a draft."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def test_a_stop_string_inside_an_accepted_draft_cuts_the_text(
     assert_same(bench.speculative("sd", "same", k=6).generate([with_answer]), bench.ar().generate([with_answer]))
 
 
-def test_stops_are_met_inside_drafts_at_every_depth(
+def test_stops_occur_inside_drafts_at_every_depth(
     bench: Any, rationale: Callable[..., tuple[str, Completion]], plain: Callable[..., Request]
 ) -> None:
-    """The test above would say nothing if every text ended with its draft."""
+    """Guard the test above, which would prove nothing if every text ended with its draft."""
     lengths = set()
     for at in range(8, 15, 2):
         stop, _ = rationale(bench, at)

@@ -1,4 +1,4 @@
-"""Speculative decoding: how many forwards a text takes."""
+"""Speculative decoding: the number of forwards of a text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_perfect_draft_is_accepted_whole(
     decoder = bench.speculative(name, "same", **options)
     (got,) = decoder.generate([plain(LONG, max_tokens=23, temperature=heat)])
     assert got.usage.forwards == math.ceil(23 / (depth + 1))
-    alone = options.get("policy") == "rounds"  # there the prompt may be computed while the first draft is made
+    alone = options.get("policy") == "rounds"  # only then may the prompt be prefilled while the first draft is computed
     assert 0 <= decoder.engine.forwards - got.usage.forwards <= alone
     assert got.usage.accepted == 23 - got.usage.forwards
     if name == "sd":
@@ -48,7 +48,7 @@ def test_more_candidates_are_accepted_more_often(
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
-def test_each_forward_gives_the_accepted_tokens_and_one_more(
+def test_each_forward_returns_the_accepted_tokens_and_one_more(
     bench: Any, draft: str, plain: Callable[..., Request], accepted: Callable[..., int], drafted: Callable[..., int]
 ) -> None:
     requests = [plain(p, max_tokens=40, temperature=t, n=2) for p in ("abc", LONG) for t in (0.0, 0.6, 1.0)]

@@ -1,4 +1,4 @@
-"""Speculative decoding: whatever is drafted, the tokens are those of ar."""
+"""Speculative decoding: the tokens equal ar with every draft."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ SEED: list[tuple[str, dict[str, Any]]] = [
     ("seed", {"policy": "rounds", "adapt": False, "k_config": (2, 2, 1)}),
 ]
 METHODS = [*SD, *MCSD, *SEED]
-TELLING = [SD[0], SD[4], MCSD[1], MCSD[2], *SEED]
-"""Each of these is run on one family or the other; the rest is slow."""
+FAST = [SD[0], SD[4], MCSD[1], MCSD[2], *SEED]
+"""Each of these runs on one of the two families. The rest is slow."""
 DRAFTS = ["lookup", "same", "near", "far", "chain"]
 
 
 named = pytest.mark.parametrize(("name", "options"), METHODS, ids=lambda value: str(value).strip("{}"))
 
 
-def seldom(family: str, method: tuple[str, dict[str, Any]]) -> bool:
-    return method not in TELLING or TELLING.index(method) % 2 != (family == "qwen2")
+def is_slow(family: str, method: tuple[str, dict[str, Any]]) -> bool:
+    return method not in FAST or FAST.index(method) % 2 != (family == "qwen2")
 
 
 @pytest.mark.parametrize(
     ("bench", "name", "options"),
     [
-        pytest.param(family, *method, marks=pytest.mark.slow if seldom(family, method) else ())
+        pytest.param(family, *method, marks=pytest.mark.slow if is_slow(family, method) else ())
         for family in ("llama", "qwen2")
         for method in METHODS
     ],
@@ -53,7 +53,7 @@ def test_all_drafts_equal_ar(
 ) -> None:
     requests = mixed_requests(8, seed=1)
     expected = bench.ar().generate(requests)
-    for draft in DRAFTS if "policy" not in options else ["lookup", "near"]:  # rounds take their time
+    for draft in DRAFTS if "policy" not in options else ["lookup", "near"]:  # rounds are slow
         got = bench.speculative(name, draft, **options).generate(requests)
         assert_same(got, expected)
         assert accepted(got) < drafted(got) or draft == "same" or options.get("adapt", name == "seed")
@@ -82,7 +82,7 @@ def test_eviction_and_chunks_change_nothing(
     assert engine.cache.peak_live <= kv_budget
 
 
-def test_alone_or_packed_in_any_order_a_request_gets_the_same(
+def test_a_request_returns_the_same_alone_or_packed_in_any_order(
     bench: Any, mixed_requests: Callable[..., list[Request]], assert_same: Callable[..., None]
 ) -> None:
     requests = mixed_requests(16, seed=3)
@@ -98,7 +98,7 @@ def test_alone_or_packed_in_any_order_a_request_gets_the_same(
 @pytest.mark.parametrize(
     ("name", "draft", "options"), [("sd", "near", {}), ("sd", "lookup", {}), ("mcsd", "far", {"k_config": (5, 4, 1)})]
 )
-def test_the_least_store_that_admits_a_request_is_enough(
+def test_the_smallest_kv_budget_that_admits_a_request_is_enough(
     bench: Any,
     name: str,
     draft: str,
@@ -116,7 +116,7 @@ def test_the_least_store_that_admits_a_request_is_enough(
         assert_same(got, bench.ar().generate([request]))
 
 
-def test_samples_that_end_at_different_times_leave_the_others_alone(
+def test_samples_that_end_at_different_times_do_not_affect_others(
     bench: Any, assert_same: Callable[..., None], plain: Callable[..., Request]
 ) -> None:
     requests = [plain(max_tokens=size, n=2, temperature=1.0, seed=4) for size in range(1, 16)]

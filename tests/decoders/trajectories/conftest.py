@@ -1,6 +1,6 @@
-"""What tests of trajectories share: an engine, requests, and what a folder of trajectories holds.
+"""Helpers for the tests of trajectories: an engine, requests, and the contents of a folder of trajectories.
 
-Import mode is importlib, so these are fixtures: functions.
+pytest imports with `importlib`, so tests get these functions as fixtures.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def target(make_model: Callable[..., Any]) -> Any:
 
 @pytest.fixture
 def engine(target: Any, tokenizer: Any) -> Iterator[Engine]:
-    """On a copy of the target, so that the target stays untouched. All slots must be free at the end."""
+    """An engine on a copy of the target, so that the target stays unmodified. All slots must be free at the end."""
     made = Engine(load_model(copy.deepcopy(target), tokenizer=tokenizer), 6000)
     yield made
     made.close()
@@ -35,7 +35,7 @@ def engine(target: Any, tokenizer: Any) -> Iterator[Engine]:
 
 
 def requests(count: int = 10, tokens: int = 30, heat: float = 1.0, **more: Any) -> list[Request]:
-    """At temperature 1, since a random model's likeliest text soon goes in circles."""
+    """Return sampled requests, because a random model's greedy text soon loops."""
     sampling = {"max_tokens": tokens, "temperature": heat, "ignore_eos": True, **more}
     return [Request(prompt=LONG[i:], sampling=Sampling(seed=i, **sampling)) for i in range(count)]
 

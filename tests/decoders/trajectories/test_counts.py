@@ -1,4 +1,4 @@
-"""Jacobi trajectories: what is counted, and what is left out."""
+"""Jacobi trajectories: counted tokens, and texts that are left out."""
 
 from __future__ import annotations
 
@@ -21,19 +21,17 @@ SMALL = CollectOptions(n=6, together=4)
     ("points", "fixed", "expected"),
     [
         ([], [1, 2, 3], 0),
-        ([[1, 2, 9]], [1, 2, 3], 0),  # the only wrong one was the last
+        ([[1, 2, 9]], [1, 2, 3], 0),  # only the last was wrong
         ([[9, 2, 9]], [1, 2, 3], 1),  # 2 was right after a wrong 9, and stayed
         ([[9, 2, 3]], [1, 2, 3], 2),
-        ([[9, 2, 3], [1, 8, 3]], [1, 2, 3], 1),  # 2 was changed again, then came in its turn
+        ([[9, 2, 3], [1, 8, 3]], [1, 2, 3], 1),  # 2 changed again, then followed its corrected prefix
         ([[9, 9, 3], [1, 9, 3]], [1, 2, 3], 1),
-        ([[9, 9, 3], [1, 9, 8]], [1, 2, 3], 0),  # 3 was right and went wrong
+        ([[9, 9, 3], [1, 9, 8]], [1, 2, 3], 0),  # 3 was right and became wrong
         ([[9, 9, 9, 4], [9, 2, 9, 8], [1, 2, 9, 4]], [1, 2, 3, 4], 2),  # 4 the second time
         ([[1, 2, 9], [1, 2, 8]], [1, 2, 3], 0),
     ],
 )
-def test_stationary_tokens_are_those_right_early_that_stay(
-    points: list[list[int]], fixed: list[int], expected: int
-) -> None:
+def test_stationary_tokens_are_correct_early_and_stay(points: list[list[int]], fixed: list[int], expected: int) -> None:
     assert stationary(points, fixed) == expected
 
 
@@ -56,18 +54,18 @@ def test_stationary_tokens_are_those_right_early_that_stay(
         ("It is 5. abcdefghabcdefghabcdefghabcdefgh", True),
         ("She has 3 apples. Then she buys 2. She has 3 apples. She eats one.", False),
         ("She has 3 apples. Then she buys 2. She  has 3 apples! Or not. she has 3 apples.", True),
-        ("Yes. Maybe. Yes. Perhaps. Yes. No.", False),  # a short sentence is no wonder
+        ("Yes. Maybe. Yes. Perhaps. Yes. No.", False),  # a short sentence may recur
         ("How many are there?\nI do not know.\nHow many are there?\nFive.\nHow many are there?\n", True),
     ],
 )
-def test_loops_of_tokens_or_sentences_are_told_from_ordinary_text(text: str, expected: bool) -> None:
+def test_loops_of_tokens_or_sentences_are_distinguished_from_ordinary_text(text: str, expected: bool) -> None:
     assert repeats_itself([*text.encode()], text) is expected
 
 
-def test_a_batch_of_other_requests_is_written_anew(
+def test_a_shard_of_other_requests_is_rewritten(
     engine: Engine, tmp_path: Path, shards: Callable[..., dict[str, bytes]], requests: Callable[..., list[Request]]
 ) -> None:
-    """Six requests, of which the last shard holds two; then all ten."""
+    """Six requests, of which the last shard holds two, then all ten."""
     collect(engine, requests()[:6], tmp_path, SMALL)
     first = shards(tmp_path)
     collect(engine, requests(), tmp_path, SMALL)

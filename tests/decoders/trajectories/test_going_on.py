@@ -1,4 +1,4 @@
-"""Jacobi trajectories: a run that stopped goes on where it was, with what it was begun with only."""
+"""Jacobi trajectories: a stopped run resumes, only with its original model and options."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ def stop_after(texts: int) -> Callable[..., None]:
     return tell
 
 
-def test_a_killed_run_goes_on_after_its_last_whole_shard(
+def test_a_killed_run_resumes_after_its_last_complete_shard(
     engine: Engine,
     tmp_path: Path,
     requests: Callable[..., list[Request]],
     shards: Callable[..., dict[str, bytes]],
     rows: Callable[..., list[dict[str, Any]]],
 ) -> None:
-    told: list[tuple[int, ...]] = []
-    collect(engine, requests(14), tmp_path / "whole", SMALL, lambda *counts: told.append(counts))
+    progress: list[tuple[int, ...]] = []
+    collect(engine, requests(14), tmp_path / "whole", SMALL, lambda *counts: progress.append(counts))
     stopped = tmp_path / "stopped"
-    for texts, kept in ((4, 1), (12, 3)):
+    for texts, count in ((4, 1), (12, 3)):
         with pytest.raises(KeyboardInterrupt):
             collect(engine, requests(14), stopped, SMALL, stop_after(texts))
-        assert len(shards(stopped)) == kept
+        assert len(shards(stopped)) == count
     before, forwards = {path: path.stat().st_mtime_ns for path in stopped.glob("*.parquet")}, engine.forwards
     again: list[tuple[int, ...]] = []
     collect(engine, requests(14), stopped, SMALL, lambda *counts: again.append(counts))
-    assert again == told  # of all shards, those that were there too
-    assert told[-1][1] > 14
+    assert again == progress  # counts include the shards that existed
+    assert progress[-1][1] > 14
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert engine.forwards - forwards < 35  # two texts of 30 tokens
     assert shards(stopped) == shards(tmp_path / "whole")
@@ -56,7 +56,7 @@ def test_a_killed_run_goes_on_after_its_last_whole_shard(
     assert len(rows(stopped, engine)) == 14
 
 
-def test_a_shard_that_was_not_written_whole_is_not_read(
+def test_an_incomplete_shard_is_not_read(
     engine: Engine,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -85,10 +85,10 @@ def test_a_shard_that_was_not_written_whole_is_not_read(
     assert not list(cut.glob("*.tmp"))
 
 
-def test_shards_that_were_written_by_datasets_are_read_and_gone_on_with(
+def test_shards_written_by_datasets_are_read_and_resumed(
     engine: Engine, tmp_path: Path, requests: Callable[..., list[Request]], rows: Callable[..., list[dict[str, Any]]]
 ) -> None:
-    """As all were until they were written by pyarrow itself."""
+    """Earlier versions wrote shards with `datasets` instead of pyarrow."""
     collect(engine, requests(6), tmp_path, SMALL)
     found, forwards = rows(tmp_path, engine), engine.forwards
     ids = List(Value("int32"))
@@ -101,10 +101,10 @@ def test_shards_that_were_written_by_datasets_are_read_and_gone_on_with(
     assert engine.forwards == forwards
 
 
-def test_requests_are_read_as_they_are_needed(
+def test_requests_are_read_on_demand(
     engine: Engine, tmp_path: Path, requests: Callable[..., list[Request]], shards: Callable[..., dict[str, bytes]]
 ) -> None:
-    """With rows written shard by shard, no more than a shard's are in memory."""
+    """Rows are written shard by shard, so at most one shard's rows are in memory."""
     read = 0
     heard: list[tuple[int, int, int]] = []
 
@@ -156,7 +156,7 @@ def test_another_tokenizer_is_refused_with_both_named(
 
 
 @pytest.mark.parametrize("change", [{"n": 7}, {"augment": 0.5}, {"together": 2}, {"seed": 1}])
-def test_other_options_do_not_go_on_with_what_was_begun(
+def test_a_run_does_not_resume_with_other_options(
     engine: Engine,
     tmp_path: Path,
     change: dict[str, Any],
@@ -172,7 +172,7 @@ def test_other_options_do_not_go_on_with_what_was_begun(
     collect(engine, requests(6), tmp_path, SMALL)
 
 
-def test_an_older_format_is_read_and_a_later_one_refused(
+def test_an_older_format_is_read_and_a_later_one_is_refused(
     engine: Engine, tmp_path: Path, requests: Callable[..., list[Request]], rows: Callable[..., list[dict[str, Any]]]
 ) -> None:
     collect(engine, requests(2), tmp_path, SMALL)

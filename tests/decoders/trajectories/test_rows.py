@@ -1,4 +1,4 @@
-"""Jacobi trajectories: the rows that are written of a text."""
+"""Jacobi trajectories: the rows written for a text."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ pytestmark = pytest.mark.training
 SMALL = CollectOptions(n=6, together=4)
 
 
-def test_rows_are_the_texts_that_ar_writes_with_their_windows(
+def test_rows_are_the_texts_of_ar_with_their_windows(
     engine: Engine,
     tmp_path: Path,
     requests: Callable[..., list[Request]],
     rows: Callable[..., list[dict[str, Any]]],
     shards: Callable[..., dict[str, bytes]],
 ) -> None:
-    asked = requests()
-    heard: list[tuple[int, int, int]] = []
-    collect(engine, asked, tmp_path, SMALL, lambda *told: heard.append(told))
+    collected = requests()
+    reports: list[tuple[int, int, int]] = []
+    collect(engine, collected, tmp_path, SMALL, lambda *counts: reports.append(counts))
     found = rows(tmp_path, engine)
-    expected = load_decoder(engine=engine).generate(asked)
+    expected = load_decoder(engine=engine).generate(collected)
     assert [row["response"] for row in found] == [list(one.tokens) for one in expected]
-    assert [row["prompt"] for row in found] == [engine.codec.encode_prompt(request.prompt) for request in asked]
+    assert [row["prompt"] for row in found] == [engine.codec.encode_prompt(request.prompt) for request in collected]
     for row in found:
         assert len(row["starts"]) == len(row["points"]) == len(row["corrected"]) >= 3
         assert all(len(point) == 6 for points in row["points"][:-1] for point in points)
         for points, corrected in zip(row["points"], row["corrected"], strict=True):
             assert len(points) == len(corrected) > 0
-    assert [texts for texts, _, _ in heard] == [4, 8, 10]
-    assert heard[-1][1:] == (sum(len(row["starts"]) for row in found), 0)
+    assert [texts for texts, _, _ in reports] == [4, 8, 10]
+    assert reports[-1][1:] == (sum(len(row["starts"]) for row in found), 0)
     assert [name[:12] for name in shards(tmp_path)] == ["shard-00000-", "shard-00001-", "shard-00002-"]
 
 
@@ -69,10 +69,10 @@ def test_corrected_points_differ_only_where_they_were_wrong(
 def test_a_request_for_several_samples_gives_several_rows(
     engine: Engine, tmp_path: Path, requests: Callable[..., list[Request]], rows: Callable[..., list[dict[str, Any]]]
 ) -> None:
-    asked = requests(2, n=3)
+    collected = requests(2, n=3)
     heard: list[int] = []
-    collect(engine, asked, tmp_path, SMALL, lambda texts, *_: heard.append(texts))
-    expected = load_decoder(engine=engine).generate(asked)
+    collect(engine, collected, tmp_path, SMALL, lambda texts, *_: heard.append(texts))
+    expected = load_decoder(engine=engine).generate(collected)
     assert [row["response"] for row in rows(tmp_path, engine)] == [list(one.tokens) for one in expected]
     assert len(expected) == 6
     assert heard == [2]
@@ -81,13 +81,13 @@ def test_a_request_for_several_samples_gives_several_rows(
 def test_texts_shorter_than_a_window_are_kept_with_their_end(
     engine: Engine, tmp_path: Path, rows: Callable[..., list[dict[str, Any]]]
 ) -> None:
-    """A stop string ends some texts after a token or two; each has its row, and what was guessed of it is a window."""
+    """A stop string ends some texts after one or two tokens. Each has a row, and its guessed tokens form a window."""
     stops = ("a", "e", "o", "1", " ")
     sampling = [Sampling(max_tokens=30, temperature=1.0, seed=i, ignore_eos=True, stop=stops) for i in range(12)]
-    asked = [Request(prompt="The sum of 10 and 11", sampling=how) for how in sampling]
+    collected = [Request(prompt="The sum of 10 and 11", sampling=how) for how in sampling]
     heard: list[tuple[int, int, int]] = []
-    collect(engine, asked, tmp_path, CollectOptions(n=16), lambda *told: heard.append(told))
-    expected = load_decoder(engine=engine).generate(asked)
+    collect(engine, collected, tmp_path, CollectOptions(n=16), lambda *counts: heard.append(counts))
+    expected = load_decoder(engine=engine).generate(collected)
     lengths = [len(one.tokens) for one in expected]
     assert min(lengths) == 1
     assert sum(1 < length < 16 for length in lengths) > 3
@@ -101,14 +101,14 @@ def test_texts_shorter_than_a_window_are_kept_with_their_end(
 
 
 def constant(model: Any) -> Any:
-    """It says the same token for ever."""
+    """Make a model write the same token forever."""
     model.lm_head.weight.data.zero_()
     model.lm_head.bias.data.zero_()
     model.lm_head.bias.data[60] = 5.0
     return model
 
 
-def test_texts_that_repeat_themselves_are_left_out_and_teach_nothing(
+def test_repetitive_texts_are_left_out_and_not_trained_on(
     target: Any,
     tokenizer: Any,
     tmp_path: Path,
@@ -118,18 +118,20 @@ def test_texts_that_repeat_themselves_are_left_out_and_teach_nothing(
     loaded = load_model(constant(copy.deepcopy(target)), tokenizer=tokenizer)
     heard: list[tuple[int, int, int]] = []
     with Engine(loaded, 3000) as engine:
-        collect(engine, requests(6, heat=0.0), tmp_path / "data", SMALL, lambda *told: heard.append(told))
+        collect(engine, requests(6, heat=0.0), tmp_path / "data", SMALL, lambda *counts: heard.append(counts))
     assert heard == [(4, 0, 4), (6, 0, 6)]
-    assert len(shards(tmp_path / "data")) == 2  # they say that these requests are done
+    assert len(shards(tmp_path / "data")) == 2  # they record that these requests are done
     assert list(trajectories(tmp_path / "data", loaded)) == []
     with pytest.raises(OptionError, match="data holds no text to learn from: every one repeated itself, or there was"):
         train(loaded, tmp_path / "data", tmp_path / "out", TrainOptions())
     assert not (tmp_path / "out").exists()
 
 
-def test_no_requests_are_no_rows(engine: Engine, tmp_path: Path, rows: Callable[..., list[dict[str, Any]]]) -> None:
+def test_without_requests_no_rows_are_written(
+    engine: Engine, tmp_path: Path, rows: Callable[..., list[dict[str, Any]]]
+) -> None:
     heard: list[Any] = []
-    collect(engine, [], tmp_path, SMALL, lambda *told: heard.append(told))
+    collect(engine, [], tmp_path, SMALL, lambda *counts: heard.append(counts))
     assert heard == []
     assert rows(tmp_path, engine) == []
     with pytest.raises(OptionError, match="holds no text to learn from"):

@@ -1,4 +1,4 @@
-"""Jacobi trajectories: windows, their points, and which are left out."""
+"""Jacobi trajectories: windows, their points, and windows that are left out."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_points_follow_from_each_other_by_equation_3(
     assert seen > 40
 
 
-def test_windows_are_apart_and_begin_with_tokens_of_the_prompt(
+def test_windows_do_not_overlap_and_start_with_prompt_tokens(
     engine: Engine, requests: Callable[..., list[Request]]
 ) -> None:
     (request,) = requests(1, tokens=60)
@@ -56,7 +56,7 @@ def test_windows_are_apart_and_begin_with_tokens_of_the_prompt(
     assert all(set(points[0]) <= prompt for _, points, _ in found)
 
 
-def test_points_are_whole_though_a_step_computes_what_is_left_of_a_window() -> None:
+def test_points_are_complete_even_if_a_step_computes_the_rest_of_a_window() -> None:
     text = completion(
         [1, 2, 3, 4, 5, 6, 7],
         [(0, (9, 9, 9)), (1, (8, 3)), (2, (3,)), (4, (5, 9, 7)), (6, (7,))],
@@ -64,11 +64,11 @@ def test_points_are_whole_though_a_step_computes_what_is_left_of_a_window() -> N
     assert windows(text, 3) == [(0, [[9, 9, 9], [1, 8, 3]], [1, 2, 3]), (4, [[5, 9, 7]], [5, 6, 7])]
 
 
-def test_a_window_guessed_right_at_once_has_no_points() -> None:
+def test_a_window_guessed_correctly_at_once_has_no_points() -> None:
     assert windows(completion([1, 2, 3, 4], [(0, (1, 2, 3))]), 3) == [(0, [], [1, 2, 3])]
 
 
-def test_a_window_at_the_end_holds_what_is_left_of_the_text() -> None:
+def test_a_window_at_the_end_holds_the_rest_of_the_text() -> None:
     points = [(0, (9, 9, 9)), (1, (2, 3)), (4, (8, 8, 8)), (5, (7, 7))]
     first = (0, [[9, 9, 9]], [1, 2, 3])
     expected = [first, (4, [[8, 8, 8], [5, 7, 7]], [5, 6, 7])]
@@ -76,13 +76,13 @@ def test_a_window_at_the_end_holds_what_is_left_of_the_text() -> None:
     assert windows(completion([1, 2, 3, 4, 5, 6], points), 3) == [first, (4, [[8, 8], [5, 7]], [5, 6])]
     assert windows(completion([1, 2, 3, 4, 5], points[:3]), 3) == [first, (4, [[8]], [5])]
     assert windows(completion([1, 2], points[:2]), 3) == [(0, [[9, 9]], [1, 2])]  # a text shorter than a window
-    no_room = [(0, (5, 5)), (1, (5,)), (2, ())]  # the last token that there is room for is never guessed
+    no_room = [(0, (5, 5)), (1, (5,)), (2, ())]  # the last token that fits is never guessed
     assert windows(completion([1, 2, 3], no_room), 3) == [(0, [[5, 5], [1, 5]], [1, 2])]
     assert windows(completion([], []), 3) == []
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 5, 6, 7, 11, 12, 13, 14])
-def test_windows_cover_a_text_but_for_tokens_that_were_drawn_without_a_guess(
+def test_windows_cover_all_guessed_tokens_of_a_text(
     engine: Engine, tokens: int, requests: Callable[..., list[Request]]
 ) -> None:
     with load_decoder("jacobi", engine=engine, n=6, adapt=False, trajectory=True) as decoder:
