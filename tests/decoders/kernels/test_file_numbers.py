@@ -165,7 +165,7 @@ def test_a_format_about_a_middle_needs_no_leasts(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_model_that_is_no_gguf_file_has_no_such_numbers(known: Callable[..., Any], tokenizer: Any) -> None:
-    with pytest.raises(OptionError, match=r"quantize=gguf keeps the numbers of a \.gguf file"):
+    with pytest.raises(OptionError, match=r"quantize=gguf uses the integers of a \.gguf file"):
         load_decoder("ar", known(), tokenizer=tokenizer, kv_budget=100, quantize="gguf")
 
 
