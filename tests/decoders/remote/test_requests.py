@@ -331,8 +331,8 @@ def test_token_ids_cannot_be_gone_on_with_in_text(remote: Any) -> None:
         ({"extra": "{not json"}, "option extra: not JSON"),
         ({"extra": '{"n": 3}'}, "n is what the decoder sets itself"),
         ({"draft": "lookup"}, "option draft: Extra inputs are not permitted"),
-        ({"dtype": "fp32"}, "dtype is for models that run here"),
-        ({"kv_budget": 100}, "kv_budget is for models that run here"),
+        ({"dtype": "fp32"}, "dtype is for local models"),
+        ({"kv_budget": 100}, "kv_budget is for local models"),
     ],
 )
 def test_options_that_cannot_be_taken_are_named(remote: Any, options: dict[str, Any], complaint: str) -> None:
