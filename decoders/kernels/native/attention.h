@@ -117,8 +117,8 @@ static inline __attribute__((always_inline)) void attend_chunk(int rows, int key
         Words masks[CHUNK_VECTORS];
 #pragma GCC unroll 4
         for (int i = 0; i < key_vectors; i++) {
-            const Words from = splat_word(hidden[q] - LANES * i), to = splat_word(visible[q] - LANES * i);
-            const Words mask = (lane < to) & (lane >= from);
+            const Words mask = (lane < splat_word(visible[q] - LANES * i)) &
+                               (lane >= splat_word(hidden[q] - LANES * i));
             masks[i] = mask;
             scores[q][i] *= scale;
             if (cap > 0) scores[q][i] = soft_cap(scores[q][i], cap);
