@@ -217,7 +217,7 @@ def test_a_block_count_beyond_the_files_tensors_is_refused_before_anything_is_bu
 ) -> None:
     made = write_gguf(tmp_path / "odd.gguf", family, **{f"{family}.block_count": count, "pre": "qwen2"})
     with pytest.raises(
-        ModelError, match=rf"odd\.gguf can't be used: its block_count is {count:,}, and it has"
+        ModelError, match=rf"odd\.gguf can't be used: its block_count is {count:,}, but it has"
     ) as error:
         load_model(made.path, cache_dir=tmp_path)
     one_line(error)
