@@ -1,4 +1,4 @@
-"""The wheel has the parts in C ready, where it is built with a compiler for processors they are known for."""
+"""Build the wheel, with compiled C libraries if a compiler is available and the processor is supported."""
 
 import runpy
 import shutil

@@ -1,6 +1,6 @@
-"""Tokens in, tokens out, fast: decoding methods over one packed engine. Useful without the search layer.
+"""Accelerated decoding methods on a shared batching engine. Usable without the search layer.
 
-Names are imported when first used, so that reading a request costs no import of torch.
+Names are imported lazily, so that importing a request does not import torch.
 """
 
 import lazy_loader as lazy

@@ -1,4 +1,4 @@
-"""Limits on what a search may spend, and the meter that counts it where it happens."""
+"""The budget of a search, and the meter that counts its usage."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tot.decoders.request import Usage
 
 
 class Budget(BaseModel):
-    """The most a search may spend; None is no limit. Seconds run from the start of the search."""
+    """The limits of a search; None is no limit. Seconds count from the start of the search."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    tokens: int | None = Field(None, ge=0, description="Stop after so many new tokens.")
-    forwards: int | None = Field(None, ge=0, description="Stop after so many forward passes.")
-    seconds: float | None = Field(None, ge=0, allow_inf_nan=False, description="Stop after so many seconds of search.")
-    nodes: int | None = Field(None, ge=0, description="Stop after so many thoughts.")
+    tokens: int | None = Field(None, ge=0, description="Stop after this number of new tokens.")
+    forwards: int | None = Field(None, ge=0, description="Stop after this number of forward passes.")
+    seconds: float | None = Field(None, ge=0, allow_inf_nan=False, description="Stop after this number of seconds.")
+    nodes: int | None = Field(None, ge=0, description="Stop after this number of thoughts.")
 
 
 class Meter:
-    """Counts one search's spending as it happens; shared by all of its requests, safe across threads.
+    """Counts the usage of one search. All requests of the search share it; it is thread-safe.
 
     A decoder counts tokens and forwards; the search counts nodes.
     """
@@ -36,7 +36,7 @@ class Meter:
         self.forwards = 0
         self.nodes = 0
         self.usage = Usage()
-        """Sum over the completions received so far."""
+        """Sum of the usage of all completions received so far."""
         self._lock = threading.Lock()
 
     @property
@@ -45,11 +45,11 @@ class Meter:
 
     @property
     def total(self) -> Usage:
-        """All that was spent: forwards that calls shared count once, and seconds are those that went by."""
+        """Total usage. Forward passes that requests shared count once, and seconds are elapsed time."""
         return replace(self.usage, forwards=self.forwards, new_tokens=self.new_tokens, seconds=self.seconds)
 
     def replay(self, spent: Usage) -> None:
-        """Count what an earlier part of the same search spent."""
+        """Add the usage of an earlier part of the same search."""
         self.usage += spent
         self.count(new_tokens=spent.new_tokens, forwards=spent.forwards)
         self.started -= spent.seconds
@@ -61,7 +61,7 @@ class Meter:
             self.nodes += nodes
 
     def overspent(self) -> str | None:
-        """The first limit on decoding that was reached, such as "tokens (512 of 500)", or None."""
+        """Return the first decoding limit that was reached, such as "tokens (512 of 500)", or None."""
         limits = self.budget
         return (
             _reached("tokens", self.new_tokens, limits.tokens)
@@ -70,7 +70,9 @@ class Meter:
         )
 
     def exhausted(self) -> str | None:
-        """The same, or the limit on the tree's nodes: decoding may end what it began, but nothing new may grow."""
+        """Return the first limit that was reached, including the limit on nodes, or None.
+
+        If only the node limit is reached, running requests may finish, but the tree may not grow."""
         return self.overspent() or _reached("nodes", self.nodes, self.budget.nodes)
 
 
@@ -80,25 +82,25 @@ def _reached(name: str, spent: float, limit: float | None) -> str | None:
 
 @dataclass
 class Metrics:
-    """The requests of one purpose on one engine. Seconds that requests of several purposes shared are split by rows."""
+    """Metrics of the requests of one purpose on one engine. Shared seconds are split by rows."""
 
     tokens: int = 0
-    """New tokens, those of decoders that don't draft among them."""
+    """New tokens, including tokens of decoders that don't draft."""
     verifications: int = 0
-    """Forwards of samples whose drafter was asked, whether it had a draft or not."""
+    """Forward passes of samples with a drafter, including passes without a draft."""
     drafted: int = 0
     accepted: int = 0
     """Drafted tokens that were accepted."""
     reached: int = 0
-    """Positions at which a draft had candidates, and all before them had been accepted."""
+    """Draft positions with candidates at which all earlier positions were accepted."""
     skeletons: int = 0
-    """Skeletons of parallel steps that were begun."""
+    """Skeletons of parallel steps that were started."""
     broken: int = 0
-    """Skeletons that broke the format: their complete steps were decoded; without any, the text is plain."""
+    """Skeletons that broke the format. Their complete steps were decoded; without any, the text is plain."""
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Elapsed: "draft", "verify" (the target's forwards), "sampling", "scheduling" (all else)."""
+    """Elapsed seconds: "draft", "verify" (the target's forward passes), "sampling", "scheduling" (all else)."""
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted over reached positions (SEED, table 2: alpha); 0 where nothing was drafted."""
+        """Accepted divided by reached positions (SEED, table 2: alpha); 0 if nothing was drafted."""
         return self.accepted / self.reached if self.reached else 0.0

@@ -1,6 +1,6 @@
-"""What a decoder is, and decoders by name: `load_decoder("ar", model=...)` turns requests into completions.
+"""The decoder interface, and decoders by name: `load_decoder("ar", model=...)` turns requests into completions.
 
-Importing this imports no torch: a method is imported when it is first asked for.
+Importing this module does not import torch: a method is imported at first use.
 """
 
 from __future__ import annotations
@@ -30,45 +30,45 @@ if TYPE_CHECKING:
     from tot.decoders.remote.decoder import RemoteDecoder
 
 METHODS = Registry("decoder", "tot.decoders", PRESETS)
-"""The decoding methods that run here, and decoders of one's own, by name."""
+"""Local decoding methods and user-defined decoders, by name."""
 REMOTE = ("openai",)
-"""The decoders that ask a server, and have no model here."""
+"""Decoders that send requests to a server and load no model."""
 
 
 class Decoder(Protocol):
-    """Requests in, completions out: flat and request-major, n completions a request."""
+    """Turns requests into completions: a flat, request-major list with n completions per request."""
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]: ...
 
 
 @runtime_checkable
 class AsyncDecoder(Decoder, Protocol):
-    """A decoder that many searches can await at once, and whose texts can be cancelled and metered in the middle."""
+    """A decoder that several searches can await concurrently, with cancellation and metering during decoding."""
 
     async def complete(self, requests: Sequence[Request], meter: Meter | None = None) -> list[list[Completion]]: ...
 
 
 def find_decoder(name: str) -> Any:
-    """The decoding method of that name; or a user's own decoder, or its class. Raises OptionError."""
+    """Return the decoding method, user-defined decoder or decoder class of that name. Raises OptionError."""
     if name in REMOTE or (":" not in name and name not in METHODS):
         raise OptionError(unknown("decoder", name, [*METHODS, *REMOTE]))
     return METHODS.find(name)
 
 
 def find_method(name: str) -> Method:
-    """The decoding method of that name. Raises OptionError for an unknown name."""
+    """Return the decoding method of that name. Raises OptionError for an unknown name or a decoder."""
     if not isinstance(method := find_decoder(name), Method):
-        raise OptionError(f"{name} is a decoder, and no decoding method: make it, and give the object")
+        raise OptionError(f"{name} is a decoder, not a decoding method: create it, and pass the object")
     return method
 
 
 def method_names() -> list[str]:
-    """The names of decoding methods, without those of users' own decoders."""
+    """Return the names of decoding methods, without user-defined decoders."""
     return [name for name in METHODS if isinstance(METHODS[name], Method)]
 
 
 def checked_options(name: str, options: Mapping[str, Any]) -> BaseModel:
-    """The options of a method that runs here. Raises OptionError for an unknown method or option."""
+    """Validate the options of a local method. Raises OptionError for an unknown method or option."""
     return validated(find_method(name).options, options, f"decoder {name}")
 
 
@@ -103,25 +103,35 @@ def load_decoder(
     quantize: Quantize = "auto",
     **options: Any,
 ) -> LocalDecoder | RemoteDecoder:
-    """A decoder by name, on a model of its own or on a shared `engine` (which then has its own model and budget).
+    """Load a decoder by name.
 
-    `model` is a name, a hub id, a folder, a GGUF file, or a model object (with `tokenizer`); `kv_budget` is in tokens
-    or bytes ("1.5GiB"); `quantize` as Quantize says, for Llama-like models on CPUs. With "openai" the model is a name
-    that the server at `base_url` knows, and nothing is loaded here. Raises OptionError for an unknown method or option,
-    ModelError for a model that can't be had.
+    Args:
+        name: A decoding method, or "openai" for a server at the option `base_url`, which loads no model.
+        model: A known name, a hub id, a folder, a GGUF file, or a model object; for "openai" the server's model name.
+        tokenizer: The tokenizer of a model object.
+        engine: A shared engine to use instead of a new one; its model and budget apply.
+        dtype: A key of DTYPES, such as "auto" or "bfloat16".
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        kv_budget: Size of the key-value cache, in tokens or bytes ("1.5GiB").
+        quantize: See `Quantize`; for Llama-like models on CPUs.
+        options: The options of the method.
+
+    Raises:
+        OptionError: The method or an option is unknown.
+        ModelError: The model can't be loaded.
     """
     if name in REMOTE:
         local = {"tokenizer": tokenizer, "engine": engine, "kv_budget": kv_budget}
         local |= {"dtype": dtype, "device": device, "quantize": quantize}
         for option, value in local.items():
             if value not in (None, "auto"):
-                raise OptionError(f"{option} is for models that run here: leave it out, the server has its own")
+                raise OptionError(f"{option} is for local models: leave it out, the server has its own")
         from tot.decoders.remote.decoder import open_remote
 
         return open_remote(model, options)
-    method, chosen = find_method(name), checked_options(name, options)
+    method, method_options = find_method(name), checked_options(name, options)
     if engine is not None and quantize != "auto":
-        raise OptionError(f"quantize={quantize} is for the engine that is shared: give it to the one who made that")
+        raise OptionError(f"quantize={quantize} has no effect on a shared engine: set it when you create the engine")
     from tot.decoders.engine.open_models import close_models, open_engine
 
     with ExitStack() as stack:
@@ -130,16 +140,16 @@ def load_decoder(
             close_models()
             engine = open_engine(model, tokenizer, dtype, device, kv_budget, quantize)
             stack.callback(engine.close)
-        opened = method.open(engine, chosen, stack)
+        opened = method.open(engine, method_options, stack)
         return LocalDecoder(name, engine, opened, stack.pop_all(), owned, not method.few_shot)
 
 
-_WORTH_GIVING_BACK = 2**24
-"""Bytes of weights from which it takes less time to give them back than it took to load them."""
+_MIN_BYTES_TO_RETURN = 2**24
+"""Minimum bytes of weights for which returning memory to the system is faster than loading them."""
 
 
 class LocalDecoder:
-    """One decoding method on one engine. Closing it closes the engine, unless the engine was given."""
+    """One decoding method on one engine. Closing it closes the engine, unless the engine is shared."""
 
     def __init__(
         self, name: str, engine: Engine, method: OpenedMethod, shared: ExitStack, owns_engine: bool, chats: bool = True
@@ -154,19 +164,19 @@ class LocalDecoder:
 
     @property
     def method(self) -> OpenedMethod:
-        """How each request is decoded."""
+        """The opened decoding method."""
         if self._method is None:
             raise RequestError("this decoder is closed: make a new one")
         return self._method
 
     @property
     def drafter(self) -> Drafter | None:
-        """What drafts for it, if anything does."""
+        """The drafter of the method, if any."""
         return self.method.drafter
 
     @property
     def model(self) -> Any:
-        """The transformers module; where the engine computes without one, it is loaded now."""
+        """The transformers module. Loads it if the engine runs without one."""
         return self.engine.loaded.model
 
     @property
@@ -175,16 +185,16 @@ class LocalDecoder:
 
     @property
     def chats(self) -> bool:
-        """Whether the model has a chat template, and the method needs no other prompts."""
+        """Whether the model has a chat template and the method supports chat prompts."""
         return self.tokenizer.chat_template is not None and self._chats
 
     @property
     def writes_steps(self) -> bool:
-        """Whether the steps of a request are written side by side."""
+        """Whether the method decodes the steps of a request in parallel."""
         return self.method.writes_steps
 
     def submit(self, requests: Sequence[Request], meter: Meter | None = None, stream: bool = False) -> list[Handle]:
-        """Queue requests, to start in the same step; a handle each, to be awaited, iterated over or cancelled."""
+        """Queue requests, which start in the same step. Returns a handle for each, to await, iterate over or cancel."""
         method = self.method
         if method.prepare is not None:
             requests = [method.prepare(request) for request in requests]
@@ -193,22 +203,24 @@ class LocalDecoder:
         return handles
 
     async def complete(self, requests: Sequence[Request], meter: Meter | None = None) -> list[list[Completion]]:
-        """The n completions of each request, counted on `meter` as they grow. Cancelled, or where one fails, it gives
-        all slots back. Raises RequestError or ModelError for the first that fails."""
+        """Return the n completions of each request, counted on `meter` during decoding.
+
+        If a request fails or the call is cancelled, cancels all requests and frees their slots. Raises RequestError or
+        ModelError for the first request that fails."""
         handles = self.submit(requests, meter)
         try:
             return [await handle for handle in handles]
-        finally:  # one failed, or the search was cancelled: the others' slots are wanted elsewhere
+        finally:  # a request failed, or the search was cancelled: free the slots of the others
             for handle in handles:
                 if not handle.future.done():
                     handle.cancel()
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """Decode all requests, packed. Raises RequestError or ModelError for the first that fails."""
+        """Decode all requests in packed batches. Raises RequestError or ModelError for the first that fails."""
         return [completion for handle in self.submit(requests) for completion in handle.result()]
 
     def close(self) -> None:
-        """Its requests in flight end as cancelled. An engine of its own goes, and with it the model's memory."""
+        """Cancel the requests in flight. Closes the decoder's own engine, which frees the model's memory."""
         if self._method is None:
             return
         self._method = None
@@ -219,14 +231,14 @@ class LocalDecoder:
         if self._owns_engine:
             weights = self.engine.loaded.size * self.engine.loaded.dtype.itemsize
             self._shared.close()
-            if weights > _WORTH_GIVING_BACK:
+            if weights > _MIN_BYTES_TO_RETURN:
                 from tot.decoders.machine import give_back
 
                 give_back()
             return
         try:
-            self.engine.call(self._shared.close)  # between two steps of what others have there
-        except TotError:  # it is closed or has failed, so nothing runs
+            self.engine.call(self._shared.close)  # between two steps of other decoders
+        except TotError:  # the engine is closed or has failed, so nothing runs
             self._shared.close()
 
     def __enter__(self) -> LocalDecoder:

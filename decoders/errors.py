@@ -1,4 +1,4 @@
-"""The errors a user may meet: one family, each message saying what is wrong and what to do; and options checked."""
+"""Exceptions with messages that state the problem and the remedy, and validation of options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 class TotError(Exception):
-    """Base of every error this project raises on purpose."""
+    """Base class of all errors that this project raises."""
 
 
 class ModelError(TotError):
@@ -20,24 +20,24 @@ class ModelError(TotError):
 
 
 class RequestError(TotError):
-    """A request can't be served as asked: empty, too long, contradictory or larger than the budget."""
+    """A request can't be served: empty, too long, contradictory or larger than the budget."""
 
 
 class OptionError(TotError):
-    """A name or an option is not among the choices."""
+    """A name or an option is invalid."""
 
 
 class TaskError(TotError):
-    """A task, its templates or its data are at fault."""
+    """A task, its templates or its data are invalid."""
 
 
 def reason(error: BaseException) -> str:
-    """What another program's error says, on one line: the system's words where it is the system's."""
+    """Return the message of an error on one line; for system errors the system's message."""
     return " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
 
 
 def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
-    """One line about a name that is not among the choices."""
+    """Return a one-line message about a name that is not among the choices."""
     known = sorted(choices)
     near = difflib.get_close_matches(name, known, n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""
@@ -45,14 +45,16 @@ def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
 
 
 def readable(error: ValidationError) -> str:
-    """What is wrong first, such as "max_tokens = 0: Input should be greater than or equal to 1"."""
+    """Return the first problem, such as "max_tokens = 0: Input should be greater than or equal to 1"."""
     first = error.errors(include_url=False)[0]
     return f"{'.'.join(map(str, first['loc']))} = {first['input']!r}: {first['msg'].removeprefix('Value error, ')}"
 
 
 def validated(cls: type[_Model], options: Mapping[str, Any], what: str) -> _Model:
-    """An options model from values by name. Raises OptionError that says which of `what` can't be taken, without the
-    value, which may be a secret, and which there are."""
+    """Build an options model from values by name.
+
+    Raises OptionError that names `what`, the invalid option and the valid options, without the value, which may be
+    secret."""
     try:
         return cls(**options)
     except ValidationError as error:

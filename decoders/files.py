@@ -1,4 +1,4 @@
-"""Files written whole or not at all: a killed process leaves the old file or the new one."""
+"""Atomic file writes: a killed process leaves either the old file or the new one."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tot.decoders.errors import TaskError, TotError, reason
 
 _MIB, _PAGE = 2**20, 4096
 _HASHED_WHOLE = 16 * _MIB
-"""Larger files are sampled."""
+"""Maximum bytes of a file that `fingerprint` hashes completely; larger files are sampled."""
 
 
 @contextmanager
 def writing(path: Path, otherwise: str = "give another file") -> Iterator[None]:
-    """Raises TaskError where the block can't write the file, with what to do otherwise."""
+    """Raise TaskError if the block can't write the file; `otherwise` is the advice in its message."""
     try:
         yield
     except (OSError, UnicodeError) as error:
@@ -31,7 +31,7 @@ def writing(path: Path, otherwise: str = "give another file") -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file beside `path` to write to, which takes its place after the block; where that fails, it is deleted."""
+    """Yield a temporary file next to `path`, which replaces it after the block. Deleted if the block fails."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield unfinished
@@ -41,9 +41,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str | Iterable[str]) -> None:
-    """Write a text, or its pieces, in UTF-8. Raises TaskError where that is impossible.
+    """Write a text, or its pieces, in UTF-8. Raises TaskError on failure.
 
-    Half of a surrogate pair is written as its JSON escape, so that JSON is read back as it was.
+    An unpaired surrogate is written as its JSON escape, so that JSON round-trips.
     """
     with (
         writing(path),
@@ -54,7 +54,7 @@ def write_text(path: Path, text: str | Iterable[str]) -> None:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write data as indented JSON. Raises TaskError where that is impossible."""
+    """Write data as indented JSON. Raises TaskError on failure."""
     write_text(path, json.dumps(data, ensure_ascii=False, indent=1) + "\n")
 
 
@@ -74,8 +74,9 @@ def hold(path: Path, refusal: TotError) -> Callable[[], None]:
 
 
 def fingerprint(path: Path) -> str:
-    """A SHA-256 of a file's size and content; of a file above 16 MiB, of its first MiB and the first page of each MiB
-    after it. Finds files that were cut, zeroed or replaced without reading gigabytes."""
+    """Return a SHA-256 of a file's size and content, which detects truncated, zeroed or replaced files.
+
+    Above 16 MiB, hashes only the first MiB and the first page of each later MiB."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         digest = hashlib.sha256(str(size).encode())
@@ -89,15 +90,16 @@ def fingerprint(path: Path) -> str:
 
 
 def others_could_write(path: Path, trust_root: bool = False) -> str:
-    """Why somebody else may have written a file or folder, in words; "" where only the user could have. With
-    `trust_root` root may have, too. Raises OSError if there is no such file."""
-    if not hasattr(os, "getuid"):  # Windows: the user's folders are the user's
+    """Describe why another user may have written a file or folder; "" if only the user could have.
+
+    With `trust_root`, root is trusted, too. Raises OSError if the file does not exist."""
+    if not hasattr(os, "getuid"):  # Windows: user folders are private
         return ""
-    found = path.lstat()
-    if stat.S_ISLNK(found.st_mode):
+    status = path.lstat()
+    if stat.S_ISLNK(status.st_mode):
         return "is a link"
-    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
         return "is neither a file nor a folder"
-    if found.st_uid != os.getuid() and not (trust_root and found.st_uid == 0):
-        return f"belongs to another user (number {found.st_uid})"
-    return "can be written to by others" if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
+    if status.st_uid != os.getuid() and not (trust_root and status.st_uid == 0):
+        return f"belongs to another user (number {status.st_uid})"
+    return "can be written to by others" if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""

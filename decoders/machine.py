@@ -1,7 +1,7 @@
-"""The machine: processor or GPU, free memory, a container's limits, and how fast a forward can be at most.
+"""Properties of the machine: processor or GPU, free memory, container limits, and the roofline of a forward pass.
 
-A forward takes at least as long as reading its weights once, and as its multiplications: `limit` returns the longer of
-the two. Bytes and operations per second are the best of a few runs.
+A forward pass takes at least as long as reading its weights once, and as its multiplications: `limit` returns the
+longer of the two. Bandwidth and operations per second are the best of a few runs.
 """
 
 from __future__ import annotations
@@ -26,39 +26,40 @@ _SIZE = 2048
 
 
 def describe(device: torch.device, dtype: torch.dtype | None = None) -> str:
-    """One line: processor or GPU, threads, versions, and a number format."""
-    import transformers  # seconds, which only this line needs
+    """Describe in one line: processor or GPU, threads, versions, and dtype."""
+    import transformers  # takes seconds to import
 
     if device.type == "cuda":
-        place = torch.cuda.get_device_name(device)
+        hardware = torch.cuda.get_device_name(device)
     else:
-        place = f"{processor()}, {torch.get_num_threads()} threads"
+        hardware = f"{processor()}, {torch.get_num_threads()} threads"
     number_format = "" if dtype is None else f", {str(dtype).split('.')[-1]}"
-    return f"{place}; torch {torch.__version__}, transformers {transformers.__version__}{number_format}"
+    return f"{hardware}; torch {torch.__version__}, transformers {transformers.__version__}{number_format}"
 
 
 def read_bandwidth(device: str | torch.device = "cpu", size: int = _BYTES) -> float:
-    """Bytes a second at which all threads read memory: a sum over `size` bytes, which should be more than caches hold.
+    """Measure the read bandwidth of all threads, in bytes per second, with a sum over `size` bytes.
 
-    For a limit on reading weights, give their size: what a cache holds of those is read faster, here as there.
+    `size` should exceed the caches. To bound the time to read weights, pass their size, so that caches have the same
+    effect.
     """
-    values = torch.ones(size // 8, dtype=torch.int64, device=device)  # integers: their sum is vectorised and plain
+    values = torch.ones(size // 8, dtype=torch.int64, device=device)  # the sum of integers is vectorized
     return size / _best(values.sum, device)
 
 
 def matrix_rate(dtype: torch.dtype = torch.bfloat16, device: str | torch.device = "cpu", size: int = _SIZE) -> float:
-    """Floating-point operations a second of a product of two `size` x `size` matrices (2 size³ of them)."""
+    """Measure floating-point operations per second of a product of two `size` x `size` matrices (2 size³ of them)."""
     left, right = (torch.rand(size, size, device=device).to(dtype) for _ in range(2))
     return 2 * size**3 / _best(lambda: left @ right, device)
 
 
 def limit(weight_bytes: float, operations: float, bandwidth: float, rate: float) -> float:
-    """Seconds that a forward takes at least: reading its weights (bytes), or its operations, whichever is longer."""
+    """Return the minimum seconds of a forward pass: of reading its weights (bytes), or of its operations."""
     return max(weight_bytes / bandwidth, operations / rate)
 
 
 def _best(work: Callable[[], object], device: str | torch.device) -> float:
-    """Seconds of the fastest run, after one that warms up."""
+    """Return the seconds of the fastest run, after a warm-up run."""
     times = []
     with torch.inference_mode():
         for _ in range(_RUNS + 1):
@@ -71,15 +72,16 @@ def _best(work: Callable[[], object], device: str | torch.device) -> float:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can still be had on a device; on the CPU no more than a container's limit leaves."""
+    """Return the free bytes of a device, within the container's limit on the CPU."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return min(int(psutil.virtual_memory().available), sys.maxsize, *map(_left_to, control_groups()))
+    return min(int(psutil.virtual_memory().available), sys.maxsize, *map(_free_in_group, control_groups()))
 
 
 def give_back() -> None:
-    """Collect what nobody refers to, and return it to the system: glibc keeps what was freed below 32 MiB, which a
-    model's weights mostly are."""
+    """Run the garbage collector and return freed memory to the system.
+
+    glibc keeps freed allocations below 32 MiB, which includes most weights of a model."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -89,13 +91,13 @@ def give_back() -> None:
             trim(0)
 
 
-def _left_to(group: Path) -> int:
-    """What a control group leaves of its limit."""
+def _free_in_group(group: Path) -> int:
+    """Return the free bytes within the memory limit of a control group."""
     try:
-        limit = int((group / "memory.max").read_text())  # "max" where there is none
+        limit = int((group / "memory.max").read_text())  # "max" if unlimited
         used = int((group / "memory.current").read_text())
         counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        return max(0, limit - used + int(counts.get("inactive_file", 0)))  # the system drops cached files first
+        return max(0, limit - used + int(counts.get("inactive_file", 0)))  # cached files are evicted first
     except (OSError, ValueError):
         return sys.maxsize
 
@@ -106,7 +108,7 @@ _OWN_GROUP = Path("/proc/self/cgroup")
 
 
 def control_groups() -> list[Path]:
-    """The folders of the group of this process and of those that it is in; none where there are no groups."""
+    """Return the folders of this process's control group and its parents; [] without control groups."""
     try:
         own = next(line[3:] for line in _OWN_GROUP.read_text().splitlines() if line.startswith("0::"))
     except (OSError, StopIteration):
@@ -116,31 +118,32 @@ def control_groups() -> list[Path]:
 
 
 def fit_threads() -> None:
-    """Compute with no more threads than a container has time for: they wait for each other many times in a forward, and
-    where two share half a processor that is what they spend it on."""
-    allowed = math.ceil(min((_processors(group) for group in control_groups()), default=sys.maxsize))
+    """Limit torch's threads to the CPU quota of the container.
+
+    Threads synchronize many times in a forward pass; with fewer processors than threads they mostly wait."""
+    allowed = math.ceil(min((_cpu_quota(group) for group in control_groups()), default=sys.maxsize))
     if allowed < torch.get_num_threads():
-        log.info("%d threads compute, as this container has no time for more", allowed)
+        log.info("using %d threads, the CPU quota of this container", allowed)
         torch.set_num_threads(allowed)
 
 
-def _processors(group: Path) -> float:
-    """As many as would use up what a group may in a period."""
+def _cpu_quota(group: Path) -> float:
+    """Return the CPU quota of a control group, in processors."""
     try:
         quota, period = (group / "cpu.max").read_text().split()
-        return max(0.01, int(quota) / int(period))  # "max" where there is no quota
+        return max(0.01, int(quota) / int(period))  # "max" if unlimited
     except (OSError, ValueError, ZeroDivisionError):
         return sys.maxsize
 
 
 @functools.cache
 def processor() -> str:
-    """The processor's name, as the system tells it."""
+    """Return the processor's name."""
     return processor_info("model name") or platform.processor() or platform.machine()
 
 
 def processor_info(what: str) -> str:
-    """What Linux says of the first processor; "" elsewhere."""
+    """Return a field of /proc/cpuinfo for the first processor; "" if it does not exist."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(what)), "")

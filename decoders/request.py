@@ -1,6 +1,6 @@
-"""The whole vocabulary between a search and a decoder: Request and Sampling go in, Completion and Usage come out.
+"""The interface between searches and decoders: Request and Sampling as input, Completion and Usage as output.
 
-All are immutable values. Nothing here knows a model, a tokenizer or a decoding method.
+All are immutable values, independent of models, tokenizers and decoding methods.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FinishReason = Literal["stop", "eos", "length", "budget", "cancelled"]
 
 
 def in_unicode(text: str) -> str:
-    """The text with a question mark for each half of a surrogate pair, which no tokenizer or server takes."""
+    """Replace unpaired surrogates, which tokenizers and servers reject, with question marks."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -27,21 +27,21 @@ class _Value(BaseModel):
 
 
 class Message(_Value):
-    """One chat message. An assistant message at the end is a prefix that the model goes on writing, from its very end
-    on: blanks and newlines there count."""
+    """One chat message. A final assistant message is a prefix that the model continues exactly, trailing whitespace
+    included."""
 
     role: Literal["system", "user", "assistant"]
     content: UnicodeText
     written: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    """Of such a prefix, what the model wrote itself: (where it begins in `content`, the tokens drawn). A model that
-    runs here is given those tokens as far as they spell `content`, whatever its tokenizer would make of the text."""
+    """The parts of such a prefix that the model generated: (offset in `content`, sampled tokens). A local model gets
+    these tokens, as far as they match `content`, instead of the tokenized text."""
 
 
 class Sampling(_Value):
-    """How tokens are drawn: temperature first, then `top_k`, `top_p` and `min_p` on what it leaves.
+    """Sampling parameters. The temperature is applied first, then `top_k`, `top_p` and `min_p`.
 
-    Token t of sample j is `argmax(filtered logits / temperature + G)`, G being Gumbel noise that depends on
-    (seed, j, t, token id) alone: the same request gets the same tokens whatever it was packed with.
+    Token t of sample j is `argmax(filtered logits / temperature + G)`, where G is Gumbel noise that depends only on
+    (seed, j, t, token id). The same request gets the same tokens in any batch.
     """
 
     max_tokens: Annotated[int, Field(ge=1)] = 128
@@ -55,22 +55,22 @@ class Sampling(_Value):
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Strings that end the text; they are not part of it."""
     keep_stop: bool = False
-    """The string that ends the text is part of it, with the blanks that follow, and the text ends between two tokens,
-    so that it can be gone on from just as it was drawn. The token after it is drawn, too: where the model ends its
-    text there, that is what ends it. A string that only blanks come before ends nothing."""
+    """Include the stop string and the whitespace after it. The text ends at a token boundary, so that it can be
+    continued exactly. The next token is sampled, too: if it is an end token, the finish reason is "eos". A stop string
+    after nothing but whitespace is ignored."""
     seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
     n: Annotated[int, Field(ge=1)] = 1
-    """Samples drawn from one prompt, which they share."""
+    """Number of samples of the prompt, which they share."""
     ignore_eos: bool = False
     drawn: Annotated[int, Field(ge=0)] = 0
-    """How many tokens of the same text were drawn before, with the same seed: their noise is used up, and the first
-    sample goes on as if the text had never ended."""
+    """Number of tokens of the same text that were sampled before, with the same seed. Skips their noise, so that the
+    first sample continues as if the text had not ended."""
 
 
 class Request(_Value):
-    """What a decoder is asked for.
+    """A request to a decoder.
 
-    `prompt` is text (control tokens in it are plain text), chat messages, or token ids (taken as they are).
+    `prompt` is text (control tokens in it are plain text), chat messages, or token ids (used unchanged).
     """
 
     prompt: Annotated[UnicodeText | tuple[Message, ...] | tuple[int, ...], Field(union_mode="left_to_right")]
@@ -79,19 +79,19 @@ class Request(_Value):
     choices: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Score these continuations of the prompt (or of the trigger) instead of decoding."""
     close_choices: bool = False
-    """Score the end-of-turn token after each choice too, so that "1" is not just the beginning of "10"."""
+    """Also score the end-of-turn token after each choice, to distinguish "1" from the beginning of "10"."""
     answer_trigger: str | None = None
     """Decode a rationale, then append this text, then decode the answer (or score the choices)."""
     answer_tokens: Annotated[int, Field(ge=1)] = 32
-    """Most tokens of the answer after the trigger."""
+    """Maximum tokens of the answer after the trigger."""
     steps: tuple[str, ...] = ()
-    """Titles of steps that don't depend on one another: what `pdos` decodes side by side, before all else. Other
-    decoders know of no steps: there the prompt has to ask for them."""
+    """Titles of independent steps, which `pdos` decodes in parallel first. Other decoders ignore them: the prompt must
+    ask for the steps."""
     states: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    """Layers whose hidden states come back with the completion, of a model that runs here. They are numbered as
-    transformers' `output_hidden_states`: 0 is the embeddings, the last the model's output after its norm."""
+    """Layers whose hidden states are returned with the completion, for local models. Numbered as in transformers'
+    `output_hidden_states`: 0 is the embeddings, the last is the model's output after its norm."""
     whole_rationale: bool = False
-    """Decode the rationale to its end, also where the decoder would answer from a part of it."""
+    """Decode the whole rationale, even if the decoder could answer from a part of it."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Request:
@@ -106,7 +106,7 @@ class Request(_Value):
         if not all(title.strip() for title in self.steps):
             raise ValueError(f"step {[bool(title.strip()) for title in self.steps].index(False) + 1} has no title")
         if self.states and self.choices and self.answer_trigger is None:
-            raise ValueError("states come with tokens that are drawn, and choices alone are only scored: leave one out")
+            raise ValueError("states need sampled tokens, and choices alone are only scored: leave one out")
         if self.steps and self.choices and self.answer_trigger is None:
             raise ValueError("steps are decoded and choices alone are only scored: give an answer_trigger between them")
         return self
@@ -114,39 +114,39 @@ class Request(_Value):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What was spent. Of the n samples of a request the first carries the prompt, so that sums come out right.
+    """Resources used. Only the first of a request's n samples includes the prompt tokens, so that sums are correct.
 
     `seconds` is the time from submission to the end, so sums of it are request-seconds, not elapsed time.
     """
 
     prompt_tokens: int = 0
     reused_prompt_tokens: int = 0
-    """Prompt tokens whose keys and values were there already."""
+    """Prompt tokens whose keys and values were in the cache."""
     new_tokens: int = 0
     forwards: int = 0
-    """Forward passes that this took part in, each shared with whatever else was packed into it."""
+    """Forward passes that this completion was part of, shared with other requests in the batch."""
     drafted: int = 0
     accepted: int = 0
     seconds: float = 0.0
     approximate_tokens: int = 0
     """Tokens of rationales that were guessed and never verified."""
     undecoded_tokens: int = 0
-    """Tokens that rationales which were cut had still room for."""
+    """Unused tokens of rationales that were cut short."""
     cost: float = 0.0
-    """What a remote server takes for it, by the prices given."""
+    """The price of a remote server, computed from the given prices."""
     reached: int = 0
-    """Positions of drafts that were reached: they had candidates, and all before them had been accepted."""
+    """Draft positions with candidates at which all earlier positions were accepted."""
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Accepted over reached, as papers on speculative decoding have it; None where nothing was drafted."""
+        """Accepted divided by reached, as in papers on speculative decoding; None if nothing was drafted."""
         return self.accepted / self.reached if self.reached else None
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(Usage)))
+        return Usage(*(getattr(self, item.name) + getattr(other, item.name) for item in fields(Usage)))
 
     def __sub__(self, other: Usage) -> Usage:
-        return Usage(*(getattr(self, one.name) - getattr(other, one.name) for one in fields(Usage)))
+        return Usage(*(getattr(self, item.name) - getattr(other, item.name) for item in fields(Usage)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,17 +158,17 @@ class ChoiceLogprob:
 
     @property
     def mean(self) -> float:
-        """Log-probability a token, for choices of different lengths."""
+        """Log-probability per token, to compare choices of different lengths."""
         return self.total / self.tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A stretch of a completion's text and where it came from.
+    """A part of a completion's text and its origin.
 
-    "approximate" was guessed, not verified; "undecoded" has no text: `tokens` is what the rationale still had room for.
-    "step" was decoded beside other steps, and begins with its title. "thinking" is what a remote model thought before
-    it wrote: it is no part of the completion's text.
+    "approximate" was guessed, not verified. "undecoded" has no text: `tokens` counts the unused tokens of the
+    rationale. "step" was decoded in parallel with other steps, and begins with its title. "thinking" is the reasoning
+    of a remote model, which is not part of the completion's text.
     """
 
     kind: Literal["exact", "trigger", "approximate", "undecoded", "step", "thinking"]
@@ -185,8 +185,8 @@ class Completion:
 
     text: str
     tokens: tuple[int, ...]
-    """The tokens drawn, an end-of-text token among them; not the trigger's, nor titles of steps that were given. What
-    was drawn for a skeleton of steps comes before them, then each step's tokens, its closing marker's among them."""
+    """The sampled tokens, including an end-of-text token, without the trigger's tokens and given titles of steps. The
+    tokens of a skeleton of steps come first, then each step's tokens, including its closing marker."""
     logprob: float
     """Sum of the model's log-probabilities (nats; before temperature and filters) of `tokens`."""
     finish_reason: FinishReason
@@ -194,25 +194,25 @@ class Completion:
     choice_logprobs: tuple[ChoiceLogprob, ...] = ()
     parts: tuple[Part, ...] = ()
     logprobs: tuple[float, ...] = ()
-    """Log-probabilities of each token drawn, from a model here or a server that gave them."""
+    """Log-probability of each sampled token, from a local model or a server that returns them."""
     trajectory: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    """By step, of a decoder that was asked to keep it: (position, the guesses for the tokens from there on). `jacobi`
-    keeps what a step verified, `fastcot` what it left."""
+    """For each step, if the decoder records it: (position, guesses for the tokens from there). `jacobi` records the
+    guesses that a step verified, `fastcot` the remaining ones."""
     states: Any = field(default=None, compare=False)
-    """(tokens, layers asked for, hidden) in float16, a tensor on the CPU: what each of `tokens` was drawn from. One row
-    more where the token after the text was looked at; so the last row is of the text's own end where the model ended
-    it, or `keep_stop` did."""
+    """(tokens, requested layers, hidden), a float16 tensor on the CPU: the hidden states that each of `tokens` was
+    sampled from. Has an additional row if the token after the text was evaluated, so the last row is at the end of the
+    text if the model or `keep_stop` ended it."""
 
     def then(self, more: Completion) -> Completion:
-        """This one and what goes on with it, as one."""
+        """Concatenate this completion and its continuation `more`."""
         joined: dict[str, Any] = {name: getattr(self, name) + getattr(more, name) for name in _JOINED}
         if self.states is not None and more.states is not None:
-            from torch import cat  # there is one already where there are states
+            from torch import cat  # torch is loaded if there are states
 
             joined["states"] = cat([self.states[: len(self.tokens)], more.states])
         return replace(more, **joined)
 
     @property
     def answer(self) -> str:
-        """The text after the answer trigger; the whole text where there was none."""
+        """The text after the answer trigger, or the whole text without a trigger."""
         return self.parts[-1].text if any(part.kind == "trigger" for part in self.parts) else self.text

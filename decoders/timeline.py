@@ -1,7 +1,7 @@
-"""Who did what when: spans of seconds in lanes, and a queue's length, for pictures and profiles of a run.
+"""Timelines for charts and profiles of a run: spans of time in lanes, and the length of a queue.
 
-What a thread is at within a step of the engine is said by `with span("attention"): ...`, which is free unless that step
-is recorded in detail.
+Code in a step of the engine records a span with `with span("attention"): ...`, which costs nothing unless the timeline
+is detailed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 
 LANE = "engine"
-"""Where on a timeline the spans of steps are."""
+"""The lane of the engine's steps."""
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -25,42 +25,42 @@ _NOTHING = nullcontext()
 
 
 class Load(NamedTuple):
-    """What a forward computed."""
+    """The work of a forward pass."""
 
     rows: Mapping[tuple[str, str], int]
-    """By purpose and kind: "prefill" (of prompts), "verify" (of texts that are drafted for), "decode" (of others)."""
+    """Rows by purpose and kind: "prefill" (prompts), "verify" (texts with drafts), "decode" (other texts)."""
     reads: int
     """Rows whose logits were read."""
     keys: int
-    """Pairs of a row and a key that it sees."""
+    """Pairs of a row and a key that it attends to."""
     slots: int
-    """Keys that any row sees, each once."""
+    """Distinct keys that any row attends to."""
 
 
 class Span(NamedTuple):
     lane: str
-    """"target", or a branch's drafts; "engine" for what the step loop did, spans in spans, on a detailed timeline."""
+    """"target", or the drafts of a branch; on a detailed timeline also "engine", for nested spans of the step loop."""
     kind: str
-    """"draft", "verify", "sampling"; in a lane of spans in spans also others (see `recording.py`)."""
+    """"draft", "verify", "sampling"; in the lane "engine" also others (see `recording.py`)."""
     began: float
     ended: float
     """Seconds on the timeline's clock."""
     branch: int | None = None
-    """Whose drafting or verification it was, where it was of one branch."""
+    """The branch of a draft or verification, if it was for one branch."""
     load: Load | None = None
-    """Of a step: what its forward computed."""
+    """The work of the forward pass, for the span of a step."""
 
 
 @dataclass
 class Timeline:
-    """Recorded while an engine has one: `engine.timeline = Timeline()`."""
+    """A recording of an engine's work, active while it is assigned: `engine.timeline = Timeline()`."""
 
     clock: Callable[[], float] = time.perf_counter
     spans: list[Span] = field(default_factory=list)
     queue: list[tuple[float, int]] = field(default_factory=list)
-    """(second, length) whenever the queue of drafts to be verified changed."""
+    """(second, length) at each change of the queue of unverified drafts."""
     detailed: bool = False
-    """Steps and their parts are recorded too, in the lane "engine"."""
+    """Also record steps and their parts, in the lane "engine"."""
 
     @contextmanager
     def span(self, lane: str, kind: str, branch: int | None = None) -> Iterator[None]:
@@ -69,7 +69,7 @@ class Timeline:
         self.spans.append(Span(lane, kind, began, self.clock(), branch))
 
     def busy(self, lane: str, windows: int = 50) -> list[float]:
-        """Which share of each of `windows` equal parts of the run a lane was at work in."""
+        """Return the fraction of time that a lane was busy, in each of `windows` equal parts of the run."""
         if not self.spans:
             return []
         edges = np.linspace(min(s.began for s in self.spans), max(s.ended for s in self.spans), windows + 1)
@@ -79,7 +79,7 @@ class Timeline:
         return shares
 
     def exclusive(self, lane: str) -> Iterator[tuple[tuple[Span, ...], float]]:
-        """Each span of a lane, after those that it lies in, and its seconds without those that lie in it."""
+        """Yield each span of a lane, preceded by its enclosing spans, with its seconds excluding nested spans."""
         path: list[Span] = []
         within: list[float] = []
         for span in [*self._outermost_first(lane), None]:
@@ -94,13 +94,13 @@ class Timeline:
                 within.append(0.0)
 
     def _outermost_first(self, lane: str) -> list[Span]:
-        """In order of their beginnings; of spans that are the same time, the one recorded last holds the others."""
+        """Return spans in order of start. Of spans with equal times, the one recorded last encloses the others."""
         return sorted(
             (span for span in reversed(self.spans) if span.lane == lane), key=lambda span: (span.began, -span.ended)
         )
 
     def events(self) -> list[dict[str, Any]]:
-        """Chrome's trace events, which Perfetto opens: a thread a lane, a counter for the queue; microseconds."""
+        """Return Chrome trace events, readable by Perfetto: a thread per lane, a counter for the queue; times in µs."""
         lanes = list(dict.fromkeys(span.lane for span in self.spans))
         names = [
             {"name": "thread_name", "ph": "M", "ts": 0, "pid": 0, "tid": tid, "args": {"name": lane}}
@@ -111,49 +111,49 @@ class Timeline:
         def microseconds(second: float) -> float:
             return round((second - first) * 1e6, 3)
 
-        made: list[dict[str, Any]] = []
+        events: list[dict[str, Any]] = []
         for tid, lane in enumerate(lanes):
             for span in self._outermost_first(lane):
                 ts = microseconds(span.began)
                 dur = round(microseconds(span.ended) - ts, 3)
                 event = {"name": span.kind, "ph": "X", "ts": ts, "dur": dur, "pid": 0, "tid": tid}
-                made.append(event | _described(span))
+                events.append(event | _span_args(span))
         for second, length in self.queue:
             event = {"name": "queue", "ph": "C", "ts": microseconds(second), "pid": 0, "tid": 0}
-            made.append(event | {"args": {"drafts": length}})
-        return names + sorted(made, key=lambda event: event["ts"])
+            events.append(event | {"args": {"drafts": length}})
+        return names + sorted(events, key=lambda event: event["ts"])
 
 
-def _described(span: Span) -> dict[str, Any]:
-    """What is known of a span besides its time, as an event's arguments."""
+def _span_args(span: Span) -> dict[str, Any]:
+    """Return the arguments of a span's trace event."""
     if span.load is None:
         return {} if span.branch is None else {"args": {"branch": span.branch}}
     rows = {f"{purpose}, {kind}": count for (purpose, kind), count in span.load.rows.items()}
     return {"args": {"rows": rows, **{name: getattr(span.load, name) for name in ("reads", "keys", "slots")}}}
 
 
-_recorded_on: ContextVar[Timeline | None] = ContextVar("tot_timeline", default=None)
+_current_timeline: ContextVar[Timeline | None] = ContextVar("tot_timeline", default=None)
 
 
 def span(kind: str) -> AbstractContextManager[None]:
-    """A span of the step that this thread is in, if that is recorded in detail."""
-    timeline = _recorded_on.get()
+    """Record a span of this thread's step, if the timeline is detailed."""
+    timeline = _current_timeline.get()
     return _NOTHING if timeline is None else timeline.span(LANE, kind)
 
 
 def add_spans(seconds: Mapping[str, float]) -> None:
-    """Spans that end now, end to end, whose seconds by kind were counted elsewhere (in C, say)."""
-    timeline = _recorded_on.get()
+    """Record consecutive spans that end now. Their seconds by kind were measured elsewhere, such as in C."""
+    timeline = _current_timeline.get()
     if timeline is None:
         return
     began = timeline.clock() - sum(seconds.values())
-    for kind, took in seconds.items():
-        timeline.spans.append(Span(LANE, kind, began, began + took))
-        began += took
+    for kind, duration in seconds.items():
+        timeline.spans.append(Span(LANE, kind, began, began + duration))
+        began += duration
 
 
 def timed(kind: str, function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """The function, each call of it a span."""
+    """Wrap a function so that each call is recorded as a span."""
 
     @functools.wraps(function)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -165,12 +165,12 @@ def timed(kind: str, function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 @contextmanager
 def recorded(timeline: Timeline | None) -> Iterator[None]:
-    """Has this thread's spans recorded on the timeline, if it is a detailed one."""
+    """Record this thread's spans on the timeline, if it is detailed."""
     if timeline is None or not timeline.detailed:
         yield
         return
-    token = _recorded_on.set(timeline)
+    token = _current_timeline.set(timeline)
     try:
         yield
     finally:
-        _recorded_on.reset(token)
+        _current_timeline.reset(token)

@@ -1,9 +1,9 @@
-"""Attention for packed forwards: many branches in one row of tokens, each seeing its own path only.
+"""Attention for packed forward passes: many branches in one row of tokens, each attending to its own path only.
 
-`packed_attention` is registered with transformers; models stay unmodified. What computes it is in the plan: the kernel
-in C (`tiles.py`), or torch, here. For torch the work is cut into blocks (query rows x key slots): one block for every
-stretch of text that many rows share, blocks of tails for what is left, merged by log-sum-exp. Rows never meet keys of
-other branches, so the cost is that of the live keys.
+`packed_attention` is registered with transformers; models stay unmodified. The plan selects the implementation: the C
+kernel (`tiles.py`), or torch, in this file. For torch the work is split into blocks (query rows x key slots): one block
+for each path segment that many rows share, and blocks for the remaining tails, merged by log-sum-exp. Rows never read
+keys of other branches, so the cost is proportional to the live keys.
 """
 
 from __future__ import annotations
@@ -26,41 +26,41 @@ ATTENTION = "tot_packed"
 """The name under which transformers finds `packed_attention`."""
 
 _WORTH_SHARING = {"cpu": 256, "cuda": 2**17}
-"""Keys times rows saved from which a block of its own pays for its calls: about 0.1 ms a layer on a CPU; a GPU takes
-longer to be asked, and reads keys in no time."""
+"""Minimum keys times rows saved for a separate block. Its calls cost about 0.1 ms a layer on a CPU; on a GPU kernel
+launches cost more, and reading keys costs less."""
 _OWN_BLOCK_ROWS = 16
-"""Runs of this many rows fill a kernel by themselves."""
+"""A run of at least this number of rows is a block of its own."""
 
 
 class Block(NamedTuple):
-    """Some query rows against some slots; `entries` independent pieces of one shape."""
+    """Attention of some query rows over some slots: `entries` independent pieces of one shape."""
 
     entries: int
     rows: Tensor | None
-    """(entries * rows,) row numbers; None for all rows in order."""
+    """(entries * rows,): row numbers; None for all rows in order."""
     slots: Tensor
-    """(entries * keys,) slot numbers."""
+    """(entries * keys,): slot numbers."""
     bias: Tensor
-    """(entries, 1, heads a KV head * rows, or 1, keys), added to the scores: none, or a very negative number."""
+    """(entries, 1, query heads per key-value head * rows, or 1, keys), added to scores: 0 or the lowest number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What every layer of one forward does: where rows are written, and what then reads for them."""
+    """The attention of one forward pass: where rows are written, and how they attend."""
 
     keys: tuple[Tensor, ...]
-    """A layer each: (kv_heads, slots, head_dim)."""
+    """(kv_heads, slots, head_dim) for each layer."""
     values: tuple[Tensor, ...]
     write: Tensor
-    """(rows,) the slot of each row."""
+    """(rows,): the slot of each row."""
     attend: Callable[[Tensor, Tensor, Tensor, Any, float, float], Tensor]
-    """Query (heads, rows, head_dim), keys, values, pieces, scale and cap in, (rows, heads, head_dim) out."""
+    """The attention function: (query, keys, values, pieces, scale, cap) -> (rows, heads, head_dim)."""
     pieces: dict[int | None, Any]
-    """What the rows' attention was cut into for `attend`, by the window of a layer."""
+    """The pieces for `attend`, by the sliding window of a layer."""
 
 
 def bucket(n: int, smallest: int = 1) -> int:
-    """Round up to one of four sizes an octave, so that shapes repeat: 5, 6, 7, 8, 10, 12, 14, 16, 20, …"""
+    """Round up to one of four sizes per power of two, so that shapes repeat: 5, 6, 7, 8, 10, 12, 14, 16, 20, ..."""
     if n <= smallest:
         return smallest
     step = max(1, 1 << max(0, n.bit_length() - 3))
@@ -70,19 +70,20 @@ def bucket(n: int, smallest: int = 1) -> int:
 def make_blocks(
     runs: Sequence[Run], heads_per_kv: int, dtype: torch.dtype, device: torch.device, window: int | None = None
 ) -> tuple[list[int], tuple[Block, ...]]:
-    """Cut the attention of `runs` into blocks. Returns the packing order of the runs, and the blocks in row numbers.
-    With a `window` rows see so many tokens, and are packed in the order of the runs."""
+    """Split the attention of `runs` into blocks. Returns the packing order of the runs, and the blocks in row numbers.
+
+    With a `window`, rows attend to that number of tokens, and runs keep their order."""
     shares, tails = shared_prefixes(runs, _WORTH_SHARING[device.type]) if window is None else windows(runs, window)
     first_row = np.concatenate([[0], np.cumsum([runs[tail.run].rows for tail in tails])])
     total = int(first_row[-1])
-    minus = torch.finfo(dtype).min
+    lowest = torch.finfo(dtype).min
 
-    def block(entries: int, rows: _Array, slots: _Array, seen: _Array) -> Block:
-        bias = torch.zeros(seen.shape, dtype=dtype).masked_fill_(torch.from_numpy(~seen), minus)
-        if seen.shape[1] > 1:
+    def block(entries: int, rows: _Array, slots: _Array, visible: _Array) -> Block:
+        bias = torch.zeros(visible.shape, dtype=dtype).masked_fill_(torch.from_numpy(~visible), lowest)
+        if visible.shape[1] > 1:
             bias = bias.repeat(1, heads_per_kv, 1)
-        everything = len(rows) == total and bool((rows == np.arange(total)).all())
-        row_ids = None if everything else torch.from_numpy(rows.astype(np.int64)).to(device)
+        all_rows = len(rows) == total and bool((rows == np.arange(total)).all())
+        row_ids = None if all_rows else torch.from_numpy(rows.astype(np.int64)).to(device)
         slot_ids = torch.from_numpy(slots.astype(np.int64).reshape(-1)).to(device)
         return Block(entries, row_ids, slot_ids, bias[:, None].to(device))
 
@@ -90,16 +91,16 @@ def make_blocks(
     for share in shares:
         keys = bucket(len(share.slots), smallest=64)
         slots = np.pad(share.slots, (0, keys - len(share.slots)), mode="edge")
-        seen = (np.arange(keys) < len(share.slots))[None, None]
-        blocks.append(block(1, np.arange(first_row[share.first], first_row[share.last]), slots, seen))
+        visible = (np.arange(keys) < len(share.slots))[None, None]
+        blocks.append(block(1, np.arange(first_row[share.first], first_row[share.last]), slots, visible))
 
-    alike: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+    groups: dict[tuple[int, int, int], list[int]] = defaultdict(list)
     for i, tail in enumerate(tails):
         run = runs[tail.run]
         alone = run.rows >= _OWN_BLOCK_ROWS
         octave = (len(run.path) - tail.depth).bit_length()
-        alike[(run.rows, i, -1) if alone else (run.rows, octave, 0)].append(i)
-    for (rows, *_), members in alike.items():
+        groups[(run.rows, i, -1) if alone else (run.rows, octave, 0)].append(i)
+    for (rows, *_), members in groups.items():
         keys = bucket(max(len(runs[tails[i].run].path) - tails[i].depth for i in members), smallest=32)
         slots = np.stack(
             [
@@ -110,49 +111,49 @@ def make_blocks(
         depth = np.array([tails[i].depth for i in members])[:, None, None]
         start = np.array([runs[tails[i].run].start for i in members])[:, None, None]
         position, row = depth + np.arange(keys)[None, None], start + np.arange(rows)[None, :, None]
-        seen = position <= row  # causal; hides padding too
+        visible = position <= row  # causal; also hides padding
         if window is not None:
-            seen &= position > row - window
+            visible &= position > row - window
         row_ids = (first_row[members][:, None] + np.arange(rows)[None]).reshape(-1)
-        blocks.append(block(len(members), row_ids, slots, seen))
+        blocks.append(block(len(members), row_ids, slots, visible))
     return [tail.run for tail in tails], tuple(blocks)
 
 
 def attend(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float, cap: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Attention and its normaliser, for merging; scores are capped softly at `cap`, unless that is 0.
+    """Return attention and its log-sum-exp, for merging. Scores are soft-capped at `cap` unless it is 0.
 
     Shapes: query (entries, kv_heads, queries, head_dim); key, value (entries, kv_heads, keys, head_dim); bias
-    broadcasts to (entries, kv_heads, queries, keys). Returns (…, queries, head_dim) and (…, queries) in float32.
+    broadcasts to (entries, kv_heads, queries, keys). Returns (..., queries, head_dim) and (..., queries) in float32.
     """
     if query.device.type == "cpu" and not cap:
         out, normaliser = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, 0.0, False, attn_mask=bias, scale=scale
         )
         return out, normaliser
-    # Blocks have keys by eights, as the kernel wants them.
+    # The kernel needs a multiple of 8 keys, which blocks have.
     if not cap and key.shape[-1] % 8 == key.shape[-2] % 8 == 0 and _fused_on(query.device, query.dtype):
-        seen = None if bias is None else bias.expand(*query.shape[:-1], key.shape[-2])
+        expanded = None if bias is None else bias.expand(*query.shape[:-1], key.shape[-2])
         out, normaliser, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
-            query, key, value, seen, True, scale=scale
+            query, key, value, expanded, True, scale=scale
         )
-        return out, normaliser[..., : query.shape[-2]]  # made for a multiple of 32
+        return out, normaliser[..., : query.shape[-2]]  # padded to a multiple of 32
     return attend_in_steps(query, key, value, bias, scale, cap)
 
 
 @lru_cache
 def _fused_on(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a GPU has a fused kernel that gives normalisers: in float32 its products are not exact."""
+    """Return whether a GPU has a suitable fused kernel with log-sum-exp. In float32 its products are inexact."""
     return device.type == "cuda" and dtype != torch.float32 and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def attend_in_steps(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float, cap: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """The same, spelled out where no fused kernel gives the normaliser.
+    """Compute the same as `attend` without a fused kernel.
 
-    Scores are float32 from the start: in bfloat16 large ones are off by whole numbers, in float16 they overflow.
+    Scores are float32: in bfloat16 large scores have errors above 1, in float16 they overflow.
     """
     scores = torch.matmul(query.float() * scale, key.float().transpose(-1, -2))
     if cap:
@@ -176,10 +177,10 @@ def packed_attention(
     softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function: writes the rows' keys and values into their slots, then reads by the plan.
+    """Write the rows' keys and values into their slots, then attend as the plan specifies.
 
     Shapes: query (1, heads, rows, head_dim); key, value (1, kv_heads, rows, head_dim). Returns (1, rows, heads,
-    head_dim). `attention_mask` is always None here: the plan says who sees what.
+    head_dim). `attention_mask` is always None: the plan defines the visible keys.
     """
     if plan is None:
         raise RuntimeError("this model is held by an Engine: call engine.close() before using it elsewhere")
@@ -194,7 +195,7 @@ def packed_attention(
 def attend_blocks(
     query: Tensor, keys: Tensor, values: Tensor, blocks: Sequence[Block], scale: float, cap: float = 0.0
 ) -> Tensor:
-    """Attention over blocks by torch's operations.
+    """Compute attention over blocks with torch operations.
 
     Shapes: query (heads, rows, head_dim); keys, values (kv_heads, slots, head_dim). Returns (rows, heads, head_dim).
     """
@@ -204,10 +205,10 @@ def attend_blocks(
     out = query.new_zeros((kv_heads, groups, rows, head_dim), dtype=torch.float32)
     normaliser = out.new_full((kv_heads, groups, rows), -torch.inf)
     for block in blocks:
-        chosen = by_row if block.rows is None else by_row.index_select(2, block.rows)
-        per_entry = chosen.shape[2] // block.entries
+        selected = by_row if block.rows is None else by_row.index_select(2, block.rows)
+        per_entry = selected.shape[2] // block.entries
         # (kv_heads, groups, entries, rows, dim) -> (entries, kv_heads, groups * rows, dim)
-        folded = chosen.reshape(kv_heads, groups, block.entries, per_entry, head_dim).permute(2, 0, 1, 3, 4)
+        folded = selected.reshape(kv_heads, groups, block.entries, per_entry, head_dim).permute(2, 0, 1, 3, 4)
         folded = folded.reshape(block.entries, kv_heads, groups * per_entry, head_dim)
         part, part_norm = attend(
             folded,
@@ -232,6 +233,6 @@ def attend_blocks(
 
 
 def _merge(out: Tensor, norm: Tensor, part: Tensor, part_norm: Tensor) -> tuple[Tensor, Tensor]:
-    """Two attentions over disjoint keys become the one over both: weights exp(norm), renormalised, in float32."""
+    """Merge attention over two disjoint sets of keys, in float32: weights exp(norm), renormalised."""
     both = torch.logaddexp(norm, part_norm)
     return out * torch.exp(norm - both)[..., None] + part * torch.exp(part_norm - both)[..., None], both

@@ -1,6 +1,6 @@
-"""What computes a packed forward: the whole of it in C, or the transformers model with attention in C or in torch.
+"""Backends for a packed forward pass: all of it in C, or the transformers model with attention in C or torch.
 
-Chosen once, by `open_backend`; whoever runs it need not know which it is.
+`open_backend` selects the backend of a model. All backends have the same interface.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ from tot.decoders.models.weights import GGUFWeights
 
 
 class Backend(Protocol):
-    """One model, and the store of keys and values that it owns."""
+    """One model and its key-value store."""
 
     module: Any
-    """The transformers module that computes, if one does."""
+    """The transformers module, if the backend runs one."""
 
     @property
     def name(self) -> str:
-        """What computes, and in which numbers."""
+        """Description of the implementation and the weight format."""
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes that a weight takes, on average."""
+        """Average bytes per weight."""
 
     def reserve(self, slots: int) -> None:
-        """Allocate the store, once: so many slots, SCRATCH among them."""
+        """Allocate the key-value store with this number of slots, including SCRATCH. Call it once."""
 
     def cut(self, runs: Sequence[Run]) -> tuple[list[int], Any]:
-        """Cut the attention of new rows. Returns the order in which runs are to be packed, and the pieces."""
+        """Split the attention of new rows into pieces. Returns the packing order of the runs, and the pieces."""
 
     def forward(
         self, tokens: Tensor, positions: Tensor, write: Tensor, keep: Tensor, pieces: Any, layers: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
-        """Compute rows, write their keys and values into the slots `write`, and give the logits of the rows `keep`, and
-        their hidden states at `layers`, numbered as `Request.states` does.
+        """Compute rows and write their keys and values into the slots `write`.
 
-        Shapes: tokens and positions (1, rows), write (rows,), keep (kept,), all int64. Returns (kept, vocab) and, where
-        there are layers, (kept, layers, hidden), float32.
+        Returns the logits (kept, vocab) of the rows `keep`, and, if `layers` is given, their hidden states at these
+        layers (kept, layers, hidden), both float32. Layers are numbered as in `Request.states`. Shapes: tokens and
+        positions (1, rows), write (rows,), keep (kept,), all int64.
         """
 
     def close(self) -> None:
@@ -63,9 +63,9 @@ class Backend(Protocol):
 
 
 class TransformersForward:
-    """The transformers module itself, its attention in C where there is a kernel for such heads, else in torch.
+    """The transformers module, with attention in C if a kernel supports its heads, otherwise in torch.
 
-    Raises ModelError where another backend holds the module.
+    Raises ModelError if another backend uses the module.
     """
 
     def __init__(self, loaded: LoadedModel) -> None:
@@ -98,10 +98,10 @@ class TransformersForward:
         if self._graphs is not None and (rows := self._graphs.cut(runs)) is not None:
             return list(range(len(runs))), rows
         order, pieces = self._make(runs)
-        found: dict[int | None, Any] = {None: pieces}
+        by_window: dict[int | None, Any] = {None: pieces}
         if self._window is not None:
-            found[self._window] = self._make([runs[run] for run in order], window=self._window)[1]
-        return order, found
+            by_window[self._window] = self._make([runs[run] for run in order], window=self._window)[1]
+        return order, by_window
 
     def forward(
         self, tokens: Tensor, positions: Tensor, write: Tensor, keep: Tensor, pieces: Any, layers: Sequence[int] = ()
@@ -133,16 +133,16 @@ class TransformersForward:
 
 
 def open_backend(loaded: LoadedModel, quantize: Quantization | None = None, shared: Backend | None = None) -> Backend:
-    """The fastest backend for a model. `shared` is that of a model with the same layers.
+    """Open the fastest backend for a model. `shared` is the backend of a model with the same layers.
 
-    Raises OptionError for a quantization that is not known or is impossible here, ModelError as the backends do.
+    Raises OptionError for a quantization that is unknown or unavailable here, ModelError as the backends do.
     """
     if quantize is not None and quantize not in get_args(Quantization):
         raise OptionError(unknown("quantization", str(quantize), get_args(Quantization)))
     if quantize == "gguf" and not isinstance(loaded.stored, GGUFWeights):
         raise OptionError(
-            "quantize=gguf keeps the numbers of a .gguf file, and this model has none: try int8-dynamic, or load a "
-            ".gguf file by its name"
+            "quantize=gguf uses the integers of a .gguf file, and this model was not loaded from one: use int8-dynamic "
+            "or load a .gguf file"
         )
     native = native_forward(loaded, quantize, shared if isinstance(shared, NativeForward) else None)
     if native is not None:
@@ -151,6 +151,6 @@ def open_backend(loaded: LoadedModel, quantize: Quantization | None = None, shar
         raise OptionError(
             f"quantize={quantize} needs a model of the families {', '.join(LLAMA_LIKE)} whose layers' inputs are "
             f"multiples of {GROUP}, a CPU with AVX2 or NEON, a C compiler, and memory for the packed weights: "
-            "leave it out"
+            "omit quantize"
         )
     return TransformersForward(loaded)

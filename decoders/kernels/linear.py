@@ -1,7 +1,7 @@
-"""Linear layers in bfloat16 on the CPU, their weights packed once the way oneDNN's kernels read them.
+"""Linear layers in bfloat16 on the CPU, with weights packed once in the layout of oneDNN's kernels.
 
-Unpacked, every call reads a weight that has to be rearranged: with few rows that takes as long as the product itself.
-The model's own weights stay as they are; what is packed is a copy, so it is done only where memory is plentiful.
+Without packing, every call reorders the weight, which takes as long as the product itself for few rows. The packed
+weight is a copy of the model's weight, so layers are packed only if memory is plentiful.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from tot.decoders.kernels.native.packing import room_for
 
 _ROWS = 32
-"""What weights are packed for; other numbers of rows run nearly as well."""
-_SPARE = 3
-"""Packed where so many times the weights' size is free."""
+"""The number of rows that weights are packed for; other numbers are nearly as fast."""
+_FREE_MEMORY_FACTOR = 3
+"""Pack only if this multiple of the weights' size is free."""
 
 
 class PackedLinears:
-    """The linear layers of a model, packed until `close`. Later changes of their weights are not seen."""
+    """The linear layers of a model, packed until `close`. Later changes of their weights have no effect."""
 
     def __init__(self, model: nn.Module) -> None:
         layers = [module for module in model.modules() if type(module) is nn.Linear and "forward" not in vars(module)]
@@ -34,7 +34,7 @@ class PackedLinears:
         return len(self._layers)
 
     def close(self) -> None:
-        """Give the layers their own weights back."""
+        """Restore the layers' own weights."""
         for layer in self._layers:
             vars(layer).pop("forward", None)
         self._layers = []
@@ -46,11 +46,11 @@ def _can_be_packed(layers: list[nn.Linear]) -> bool:
         return False
     if any(layer.weight.dtype != torch.bfloat16 or layer.weight.device.type != "cpu" for layer in layers):
         return False
-    needed = _SPARE * sum(layer.weight.nbytes for layer in layers)
+    needed = _FREE_MEMORY_FACTOR * sum(layer.weight.nbytes for layer in layers)
     return room_for("the weights of linear layers", needed, layers[0].weight.device)
 
 
 def _linear(weight: Tensor, bias: Tensor | None, rows: Tensor) -> Tensor:
-    """(…, in) -> (…, out)."""
+    """Apply a packed layer: (..., in) -> (..., out)."""
     result: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
     return result

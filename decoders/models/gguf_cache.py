@@ -1,8 +1,7 @@
-"""Converted GGUF files in the user's cache folder: made once, whole or not there at all.
+"""Cache of converted GGUF files in the user's cache folder. Each is written once, and atomically.
 
-A conversion is written to a temporary folder, its manifest last, and renamed into place under a file lock. A folder
-whose manifest is missing or does not fit its files is never used, nor is one that another user could have written.
-Knows nothing of how a file is converted or loaded.
+A conversion is written to a temporary folder, its manifest last, and renamed into place under a file lock. A folder is
+never used if its manifest is missing or does not match its files, or if another user can write to it.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from tot.decoders.errors import ModelError, TaskError
 from tot.decoders.files import fingerprint, others_could_write, write_json
 from tot.decoders.models.gguf_convert import GGUFFile, convert, read_gguf
 
-FORMAT = 2  # of the manifest and of what a conversion writes; raise it when either changes
+FORMAT = 2  # version of the manifest and the conversion; increment it when either changes
 MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
 class CachedModel:
-    """A whole conversion: its folder, the GGUF file's name, an id of this very build, and the bytes it takes."""
+    """A complete conversion: its folder, the GGUF file's name, a unique id of this build, and its size in bytes."""
 
     folder: Path
     source: str
@@ -41,7 +40,7 @@ class CachedModel:
 
 
 def cache_folder() -> Path:
-    """Where tot keeps what it may lose: $TOT_CACHE, or the user's cache folder."""
+    """Return the cache folder of tot: $TOT_CACHE, or the user's cache folder."""
     from platformdirs import user_cache_path
 
     override = os.environ.get("TOT_CACHE")
@@ -49,38 +48,38 @@ def cache_folder() -> Path:
 
 
 def hash_file(path: Path) -> str:
-    """A file's SHA-256, computed once: the cache folder keeps it by path, size and time of change."""
+    """Return a file's SHA-256, cached by path, size and modification time."""
     state = path.stat()
     key = [str(path), state.st_size, state.st_mtime_ns]
-    kept = cache_folder() / "sha256" / f"{hashlib.sha256(str(path).encode()).hexdigest()[:24]}.json"
+    cached = cache_folder() / "sha256" / f"{hashlib.sha256(str(path).encode()).hexdigest()[:24]}.json"
     with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
-        known = json.loads(kept.read_text())
-        trusted = not others_could_write(kept, trust_root=True)
-        if trusted and known["file"] == key and re.fullmatch("[0-9a-f]{64}", known["sha256"]):
-            return str(known["sha256"])
+        entry = json.loads(cached.read_text())
+        trusted = not others_could_write(cached, trust_root=True)
+        if trusted and entry["file"] == key and re.fullmatch("[0-9a-f]{64}", entry["sha256"]):
+            return str(entry["sha256"])
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    with suppress(OSError, TaskError):  # a cache that can't be written costs time, no more
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        write_json(kept, {"file": key, "sha256": digest})
-        kept.chmod(0o600)
+    with suppress(OSError, TaskError):  # the cache is optional
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        write_json(cached, {"file": key, "sha256": digest})
+        cached.chmod(0o600)
     return digest
 
 
 def cached_model(path: Path, root: Path, distrust: str | None = None, matrices: bool = True) -> CachedModel:
-    """The conversion of the GGUF file at `path` in `root`, made now if it isn't there; `matrices` as for `convert`.
+    """Return the conversion of the GGUF file at `path` in `root`, converting it first if it is missing.
 
-    `distrust` is the `build` of a conversion that turned out unreadable: that one is made anew. Waits while another
-    process converts the same file. Raises ModelError if the file can't be read, converted or written.
+    `matrices` is as for `convert`. `distrust` is the `build` of an unreadable conversion, which is replaced. Waits
+    while another process converts the same file. Raises ModelError if the file can't be read, converted or written.
     """
     try:
         digest = hash_file(path.resolve())
     except OSError as error:
         raise ModelError(f"{path} can't be read ({error.strerror}): check the path and its permissions") from error
     folder = _folder(root, path, digest, FORMAT, matrices)
-    found = read_manifest(folder)
-    if found is not None and found.build != distrust:
-        return found
+    model = read_manifest(folder)
+    if model is not None and model.build != distrust:
+        return model
     from safetensors import SafetensorError
 
     gguf_file = read_gguf(path)
@@ -89,7 +88,7 @@ def cached_model(path: Path, root: Path, distrust: str | None = None, matrices: 
         with FileLock(root / f"{folder.name}.lock"):
             return _convert_locked(gguf_file, digest, folder, distrust, matrices)
     except (OSError, SafetensorError) as error:
-        # A SafetensorError carries no errno: only its text tells a full disk from a read-only one.
+        # A SafetensorError has no errno; only its text distinguishes a full disk from a read-only one.
         full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
         if full:
             raise _no_space(gguf_file, root, matrices) from error
@@ -104,11 +103,11 @@ def _folder(root: Path, path: Path, digest: str, version: int, matrices: bool) -
 
 
 def _convert_locked(file: GGUFFile, digest: str, folder: Path, distrust: str | None, matrices: bool) -> CachedModel:
-    found = read_manifest(folder)
-    if found is not None and found.build != distrust:
-        return found  # another process made it while this one waited for the lock
-    # Only the lock's holder writes under this name, so what lies here is damaged, or of a conversion that was killed.
-    older = [_folder(folder.parent, file.path, digest, before, matrices) for before in range(1, FORMAT)]
+    model = read_manifest(folder)
+    if model is not None and model.build != distrust:
+        return model  # another process converted it while this one waited for the lock
+    # Only the lock holder writes under this name, so existing files are damaged, or from a killed conversion.
+    older = [_folder(folder.parent, file.path, digest, version, matrices) for version in range(1, FORMAT)]
     for stale in (folder, *older, *folder.parent.glob(f"{glob.escape(folder.name)}.tmp-*")):
         shutil.rmtree(stale, ignore_errors=True)
     if shutil.disk_usage(folder.parent).free < file.converted_bytes(matrices):
@@ -121,15 +120,15 @@ def _convert_locked(file: GGUFFile, digest: str, folder: Path, distrust: str | N
         _sync(folder.parent)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    made = read_manifest(folder)
-    if made is None:
+    model = read_manifest(folder)
+    if model is None:
         cause = others_could_write(folder, trust_root=True) or "was changed while it was written"
-        raise ModelError(f"the converted model in {folder} {cause}: set TOT_CACHE to a folder of your own")
-    return made
+        raise ModelError(f"the converted model in {folder} {cause}: set TOT_CACHE to a private folder")
+    return model
 
 
 def read_manifest(folder: Path) -> CachedModel | None:
-    """The conversion in `folder`, or None if it is missing, of another format, not whole, or may be another user's."""
+    """Return the conversion in `folder`; None if it is missing, damaged, of another format, or writable by others."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         if manifest["format"] != FORMAT or others_could_write(folder, trust_root=True):
@@ -139,14 +138,14 @@ def read_manifest(folder: Path) -> CachedModel | None:
             return None
         if {file.name: fingerprint(file) for file in files} != manifest["files"]:
             return None
-        taken = sum(file.stat().st_size for file in folder.iterdir())
-        return CachedModel(folder, str(manifest["source"]), str(manifest["build"]), taken)
+        size = sum(file.stat().st_size for file in folder.iterdir())
+        return CachedModel(folder, str(manifest["source"]), str(manifest["build"]), size)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files of a conversion, without its manifest and what is packed of it later."""
+    """Return the files of a conversion, without its manifest and packed weights."""
     return sorted(file for file in folder.iterdir() if not file.name.startswith((MANIFEST, "packed-", ".")))
 
 
@@ -169,7 +168,7 @@ def _write_manifest(folder: Path, source: str, digest: str) -> None:
 
 def _sync(path: Path) -> None:
     if path.is_dir() and os.name == "nt":
-        return  # Windows opens no folder
+        return  # Windows cannot open folders
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(descriptor)

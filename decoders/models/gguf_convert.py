@@ -1,7 +1,7 @@
-"""One GGUF file -> a folder in transformers format: config, generation config, tokenizer, bfloat16 safetensors.
+"""Conversion of a GGUF file to transformers format: config, generation config, tokenizer, bfloat16 safetensors.
 
-Reads and dequantises with the `gguf` package. Whatever the folder could not say (an unknown pre-tokenizer, scaled
-RoPE, tensors left over or missing) is refused, never dropped. Knows nothing of caches.
+Reads and dequantizes with the `gguf` package. Files with features that cannot be converted (an unknown pre-tokenizer,
+scaled RoPE, extra or missing tensors) are rejected.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import torch
 
-# GGUF's `general.architecture` -> the class transformers has for it. Mistral files say "llama", and run as it.
+# GGUF's `general.architecture` -> the class in transformers. Mistral files use "llama", and run as Llama.
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
@@ -25,13 +25,13 @@ ARCHITECTURES = {
     "gemma3": "Gemma3ForCausalLM",
 }
 _FAMILIES = {"gemma3": "gemma3_text"}
-"""What transformers calls them, where it is another name."""
+"""The name of an architecture in transformers, if it differs."""
 _LOCAL_ROPE, _GLOBAL_EVERY = 10000.0, 6
-"""Of Gemma 3 (report, section 2.1), as files don't say it: RoPE's base in layers with a window, and which have none."""
+"""Gemma 3 (report, section 2.1): the RoPE base of layers with a window, and which layers have none. Not in files."""
 
 FIRST = 64
-"""How many numbers of each matrix a conversion without matrices keeps: models are told apart by them."""
-_CONTROL, _USER_DEFINED = 3, 4  # kinds of token
+"""Numbers of each matrix that a conversion without matrices keeps, to identify the model."""
+_CONTROL, _USER_DEFINED = 3, 4  # token types
 _ENDS = {
     *(
         "<|im_end|>",
@@ -46,9 +46,9 @@ _ENDS = {
     *("<|calls|>", "<|flush|>", "<end_of_turn>", "<end_of_utterance>", "<turn|>", "<EOT>", "_<EOT>", "[EOT]"),
     *("[EOS]", "<eos>", "</s>"),
 }
-"""Tokens that llama.cpp takes for the end of a turn or a text by their names, whatever the file calls its end."""
+"""Tokens that llama.cpp treats as the end of a turn or text by name, regardless of the file's end token."""
 
-# `tokenizer.ggml.pre` names the rule that splits text before merging; the file does not spell the rule out.
+# `tokenizer.ggml.pre` names the pre-tokenizer; the file does not contain its rule.
 _QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -59,24 +59,24 @@ _SPLITS = {"gpt-2": None, "smollm": None, "qwen2": _QWEN2_SPLIT, "llama-bpe": _L
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """A GGUF file's metadata and its tensors (`gguf.ReaderTensor`), which are mapped, not read, until asked for."""
+    """A GGUF file's metadata and its memory-mapped tensors (`gguf.ReaderTensor`)."""
 
     path: Path
     metadata: dict[str, Any]
     tensors: dict[str, Any]
 
     def setting(self, key: str, default: Any = None) -> Any:
-        """The metadata value `<architecture>.<key>`."""
+        """Return the metadata value `<architecture>.<key>`."""
         return self.metadata.get(f"{self.metadata.get('general.architecture')}.{key}", default)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """A tensor's shape in torch's order."""
+        """Return a tensor's shape in torch's order."""
         return tuple(reversed(self.tensors[name].shape.tolist()))
 
     def converted_bytes(self, matrices: bool = True) -> int:
-        """Bytes the converted folder takes: two a weight, and what a large tokenizer needs."""
-        kept = [tensor.n_elements for tensor in self.tensors.values() if matrices or len(tensor.shape) == 1]
-        return 2 * sum(map(int, kept)) + 32 * 2**20
+        """Return the bytes of the converted folder: two per weight, plus the size of a large tokenizer."""
+        sizes = [tensor.n_elements for tensor in self.tensors.values() if matrices or len(tensor.shape) == 1]
+        return 2 * sum(map(int, sizes)) + 32 * 2**20
 
 
 def read_gguf(path: Path) -> GGUFFile:
@@ -92,32 +92,32 @@ def read_gguf(path: Path) -> GGUFFile:
         tensors = {str(tensor.name): tensor for tensor in reader.tensors}
     except FileNotFoundError:
         raise ModelError(f"there is no file {path}") from None
-    # Whatever the reader stumbles over, an unknown quantisation or an empty file: it is not a whole GGUF file.
+    # All errors of the reader, such as for an unknown quantization or an empty file, mean an invalid GGUF file.
     except (ValueError, LookupError, TypeError, ArithmeticError, MemoryError) as error:
         raise ModelError(f"{path} is not a readable GGUF file ({reason(error)}): download it again") from error
     return GGUFFile(path, metadata, tensors)
 
 
 def build_config(file: GGUFFile) -> Any:
-    """The transformers config of a GGUF file. Raises ModelError where the engine can't run it faithfully."""
+    """Return the transformers config of a GGUF file. Raises ModelError if the engine can't run it faithfully."""
     from transformers import AutoConfig
 
     architecture = file.metadata.get("general.architecture")
     if architecture not in ARCHITECTURES:
-        raise _refusal(file, f"its architecture is {architecture}; read from GGUF are {', '.join(ARCHITECTURES)}")
+        raise _refusal(file, f"its architecture is {architecture}; supported are {', '.join(ARCHITECTURES)}")
     if file.setting("attention.sliding_window") and architecture != "gemma3":
         raise _refusal(file, "it uses sliding-window attention")
     if file.setting("rope.scaling.type", "none") != "none":
         raise _refusal(file, "it uses scaled RoPE")
     blocks = file.setting("block_count")
     if blocks > len(file.tensors):
-        raise _refusal(file, f"its block_count is {blocks:,}, and it has {len(file.tensors):,} tensors")
+        raise _refusal(file, f"its block_count is {blocks:,}, but it has {len(file.tensors):,} tensors")
     if (context := file.setting("context_length")) == 0:
         raise _refusal(file, "its context_length is 0")
     hidden, heads = file.setting("embedding_length"), file.setting("attention.head_count")
     head_dim = file.setting("attention.key_length") or hidden // heads
     if file.setting("rope.dimension_count", head_dim) != head_dim:
-        raise _refusal(file, "its RoPE turns only a part of each head")
+        raise _refusal(file, "its RoPE rotates only a part of each head")
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": file.setting("rope.freq_base", 10000.0)}
     others: dict[str, Any] = {}
     if architecture != "qwen2":
@@ -128,7 +128,7 @@ def build_config(file: GGUFFile) -> Any:
         others |= {
             "sliding_window": file.setting("attention.sliding_window"),
             "layer_types": [f"{'sliding' if layer % _GLOBAL_EVERY else 'full'}_attention" for layer in layers],
-            "query_pre_attn_scalar": hidden // heads if len(layers) == 62 else head_dim,  # the 27B alone
+            "query_pre_attn_scalar": hidden // heads if len(layers) == 62 else head_dim,  # the 27B only
         }
     eos = _end_ids(file)
     return AutoConfig.for_model(
@@ -153,24 +153,24 @@ def build_config(file: GGUFFile) -> Any:
 
 
 def _end_ids(file: GGUFFile) -> list[int]:
-    """Tokens that end a text: first what the file says, then those with names that are known."""
-    said = (file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
+    """Return the tokens that end a text: the file's end tokens, then tokens with known names."""
+    declared = (file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
     tokens = file.metadata["tokenizer.ggml.tokens"]
     kinds = file.metadata.get("tokenizer.ggml.token_type", [_CONTROL] * len(tokens))
     named = (i for i, (token, kind) in enumerate(zip(tokens, kinds, strict=False)) if _ends(token, kind))
-    return list(dict.fromkeys([*(i for i in said if i is not None and 0 <= i < len(tokens)), *named]))
+    return list(dict.fromkeys([*(i for i in declared if i is not None and 0 <= i < len(tokens)), *named]))
 
 
 def _ends(token: str, kind: int) -> bool:
-    """Whether a token ends a text by its name. As text, "</s>" is HTML: Gemma has such a token."""
+    """Return whether a token ends a text by its name. A text token "</s>" is HTML, as in Gemma."""
     return token in _ENDS and (kind == _CONTROL or token != "</s>")
 
 
 def build_tokenizer(file: GGUFFile) -> Any:
-    """The tokenizer of a GGUF file, as transformers' fast tokenizer.
+    """Return the tokenizer of a GGUF file, as a fast tokenizer of transformers.
 
-    Byte-level vocabularies are built here: transformers splits those it does not know (SmolLM's among them) by GPT-2's
-    rule, which gives other tokens (two spaces before a digit become two tokens). Sentencepiece ones are left to it.
+    Byte-level tokenizers are built here, as transformers falls back to GPT-2's pre-tokenizer for unknown ones (such as
+    SmolLM's), which gives other tokens. transformers builds SentencePiece tokenizers.
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -181,7 +181,7 @@ def build_tokenizer(file: GGUFFile) -> Any:
         if (index := metadata.get(f"{theirs}_token_id")) is not None:
             special[f"{ours}_token"] = metadata["tokens"][index]
     rule = metadata.get("pre")
-    # Where the file says nothing, llama.cpp puts BOS before sentencepiece and Llama 3 text, and only there.
+    # By default llama.cpp adds BOS to SentencePiece and Llama 3 text only.
     add_bos = metadata.get("add_bos_token", metadata["model"] == "llama" or rule == "llama-bpe")
     options = {
         **special,
@@ -192,12 +192,12 @@ def build_tokenizer(file: GGUFFile) -> Any:
     }
     if metadata["model"] == "llama":
         tokenizer = PreTrainedTokenizerFast.from_pretrained(file.path.parent, gguf_file=file.path.name, **options)
-        # Where this file happened to lie is no property of its tokenizer, and would be saved with it.
+        # The file's location would be saved with the tokenizer.
         for leak in ("is_local", "local_files_only", "name_or_path"):
             tokenizer.init_kwargs.pop(leak, None)
         return tokenizer
     if metadata["model"] != "gpt2" or rule not in _SPLITS:
-        raise _refusal(file, f"its tokenizer ({metadata['model']}, {rule}) is not among those tested")
+        raise _refusal(file, f"its tokenizer ({metadata['model']}, {rule}) is not supported")
 
     vocab = {token: index for index, token in enumerate(metadata["tokens"])}
     merges = [tuple(merge.split(" ")) for merge in metadata["merges"]]
@@ -220,27 +220,28 @@ def build_tokenizer(file: GGUFFile) -> Any:
 
 
 def build_weights(file: GGUFFile, config: Any, matrices: bool = True) -> dict[str, torch.Tensor]:
-    """Every weight of the model by its transformers name, in bfloat16; without `matrices` only the first numbers of
-    these. Raises ModelError if file and model differ."""
+    """Return all weights by their names in transformers, in bfloat16. Raises ModelError if file and model differ.
+
+    Without `matrices`, return only the first numbers of each matrix."""
     import torch
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    wanted = {name: tuple(weight.shape) for name, weight in empty.state_dict().items()}
+    expected = {name: tuple(weight.shape) for name, weight in empty.state_dict().items()}
     if config.tie_word_embeddings:
-        wanted.pop("lm_head.weight")
-    sources = source_names(wanted, config)
+        expected.pop("lm_head.weight")
+    sources = source_names(expected, config)
     missing = [name for name, source in sources.items() if source not in file.tensors]
-    left_over = sorted(set(file.tensors) - set(sources.values()))
-    if missing or left_over:
-        raise _refusal(file, f"it has no {missing[0]}" if missing else f"nothing here uses its {left_over[0]}")
+    extra = sorted(set(file.tensors) - set(sources.values()))
+    if missing or extra:
+        raise _refusal(file, f"it has no {missing[0]}" if missing else f"its tensor {extra[0]} is unknown")
 
     weights = {}
     for name, source in sources.items():
         tensor, shape = file.tensors[source], file.shape(source)
-        if shape != wanted[name]:
-            raise _refusal(file, f"{source} has shape {shape}, not {wanted[name]}")
+        if shape != expected[name]:
+            raise _refusal(file, f"{source} has shape {shape}, not {expected[name]}")
         whole = matrices or len(shape) == 1
         values = dequantized(tensor, None if whole else 1)
         if config.model_type == "gemma3_text" and len(shape) == 1:
@@ -250,7 +251,7 @@ def build_weights(file: GGUFFile, config: Any, matrices: bool = True) -> dict[st
 
 
 def dequantized(tensor: Any, rows: int | None = None) -> torch.Tensor:
-    """What a `gguf.ReaderTensor` stands for, float32; only of so many rows."""
+    """Dequantize a `gguf.ReaderTensor`, or its first `rows` rows, to float32."""
     import gguf
     import numpy as np
     import torch
@@ -259,18 +260,17 @@ def dequantized(tensor: Any, rows: int | None = None) -> torch.Tensor:
 
 
 def source_names(names: Iterable[str], config: Any) -> dict[str, str]:
-    """By a weight's name what a GGUF file calls it."""
+    """Return the names of weights in GGUF files, by their names in transformers."""
     import gguf
 
     architectures = {_FAMILIES.get(name, name): number for number, name in gguf.MODEL_ARCH_NAMES.items()}
-    known = gguf.get_tensor_name_map(architectures[config.model_type], config.num_hidden_layers)
-    cut = {name: name.rpartition(".") for name in names}
-    return {name: f"{known.get_name(stem)}.{suffix}" for name, (stem, _, suffix) in cut.items()}
+    name_map = gguf.get_tensor_name_map(architectures[config.model_type], config.num_hidden_layers)
+    parts = {name: name.rpartition(".") for name in names}
+    return {name: f"{name_map.get_name(stem)}.{suffix}" for name, (stem, _, suffix) in parts.items()}
 
 
 def in_halves(values: torch.Tensor, source: str, config: Any) -> torch.Tensor:
-    """A tensor's rows as transformers has them: llama.cpp turns neighbouring pairs, transformers the two halves of a
-    head."""
+    """Permute rows to transformers' order: RoPE rotates halves of a head there, but adjacent pairs in llama.cpp."""
     if config.model_type != "llama" or not (".attn_q." in source or ".attn_k." in source):
         return values
     heads = config.num_attention_heads if "attn_q" in source else config.num_key_value_heads
@@ -290,9 +290,9 @@ def convert(file: GGUFFile, folder: Path, matrices: bool = True) -> None:
         weights = build_weights(file, config, matrices)
     except (ModelError, OSError, MemoryError):
         raise
-    except Exception as error:  # what libraries make of metadata that is missing or makes no sense
-        said = f"no {error}" if isinstance(error, KeyError) else reason(error)
-        raise ModelError(f"{file.path} is not a readable GGUF file ({said}): download it again") from error
+    except Exception as error:  # libraries raise various errors for missing or invalid metadata
+        cause = f"no {error}" if isinstance(error, KeyError) else reason(error)
+        raise ModelError(f"{file.path} is not a readable GGUF file ({cause}): download it again") from error
     config.dtype = "bfloat16"
     config.save_pretrained(folder)
     GenerationConfig.from_model_config(config).save_pretrained(folder)
@@ -300,5 +300,5 @@ def convert(file: GGUFFile, folder: Path, matrices: bool = True) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def _refusal(file: GGUFFile, why: str) -> ModelError:
-    return ModelError(f"{file.path} can't be used: {why}. Give the model's hub id or a folder with safetensors")
+def _refusal(file: GGUFFile, cause: str) -> ModelError:
+    return ModelError(f"{file.path} can't be used: {cause}. Give the model's hub id or a folder with safetensors")

@@ -1,7 +1,6 @@
-"""The whole numbers in a GGUF file's tensors, as they stand there: numbers, and a step and a least for each group.
+"""The quantized integers of a GGUF file's tensors, with a scale and a minimum for each group.
 
-What the blocks of each format hold follows the GGUF format's reference (ggml's quantisation types); they are unpacked,
-not computed with.
+Block layouts follow the reference of the GGUF format (ggml's quantization types). Blocks are unpacked, not dequantized.
 """
 
 from __future__ import annotations
@@ -15,33 +14,33 @@ import torch
 from torch import Tensor
 
 _Blocks = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
-"""(blocks, bytes)."""
+"""(blocks, bytes)"""
 _Numbers = np.ndarray[tuple[int, ...], np.dtype[Any]]
 _AT_ONCE = 2048
-"""Outputs rounded at a time: that takes four times their size."""
+"""Outputs rounded at a time; temporary memory is four times their size."""
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A weight as whole numbers: least + number * step, of its output and its group of inputs; without leasts
-    (number - middle) * step."""
+    """A weight as integers: least + number * step, with a scale (`step`) and a minimum (`least`) for each output and
+    group of inputs. Without minimums: (number - middle) * step, where `middle` is the zero point."""
 
     numbers: Tensor
-    """(outputs, inputs) bytes."""
+    """(outputs, inputs), uint8."""
     step: Tensor
-    """(outputs, groups) float32."""
+    """(outputs, groups), float32."""
     least: Tensor | None
     bits: int = 8
-    """4 where no number is over 15."""
+    """4 if no number is above 15."""
     middle: float = 0.0
 
     @property
     def group(self) -> int:
-        """Inputs of a group."""
+        """Number of inputs in a group."""
         return self.numbers.shape[1] // self.step.shape[1]
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Whole:
-        """With numbers, steps and leasts changed alike, such as put in another order of outputs."""
+        """Apply a function to the numbers, scales and minimums, such as a permutation of the outputs."""
         least = None if self.least is None else change(self.least)
         return replace(self, numbers=change(self.numbers), step=change(self.step), least=least)
 
@@ -49,26 +48,26 @@ class Whole:
         return self.each(lambda part: part[outputs])
 
     def floats(self) -> Tensor:
-        """(outputs, inputs) float32."""
+        """Dequantize to (outputs, inputs), float32."""
         step, least = self.scales(1)
         return self.numbers * step + least
 
     def scales(self, group: int) -> tuple[Tensor, Tensor]:
-        """Steps and leasts for groups of so many inputs, a divisor of `group`."""
-        least, times = -self.middle * self.step if self.least is None else self.least, self.group // group
-        return self.step.repeat_interleave(times, 1), least.repeat_interleave(times, 1)
+        """Return the scales and minimums for groups of `group` inputs, a divisor of `self.group`."""
+        least, repeats = -self.middle * self.step if self.least is None else self.least, self.group // group
+        return self.step.repeat_interleave(repeats, 1), least.repeat_interleave(repeats, 1)
 
     def up_to(self, largest: int) -> Whole:
-        """The same with no number over that: rounded, where one is."""
+        """Return the weight with all numbers at most `largest`, rescaled and rounded if one is above it."""
         if int(self.numbers.max()) <= largest:
             return self
-        share = largest / 255
-        few = [(part * share).round().to(torch.uint8) for part in torch.split(self.numbers, _AT_ONCE)]
-        return replace(self, numbers=torch.cat(few), step=self.step / share, middle=self.middle * share)
+        ratio = largest / 255
+        rounded = [(part * ratio).round().to(torch.uint8) for part in torch.split(self.numbers, _AT_ONCE)]
+        return replace(self, numbers=torch.cat(rounded), step=self.step / ratio, middle=self.middle * ratio)
 
 
 def numbers_of(tensor: Any) -> Whole | None:
-    """Those of a `gguf.ReaderTensor` of two dimensions; None for a format that is not unpacked here, as of floats."""
+    """Unpack a 2-D `gguf.ReaderTensor`. Returns None for other formats, such as floats."""
     unpack = _FORMATS.get(tensor.tensor_type.name)
     if unpack is None:
         return None
@@ -81,32 +80,32 @@ def numbers_of(tensor: Any) -> Whole | None:
 
 
 def _nibbles(packed: _Blocks, run: int) -> _Numbers:
-    """Lower halves of each `run` bytes, then their upper halves."""
+    """Unpack the lower nibbles of each `run` bytes, then their upper nibbles."""
     return _shifted(packed, run, (0, 4), 15)
 
 
 def _shifted(packed: _Blocks, run: int, shifts: tuple[int, ...], mask: int) -> _Numbers:
-    """(blocks, numbers): of each `run` bytes what stands in them from these bits on, one after another."""
-    cut = packed.reshape(len(packed), -1, 1, run) >> np.array(shifts, dtype=np.uint8)[:, None]
-    return (cut & np.uint8(mask)).reshape(len(packed), -1)
+    """Unpack the bits `mask` of each `run` bytes, shifted right by each of `shifts` in turn, to (blocks, numbers)."""
+    shifted = packed.reshape(len(packed), -1, 1, run) >> np.array(shifts, dtype=np.uint8)[:, None]
+    return (shifted & np.uint8(mask)).reshape(len(packed), -1)
 
 
-def _half(blocks: _Blocks, place: int) -> _Numbers:
-    """(blocks, 1) float32: the number of 16 bits that stands there."""
-    return blocks[:, place : place + 2].copy().view(np.float16).astype(np.float32)
+def _half(blocks: _Blocks, offset: int) -> _Numbers:
+    """Read the float16 at a byte offset of each block, as (blocks, 1) float32."""
+    return blocks[:, offset : offset + 2].copy().view(np.float16).astype(np.float32)
 
 
-def _fifth_bits(blocks: _Blocks, place: int) -> _Numbers:
-    """(blocks, 32): the bits of four bytes, each as 16 or 0."""
-    return np.unpackbits(blocks[:, place : place + 4], axis=1, bitorder="little") << np.uint8(4)
+def _fifth_bits(blocks: _Blocks, offset: int) -> _Numbers:
+    """Unpack the bits of four bytes to (blocks, 32), each as 16 or 0."""
+    return np.unpackbits(blocks[:, offset : offset + 4], axis=1, bitorder="little") << np.uint8(4)
 
 
-def _steps_and_leasts(blocks: _Blocks) -> tuple[_Numbers, _Numbers]:
-    """(blocks, 8) of each: from six bits, which take 12 bytes together, times a step of their own."""
-    low, middle, high = (blocks[:, place : place + 4] for place in (4, 8, 12))
-    steps = np.concatenate([low & 63, (high & 15) | (low >> 2 & 48)], axis=1)
-    leasts = np.concatenate([middle & 63, high >> 4 | (middle >> 2 & 48)], axis=1)
-    return _half(blocks, 0) * steps, -_half(blocks, 2) * leasts
+def _scales_and_minimums(blocks: _Blocks) -> tuple[_Numbers, _Numbers]:
+    """Unpack (blocks, 8) scales and minimums: 6-bit numbers in 12 bytes, times a float16 scale for each of the two."""
+    low, middle, high = (blocks[:, offset : offset + 4] for offset in (4, 8, 12))
+    scales = np.concatenate([low & 63, (high & 15) | (low >> 2 & 48)], axis=1)
+    minimums = np.concatenate([middle & 63, high >> 4 | (middle >> 2 & 48)], axis=1)
+    return _half(blocks, 0) * scales, -_half(blocks, 2) * minimums
 
 
 def _q6_k(blocks: _Blocks) -> tuple[_Numbers, _Numbers, int]:
@@ -116,7 +115,7 @@ def _q6_k(blocks: _Blocks) -> tuple[_Numbers, _Numbers, int]:
 
 def _q5_k(blocks: _Blocks) -> tuple[_Numbers, _Numbers, _Numbers]:
     fifth = _shifted(blocks[:, 16:48], 32, tuple(range(8)), 1) << np.uint8(4)
-    return _nibbles(blocks[:, 48:], 32) | fifth, *_steps_and_leasts(blocks)
+    return _nibbles(blocks[:, 48:], 32) | fifth, *_scales_and_minimums(blocks)
 
 
 _FORMATS: dict[str, tuple[int, int, Callable[[_Blocks], tuple[_Numbers, _Numbers, _Numbers | int]]]] = {
@@ -125,9 +124,9 @@ _FORMATS: dict[str, tuple[int, int, Callable[[_Blocks], tuple[_Numbers, _Numbers
     "Q5_0": (22, 8, lambda b: (_nibbles(b[:, 6:], 16) | _fifth_bits(b, 2), _half(b, 0), 16)),
     "Q5_1": (24, 8, lambda b: (_nibbles(b[:, 8:], 16) | _fifth_bits(b, 4), _half(b, 0), _half(b, 2))),
     "Q8_0": (34, 8, lambda b: (b[:, 2:] ^ np.uint8(128), _half(b, 0), 128)),
-    "Q4_K": (144, 4, lambda b: (_nibbles(b[:, 16:], 32), *_steps_and_leasts(b))),
+    "Q4_K": (144, 4, lambda b: (_nibbles(b[:, 16:], 32), *_scales_and_minimums(b))),
     "Q5_K": (176, 8, _q5_k),
     "Q6_K": (210, 8, _q6_k),
 }
-"""By name: bytes of a block, bits kept of a number, and what gives numbers, steps and leasts, (blocks, …) each; or the
-number that stands for 0 in place of leasts."""
+"""By name of the format: bytes of a block, bits of an unpacked number, and a function that unpacks the numbers, scales
+and minimums, each (blocks, ...). It returns the zero point instead of minimums if the format has none."""

@@ -1,4 +1,4 @@
-"""The store of keys and values that a backend owns: a pair of tensors a layer, allocated once."""
+"""The key-value store of a backend: a pair of tensors per layer, allocated once."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from torch import Tensor
 from tot.decoders.models.shapes import Heads
 
 SCRATCH = 0
-"""The slot that nobody reads: rows that are computed only for their logits write there."""
+"""The slot that is never read. Rows that are computed only for their logits write there."""
 
 
 class Store(NamedTuple):
-    """A layer each: (kv_heads, slots, head_dim)."""
+    """Keys and values, one tensor (kv_heads, slots, head_dim) per layer."""
 
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
 
     @classmethod
     def allocate(cls, config: Any, slots: int, dtype: torch.dtype, device: torch.device) -> Store:
-        """Room for so many slots, SCRATCH among them."""
+        """Allocate `slots` slots, including SCRATCH."""
         heads = Heads.of(config)
 
         def tensors() -> tuple[Tensor, ...]:
-            made = [
+            layers = [
                 torch.empty((heads.kv, slots, heads.dim), dtype=dtype, device=device)
                 for _ in range(config.num_hidden_layers)
             ]
-            for tensor in made:
+            for tensor in layers:
                 tensor[:, SCRATCH] = 0
-            return tuple(made)
+            return tuple(layers)
 
         return cls(tensors(), tensors())

@@ -1,4 +1,4 @@
-"""LoadedModel: a model's config, tokenizer and weights, and its transformers module where one is needed."""
+"""LoadedModel: a model's config, tokenizer and weights, and its transformers module if one is needed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class LoadedModel:
-    """A model whose weights take no gradient, and its tokenizer. Backends in C pack `weights`; others run `model`."""
+    """A model without gradients, and its tokenizer. The C backend packs `weights`; others run `model`."""
 
     config: Any
     tokenizer: Any
@@ -29,21 +29,21 @@ class LoadedModel:
     device: torch.device
     generation_config: Any = None
     module: PreTrainedModel | None = None
-    """The transformers module, in eval mode; None until `model` is asked for."""
+    """The transformers module, in eval mode; None until `model` is first used."""
     load: Callable[[], PreTrainedModel] | None = None
-    """Makes the module."""
+    """Function that loads the module."""
     stored: Weights | None = None
-    """The weights in files, where they can be read without a module."""
+    """The weights in files, if they can be read without a module."""
 
     @classmethod
     def of(cls, module: Any, tokenizer: Any = None, name: str = "", dtype: torch.dtype | None = None) -> LoadedModel:
-        """A transformers module as it is."""
+        """Wrap an existing transformers module."""
         settings = getattr(module, "generation_config", None)
         return cls(module.config, tokenizer, name, dtype or module.dtype, module.device, settings, module)
 
     @property
     def model(self) -> Any:
-        """The transformers module, which is loaded when it is first asked for. Raises ModelError."""
+        """The transformers module, loaded at first use. Raises ModelError if it cannot be loaded."""
         if self.module is None:
             if self.load is None:
                 raise ModelError(f"{self.name} has no transformers module")
@@ -52,33 +52,32 @@ class LoadedModel:
 
     @property
     def weights(self) -> Weights:
-        """Those of the module once there is one, else those in files."""
+        """The weights of the module if it is loaded, otherwise of the files."""
         from tot.decoders.models.weights import ModuleWeights
 
         return ModuleWeights(self.model) if self.module is not None or self.stored is None else self.stored
 
     @property
     def size(self) -> int:
-        """How many numbers the weights have; tied ones count once."""
+        """Number of parameters; tied weights count once."""
         tied = self.config.tie_word_embeddings
         shapes = self.weights.shapes
         return sum(math.prod(shape) for name, shape in shapes.items() if not (tied and name == HEAD))
 
     @property
     def linear_sizes(self) -> tuple[int, int]:
-        """How many numbers the linear layers have that all rows go through, and the one that makes logits."""
-        found = {
+        """Number of parameters of the linear layers that all rows use, and of the output head."""
+        sizes = {
             name: math.prod(shape)
             for name, shape in self.weights.shapes.items()
             if name != EMBEDDING and (len(shape) == 2 or name.endswith(".bias"))
         }
-        head = sum(size for name, size in found.items() if name.startswith("lm_head."))
-        return sum(found.values()) - head, head
+        head = sum(size for name, size in sizes.items() if name.startswith("lm_head."))
+        return sum(sizes.values()) - head, head
 
     @cached_property
     def identity(self) -> str:
-        """What tells it from other models, however it is held: a hash of the first numbers of each weight, as
-        bfloat16."""
+        """A hash that identifies the model in any storage format: of the first numbers of each weight, as bfloat16."""
         import torch
 
         from tot.decoders.models.weights import hash_weights

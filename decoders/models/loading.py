@@ -1,7 +1,7 @@
-"""A model's name -> a LoadedModel on a device, in a dtype.
+"""Loading of models by name or from a module: a LoadedModel on a device, in a dtype.
 
-Takes what `find_model` takes, or a model object. Weights come from safetensors or GGUF only, code from the hub is never
-run, and a model the engine can't run is refused before its weights are read. Knows nothing of KV or decoding.
+Names are resolved by `find_model`. Weights are loaded from safetensors or GGUF only, and code from the hub is never
+run. Unsupported models are rejected before their weights are read.
 """
 
 from __future__ import annotations
@@ -44,12 +44,18 @@ def load_model(
 ) -> LoadedModel:
     """Load a model as a transformers module, and its tokenizer.
 
-    `name`: a known name, a folder in transformers format, a .gguf file, a hub id (`org/name`; a whole copy in the hub
-    cache is used as it is), or a model object: that needs `tokenizer`, is changed in place, and keeps its dtype and
-    device under "auto". `dtype`: a key of DTYPES, "auto" being bfloat16 where the device computes in it, else float32.
-    `device`: "auto", "cpu", "cuda" or "cuda:N". `cache_dir` takes the place of $TOT_CACHE.
+    Args:
+        name: A known name, a folder in transformers format, a .gguf file, a hub id (`org/name`; a complete copy in the
+            hub cache is used without network access), or a model object, which is changed in place.
+        tokenizer: The tokenizer; required for a model object.
+        dtype: A key of DTYPES. "auto" is bfloat16 if the device computes in it, otherwise float32; a model object keeps
+            its dtype.
+        device: "auto", "cpu", "cuda" or "cuda:N". With "auto", a model object keeps its device.
+        cache_dir: Replaces $TOT_CACHE.
 
-    Raises ModelError for a model that can't be found, read or run, OptionError for a bad dtype, device or tokenizer.
+    Raises:
+        ModelError: The model can't be found, read or run.
+        OptionError: The dtype, device or tokenizer is invalid.
     """
     loaded = open_model(name, tokenizer=tokenizer, dtype=dtype, device=device, cache_dir=cache_dir)
     loaded.module = loaded.model
@@ -65,27 +71,28 @@ def open_model(
     cache_dir: Path | None = None,
     unread: bool = False,
 ) -> LoadedModel:
-    """As `load_model`, but weights are read when they are asked for, and a module is made only then. `unread` takes the
-    whole numbers of a .gguf file as they are: for an Engine that is given quantize="gguf", and nothing else."""
-    chosen = resolve_device(device)
+    """Open a model like `load_model`, but load its weights and its module only when they are first used.
+
+    `unread` keeps the quantized integers of a .gguf file; use it only for an Engine with quantize="gguf"."""
+    torch_device = resolve_device(device)
     if not isinstance(name, str | Path):
         if tokenizer is None:
             raise OptionError("a model object comes without a tokenizer: pass tokenizer= as well")
         check_supported(name.config)
-        object_dtype = name.dtype if dtype == "auto" else resolve_dtype(dtype, chosen)
+        object_dtype = name.dtype if dtype == "auto" else resolve_dtype(dtype, torch_device)
         title = name.config.name_or_path or type(name).__name__
-        placed = _place(name, title, object_dtype, name.device if device == "auto" else chosen)
+        placed = _place(name, title, object_dtype, name.device if device == "auto" else torch_device)
         return LoadedModel.of(placed, tokenizer, title, object_dtype)
-    wanted = resolve_dtype(dtype, chosen)
+    torch_dtype = resolve_dtype(dtype, torch_device)
     source = find_model(name)
     with quiet_transformers():
         if source.is_dir():
-            return _open_folder(source, str(name), wanted, chosen, tokenizer)
-        return _open_gguf(source, str(name), wanted, chosen, tokenizer, cache_dir, unread)
+            return _open_folder(source, str(name), torch_dtype, torch_device, tokenizer)
+        return _open_gguf(source, str(name), torch_dtype, torch_device, tokenizer, cache_dir, unread)
 
 
 def resolve_device(device: str) -> torch.device:
-    """The device of that name; "auto" is CUDA where there is one. Raises OptionError for one torch can't use."""
+    """Return the device of a name; "auto" is CUDA if available. Raises OptionError if torch can't use the device."""
     import torch
 
     if device == "auto":
@@ -99,25 +106,25 @@ def resolve_device(device: str) -> torch.device:
 
 
 def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """The torch dtype of that name; "auto" is bfloat16 where `device` computes in it. Raises OptionError."""
+    """Return the torch dtype of a name; "auto" is bfloat16 if `device` computes in it. Raises OptionError."""
     import torch
 
     if dtype not in DTYPES:
         raise OptionError(f"dtype {dtype!r} is not known: choose {', '.join(DTYPES)}")
-    native = device.type == "cuda" or _cpu_computes_in_bf16()
-    chosen: torch.dtype = getattr(torch, DTYPES[dtype] or ("bfloat16" if native else "float32"))
-    return chosen
+    has_bfloat16 = device.type == "cuda" or _cpu_computes_in_bf16()
+    torch_dtype: torch.dtype = getattr(torch, DTYPES[dtype] or ("bfloat16" if has_bfloat16 else "float32"))
+    return torch_dtype
 
 
 def _cpu_computes_in_bf16() -> bool:
     import torch
 
     if platform.machine().lower() in ("arm64", "aarch64"):
-        # oneDNN's check asks for bf16 instructions there; on x86 it is content with AVX512, and emulates them.
+        # On ARM, oneDNN's check requires bf16 instructions; on x86 it accepts AVX-512 and emulates them.
         return bool(getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", bool)())
-    held = torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "AVX2")  # by ATEN_CPU_CAPABILITY, or it has no more
+    limited = torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "AVX2")  # by ATEN_CPU_CAPABILITY or the processor
     checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return not held and any(getattr(torch.cpu, check, bool)() for check in checks)
+    return not limited and any(getattr(torch.cpu, check, bool)() for check in checks)
 
 
 def _open_gguf(
@@ -144,7 +151,7 @@ def _open_gguf(
 
     try:
         return open_cached()
-    except ModelError:  # whole by its manifest, and yet unreadable: made anew, once
+    except ModelError:  # unreadable despite a valid manifest: convert again, once
         if not build:
             raise
         return open_cached(distrust=build)
@@ -159,13 +166,14 @@ def _open_folder(
     unread: Path | None = None,
     converted: bool = False,
 ) -> LoadedModel:
-    """From a folder in transformers format: a GGUF file's when `converted`, which may leave the matrices in the file,
-    `unread`."""
+    """Open a folder in transformers format.
+
+    `converted` marks a converted GGUF file. Its matrices may remain in the file, which is then `unread`."""
     from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 
     from tot.decoders.models.weights import FolderWeights, GGUFWeights, Weights
 
-    check_supported(read_config(folder))  # also for families that this transformers does not know
+    check_supported(read_config(folder))  # includes families that this version of transformers lacks
     if problem := missing_weights(folder):
         raise ModelError(f"{name} can't be loaded: {problem}")
     stored: Weights | None = None
@@ -175,10 +183,10 @@ def _open_folder(
         if unread is not None:
             stored = GGUFWeights(unread, folder, config, dtype)
         elif config.model_type in LLAMA_LIKE:
-            with suppress(LookupError):  # transformers knows more names of weights
+            with suppress(LookupError):  # transformers accepts more weight names
                 stored = FolderWeights(folder, config, dtype)
         if tokenizer is None:
-            if converted:  # it is whole: the family's class would build it again, from vocabulary and merges, beside it
+            if converted:  # complete; the family's class would rebuild it from vocabulary and merges
                 tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
             else:
                 tokenizer = AutoTokenizer.from_pretrained(folder, config=config, trust_remote_code=False)
@@ -195,7 +203,7 @@ def _open_folder(
 
 
 def _generation_config(folder: Path, config: Any) -> Any:
-    """That of the folder, or what the config says."""
+    """Return the folder's generation config, or the one derived from the model config."""
     from transformers import GenerationConfig
 
     try:
@@ -221,15 +229,15 @@ def _load_module(folder: Path, name: str, config: Any, dtype: torch.dtype, devic
         raise
     except Exception as error:
         raise _unreadable(name, error) from error
-    if report["missing_keys"]:  # transformers would give them random values
+    if report["missing_keys"]:  # transformers initializes them with random values
         raise ModelError(f"{name} can't be loaded: its files lack {min(report['missing_keys'])}; download it again")
     return _place(model, name, dtype, device)
 
 
 def _load_whole_gguf(path: Path, cache_dir: Path, dtype: torch.dtype, device: torch.device, tokenizer: Any) -> Any:
-    """The module of a GGUF file, its numbers converted."""
-    kind = str(dtype).removeprefix("torch.")
-    return load_model(path, tokenizer=tokenizer, dtype=kind, device=str(device), cache_dir=cache_dir).module
+    """Load the module of a GGUF file, with converted weights."""
+    dtype_name = str(dtype).removeprefix("torch.")
+    return load_model(path, tokenizer=tokenizer, dtype=dtype_name, device=str(device), cache_dir=cache_dir).module
 
 
 def _unreadable(name: str, error: Exception) -> ModelError:
@@ -237,11 +245,11 @@ def _unreadable(name: str, error: Exception) -> ModelError:
 
 
 def _place(model: Any, name: str, dtype: torch.dtype, device: torch.device) -> Any:
-    """A module in eval mode, on a device and in a dtype."""
+    """Put a module in eval mode, on a device and in a dtype."""
     import torch
 
     try:
-        for weight in model.parameters():  # not model.to(dtype): that rounds RoPE's float32 frequencies too
+        for weight in model.parameters():  # model.to(dtype) would also round RoPE's float32 frequencies
             if weight.is_floating_point():
                 weight.data = weight.data.to(dtype)
         model.to(device)
@@ -252,7 +260,7 @@ def _place(model: Any, name: str, dtype: torch.dtype, device: torch.device) -> A
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No progress bars and no warnings from transformers inside; its settings are put back after."""
+    """Context without progress bars and warnings from transformers; restores its settings afterwards."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

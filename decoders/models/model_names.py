@@ -1,7 +1,7 @@
-"""A model's name -> the folder or .gguf file it means, and the list of names at hand.
+"""Resolution of model names to folders or .gguf files, and the list of locally available models.
 
-A name is a known one (`smollm2-135m`), a folder in transformers format, a .gguf file, or a hub id. The network is asked
-only for a hub id that is not whole in the hub cache, and once. Knows nothing of how a model is loaded.
+A name is a known one (`smollm2-135m`), a folder in transformers format, a .gguf file, or a hub id. The network is used
+only for a hub id that is not complete in the hub cache, and once.
 """
 
 from __future__ import annotations
@@ -23,24 +23,29 @@ from tot.decoders.errors import ModelError, reason, unknown
 from tot.decoders.models.supported import check_supported, missing_weights, read_config
 
 log = logging.getLogger(__name__)
-SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]  # what a hub repository holds beside weights
-OTHER_FORMATS = ["*/*", "consolidated*"]  # the same weights again, for other programs
+SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]  # the files of a hub repository other than weights
+OTHER_FORMATS = ["*/*", "consolidated*"]  # copies of the weights for other programs
 HUB_TIMEOUT = 10.0  # seconds in which the hub must begin to answer
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _GGUF_HEAD = 2**26
-"""Bytes at the beginning of a GGUF file that its metadata fits in, vocabulary and all."""
+"""Maximum bytes of the metadata at the beginning of a GGUF file, including the vocabulary."""
 _GGUF_TEXT = 8
-"""The type of a text in that metadata."""
+"""The type id of a string in GGUF metadata."""
 
 Quantize = Literal["auto", "none", "int8-dynamic", "gguf"]
-"""How weights of linear layers are kept: "none" as the model has them; "gguf" as the whole numbers of four to eight
-bits that a .gguf file has; "int8-dynamic" in eight bits. Both of these round what is multiplied to eight bits, too.
-"auto" is "gguf" for a .gguf file whose number format is not asked for, where that can be computed with; else "none"."""
+"""Quantization of linear layers.
+
+- "none": the model's weights.
+- "gguf": the integers of a .gguf file, in four to eight bits.
+- "int8-dynamic": eight bits.
+- "auto": "gguf" for a .gguf file without an explicit dtype, if it is supported; otherwise "none".
+
+"gguf" and "int8-dynamic" also quantize the inputs of linear layers to eight bits."""
 
 
 @dataclass(frozen=True)
 class KnownModel:
-    """A model with a name of its own: a GGUF file inside a PyPI wheel, and the same model on the hub."""
+    """A model with a short name: a GGUF file inside a PyPI wheel, and the same model on the hub."""
 
     package: str
     requirement: str
@@ -64,7 +69,10 @@ KNOWN_MODELS = {
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """A model at hand. `kind`: "embedded", "trained draft" or "hub cache"; `size` in bytes; `note`: what is amiss."""
+    """A locally available model.
+
+    `kind` is "embedded", "trained draft" or "hub cache"; `size` is in bytes; `note` describes a problem.
+    """
 
     name: str
     kind: str
@@ -74,7 +82,7 @@ class ModelEntry:
 
 
 def find_model(name: str | Path) -> Path:
-    """The folder or .gguf file that a name means, downloaded first if it is on the hub only. Raises ModelError."""
+    """Return the folder or .gguf file of a model name. Downloads it if it is only on the hub. Raises ModelError."""
     text = str(name)
     if text in KNOWN_MODELS:
         known = KNOWN_MODELS[text]
@@ -92,12 +100,12 @@ def find_model(name: str | Path) -> Path:
 
 
 def _from_hub(hub_id: str, advice: str) -> Path:
-    """The folder of a hub repository in the hub cache, downloaded if it isn't whole there.
+    """Return the folder of a hub repository in the hub cache. Downloads it if it is incomplete.
 
-    Not through transformers' `from_pretrained`, which tries a dead network for 23 s a file.
+    Avoids transformers' `from_pretrained`, which waits 23 s per file if the network is down.
     """
     from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of whichever HTTP client it uses
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # independent of the HTTP client
 
     try:
         folder = Path(snapshot_download(hub_id, local_files_only=True, allow_patterns=SMALL_FILES))
@@ -105,19 +113,19 @@ def _from_hub(hub_id: str, advice: str) -> Path:
         if not missing_weights(folder) and any((folder / file).exists() for file in TOKENIZER_FILES):
             return folder
     except (OSError, ValueError):
-        pass  # not in the hub cache, or not whole
+        pass  # missing or incomplete in the hub cache
     try:
-        HfApi().model_info(hub_id, timeout=HUB_TIMEOUT)  # snapshot_download's own first question has no time limit
+        HfApi().model_info(hub_id, timeout=HUB_TIMEOUT)  # the first request of snapshot_download has no timeout
         folder = Path(snapshot_download(hub_id, allow_patterns=SMALL_FILES, ignore_patterns=OTHER_FORMATS))
-        check_supported(read_config(folder))  # before gigabytes of a model that can't be run
+        check_supported(read_config(folder))  # before downloading gigabytes
         patterns = [*SMALL_FILES, "*.safetensors"]
         return Path(snapshot_download(hub_id, allow_patterns=patterns, ignore_patterns=OTHER_FORMATS))
     except (OSError, ValueError, RuntimeError, HTTPError) as error:
-        raise ModelError(f"{hub_id} can't be had from the hub ({reason(error)}): {advice}") from error
+        raise ModelError(f"{hub_id} can't be downloaded from the hub ({reason(error)}): {advice}") from error
 
 
 def model_key(model: str | Path) -> Hashable:
-    """Equal where the name means the same files, unchanged."""
+    """Return a key that is equal if a name refers to the same, unchanged files."""
     path = find_model(model)
     files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
     stats = [(file.name, file.stat()) for file in files]
@@ -125,20 +133,20 @@ def model_key(model: str | Path) -> Hashable:
 
 
 def has_chat_template(model: str | Path) -> bool:
-    """Whether the files that a name means say how a chat is written for the model. Raises ModelError."""
+    """Return whether a model's files contain a chat template. Raises ModelError."""
     path = find_model(model)
     if path.is_file():
         return bool(gguf_text(path, "tokenizer.chat_template"))
     try:
-        said = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8"))
+        config = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        said = {}
-    return (path / "chat_template.jinja").exists() or (isinstance(said, dict) and bool(said.get("chat_template")))
+        config = {}
+    return (path / "chat_template.jinja").exists() or (isinstance(config, dict) and bool(config.get("chat_template")))
 
 
 @functools.cache
 def warn_of_no_template() -> None:
-    """Say once a process what a base model is not asked as."""
+    """Warn once per process that a base model has no chat template."""
     log.warning(
         "the model has no chat template: messages become one text without their roles, and searches use the papers' "
         "few-shot prompts, by default in many calls (search='cot' makes one)"
@@ -146,20 +154,20 @@ def warn_of_no_template() -> None:
 
 
 def gguf_text(path: Path, key: str) -> str:
-    """A text of a GGUF file's metadata, found without reading the rest; "" if there is none, or no whole file."""
-    named = struct.pack("<Q", len(key)) + key.encode() + struct.pack("<I", _GGUF_TEXT)
+    """Return a string of a GGUF file's metadata without reading the rest; "" if it is missing or truncated."""
+    field = struct.pack("<Q", len(key)) + key.encode() + struct.pack("<I", _GGUF_TEXT)
     if not path.stat().st_size:
         return ""  # cannot be mapped
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        at = data.find(named, 0, _GGUF_HEAD) + len(named)
-        if at < len(named) or at + 8 > len(data):
+        at = data.find(field, 0, _GGUF_HEAD) + len(field)
+        if at < len(field) or at + 8 > len(data):
             return ""
         (length,) = struct.unpack("<Q", data[at : at + 8])
         return data[at + 8 : at + 8 + min(length, _GGUF_HEAD)].decode(errors="replace")
 
 
 def draft_folder(target: str, cache_dir: Path | None = None) -> Path:
-    """Where the draft model is kept that was trained for a target."""
+    """Return the folder of the draft model trained for a target model."""
     from tot.decoders.models.gguf_cache import cache_folder
 
     readable = re.sub(r"[^\w.-]+", "-", target).strip("-.")[-60:]
@@ -168,9 +176,9 @@ def draft_folder(target: str, cache_dir: Path | None = None) -> Path:
 
 
 def list_models(cache_dir: Path | None = None) -> list[ModelEntry]:
-    """The models that a name means here without a download: known ones, trained drafts, and the hub cache.
+    """List the models that need no download: known models, trained drafts, and the hub cache.
 
-    `cache_dir` takes the place of $TOT_CACHE. Imports neither torch nor transformers.
+    `cache_dir` replaces $TOT_CACHE. Imports neither torch nor transformers.
     """
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
@@ -195,9 +203,9 @@ def list_models(cache_dir: Path | None = None) -> list[ModelEntry]:
     except CacheNotFound:
         repositories = []
     for repository in repositories:
-        newest = max(repository.revisions, key=lambda revision: revision.last_modified, default=None)
-        if repository.repo_type == "model" and newest and (newest.snapshot_path / "config.json").exists():
-            folder, size = newest.snapshot_path, repository.size_on_disk
+        latest = max(repository.revisions, key=lambda revision: revision.last_modified, default=None)
+        if repository.repo_type == "model" and latest and (latest.snapshot_path / "config.json").exists():
+            folder, size = latest.snapshot_path, repository.size_on_disk
             entries.append(ModelEntry(repository.repo_id, "hub cache", folder, size, _note(folder)))
     return entries
 

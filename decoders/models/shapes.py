@@ -1,4 +1,4 @@
-"""What a config says about sizes: attention heads, key-value bytes, and the shape of each weight."""
+"""Sizes derived from a config: attention heads, bytes of keys and values, and weight shapes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Heads(NamedTuple):
     query: int
     kv: int
     dim: int
-    """Numbers in a head."""
+    """Dimension of a head."""
 
     @classmethod
     def of(cls, config: Any) -> Heads:
@@ -27,13 +27,13 @@ class Heads(NamedTuple):
 
 
 def slot_bytes(config: Any, dtype: torch.dtype) -> int:
-    """Bytes that the keys and values of one token take, in all layers."""
+    """Return the bytes of the keys and values of one token, in all layers."""
     heads = Heads.of(config)
     return int(2 * config.num_hidden_layers * heads.kv * heads.dim * dtype.itemsize)
 
 
 def weight_shapes(config: Any) -> dict[str, Shape]:
-    """The shape of each weight of a model of LLAMA_LIKE families, by its name in transformers."""
+    """Return the weight shapes of a model of a LLAMA_LIKE family, by name in transformers."""
     heads, hidden, inner = Heads.of(config), config.hidden_size, config.intermediate_size
     query, kv = heads.query * heads.dim, heads.kv * heads.dim
     matrices = {
@@ -58,7 +58,7 @@ def weight_shapes(config: Any) -> dict[str, Shape]:
 
 
 def _biased(config: Any) -> tuple[str, ...]:
-    """The linear layers that have a bias."""
+    """Return the linear layers that have a bias."""
     if config.model_type == "qwen2":
         return "q_proj", "k_proj", "v_proj"
     if config.model_type == "mistral":

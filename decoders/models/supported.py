@@ -1,7 +1,7 @@
-"""Which models the engine can run: told from a config alone, before weights are downloaded, converted or read.
+"""Checks whether the engine supports a model, from its config alone, before weights are downloaded or read.
 
-The engine replaces a model's attention by its own, so a family counts once its logits have been compared; layers of
-other kinds than full and sliding attention are refused by name. Knows nothing of where models come from.
+The engine replaces a model's attention with its own. A family is supported once its logits have been verified. Layers
+other than full and sliding attention are rejected by name.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from typing import Any
 
 from tot.decoders.errors import ModelError
 
-# `config.model_type` of the families whose attention the runner's own has been tested to replace.
+# `config.model_type` of the families for which the engine's attention has been verified.
 TESTED_FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi3")
 LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
-"""Of these, the families whose whole forward there is in C."""
+"""The families that the C forward pass supports."""
 _MOST_LAYERS = 2**12
 
 
 def check_supported(config: Any) -> None:
-    """Raise ModelError if the engine can't run a model with this config, naming what stands in the way."""
+    """Raise ModelError if the engine can't run a model with this config. The message names the unsupported feature."""
     family = getattr(config, "model_type", None)
     other_layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     layers = getattr(config, "num_hidden_layers", None)
     unusual = None
-    if isinstance(layers, int) and layers > _MOST_LAYERS:  # each would be built before any weight is missed
+    if isinstance(layers, int) and layers > _MOST_LAYERS:  # all would be built before missing weights are noticed
         unusual = f"models of {layers:,} layers"
     elif family not in TESTED_FAMILIES:
         unusual = f"models of the family {family!r}"
     elif other_layers:
         unusual = f"{' and '.join(sorted(other_layers))} layers ({family})"
-    elif kind := _by_length(config):
+    elif kind := _length_dependent_rope(config):
         unusual = f"rotary embeddings of the type {kind!r}, whose angles change with the length of a text ({family}),"
     elif getattr(config, "use_bidirectional_attention", None):
         unusual = f"bidirectional attention ({family})"
@@ -43,17 +43,19 @@ def check_supported(config: Any) -> None:
         )
 
 
-def _by_length(config: Any) -> str | None:
-    """The type of rotary embeddings whose angles depend on how long a text is: keys of texts of other lengths, in the
-    cache or packed in the same forward, would have other angles."""
+def _length_dependent_rope(config: Any) -> str | None:
+    """Return the RoPE type if its angles depend on the length of the text.
+
+    Cached keys, and keys packed in the same forward pass, belong to texts of different lengths, so their angles would
+    differ."""
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    found = [rope, *(each for each in rope.values() if isinstance(each, dict))] if isinstance(rope, dict) else []
-    kinds = (each.get("rope_type", each.get("type")) for each in found)
+    settings = [rope, *(value for value in rope.values() if isinstance(value, dict))] if isinstance(rope, dict) else []
+    kinds = (setting.get("rope_type", setting.get("type")) for setting in settings)
     return next((kind for kind in kinds if kind in ("dynamic", "longrope", "su")), None)
 
 
 def window_of(config: Any) -> int | None:
-    """How many tokens a token sees in layers with a sliding window, itself included; None where there are no such."""
+    """Return the size of the sliding window in tokens, including the token itself, or None if no layer has one."""
     if types := getattr(config, "layer_types", None):
         return config.sliding_window if "sliding_attention" in types else None
     if not getattr(config, "use_sliding_window", True):
@@ -65,7 +67,7 @@ def window_of(config: Any) -> int | None:
 
 
 def read_config(folder: Path) -> SimpleNamespace:
-    """A folder's config.json as it stands, without transformers. Raises ModelError if there is none."""
+    """Read a folder's config.json without transformers. Raises ModelError if it is missing or invalid."""
     try:
         return SimpleNamespace(**json.loads((folder / "config.json").read_text()))
     except (OSError, ValueError, TypeError) as error:
@@ -73,14 +75,14 @@ def read_config(folder: Path) -> SimpleNamespace:
 
 
 def missing_weights(folder: Path) -> str:
-    """What a folder lacks of its weights and what to do, in one line; "" if every safetensors file is there."""
+    """Describe a folder's missing weights and the remedy in one line; "" if all safetensors files exist."""
     index = folder / "model.safetensors.index.json"
     shards = {"model.safetensors"}
     if index.exists():
         try:
             shards = set(json.loads(index.read_text())["weight_map"].values())
             if any(Path(shard).name != shard for shard in shards):
-                raise ValueError("a shard is no file's name")
+                raise ValueError("a shard is not a file name")
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return f"{index.name} can't be read: download it again"
     missing = sorted(shard for shard in shards if not (folder / shard).exists())
@@ -89,7 +91,7 @@ def missing_weights(folder: Path) -> str:
     if any(folder.glob("*.bin")):
         return (
             "its weights are .bin files, and weights are loaded from safetensors or GGUF only: convert them once, "
-            "where you trust the file, by AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder)"
+            "if you trust the file, with AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder)"
         )
     if files := sorted(folder.glob("*.gguf")):
         return f"it has no {missing[0]}: give the path of the GGUF file instead, {files[0]}"

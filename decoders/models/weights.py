@@ -1,7 +1,7 @@
-"""A model's weights by their names in transformers, each read when it is asked for.
+"""A model's weights by their names in transformers, read lazily.
 
-They come from a transformers module, from a folder of safetensors files, or from a GGUF file. The last two need no
-module: a backend that packs weights reads each once.
+They are read from a transformers module, a folder of safetensors files, or a GGUF file. The last two need no module: a
+backend that packs weights reads each once.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Weights(Mapping[str, "Tensor | Whole"]):
         return name in self.shapes
 
     def first(self, name: str) -> Tensor:
-        """(FIRST,) or fewer of the numbers of a weight."""
+        """Return the first numbers of a weight: (FIRST,), or fewer if it is smaller."""
         return self.tensor(name).flatten()[:FIRST]
 
     def tensor(self, name: str) -> Tensor:
-        """A weight that is no whole numbers."""
+        """Return a weight that is not stored as integers."""
         value = self[name]
         assert isinstance(value, Tensor), name
         return value
@@ -61,10 +61,10 @@ class ModuleWeights(Weights):
 
 
 class FolderWeights(Weights):
-    """The weights in the safetensors files of a folder, in `dtype`. For LLAMA_LIKE families.
+    """The weights in the safetensors files of a folder, in `dtype`, for LLAMA_LIKE families.
 
-    Raises LookupError where a weight goes by another name, ModelError for weights of other shapes than config.json
-    says, and what safetensors raises for damaged files.
+    Raises LookupError if a weight has another name, ModelError if a shape differs from config.json, and the errors of
+    safetensors for damaged files.
     """
 
     def __init__(self, folder: Path, config: Any, dtype: torch.dtype) -> None:
@@ -91,12 +91,12 @@ class FolderWeights(Weights):
         except (OSError, SafetensorError) as error:
             raise ModelError(f"{self._files[stored]} can't be read ({reason(error)}): download it again") from error
         _check_shape(name, tuple(value.shape), self.shapes[name])  # the file may have changed
-        kept = value.dim() == 1 or name == EMBEDDING  # a view would keep the whole file mapped
-        return value.to(self._dtype, copy=kept)
+        copy = value.dim() == 1 or name == EMBEDDING  # a view would keep the whole file mapped
+        return value.to(self._dtype, copy=copy)
 
 
 def _files_of(folder: Path, names: set[str]) -> dict[str, Path]:
-    """The safetensors file of each weight in a folder. Raises LookupError where one is missing."""
+    """Return the safetensors file of each weight in a folder. Raises LookupError if one is missing."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
         shards = json.loads(index.read_text())["weight_map"]
@@ -110,36 +110,36 @@ def _files_of(folder: Path, names: set[str]) -> dict[str, Path]:
     return dict.fromkeys(names, path)
 
 
-def _check_shape(name: str, found: Shape, expected: Shape) -> None:
-    if found != expected:
-        raise ModelError(f"the shape of {name} is {found}, and config.json says {expected}: download the model again")
+def _check_shape(name: str, actual: Shape, expected: Shape) -> None:
+    if actual != expected:
+        raise ModelError(f"the shape of {name} is {actual}, and config.json says {expected}: download the model again")
 
 
 class GGUFWeights(Weights):
-    """The weights of the GGUF file at `path`, whose conversion without matrices is in `folder`. Vectors are in `dtype`,
-    matrices are the whole numbers of the file. For LLAMA_LIKE families.
+    """The weights of the GGUF file at `path`, whose conversion without matrices is in `folder`.
 
-    Raises OptionError for other families, ModelError where the conversion does not fit the config.
+    Vectors are in `dtype`, matrices are the integers of the file. Supports LLAMA_LIKE families: raises OptionError for
+    other families, ModelError if the conversion does not match the config.
     """
 
     def __init__(self, path: Path, folder: Path, config: Any, dtype: torch.dtype) -> None:
         if config.model_type not in LLAMA_LIKE:
             known = ", ".join(LLAMA_LIKE)
-            raise OptionError(f"a file's own numbers are computed with for {known}, not {config.model_type}")
+            raise OptionError(f"the integers of a .gguf file are supported for {known}, not {config.model_type}")
         from safetensors.torch import load_file
 
         self.folder = folder
-        """Where packed weights are kept."""
+        """The folder for packed weights."""
         self.shapes = weight_shapes(config)
         self._path, self._config = path, config
-        kept = load_file(folder / "model.safetensors")
-        if config.tie_word_embeddings and EMBEDDING in kept:
-            kept[HEAD] = kept[EMBEDDING]
+        stored = load_file(folder / "model.safetensors")
+        if config.tie_word_embeddings and EMBEDDING in stored:
+            stored[HEAD] = stored[EMBEDDING]
         for name, shape in self.shapes.items():
-            value = kept.get(name)
+            value = stored.get(name)
             if value is None or value.dim() != 1 or (len(shape) == 1 and tuple(value.shape) != shape):
-                raise ModelError(f"the weight {name} is missing, or has another shape than config.json says")
-        self._kept = {name: kept[name].to(dtype) for name in self.shapes}
+                raise ModelError(f"the weight {name} is missing, or its shape differs from config.json")
+        self._stored = {name: stored[name].to(dtype) for name in self.shapes}
         """Vectors, and the first numbers of matrices."""
 
     @cached_property
@@ -148,9 +148,9 @@ class GGUFWeights(Weights):
 
     def __getitem__(self, name: str) -> Tensor | Whole:
         if len(self.shapes[name]) == 1:
-            return self._kept[name]
-        stored = EMBEDDING if name == HEAD and self._config.tie_word_embeddings else name
-        source = source_names([stored], self._config)[stored]
+            return self._stored[name]
+        source_name = EMBEDDING if name == HEAD and self._config.tie_word_embeddings else name
+        source = source_names([source_name], self._config)[source_name]
         tensor = self._file.tensors[source]
         whole = numbers_of(tensor)
         if whole is None:
@@ -158,15 +158,15 @@ class GGUFWeights(Weights):
         return whole.each(lambda values: in_halves(values, source, self._config))
 
     def first(self, name: str) -> Tensor:
-        return self._kept[name][:FIRST]
+        return self._stored[name][:FIRST]
 
     def close_file(self) -> None:
-        """Unmap the file until a matrix is asked for again."""
+        """Unmap the file until a matrix is read again."""
         vars(self).pop("_file", None)
 
 
 def hash_weights(weights: Weights, dtype: torch.dtype | None = None) -> str:
-    """A SHA-256 of the first numbers of each weight, as they are or converted to `dtype`."""
+    """Return a SHA-256 of the first numbers of each weight, optionally converted to `dtype`."""
     digest = hashlib.sha256()
     for name in sorted(weights):
         digest.update(f"{name} {weights.shapes[name]}".encode())

@@ -76,6 +76,6 @@ def test_if_memory_is_short_nothing_is_packed_with_one_warning(
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=3 * WEIGHTS - 1))
     assert [len(PackedLinears(layers())) for _ in range(2)] == [0, 0]
     assert caplog.messages == [
-        "decoding is slower, as to pack the weights of linear layers takes 0.0 GiB free, and there are 0.0: free some "
+        "decoding is slower, as packing the weights of linear layers needs 0.0 GiB, and 0.0 are free: free memory "
         "to decode faster"
     ]

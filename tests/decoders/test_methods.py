@@ -75,7 +75,7 @@ def test_another_distribution_can_declare_a_method(monkeypatch: pytest.MonkeyPat
 
 def test_a_decoder_is_refused_as_a_method(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, "mine", object())
-    with pytest.raises(OptionError, match="mine is a decoder, and no decoding method"):
+    with pytest.raises(OptionError, match="mine is a decoder, not a decoding method"):
         load_decoder("mine")
 
 

@@ -290,7 +290,7 @@ def test_a_file_that_raises_is_named_with_its_error(file: Path) -> None:
     ("spec", "message"),
     [
         ("absent.py:Riddle", r"absent\.py: there is no such file; give path/to/file\.py:Name"),
-        ("absent.py", r"absent\.py: name what is in it, as in absent\.py:Name"),
+        ("absent.py", r"absent\.py: add a name in the file, as in absent\.py:Name"),
         ("gam24", r"unknown task 'gam24' \(did you mean game24\?\): choose one of .*game24.*; or path/to/file\.py"),
         ("", r"unknown task '': choose one of .*blocksworld"),
         ("game24:Game24", r"unknown task 'game24:Game24'"),

@@ -1,7 +1,7 @@
-"""What the parts in C are compiled for: levels of processors, and with which options for which models.
+"""Compilation of the C libraries: processor levels, and compiler options by model.
 
-A wheel has them ready for every level (`setup.py`, which runs this file alone: it needs the standard library only);
-elsewhere `native.py` compiles what is asked for.
+A wheel contains libraries for every level. `setup.py` builds them by running this file alone, so it may import the
+standard library only. Without a wheel, `library.py` compiles a library when it is first needed.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parent
 BUILT = "built"
-"""The folder of a wheel's libraries, beside the sources."""
+"""The folder of a wheel's libraries, next to the sources."""
 HEADS = (64, 128)
-"""Head dimensions that a wheel's libraries are for; for others they are compiled at first use."""
+"""Head dimensions that a wheel's libraries support; others are compiled at first use."""
 
 
 @dataclass(frozen=True)
 class Level:
-    """A kind of processor, by what Linux calls its instructions."""
+    """A processor level: the set of instruction set extensions, by their names in Linux, that it requires."""
 
     name: str
     needs: frozenset[str]
     lanes: int
-    """Float32 numbers in a vector of simd.h."""
+    """Float32 lanes of a vector in simd.h."""
     largest_byte: int
-    """The largest weight that its add_bytes multiplies."""
+    """The largest integer weight that `dot_bytes` in simd.h can multiply."""
     march: str = ""
-    """What compilers call it; where that is nothing, they are told each kind of instructions."""
+    """The compiler's -march value. If empty, each extension gets its own -m option."""
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -45,7 +45,7 @@ class Level:
 
     @property
     def bfloat16(self) -> bool:
-        """Whether it multiplies bfloat16 numbers."""
+        """Whether the level has bfloat16 products."""
         return "avx512_bf16" in self.needs
 
 
@@ -64,9 +64,9 @@ _LEVELS = {
     ),
 }
 LEVELS = _LEVELS.get(platform.machine(), ())
-"""Of this kind of machine, the best first."""
+"""The levels of this machine's architecture, best first."""
 
-# Vectors are spelled out: with more than -O1 it takes longer to compile, and no less to run, but where it says so.
+# The sources use explicit vectors: beyond -O1, code compiles more slowly and runs no faster, except where noted.
 _VECTORS = ("-O1", "-fopenmp")
 _WEIGHTS = {
     "float32": ("-DWEIGHTS=32",),
@@ -77,13 +77,13 @@ SAMPLING = ("sampling", "-O3", "-fno-trapping-math", "-ffp-contract=off", "-fope
 
 
 def attention(head_dim: int, float32: bool) -> tuple[str, ...]:
-    """The C file and options of attention alone. `float32`: of its numbers, else bfloat16."""
+    """Return the C file and options of the attention library, in float32 or else bfloat16."""
     return "attention", *_model(head_dim, float32)
 
 
 def forward(head_dim: int, float32: bool, weights: str, lanes: int) -> tuple[str, ...]:
-    """The C file and options of a whole forward. `weights`: float32, bfloat16, or whole numbers."""
-    faster = ("-O3",) if weights == "whole" and lanes == 8 else ()  # by a tenth, measured there
+    """Return the C file and options of the forward library. `weights`: "float32", "bfloat16", or "whole" (integers)."""
+    faster = ("-O3",) if weights == "whole" and lanes == 8 else ()  # 10% faster on this level
     return "forward", *_model(head_dim, float32), *_WEIGHTS[weights], *faster
 
 
@@ -92,66 +92,66 @@ def _model(head_dim: int, float32: bool) -> tuple[str, ...]:
 
 
 def source(name: str) -> bytes:
-    """A C file ("forward"), and after it every file that it includes, each once."""
-    waiting, texts = [f"{name}.c"], {}
-    while waiting:
-        file = waiting.pop(0)
+    """Return the text of a C file ("forward"), followed by every file that it includes, each once."""
+    pending, texts = [f"{name}.c"], {}
+    while pending:
+        file = pending.pop(0)
         if file not in texts:
             texts[file] = (SOURCES / file).read_bytes()
-            waiting += re.findall(r'^#include "([\w.]+)"', texts[file].decode(), re.MULTILINE)
+            pending += re.findall(r'^#include "([\w.]+)"', texts[file].decode(), re.MULTILINE)
     return b"\n".join(texts.values())
 
 
 def file_name(code: bytes, name: str, options: Sequence[str]) -> str:
-    """What a library is called: by all that it is made of."""
-    about = hashlib.sha256(code + "\0".join(options).encode())
-    return f"{name}-{about.hexdigest()[:16]}.so"
+    """Return the file name of a library, with a hash of its sources and options."""
+    digest = hashlib.sha256(code + "\0".join(options).encode())
+    return f"{name}-{digest.hexdigest()[:16]}.so"
 
 
 def compile_to(path: Path, compiler: str, name: str, options: Sequence[str]) -> None:
-    """Compile a C file ("forward") to a temporary file and rename it, so that a library under this name is whole.
+    """Compile a C file ("forward") to a temporary file and rename it, so that a library at `path` is always complete.
 
-    The library ends with a SHA-256 of what precedes it, which loaders ignore and `is_whole` checks.
+    The library ends with a SHA-256 of the preceding bytes, which loaders ignore and `is_whole` checks.
     """
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made = Path(folder) / "library.so"
-        command = [compiler, "-shared", "-fPIC", *options, str(SOURCES / f"{name}.c"), "-o", str(made), "-lm"]
+        library = Path(folder) / "library.so"
+        command = [compiler, "-shared", "-fPIC", *options, str(SOURCES / f"{name}.c"), "-o", str(library), "-lm"]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
-        made.write_bytes(sealed(made.read_bytes()))
-        made.chmod(0o700)
-        made.replace(path)
+        library.write_bytes(sealed(library.read_bytes()))
+        library.chmod(0o700)
+        library.replace(path)
 
 
 def sealed(library: bytes) -> bytes:
-    """A library followed by its SHA-256."""
+    """Return a library followed by its SHA-256."""
     return library + hashlib.sha256(library).digest()
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a library is as `compile_to` wrote it. Raises OSError if it cannot be read."""
+    """Return whether a library is as `compile_to` wrote it. Raises OSError if the file cannot be read."""
     content = path.read_bytes()
     return content == sealed(content[: -hashlib.sha256().digest_size])
 
 
 def build(folder: Path, compiler: str) -> None:
-    """Compile for every level what models with such heads need."""
+    """Compile the libraries of every level, for the head dimensions in HEADS, into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
 
-    def one(name: str, *options: str) -> None:
+    def compile_one(name: str, *options: str) -> None:
         path = folder / file_name(source(name), name, options)
         compile_to(path, compiler, name, options)
         path.chmod(0o755)
 
     with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda made: one(*made), _all()))
+        list(pool.map(lambda library: compile_one(*library), _all_libraries()))
 
 
-def _all() -> Iterator[tuple[str, ...]]:
-    """The C file and options of each library."""
+def _all_libraries() -> Iterator[tuple[str, ...]]:
+    """Yield the C file and options of each library."""
     for level in LEVELS:
-        made: list[tuple[str, ...]] = [SAMPLING]
+        libraries: list[tuple[str, ...]] = [SAMPLING]
         for head_dim, float32 in product(HEADS, (True, False) if level.bfloat16 else (True,)):
-            made.append(attention(head_dim, float32))
+            libraries.append(attention(head_dim, float32))
             kinds = [kind for kind in _WEIGHTS if float32 or kind != "float32"]
-            made += [forward(head_dim, float32, kind, level.lanes) for kind in kinds]
-        yield from ((*one, *level.options) for one in made)
+            libraries += [forward(head_dim, float32, kind, level.lanes) for kind in kinds]
+        yield from ((*library, *level.options) for library in libraries)

@@ -1,4 +1,4 @@
-// The numbers of keys, values and inputs: float32 with -DFLOAT32, otherwise bfloat16, which takes AVX-512 BF16.
+// The number format of keys, values and inputs: float32 with -DFLOAT32, otherwise bfloat16 (requires AVX-512 BF16).
 
 #pragma once
 
@@ -10,13 +10,13 @@
 
 #ifdef FLOAT32
 typedef float Element;
-#define STEP 1                     // elements that one product adds up
+#define PER_WORD 1                 // elements in a 32-bit word, which one product sums
 #else
 typedef uint16_t Element;
-#define STEP 2
+#define PER_WORD 2
 #endif
 
-// Adds products of words: of a pair of bfloat16 each, or of a float32.
+// Add the products of words: each word is one float32 or two bfloat16.
 static inline Floats multiply_add(Floats sum, Words a, Words b) {
 #ifdef FLOAT32
     return add_product(sum, (Floats)a, (Floats)b);
@@ -25,20 +25,20 @@ static inline Floats multiply_add(Floats sum, Words a, Words b) {
 #endif
 }
 
-// Rounds LANES numbers to elements.
-static inline void put(Element *place, Floats numbers) {
+// Round LANES numbers to elements.
+static inline void store_elements(Element *address, Floats values) {
 #ifdef FLOAT32
-    store(place, numbers);
+    store(address, values);
 #else
-    _mm256_storeu_si256((__m256i *)place, (__m256i)_mm512_cvtneps_pbh((__m512)numbers));
+    _mm256_storeu_si256((__m256i *)address, (__m256i)_mm512_cvtneps_pbh((__m512)values));
 #endif
 }
 
-static inline Floats get(const Element *place) {
+static inline Floats load_elements(const Element *address) {
 #ifdef FLOAT32
-    return load(place);
+    return load(address);
 #else
-    const __m256i half = _mm256_loadu_si256((const __m256i *)place);
+    const __m256i half = _mm256_loadu_si256((const __m256i *)address);
     return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16);
 #endif
 }

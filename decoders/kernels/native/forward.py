@@ -1,7 +1,7 @@
-"""The forward in C (forward.c): all layers of a Llama-like model in one call, weights packed as they are read.
+"""The forward pass in C (forward.c): all layers of a Llama-like model in one call, with packed weights.
 
-For the families whose layers it knows, on CPUs with AVX-512, AVX2 or NEON. It needs a config and a mapping of weights,
-and no transformers module.
+Supports the families in LLAMA_LIKE, on CPUs with AVX-512, AVX2 or NEON. Needs a config and a mapping of weights, but no
+transformers module.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ from tot.decoders.timeline import add_spans
 
 Quantization = Literal["int8-dynamic", "gguf"]
 _TABLE = 1024
-"""Positions whose cosines and sines are computed at once, at least."""
+"""Minimum number of positions whose cosines and sines are computed at a time."""
 _BYTES: dict[PackedKind, float] = {
     "float32": 4,
     "bfloat16": 2,
     "int8-dynamic": 1 + 4 / GROUP,
     "gguf": 0,
 }
-"""That a packed weight takes, at most; those of a GGUF file are not held, but mapped."""
-_SPARE = 2
-"""A module's weights are packed where so many times what that takes is free."""
+"""Maximum bytes of a packed weight. The weights of a GGUF file are memory-mapped, so they need none."""
+_FREE_MEMORY_FACTOR = 2
+"""Pack a module's weights only if this multiple of their packed size is free."""
 
 
 class _Matrix(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("strips", "bias")),
         *((name, c_int64) for name in ("inputs", "outputs", "bits", "group")),
-        *((name, c_double) for name in ("unit", "middle")),
+        *((name, c_double) for name in ("unit", "zero_point")),
     ]
 
 
@@ -78,7 +78,7 @@ class _Model(Structure):
             (name, c_int64)
             for name in (
                 *("layer_count", "hidden", "intermediate", "heads", "kv_heads"),
-                *("kv_head_stride", "slot_stride", "turned"),
+                *("kv_head_stride", "slot_stride", "rotary_dim"),
             )
         ),
         ("epsilon", c_float),
@@ -88,91 +88,92 @@ class _Model(Structure):
 
 class _Batch(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("tokens", "turns", "write", "keep", "cosines", "sines")),
-        *((name, c_void_p) for name in ("logits", "states", "layers", "space", "seconds")),
+        *((name, c_void_p) for name in ("tokens", "rope_rows", "write", "keep", "cosines", "sines")),
+        *((name, c_void_p) for name in ("logits", "states", "layers", "scratch", "seconds")),
         ("tiles", CTiles),
-        *((name, c_int64) for name in ("rows", "kept", "wanted", "threads")),
+        *((name, c_int64) for name in ("rows", "kept", "state_count", "threads")),
     ]
 
 
 class _Product(NamedTuple):
-    """Linear layers in one product, as C knows them, and the tensors that it has the addresses of."""
+    """Linear layers of one product: the C struct, and the tensors that it points to."""
 
     matrix: _Matrix
-    held: list[Tensor]
+    tensors: list[Tensor]
 
 
 class NativeForward:
-    """The backend in C: packed weights, and a store of keys and values.
+    """The C backend, with packed weights and a key-value store.
 
-    `shared` is the backend of a model with the same layers, whose packed weights are used instead of packing again.
+    If `shared`, the backend of a model with the same layers, is given, its packed weights are reused.
     """
 
     cut = staticmethod(make_tiles)
     module = None
-    """No transformers module computes."""
+    """No transformers module is used."""
 
     def __init__(self, loaded: LoadedModel, kind: PackedKind, shared: NativeForward | None = None) -> None:
         self.weights = kind
-        """How weights are packed; float32 ones that are all bfloat16 numbers are kept as such, exactly."""
+        """Format of the packed weights. float32 weights that are exact in bfloat16 are packed as bfloat16."""
         self._config, self._dtype = loaded.config, loaded.dtype
         self._packed: dict[str, _Product] = {} if shared is None else shared._packed
-        """By the name of the product: a layer's number and its name in C."""
+        """By product: the number of the layer and its name in C, such as "0.qkv"."""
         self._rotary = LlamaRotaryEmbedding(loaded.config)
-        self._held: list[Any] = []  # C has their addresses only
+        self._references: list[Any] = []  # C gets addresses only
         self._store: Store | None = None
         self._model = self._pack_all(loaded.weights)
-        self._space = torch.empty(0)
+        self._scratch = torch.empty(0)
         self._table = (torch.empty(0), torch.empty(0))
 
     def _pack_all(self, weights: Weights) -> _Model:
-        """Pack what is not packed yet. Raises ModelError for weights of other shapes than the config says."""
+        """Pack all weights that are not packed yet. Raises ModelError if a shape differs from the config."""
         config = self._config
         expected = weight_shapes(config)
         for name, shape in expected.items():
             if weights.shapes.get(name) != shape:
-                raise ModelError(f"the shape of {name} is {weights.shapes.get(name)}, and the config says {shape}")
+                raise ModelError(f"the shape of {name} is {weights.shapes.get(name)}, but the config requires {shape}")
         tied = config.tie_word_embeddings and self.weights == "gguf"
         products = _products(config.num_hidden_layers, tied, self.weights == "gguf")
         if isinstance(weights, GGUFWeights) and not self._packed:
             self._map_packed(weights, products)
         for name, parts in products.items():
             if name not in self._packed:
-                self._hold(weights, name, parts, self._pack(weights, name, parts))
+                self._add_product(weights, name, parts, self._pack(weights, name, parts))
         layers = (_Layer * config.num_hidden_layers)()
-        for number, place in enumerate(layers):
+        for number, layer in enumerate(layers):
             for name in _PARTS:
-                setattr(place, name, self._packed[f"{number}.{name}"].matrix)
+                setattr(layer, name, self._packed[f"{number}.{name}"].matrix)
             for name, vector in _NORMS.items():
-                if (whole := f"model.layers.{number}.{vector}.weight") in expected:
-                    setattr(place, name, self._numbers(weights.tensor(whole)))
+                if (weight := f"model.layers.{number}.{vector}.weight") in expected:
+                    setattr(layer, name, self._float_address(weights.tensor(weight)))
         embedding, table = None, _Matrix()
         if self.weights == "gguf":
             table = self._packed["head" if tied else "table"].matrix
         else:
-            self._held.append(weights.tensor(EMBEDDING))
-            embedding = address(self._held[-1], self._dtype)
+            self._references.append(weights.tensor(EMBEDDING))
+            embedding = address(self._references[-1], self._dtype)
         heads = Heads.of(config)
-        self._held.append(layers)
+        self._references.append(layers)
         self._layers = layers
         return _Model(
-            ctypes.addressof(layers), embedding, self._numbers(weights.tensor("model.norm.weight")),
+            ctypes.addressof(layers), embedding, self._float_address(weights.tensor("model.norm.weight")),
             self._packed["head"].matrix, table, len(layers), config.hidden_size, config.intermediate_size, heads.query,
             heads.kv, 0, 0, heads.dim, config.rms_norm_eps, heads.dim**-0.5,
         )  # fmt: skip
 
     def reserve(self, slots: int) -> None:
-        """Allocate the store of keys and values."""
+        """Allocate the key-value store."""
         self._store = Store.allocate(self._config, slots, self._dtype, torch.device("cpu"))
-        for place, keys, values in zip(self._layers, *self._store, strict=True):
-            place.keys, place.values = address(keys, self._dtype), address(values, self._dtype)
+        for layer, keys, values in zip(self._layers, *self._store, strict=True):
+            layer.keys, layer.values = address(keys, self._dtype), address(values, self._dtype)
         self._model.kv_head_stride, self._model.slot_stride = self._store.keys[0].stride()[:2]
 
     def use(self, functions: ctypes.CDLL) -> None:
-        """Compute with these, which were compiled for such heads and such weights."""
+        """Use these C functions, compiled for the model's head dimension and weight format."""
         self._functions = functions
         functions.forward.argtypes, functions.forward.restype = [POINTER(_Model), POINTER(_Batch)], None
-        functions.space_for.argtypes, functions.space_for.restype = [POINTER(_Model), POINTER(_Batch)], c_int64
+        functions.scratch_floats.argtypes = [POINTER(_Model), POINTER(_Batch)]
+        functions.scratch_floats.restype = c_int64
 
     @property
     def name(self) -> str:
@@ -180,39 +181,40 @@ class NativeForward:
 
     @property
     def weight_bytes(self) -> float:
-        matrices = [(one.held[0].nbytes, one.matrix.inputs * one.matrix.outputs) for one in self._packed.values()]
-        return float(sum(size for size, _ in matrices) / sum(count for _, count in matrices))
+        products = self._packed.values()
+        size = sum(product.tensors[0].nbytes for product in products)
+        return float(size / sum(product.matrix.inputs * product.matrix.outputs for product in products))
 
     def close(self) -> None:
         """Free the packed weights and the store."""
         del self._functions
-        self._packed, self._held, self._model, self._space = {}, [], _Model(), torch.empty(0)
+        self._packed, self._references, self._model, self._scratch = {}, [], _Model(), torch.empty(0)
         self._store = self._layers = None
 
     def forward(
         self, tokens: Tensor, positions: Tensor, write: Tensor, keep: Tensor, pieces: Tiles, layers: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
         rows, kept = tokens.shape[1], len(keep)
-        cosines, sines, turns = self._turns(positions)
+        cosines, sines, rope_rows = self._rope_table(positions)
         logits = torch.empty((kept, self._config.vocab_size), dtype=torch.float32)
         states = torch.empty((kept, len(layers), self._config.hidden_size))
-        wanted = torch.tensor(layers, dtype=torch.int64)
+        state_layers = torch.tensor(layers, dtype=torch.int64)
         seconds = (c_double * 3)()
         batch = _Batch(
-            *(address(tensor, torch.int64) for tensor in (tokens, turns, write, keep)),
+            *(address(tensor, torch.int64) for tensor in (tokens, rope_rows, write, keep)),
             *(address(tensor, torch.float32) for tensor in (cosines, sines, logits, states)),
-            address(wanted, torch.int64), None, ctypes.addressof(seconds), CTiles.of(pieces),
+            address(state_layers, torch.int64), None, ctypes.addressof(seconds), CTiles.of(pieces),
             rows, kept, len(layers), torch.get_num_threads(),
         )  # fmt: skip
-        if len(self._space) < (needed := self._functions.space_for(byref(self._model), byref(batch))):
-            self._space = torch.empty(needed, dtype=torch.float32)
-        batch.space = self._space.data_ptr()
+        if len(self._scratch) < (needed := self._functions.scratch_floats(byref(self._model), byref(batch))):
+            self._scratch = torch.empty(needed, dtype=torch.float32)
+        batch.scratch = self._scratch.data_ptr()
         self._functions.forward(byref(self._model), byref(batch))
         add_spans({"linear": seconds[0], "attention": seconds[1]})
         return logits, states if layers else None
 
-    def _turns(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(turns, head_dim) cosines and sines by position, and which of them each row takes."""
+    def _rope_table(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return cosines and sines (positions, head_dim), and the index of each row in them."""
         needed = int(positions.max()) + 1
         if len(self._table[0]) < needed:
             self._table = self._angles(torch.arange(max(_TABLE, 2 * needed))[None])
@@ -222,30 +224,30 @@ class NativeForward:
         cosines, sines = self._rotary(torch.empty(0), position_ids=positions)
         return cosines[0].contiguous(), sines[0].contiguous()
 
-    def _numbers(self, vector: Tensor) -> int:
-        held = vector.float().contiguous()
-        self._held.append(held)
-        return held.data_ptr()
+    def _float_address(self, vector: Tensor) -> int:
+        floats = vector.float().contiguous()
+        self._references.append(floats)
+        return floats.data_ptr()
 
     def _pack(self, weights: Weights, name: str, parts: Sequence[str]) -> Packed:
-        found = [weights[f"{part}.weight"] for part in parts]
-        return packed(joined(found, name.endswith("gate_up")), self.weights)
+        matrices = [weights[f"{part}.weight"] for part in parts]
+        return packed(joined(matrices, name.endswith("gate_up")), self.weights)
 
-    def _hold(self, weights: Weights, name: str, parts: Sequence[str], of: Packed) -> None:
-        strips, *form = of
+    def _add_product(self, weights: Weights, name: str, parts: Sequence[str], weight: Packed) -> None:
+        strips, *form = weight
         matrix = _Matrix(strips.data_ptr(), None, *reversed(_shape(weights, parts)), *form)
         product = self._packed[name] = _Product(matrix, [strips])
         if f"{parts[0]}.bias" in weights:
             biases = [weights.tensor(f"{part}.bias") for part in parts]
-            product.held.append(beside(biases, name.endswith("gate_up")).float().contiguous())
-            matrix.bias = product.held[-1].data_ptr()
+            product.tensors.append(beside(biases, name.endswith("gate_up")).float().contiguous())
+            matrix.bias = product.tensors[-1].data_ptr()
 
     def _map_packed(self, weights: GGUFWeights, products: Mapping[str, Sequence[str]]) -> None:
-        """Map the numbers of a GGUF file, which are packed once and kept in a file."""
-        made = {name: partial(self._pack, weights, name, parts) for name, parts in products.items()}
+        """Map the packed integers of a GGUF file. They are packed once and cached in a file."""
+        packers = {name: partial(self._pack, weights, name, parts) for name, parts in products.items()}
         shapes = {name: _shape(weights, parts) for name, parts in products.items()}
-        for name, of in packed_in_file(weights.folder, made, shapes).items():
-            self._hold(weights, name, products[name], of)
+        for name, weight in packed_in_file(weights.folder, packers, shapes).items():
+            self._add_product(weights, name, products[name], weight)
         weights.close_file()
 
 
@@ -255,7 +257,7 @@ _PARTS = {
     "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
     "down": ("mlp.down_proj",),
 }
-"""By its name in C, the linear layers of a layer that are one product."""
+"""The linear layers of each product of a layer, by its name in C."""
 _NORMS = {
     "norm_in": "input_layernorm",
     "norm_mlp": "post_attention_layernorm",
@@ -265,20 +267,20 @@ _NORMS = {
 
 
 def _products(layers: int, tied: bool, table: bool) -> dict[str, list[str]]:
-    """The linear layers in each product, by its name; with the embedding as a `table`, which is the head if `tied`."""
-    found = {
+    """Return the linear layers of each product, by name. `table` adds the embedding, which is the head if `tied`."""
+    products = {
         f"{number}.{name}": [f"model.layers.{number}.{part}" for part in parts]
         for number in range(layers)
         for name, parts in _PARTS.items()
     }
-    found["head"] = ["model.embed_tokens" if tied else "lm_head"]
+    products["head"] = ["model.embed_tokens" if tied else "lm_head"]
     if table and not tied:
-        found["table"] = ["model.embed_tokens"]
-    return found
+        products["table"] = ["model.embed_tokens"]
+    return products
 
 
 def _shape(weights: Weights, parts: Sequence[str]) -> tuple[int, int]:
-    """Outputs, all together, and inputs of the linear layers in one product."""
+    """Return the total outputs, and the inputs, of the linear layers of one product."""
     shapes = [weights.shapes[f"{part}.weight"] for part in parts]
     return sum(shape[0] for shape in shapes), shapes[0][1]
 
@@ -286,10 +288,10 @@ def _shape(weights: Weights, parts: Sequence[str]) -> tuple[int, int]:
 def native_forward(
     loaded: LoadedModel, quantize: Quantization | None = None, shared: NativeForward | None = None
 ) -> NativeForward | None:
-    """The forward in C for a model; None where there is none for it here. `shared` as for NativeForward."""
+    """Return the C backend for a model, or None if it is unavailable here. `shared` as for NativeForward."""
     heads = Heads.of(loaded.config)
-    known = shared is not None or (_known(loaded) and _plain(loaded))
-    if not known or not kernels_run(heads.dim, heads.query // heads.kv, loaded.dtype, loaded.device):
+    supported = shared is not None or (_is_supported(loaded) and _has_plain_layers(loaded))
+    if not supported or not kernels_run(heads.dim, heads.query // heads.kv, loaded.dtype, loaded.device):
         return None
     weights = loaded.weights
     if shared is not None:
@@ -299,24 +301,24 @@ def native_forward(
         kind = quantize or _exact_kind(weights, linear)
         if quantize is not None and any(weights.shapes[name][1] % GROUP for name in linear):
             return None
-        takes = _BYTES[kind] * sum(math.prod(weights.shapes[name]) for name in linear)
-        # A module's weights stay beside the packed ones, so those are made only where memory is plentiful.
-        needed = takes if loaded.module is None else _SPARE * takes
+        size = _BYTES[kind] * sum(math.prod(weights.shapes[name]) for name in linear)
+        # A module's weights stay in memory next to the packed copy, so pack only if memory is plentiful.
+        needed = size if loaded.module is None else _FREE_MEMORY_FACTOR * size
         if not room_for("the weights for the forward in C", needed, loaded.device):
             return None
-    form = kind if kind in ("float32", "bfloat16") else "whole"
-    functions = library(*compiling.forward(heads.dim, loaded.dtype == torch.float32, form, lanes()))
+    weight_format = kind if kind in ("float32", "bfloat16") else "whole"
+    functions = library(*compiling.forward(heads.dim, loaded.dtype == torch.float32, weight_format, lanes()))
     if functions is None or not sizes_agree(functions, "attention_sizes", SIZES):
         return None
     if not sizes_agree(functions, "forward_sizes", [*map(sizeof, (_Matrix, _Layer, _Model, _Batch)), lanes()]):
         return None
-    made = NativeForward(loaded, kind, shared)
-    made.use(functions)
-    return made
+    backend = NativeForward(loaded, kind, shared)
+    backend.use(functions)
+    return backend
 
 
 def _exact_kind(weights: Weights, names: Sequence[str]) -> PackedKind:
-    """How weights are packed that are to be kept exactly."""
+    """Return the smallest packed format that keeps the weights exactly."""
     narrow = all(
         weight.dtype == torch.bfloat16 or bool((weight == weight.bfloat16()).all())
         for weight in (weights[name] for name in names)
@@ -325,16 +327,16 @@ def _exact_kind(weights: Weights, names: Sequence[str]) -> PackedKind:
     return "bfloat16" if narrow else "float32"
 
 
-def _known(loaded: LoadedModel) -> bool:
-    """Whether forward.c computes what such a config says."""
+def _is_supported(loaded: LoadedModel) -> bool:
+    """Return whether forward.c supports the config."""
     config = loaded.config
     if config.model_type not in LLAMA_LIKE or config.hidden_act != "silu" or window_of(config) is not None:
         return False
     return bool(config.hidden_size % 16 == 0 and config.intermediate_size % 16 == 0)
 
 
-def _plain(loaded: LoadedModel) -> bool:
-    """Whether the module, where there is one, has plain linear layers on the CPU and nothing else in their place."""
+def _has_plain_layers(loaded: LoadedModel) -> bool:
+    """Return whether the module, if loaded, has only plain, unpatched linear layers, on the CPU."""
     if loaded.module is None and loaded.stored is not None:
         return True
     model: Any = loaded.model
@@ -342,5 +344,5 @@ def _plain(loaded: LoadedModel) -> bool:
     if not all(type(module) is nn.Linear and "forward" not in vars(module) for module in linears):
         return False
     table: Tensor = model.model.embed_tokens.weight
-    here = all(weight.device.type == "cpu" for weight in model.parameters())
-    return here and table.dtype == loaded.dtype and table.is_contiguous()
+    on_cpu = all(weight.device.type == "cpu" for weight in model.parameters())
+    return on_cpu and table.dtype == loaded.dtype and table.is_contiguous()

@@ -1,7 +1,7 @@
-"""The parts in C: ready in a wheel, else compiled once with the compiler at hand and kept in the cache folder.
+"""The C libraries: built into a wheel, or compiled once by the local compiler and kept in the cache folder.
 
-A library is run as the user, so it is taken from a folder that nobody else can write to, or compiled anew. Where there
-is no compiler there are none, and torch's operations do the same, slower; why is logged once.
+A library runs as the user, so it is loaded only from a folder that other users cannot write to; otherwise it is
+compiled again. Without a compiler, slower torch operations compute the same results, and the reason is logged once.
 """
 
 from __future__ import annotations
@@ -31,48 +31,49 @@ from tot.decoders.models.gguf_cache import cache_folder
 
 log = logging.getLogger(__name__)
 _HWCAP, _ARM = 16, {"asimd": 1, "asimddp": 20}
-"""Where Linux says what an ARM processor can do (getauxval), and in which bits."""
+"""The getauxval entry in which Linux lists the features of an ARM processor, and the bit of each."""
 
 
 def library(name: str, *options: str) -> ctypes.CDLL | None:
-    """The functions of a C file ("forward") and of what it includes, compiled with the options
-    ("-O1", "-DHEAD_DIM=64") for this processor; None where that can't be done."""
-    known = level()
-    return _opened(name, *options, *(() if known is None else known.options))
+    """Return the functions of a C file ("forward") compiled with `options` ("-O1", "-DHEAD_DIM=64") for this processor.
+
+    Returns None if there is no library and it cannot be compiled."""
+    current = level()
+    return _opened(name, *options, *(() if current is None else current.options))
 
 
 @functools.cache
 def _opened(unit: str, *options: str) -> ctypes.CDLL | None:
     name = file_name(source(unit), unit, options)
-    ready, problem = SOURCES / BUILT / name, ""
+    built, problem = SOURCES / BUILT / name, ""
     try:
-        return open_whole(ready)
-    except FileNotFoundError:  # no wheel was installed, or it lacks this one
+        return open_whole(built)
+    except FileNotFoundError:  # no wheel is installed, or it lacks this library
         pass
-    except OSError as error:  # damaged, or it needs a newer glibc or a libgomp that is not installed
-        cause = reason(error).replace(str(ready), "library")
-        problem = f"the ready-made kernels cannot be opened ({cause}); "
+    except OSError as error:  # damaged, or needs a newer glibc or a missing libgomp
+        cause = reason(error).replace(str(built), "library")
+        problem = f"the prebuilt kernels can't be opened ({cause}); "
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        log_once(logging.WARNING, f"{problem}no C compiler is found, so decoding is slower: install cc, gcc or clang")
+        log_once(logging.WARNING, f"{problem}no C compiler was found, so decoding is slower: install cc, gcc or clang")
         return None
     path = _folder() / name
     try:
-        functions = _compiled(path, compiler, unit, options)
+        functions = _open_or_compile(path, compiler, unit, options)
     except (OSError, subprocess.SubprocessError) as error:
         cause = (getattr(error, "stderr", None) or str(error)).strip()[:500]
-        if problem:  # of all libraries alike
+        if problem:  # the same for all libraries
             log_once(logging.WARNING, f"{problem}they can't be compiled either, so decoding is slower: reinstall tot")
         level = logging.INFO if problem else logging.WARNING
         log.log(level, "%s.c can't be compiled, so decoding is slower: %s", unit, cause)
         return None
     if problem:
-        log_once(logging.WARNING, f"{problem}they are compiled instead: reinstall tot to skip that")
+        log_once(logging.WARNING, f"{problem}they are compiled instead: reinstall tot to avoid this")
     return functions
 
 
-def _compiled(path: Path, compiler: str, unit: str, options: Sequence[str]) -> ctypes.CDLL:
-    """The library at `path`, compiled first if it is missing, damaged or possibly another user's."""
+def _open_or_compile(path: Path, compiler: str, unit: str, options: Sequence[str]) -> ctypes.CDLL:
+    """Open the library at `path`. Compile it first if it is missing, damaged or writable by other users."""
     if path.exists() and not others_could_write(path):
         with suppress(OSError):
             return open_whole(path)
@@ -81,7 +82,7 @@ def _compiled(path: Path, compiler: str, unit: str, options: Sequence[str]) -> c
 
 
 def open_whole(path: Path) -> ctypes.CDLL:
-    """Open a library that `compile_to` wrote. Raises OSError if it is damaged: opening half a file ends the process."""
+    """Open a library that `compile_to` wrote. Raises OSError if it is damaged: loading half a file ends the process."""
     if not is_whole(path):
         raise OSError(f"{path} is damaged")
     return ctypes.CDLL(str(path))
@@ -89,32 +90,34 @@ def open_whole(path: Path) -> ctypes.CDLL:
 
 @functools.cache
 def log_once(level: int, message: str) -> None:
-    """Log why something slower is done, once a process."""
+    """Log a message once per process."""
     log.log(level, message)
 
 
 def sizes_agree(functions: ctypes.CDLL, name: str, sizes: Sequence[int]) -> bool:
-    """Whether structures take so many bytes in C, too: what a library says in the array `name`. If not, that is
-    logged, and its functions must not be called."""
-    theirs = tuple((ctypes.c_int64 * len(sizes)).in_dll(functions, name))
-    if theirs != tuple(sizes):
-        told = f"{name} are {theirs} in C and {tuple(sizes)} in Python, so decoding is slower: install tot anew"
-        log_once(logging.WARNING, told)
-    return theirs == tuple(sizes)
+    """Return whether `sizes` (bytes of structures) equal the array `name` of a library. If not, log it.
+
+    A library whose sizes differ must not be called."""
+    c_sizes = tuple((ctypes.c_int64 * len(sizes)).in_dll(functions, name))
+    if c_sizes != tuple(sizes):
+        message = f"{name} are {c_sizes} in C and {tuple(sizes)} in Python, so decoding is slower: reinstall tot"
+        log_once(logging.WARNING, message)
+    return c_sizes == tuple(sizes)
 
 
 def address(tensor: Tensor, dtype: torch.dtype, strided: bool = False) -> int:
-    """Where C finds a tensor's numbers; `strided` where it is told the strides of all but the last dimension. Raises
-    TypeError where they are not of that type, not in that order or not on the CPU."""
+    """Return the address of a tensor's data for C. Raises TypeError if it has another dtype, layout or device.
+
+    The tensor must be contiguous; if `strided`, only in the last dimension, as C gets the strides of the others."""
     ordered = tensor.stride(-1) == 1 if strided else tensor.is_contiguous()
     if tensor.dtype != dtype or tensor.device.type != "cpu" or not ordered:
-        found = f"{tensor.dtype} on {tensor.device} with strides {tensor.stride()}"
-        raise TypeError(f"C was to read {dtype} in order on the CPU, and got {found}")
+        actual = f"{tensor.dtype} on {tensor.device} with strides {tensor.stride()}"
+        raise TypeError(f"C needs a contiguous tensor of {dtype} on the CPU, and got {actual}")
     return tensor.data_ptr()
 
 
 def _folder() -> Path:
-    """Where libraries are kept: in the cache folder, if that is the user's alone; else one for this process."""
+    """Return the folder for compiled libraries: in the cache folder if it is the user's alone, else a temporary one."""
     folder = cache_folder() / "native"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -123,13 +126,13 @@ def _folder() -> Path:
             folder.chmod(0o700)
             problem = "" if os.access(folder, os.W_OK | os.X_OK) else "can't be written to"
     except OSError as error:
-        problem = f"can't be made ({error.strerror})"
+        problem = f"can't be created ({error.strerror})"
     if not problem:
         return folder
     log_once(
         logging.WARNING,
-        f"the folder of compiled kernels, {folder}, {problem}, so they are compiled anew for every process: make it "
-        "yours alone (chmod 700), or set TOT_CACHE to a folder that is",
+        f"the folder of compiled kernels, {folder}, {problem}, so they are compiled again for every process: "
+        "make it private (chmod 700), or set TOT_CACHE to a private folder",
     )
     return _folder_for_now()
 
@@ -143,34 +146,35 @@ def _folder_for_now() -> Path:
 
 @functools.cache
 def processor_flags() -> frozenset[str]:
-    """What the processor can do, as Linux says it; on ARM by the bits that it gives every process."""
+    """Return the features of the processor as Linux names them; on ARM from the bits of getauxval."""
     if platform.machine() == "aarch64" and sys.platform == "linux":
-        told = ctypes.CDLL(None).getauxval(_HWCAP)
-        return frozenset(name for name, bit in _ARM.items() if told >> bit & 1)
+        bits = ctypes.CDLL(None).getauxval(_HWCAP)
+        return frozenset(name for name, bit in _ARM.items() if bits >> bit & 1)
     return frozenset(processor_info("flags").split())
 
 
 def level() -> Level | None:
-    """The best of LEVELS that this processor has, or the one that $TOT_ISA names; None where it has none. Raises
-    OptionError for a name that is not known, or a level that it lacks."""
-    wanted = os.environ.get("TOT_ISA")
-    if not wanted:
-        return next((one for one in LEVELS if processor_flags() >= one.needs), None)
-    found = next((one for one in LEVELS if one.name == wanted), None)
-    if found is None:
-        raise OptionError(unknown("TOT_ISA", wanted, [one.name for one in LEVELS]))
-    if lacking := found.needs - processor_flags():
-        raise OptionError(f"TOT_ISA is {wanted}, and this processor lacks {', '.join(sorted(lacking))}: leave it out")
-    return found
+    """Return the best of LEVELS that this processor supports, or the one that $TOT_ISA names; None if it supports none.
+
+    Raises OptionError for an unknown name, or a level that the processor does not support."""
+    name = os.environ.get("TOT_ISA")
+    if not name:
+        return next((level for level in LEVELS if processor_flags() >= level.needs), None)
+    selected = next((level for level in LEVELS if level.name == name), None)
+    if selected is None:
+        raise OptionError(unknown("TOT_ISA", name, [level.name for level in LEVELS]))
+    if missing := selected.needs - processor_flags():
+        raise OptionError(f"TOT_ISA is {name}, and this processor lacks {', '.join(sorted(missing))}: unset TOT_ISA")
+    return selected
 
 
 def lanes() -> int:
-    """Numbers in a vector of simd.h."""
-    known = level()
-    return 8 if known is None else known.lanes
+    """Return the number of lanes of a vector in simd.h."""
+    current = level()
+    return 8 if current is None else current.lanes
 
 
 def largest_byte() -> int:
-    """The largest weight that add_bytes of simd.h multiplies."""
-    known = level()
-    return 120 if known is None else known.largest_byte
+    """Return the largest integer weight that `dot_bytes` in simd.h can multiply."""
+    current = level()
+    return 120 if current is None else current.largest_byte

@@ -1,11 +1,12 @@
-// Linear layers: products of rows of inputs and weights packed in strips.
+// Linear layers: products of rows of inputs and packed weights.
 //
-// Weights are packed in strips of 32 outputs, each in the order in which it is read. What they are is compiled in:
-// WEIGHTS 32: float32. 16: bfloat16, multiplied as float32 with -DFLOAT32 (exactly what float32 weights that are bfloat16
-// numbers give, for half the bytes), else by bfloat16 products. 8: whole numbers in groups of inputs, times a step, plus a
-// least; a matrix has them in eight bits or in four, in groups of GROUP or of half as many. Inputs are rounded to eight
-// bits by a step for each GROUP of each row. The order of sums is the same however many rows there are: what a row gives
-// does not depend on the others.
+// Weights are packed in strips of STRIP outputs, each in the order in which it is read. WEIGHTS selects their format at
+// compile time:
+// - 32: float32.
+// - 16: bfloat16. With -DFLOAT32 they are widened to float32: the exact product in half the bytes.
+// - 8: integers of 8 or 4 bits, with a scale and a minimum for each group of GROUP or GROUP / 2 inputs. The rows of
+//   inputs are quantized to 8 bits, with a scale for each GROUP.
+// The order of summation does not depend on the number of rows, so the result of a row does not depend on other rows.
 
 #pragma once
 
@@ -16,227 +17,231 @@
 #endif
 
 #define GROUP 32
-#define WIDE 2                  // lines beside each other: MOST_ROWS rows by so many are sums that stay in registers
-#define STRIP (WIDE * LANES)    // outputs
+#define STRIP_VECTORS 2                // lines of a strip: MAX_ROWS x STRIP_VECTORS sums stay in registers
+#define STRIP (STRIP_VECTORS * LANES)  // outputs
 #if WEIGHTS == 8
 typedef int8_t Input;
-#define JOINED 4                // inputs of one output beside each other
-#define LINE (LANES * JOINED)   // bytes of a line: LANES outputs
+#define INPUTS_PER_WORD 4              // adjacent inputs of one output
+#define LINE (LANES * INPUTS_PER_WORD) // bytes of a line: LANES outputs
 #if LANES == 8 && !defined(DOT)
-#define MOST_ROWS 3             // what products pass through takes registers, too, and there are 16
+#define MAX_ROWS 3                     // temporaries of the products need some of the 16 registers, too
 #else
-#define MOST_ROWS (LANES == 16 ? 8 : 6)
+#define MAX_ROWS (LANES == 16 ? 8 : 6)
 #endif
 #else
 typedef Element Input;
-#define JOINED (32 / WEIGHTS)
+#define INPUTS_PER_WORD (32 / WEIGHTS)
 #define LINE (4 * LANES)
-#define MOST_ROWS (LANES == 16 ? 12 : 6)
+#define MAX_ROWS (LANES == 16 ? 12 : 6)
 #endif
-#define WIDENED (WEIGHTS == 16 && STEP == 1)  // bfloat16 weights for float32 inputs
-#define TOLD 4        // numbers told of GROUP inputs of a row: their step, the sum of all, and that of either half
-#define AHEAD 16384   // bytes from what is multiplied to what is fetched, where rows are one block
+#define WIDENED (WEIGHTS == 16 && PER_WORD == 1)  // bfloat16 weights for float32 inputs
+#define STATS 4               // of GROUP inputs of a row: scale, sum, sum of the first half, sum of the second half
+#define PREFETCH_BYTES 16384  // prefetch distance if all rows are one block
 
 typedef struct {
-    // (outputs / STRIP, inputs / JOINED, WIDE, LANES, JOINED), outputs padded; of whole numbers (outputs / STRIP, inputs /
-    // group) groups of lines as above, then (WIDE, 2, LANES) halves: their steps and least weights, in `unit`s; or
-    // (WIDE, LANES), steps alone, where a number is a weight of 0: `middle`, if it is not 0. Of four bits two lines are
-    // one: the first in the lower half of its bytes, the second in the upper.
+    // Floats: (outputs / STRIP, inputs / INPUTS_PER_WORD, STRIP_VECTORS, LANES, INPUTS_PER_WORD), outputs padded.
+    // Integers: (outputs / STRIP, inputs / group) groups, each of lines as above, then float16 scales and minimums
+    // (STRIP_VECTORS, 2, LANES) in multiples of `unit`. If `zero_point` is not 0, only scales (STRIP_VECTORS, LANES).
+    // With 4 bits one line holds two: the first in the lower half of each byte, the second in the upper half.
     const uint8_t *strips;
-    const float *bias;  // (outputs,) or none
+    const float *bias;  // (outputs,) or NULL
     int64_t inputs, outputs, bits, group;
-    double unit, middle;
+    double unit, zero_point;
 } Matrix;
 
-// What becomes of a product: stored, added to what stands there, or silu(gate) * up, whose lines are beside each other.
-typedef enum { STORE, ADD, GATE } Then;
+// What to do with a product: store it, add it to the output, or store silu(gate) * up of adjacent gate and up lines.
+typedef enum { STORE, ADD, GATE } Epilogue;
 
 static inline Floats silu(Floats x) {
-    const Floats power = exponential(-absolute(x)), share = 1.0f / (1.0f + power);  // sigmoid(|x|)
+    const Floats decay = exponential(-vector_abs(x)), sigmoid = 1.0f / (1.0f + decay);  // sigmoid(|x|)
     const Words negative = x < 0.0f;
-    return x * (Floats)(((Words)(1.0f - share) & negative) | ((Words)share & ~negative));
+    return x * (Floats)(((Words)(1.0f - sigmoid) & negative) | ((Words)sigmoid & ~negative));
 }
 
 #if WEIGHTS == 8
-// Bytes of a group's steps, and least weights if there are any, of LANES outputs.
-static inline int64_t scale_bytes(const Matrix *matrix) { return (matrix->middle != 0 ? 2 : 4) * LANES; }
+// Bytes of the scales, and minimums if stored, of one group of LANES outputs.
+static inline int64_t scale_bytes(const Matrix *matrix) { return (matrix->zero_point != 0 ? 2 : 4) * LANES; }
 
 static inline int64_t strip_bytes(const Matrix *matrix) {
-    const int64_t lines = matrix->inputs / JOINED * LINE * matrix->bits / 8;
-    return WIDE * (lines + matrix->inputs / matrix->group * scale_bytes(matrix));
+    const int64_t lines = matrix->inputs / INPUTS_PER_WORD * LINE * matrix->bits / 8;
+    return STRIP_VECTORS * (lines + matrix->inputs / matrix->group * scale_bytes(matrix));
 }
 
 typedef Words Sum;
 static inline Words add_line(int bits, Words sum, Words inputs, Words weights) {
-    return bits == 4 ? add_nibbles(sum, weights, inputs) : add_bytes(sum, weights, inputs);
+    return bits == 4 ? dot_nibbles(sum, weights, inputs) : dot_bytes(sum, weights, inputs);
 }
 #else
-static inline int64_t strip_bytes(const Matrix *matrix) { return matrix->inputs / JOINED * WIDE * LINE; }
+static inline int64_t strip_bytes(const Matrix *matrix) {
+    return matrix->inputs / INPUTS_PER_WORD * STRIP_VECTORS * LINE;
+}
 
 typedef Floats Sum;
 #define add_line(bits, sum, inputs, weights) multiply_add(sum, inputs, weights)
 #endif
 
-// Adds word number `word` of each row times the lines of a strip.
-static inline __attribute__((always_inline)) void add_word(int rows, int bits, const Input *input, int64_t inputs,
-                                                           int64_t word, const Words *lines, Sum (*sums)[WIDE]) {
+// Add the product of word `word` of each row and the lines of a strip.
+static inline __attribute__((always_inline)) void accumulate_word(int rows, int bits, const Input *input,
+                                                                  int64_t inputs, int64_t word, const Words *lines,
+                                                                  Sum (*sums)[STRIP_VECTORS]) {
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++) {
-        const Words both = each_word(((const int32_t *)(input + r * inputs))[word]);
+        const Words broadcast = splat_word(((const int32_t *)(input + r * inputs))[word]);
 #pragma GCC unroll 2
-        for (int p = 0; p < WIDE; p++) sums[r][p] = add_line(bits, sums[r][p], both, lines[p]);
+        for (int p = 0; p < STRIP_VECTORS; p++) sums[r][p] = add_line(bits, sums[r][p], broadcast, lines[p]);
     }
 }
 
-// `rows` rows against one strip, which begins at `line`, while what stands `ahead` bytes from it is fetched. `bits` and
-// `group` as the matrix has them; input (rows, inputs); out by its stride in numbers.
-static inline __attribute__((always_inline)) void block(int rows, int bits, int group, const Matrix *matrix,
-                                                        const uint8_t *line, int64_t strip, int64_t ahead,
-                                                        const Input *input, const float *input_steps, Then then,
-                                                        float *out, int64_t out_stride) {
+// Multiply `rows` rows by the strip that begins at `line`, and prefetch `prefetch` bytes ahead. `bits` and `group` are
+// the matrix's; input is (rows, inputs); out_stride counts floats.
+static inline __attribute__((always_inline)) void multiply_block(int rows, int bits, int group, const Matrix *matrix,
+                                                                 const uint8_t *line, int64_t strip, int64_t prefetch,
+                                                                 const Input *input, const float *input_stats,
+                                                                 Epilogue epilogue, float *out, int64_t out_stride) {
     const int64_t inputs = matrix->inputs;
-    Floats sums[MOST_ROWS][WIDE];
-    Words lines[WIDE];
+    Floats sums[MAX_ROWS][STRIP_VECTORS];
+    Words lines[STRIP_VECTORS];
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
-        for (int p = 0; p < WIDE; p++) sums[r][p] = (Floats){0};
+        for (int p = 0; p < STRIP_VECTORS; p++) sums[r][p] = (Floats){0};
 #if WEIGHTS == 8
-    const int64_t groups = inputs / GROUP, scales = scale_bytes(matrix);
-    const int parts = GROUP / group, words = group / JOINED;
-    const float zero = -(float)matrix->middle;  // what the number 0 stands for, in steps
+    const int64_t groups = inputs / GROUP, scale_size = scale_bytes(matrix);
+    const int parts = GROUP / group, words = group / INPUTS_PER_WORD;
+    const float zero = -(float)matrix->zero_point;  // the weight that integer 0 represents, in scales
     for (int64_t g = 0; g < groups * parts; g++) {
-        Words whole[MOST_ROWS][WIDE];
+        Words int_sums[MAX_ROWS][STRIP_VECTORS];
 #pragma GCC unroll 12
         for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
-            for (int p = 0; p < WIDE; p++) whole[r][p] = (Words){0};
+            for (int p = 0; p < STRIP_VECTORS; p++) int_sums[r][p] = (Words){0};
 #pragma GCC unroll 4
-        for (int64_t word = g * words; word < (g + 1) * words; word += 8 / bits, line += WIDE * LINE) {
+        for (int64_t word = g * words; word < (g + 1) * words; word += 8 / bits, line += STRIP_VECTORS * LINE) {
 #pragma GCC unroll 2
-            for (int p = 0; p < WIDE; p++) {
+            for (int p = 0; p < STRIP_VECTORS; p++) {
                 lines[p] = load_words(line + p * LINE);
-                if (p * LINE % 64 == 0) __builtin_prefetch(line + p * LINE + ahead, 0, 2);
+                if (p * LINE % 64 == 0) __builtin_prefetch(line + p * LINE + prefetch, 0, 2);
             }
             if (bits == 4) {
-                Words lower[WIDE];
+                Words lower[STRIP_VECTORS];
 #pragma GCC unroll 2
-                for (int p = 0; p < WIDE; p++) {
+                for (int p = 0; p < STRIP_VECTORS; p++) {
                     lower[p] = lines[p] & 0x0f0f0f0f;
                     lines[p] = (lines[p] >> 4) & 0x0f0f0f0f;
                 }
-                add_word(rows, bits, input, inputs, word, lower, whole);
-                add_word(rows, bits, input, inputs, word + 1, lines, whole);
+                accumulate_word(rows, bits, input, inputs, word, lower, int_sums);
+                accumulate_word(rows, bits, input, inputs, word + 1, lines, int_sums);
             } else
-                add_word(rows, bits, input, inputs, word, lines, whole);
+                accumulate_word(rows, bits, input, inputs, word, lines, int_sums);
         }
-        for (int at = 0; at < WIDE * scales; at += 64) __builtin_prefetch(line + at + ahead, 0, 2);
-        const int of_sum = parts == 1 ? 1 : 2 + (int)(g % 2);
-#define TOLD_OF(r) (input_steps + TOLD * ((r) * groups + g / parts))
-#define WHOLE(r, p) __builtin_convertvector(bits == 4 ? of_nibbles(whole[r][p]) : whole[r][p], Floats)
+        for (int at = 0; at < STRIP_VECTORS * scale_size; at += 64) __builtin_prefetch(line + at + prefetch, 0, 2);
+        const int sum_index = parts == 1 ? 1 : 2 + (int)(g % 2);
+#define STATS_OF(r) (input_stats + STATS * ((r) * groups + g / parts))
+#define INT_SUMS(r, p) __builtin_convertvector(bits == 4 ? widen_nibble_sums(int_sums[r][p]) : int_sums[r][p], Floats)
         if (zero != 0) {
-            const Floats step[WIDE] = {load_halves(line), load_halves(line + scales)};
+            const Floats scale[STRIP_VECTORS] = {load_float16(line), load_float16(line + scale_size)};
 #pragma GCC unroll 12
             for (int r = 0; r < rows; r++) {
-                const Floats times = each(TOLD_OF(r)[0]), more = each(zero * TOLD_OF(r)[of_sum]);
+                const Floats input_scale = splat(STATS_OF(r)[0]), offset = splat(zero * STATS_OF(r)[sum_index]);
 #pragma GCC unroll 2
-                for (int p = 0; p < WIDE; p++)
-                    sums[r][p] = add_product(sums[r][p], step[p], add_product(more, WHOLE(r, p), times));
+                for (int p = 0; p < STRIP_VECTORS; p++)
+                    sums[r][p] = add_product(sums[r][p], scale[p], add_product(offset, INT_SUMS(r, p), input_scale));
             }
         } else {
 #pragma GCC unroll 2
-            for (int p = 0; p < WIDE; p++) {
-                const Floats step = load_halves(line + p * scales), least = load_halves(line + p * scales + 2 * LANES);
+            for (int p = 0; p < STRIP_VECTORS; p++) {
+                const Floats scale = load_float16(line + p * scale_size);
+                const Floats min = load_float16(line + p * scale_size + 2 * LANES);
 #pragma GCC unroll 12
                 for (int r = 0; r < rows; r++) {
-                    sums[r][p] = add_product(sums[r][p], least, each(TOLD_OF(r)[of_sum]));
-                    sums[r][p] = add_product(sums[r][p], step, WHOLE(r, p) * TOLD_OF(r)[0]);
+                    sums[r][p] = add_product(sums[r][p], min, splat(STATS_OF(r)[sum_index]));
+                    sums[r][p] = add_product(sums[r][p], scale, INT_SUMS(r, p) * STATS_OF(r)[0]);
                 }
             }
         }
-        line += WIDE * scales;
+        line += STRIP_VECTORS * scale_size;
     }
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
-        for (int p = 0; p < WIDE; p++) sums[r][p] *= (float)matrix->unit;
+        for (int p = 0; p < STRIP_VECTORS; p++) sums[r][p] *= (float)matrix->unit;
 #else
-    for (int64_t word = 0; word < inputs / JOINED; word++, line += WIDE * LINE) {
+    for (int64_t word = 0; word < inputs / INPUTS_PER_WORD; word++, line += STRIP_VECTORS * LINE) {
 #pragma GCC unroll 2
-        for (int p = 0; p < WIDE; p++) {
+        for (int p = 0; p < STRIP_VECTORS; p++) {
             lines[p] = load_words(line + p * LINE);
-            if (p * LINE % 64 == 0) __builtin_prefetch(line + p * LINE + ahead, 0, 2);
+            if (p * LINE % 64 == 0) __builtin_prefetch(line + p * LINE + prefetch, 0, 2);
         }
 #if WIDENED
-        // The first of two bfloat16 is the lower half of a word: its bits are a float32's upper ones.
-        Words halves[WIDE];
+        // The first of two bfloat16 is the lower half of a word. Its bits are the upper half of a float32.
+        Words halves[STRIP_VECTORS];
 #pragma GCC unroll 2
-        for (int p = 0; p < WIDE; p++) halves[p] = lines[p] << 16;
-        add_word(rows, 0, input, inputs, 2 * word, halves, sums);
+        for (int p = 0; p < STRIP_VECTORS; p++) halves[p] = lines[p] << 16;
+        accumulate_word(rows, 0, input, inputs, 2 * word, halves, sums);
 #pragma GCC unroll 2
-        for (int p = 0; p < WIDE; p++) halves[p] = lines[p] & (int32_t)0xffff0000;
-        add_word(rows, 0, input, inputs, 2 * word + 1, halves, sums);
+        for (int p = 0; p < STRIP_VECTORS; p++) halves[p] = lines[p] & (int32_t)0xffff0000;
+        accumulate_word(rows, 0, input, inputs, 2 * word + 1, halves, sums);
 #else
-        add_word(rows, 0, input, inputs, word, lines, sums);
+        accumulate_word(rows, 0, input, inputs, word, lines, sums);
 #endif
     }
 #endif
 #pragma GCC unroll 2
-    for (int p = 0; p < WIDE; p++) {
+    for (int p = 0; p < STRIP_VECTORS; p++) {
         const int64_t column = STRIP * strip + LANES * p, left = matrix->outputs - column;
         if (left <= 0) break;
         if (matrix->bias) {
-            const Floats bias = load_some(matrix->bias + column, left);
+            const Floats bias = load_partial(matrix->bias + column, left);
 #pragma GCC unroll 12
             for (int r = 0; r < rows; r++) sums[r][p] += bias;
         }
 #pragma GCC unroll 12
         for (int r = 0; r < rows; r++) {
-            float *place = out + r * out_stride + column;
-            if (then == ADD)
-                store_some(place, load_some(place, left) + sums[r][p], left);
-            else if (then == STORE)
-                store_some(place, sums[r][p], left);
+            float *target = out + r * out_stride + column;
+            if (epilogue == ADD)
+                store_partial(target, load_partial(target, left) + sums[r][p], left);
+            else if (epilogue == STORE)
+                store_partial(target, sums[r][p], left);
             else if (p % 2)
                 store(out + r * out_stride + LANES * strip, silu(sums[r][p - 1]) * sums[r][p]);
         }
     }
 }
 
-static inline __attribute__((always_inline)) void blocks_of(int bits, int group, const Matrix *matrix,
-                                                            const Input *input, const float *input_steps, int64_t rows,
-                                                            Then then, float *out, int64_t out_stride, int thread,
-                                                            int threads) {
+static inline __attribute__((always_inline)) void multiply_strips(int bits, int group, const Matrix *matrix,
+                                                                  const Input *input, const float *input_stats,
+                                                                  int64_t rows, Epilogue epilogue, float *out,
+                                                                  int64_t out_stride, int thread, int threads) {
     if (rows == 0) return;
-    const int64_t strips = (matrix->outputs + STRIP - 1) / STRIP, blocks = (rows + MOST_ROWS - 1) / MOST_ROWS;
-    const int64_t most = (rows + blocks - 1) / blocks;
-    const int64_t ahead = blocks > 1 ? strip_bytes(matrix) : AHEAD;
+    const int64_t strips = (matrix->outputs + STRIP - 1) / STRIP, blocks = (rows + MAX_ROWS - 1) / MAX_ROWS;
+    const int64_t max = (rows + blocks - 1) / blocks;
+    const int64_t prefetch = blocks > 1 ? strip_bytes(matrix) : PREFETCH_BYTES;
     for (int64_t strip = strips * thread / threads; strip < strips * (thread + 1) / threads; strip++) {
         const uint8_t *line = matrix->strips + strip * strip_bytes(matrix);
-        for (int64_t row = 0; row < rows; row += most) {
-            const int64_t count = rows - row < most ? rows - row : most;
+        for (int64_t row = 0; row < rows; row += max) {
+            const int64_t count = rows - row < max ? rows - row : max;
             const Input *from = input + row * matrix->inputs;
-            const float *steps = input_steps + row * TOLD * (matrix->inputs / GROUP);
+            const float *stats = input_stats + row * STATS * (matrix->inputs / GROUP);
             float *to = out + row * out_stride;
-            // The number is a constant in each, so that loops are unrolled.
+            // `count` is a constant in each case, so that the loops are unrolled.
 #define CASE(n)                                                                                                        \
     case n:                                                                                                            \
-        block(n, bits, group, matrix, line, strip, ahead, from, steps, then, to, out_stride);                                \
+        multiply_block(n, bits, group, matrix, line, strip, prefetch, from, stats, epilogue, to, out_stride);          \
         break;
             switch (count) {
                 CASE(1)
                 CASE(2)
                 CASE(3)
-#if MOST_ROWS > 3
+#if MAX_ROWS > 3
                 CASE(4)
                 CASE(5)
                 CASE(6)
 #endif
-#if MOST_ROWS > 6
+#if MAX_ROWS > 6
                 CASE(7)
                 CASE(8)
 #endif
-#if MOST_ROWS > 8
+#if MAX_ROWS > 8
                 CASE(9)
                 CASE(10)
                 CASE(11)
@@ -247,71 +252,73 @@ static inline __attribute__((always_inline)) void blocks_of(int bits, int group,
     }
 }
 
-// One thread's share of the outputs: (rows, inputs) by (inputs, outputs).
-static void multiply(const Matrix *matrix, const Input *input, const float *input_steps, int64_t rows, Then then,
-                     float *out, int64_t out_stride, int thread, int threads) {
-    // These are constants in each, so that what only some need is left out of the others.
-#define BLOCKS_OF(bits, group)                                                                                         \
-    blocks_of(bits, group, matrix, input, input_steps, rows, then, out, out_stride, thread, threads)
+// Compute one thread's share of the outputs of (rows, inputs) x (inputs, outputs).
+static void multiply(const Matrix *matrix, const Input *input, const float *input_stats, int64_t rows,
+                     Epilogue epilogue, float *out, int64_t out_stride, int thread, int threads) {
+    // `bits` and `group` are constants in each call, so that each compiles without the others' code.
+#define MULTIPLY_STRIPS(bits, group)                                                                                   \
+    multiply_strips(bits, group, matrix, input, input_stats, rows, epilogue, out, out_stride, thread, threads)
 #if WEIGHTS == 8
     if (matrix->bits == 4)
-        BLOCKS_OF(4, GROUP);
+        MULTIPLY_STRIPS(4, GROUP);
     else if (matrix->group == GROUP / 2)
-        BLOCKS_OF(8, GROUP / 2);
+        MULTIPLY_STRIPS(8, GROUP / 2);
     else
 #endif
-        BLOCKS_OF(8, GROUP);
+        MULTIPLY_STRIPS(8, GROUP);
 }
 
-// Numbers of one row as inputs of a product; `steps` are for whole numbers only, TOLD for each GROUP of them. Where inputs
-// are such numbers, that is all.
-static void prepare(const float *numbers, int64_t count, Input *inputs, float *steps) {
+// Convert one row to inputs of a product; for integer inputs also write the STATS of each GROUP to `stats`. Do nothing
+// if the row itself is the input.
+static void convert_inputs(const float *numbers, int64_t count, Input *inputs, float *stats) {
 #if WEIGHTS == 8
-    typedef Input Rounded __attribute__((vector_size(sizeof(Input) * LANES)));
-    const float top = 127.0f;
+    typedef Input Bytes __attribute__((vector_size(sizeof(Input) * LANES)));
+    const float limit = 127.0f;
     for (int64_t g = 0; g < count / GROUP; g++) {
         const float *group = numbers + g * GROUP;
-        Floats sizes = {0}, damage = {0};  // NaN where one of them is: the largest may pass it over
+        Floats sizes = {0}, nan_guard = {0};  // NaN if an input is: the maximum can skip NaN
         for (int i = 0; i < GROUP; i += LANES) {
-            sizes = larger_of(sizes, absolute(load(group + i)));
-            damage += load(group + i) - load(group + i);
+            sizes = vector_max(sizes, vector_abs(load(group + i)));
+            nan_guard += load(group + i) - load(group + i);
         }
-        const float most = largest_of(sizes) + sum_of(damage);
-        const float factor = most > 0 ? top / most : 0.0f;
-        float *told = steps + TOLD * g;
-        told[0] = most / top;
+        const float max = reduce_max(sizes) + reduce_add(nan_guard);
+        const float factor = max > 0 ? limit / max : 0.0f;
+        float *group_stats = stats + STATS * g;
+        group_stats[0] = max / limit;
         for (int half = 0; half < 2; half++) {
             Words sum = {0};
             for (int i = half * GROUP / 2; i < (half + 1) * GROUP / 2; i += LANES) {
-                const Words whole = nearest(load(group + i) * factor);
-                const Rounded rounded = __builtin_convertvector(whole, Rounded);
-                memcpy(inputs + g * GROUP + i, &rounded, sizeof rounded);
-                sum += whole;
+                const Words integers = round_to_int(load(group + i) * factor);
+                const Bytes bytes = __builtin_convertvector(integers, Bytes);
+                memcpy(inputs + g * GROUP + i, &bytes, sizeof bytes);
+                sum += integers;
             }
-            told[2 + half] = told[0] * sum_of(__builtin_convertvector(sum, Floats));
+            group_stats[2 + half] = group_stats[0] * reduce_add(__builtin_convertvector(sum, Floats));
         }
-        told[1] = told[2] + told[3];
+        group_stats[1] = group_stats[2] + group_stats[3];
     }
 #else
     if ((const void *)inputs != numbers)
-        for (int64_t i = 0; i < count; i += LANES) put(inputs + i, load(numbers + i));
+        for (int64_t i = 0; i < count; i += LANES) store_elements(inputs + i, load(numbers + i));
 #endif
 }
+
 #if WEIGHTS == 8
-// The weights of one output: of its strip one lane in every line.
-static void unpack(const Matrix *matrix, int64_t output, float *out) {
-    const int64_t lane = output % LANES, p = output / LANES % WIDE, bits = matrix->bits;
-    const int64_t words = matrix->group / JOINED, lines = words * bits / 8 * WIDE * LINE;
+// Dequantize the weights of one output: one lane in every line of its strip.
+static void dequantize(const Matrix *matrix, int64_t output, float *out) {
+    const int64_t lane = output % LANES, p = output / LANES % STRIP_VECTORS, bits = matrix->bits;
+    const int64_t words = matrix->group / INPUTS_PER_WORD, lines = words * bits / 8 * STRIP_VECTORS * LINE;
     const uint8_t *group = matrix->strips + output / STRIP * strip_bytes(matrix);
-    for (int64_t g = 0; g < matrix->inputs / matrix->group; g++, group += lines + WIDE * scale_bytes(matrix)) {
+    for (int64_t g = 0; g < matrix->inputs / matrix->group; g++, group += lines + STRIP_VECTORS * scale_bytes(matrix)) {
         const uint8_t *scales = group + lines + p * scale_bytes(matrix);
-        const float step = load_halves(scales)[lane];
-        const float least = matrix->middle != 0 ? step * -(float)matrix->middle : load_halves(scales + 2 * LANES)[lane];
+        const float scale = load_float16(scales)[lane];
+        const float min = matrix->zero_point != 0 ? scale * -(float)matrix->zero_point
+                                                  : load_float16(scales + 2 * LANES)[lane];
         for (int64_t word = 0; word < words; word++)
-            for (int64_t i = 0; i < JOINED; i++) {
-                const int byte = group[(word * bits / 8 * WIDE + p) * LINE + lane * JOINED + i];
+            for (int64_t i = 0; i < INPUTS_PER_WORD; i++) {
+                const int byte = group[(word * bits / 8 * STRIP_VECTORS + p) * LINE + lane * INPUTS_PER_WORD + i];
                 const int number = bits == 8 ? byte : word % 2 ? byte >> 4 : byte & 15;
-                *out++ = (float)matrix->unit * (least + step * (float)number);
+                *out++ = (float)matrix->unit * (min + scale * (float)number);
             }
     }
 }

@@ -1,7 +1,7 @@
-"""A model's packed weights in one file of the cache folder, which is mapped: whoever opens the model next neither reads
-nor packs them again, and processes that use one model hold it once.
+"""The packed weights of a model, in one memory-mapped file of the cache folder.
 
-C reads the file by the numbers in its index. Both are checked before use; what does not fit is packed again.
+The weights are packed once, and processes that use the same model share its memory. C reads the file at the offsets in
+its index. File and index are checked before use, and packed again if they do not match.
 """
 
 from __future__ import annotations
@@ -24,47 +24,48 @@ from tot.decoders.kernels.native.packing import Packed
 from tot.decoders.machine import free_memory
 
 _FORMAT = 4
-"""Of the file and of what is packed; raise it when either changes."""
+"""Version of the file and of the packed layout; increment it when either changes."""
 _PAGE = 4096
 Shapes = Mapping[str, tuple[int, int]]
-"""Outputs and inputs of each matrix, by name."""
+"""(outputs, inputs) of each matrix, by name."""
 
 
 def packed_in_file(folder: Path, products: Mapping[str, Callable[[], Packed]], shapes: Shapes) -> dict[str, Packed]:
-    """The packed weights of these products, by name: from the file for this processor's vectors in `folder`, which is
-    made first if it is missing, damaged, or not of matrices of these shapes. Raises ModelError if it cannot be written,
-    or if others can write to the folder."""
+    """Map the packed weights of `products`, by name, from the file in `folder` for this processor's vectors.
+
+    Writes the file first if it is missing, damaged, or has matrices of other shapes. Raises ModelError if it cannot be
+    written, if other users can write to the folder, or if the weights do not have these `shapes`."""
     path = folder / f"packed-{lanes()}-{largest_byte()}-v{_FORMAT}.bin"
     try:
         if problem := others_could_write(folder, trust_root=True):
             raise ModelError(
-                f"{folder} {problem}, so the weights in it may be damaged on purpose: delete it, or set TOT_CACHE to a "
-                "folder of your own"
+                f"{folder} {problem}, so another user may have changed the weights in it: delete it, or set TOT_CACHE "
+                "to a private folder"
             )
-        if (found := _mapped(path, shapes)) is not None:
-            return found
+        if (weights := _mapped(path, shapes)) is not None:
+            return weights
         with FileLock(path.with_suffix(".lock")):
-            if (found := _mapped(path, shapes)) is not None:  # another process made it meanwhile
-                return found
-            _make(path, products)
-            found, problem = _mapped(path, shapes), "they have other shapes"
-    except (RuntimeError, ValueError, LookupError) as error:  # their shapes do not allow what is done with them
-        found, problem = None, reason(error)
+            if (weights := _mapped(path, shapes)) is not None:  # another process wrote it in the meantime
+                return weights
+            _write(path, products)
+            weights, problem = _mapped(path, shapes), "their shapes differ"
+    except (RuntimeError, ValueError, LookupError) as error:  # weights of invalid shapes
+        weights, problem = None, reason(error)
     except (OSError, TaskError) as error:
         raise ModelError(
-            f"packed weights can't be kept in {folder} ({reason(error)}): make room there, or set TOT_CACHE to a "
+            f"packed weights can't be written to {folder} ({reason(error)}): free space there, or set TOT_CACHE to a "
             "folder on another disk"
         ) from error
-    if found is None:
+    if weights is None:
         raise ModelError(
             f"the weights in the .gguf file do not fit the model in {folder} ({problem}): delete that folder, and "
-            "check that the file is whole"
+            "check that the file is complete"
         )
-    return found
+    return weights
 
 
 def _mapped(path: Path, shapes: Shapes) -> dict[str, Packed] | None:
-    """The weights in the file; None if it is missing, damaged, of other matrices, or may be another user's."""
+    """Map the weights in the file. Returns None if it is missing, damaged, writable by others, or of other shapes."""
     try:
         if any(others_could_write(file, trust_root=True) for file in (path, path.with_suffix(".json"))):
             return None
@@ -74,37 +75,38 @@ def _mapped(path: Path, shapes: Shapes) -> dict[str, Packed] | None:
             return None
         if size > (free := free_memory(torch.device("cpu"))):
             sizes = f"{size / 2**30:.1f} GiB, and {free / 2**30:.1f} are free"
-            log_once(logging.WARNING, f"the weights take {sizes}, so parts of them are read from disk again and again")
-        whole = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
-        found = {}
+            log_once(logging.WARNING, f"the weights take {sizes}, so parts of them are read from disk repeatedly")
+        content = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+        weights = {}
         for name, (begin, count, strips, groups, *form) in products.items():
             if begin < 0 or begin % _PAGE:
                 return None
-            of = Packed(whole[begin : begin + count].view(strips, groups, -1), *form)
-            if not of.fits(*shapes[name]):
+            packed = Packed(content[begin : begin + count].view(strips, groups, -1), *form)
+            if not packed.fits(*shapes[name]):
                 return None
-            found[name] = of
-        return found
+            weights[name] = packed
+        return weights
     except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError):
         return None
 
 
 def _seal(path: Path, products: Any) -> str:
-    """A SHA-256 of where the products lie and, in part, of the file."""
+    """Return a SHA-256 of the products' offsets and of parts of the file."""
     return hashlib.sha256(f"{fingerprint(path)} {json.dumps(products, sort_keys=True)}".encode()).hexdigest()
 
 
-def _make(path: Path, products: Mapping[str, Callable[[], Packed]]) -> None:
-    """One product at a time, so that no more than that is held besides. The index comes last. What a process that was
-    killed has left goes, and so does what was packed in other ways before."""
-    older = [one for one in path.parent.glob(f"{path.stem.rpartition('-')[0]}-v*") if one.stem != path.stem]
+def _write(path: Path, products: Mapping[str, Callable[[], Packed]]) -> None:
+    """Pack and write one product at a time, which bounds the memory, then the index.
+
+    Deletes files of older formats and the unfinished files of killed processes."""
+    older = [file for file in path.parent.glob(f"{path.stem.rpartition('-')[0]}-v*") if file.stem != path.stem]
     for stale in (path.with_suffix(".json"), *path.parent.glob(f".{path.name}.*"), *older):
         stale.unlink(missing_ok=True)
-    places = {}
+    offsets = {}
     with replacing(path) as unfinished, unfinished.open("wb") as file:
         for name, pack in products.items():
             strips, *form = pack()
-            places[name] = [file.tell(), strips.nbytes, *strips.shape[:2], *form]
+            offsets[name] = [file.tell(), strips.nbytes, *strips.shape[:2], *form]
             file.write(strips.numpy().data)
             file.write(bytes(-file.tell() % _PAGE))
         file.flush()
@@ -112,5 +114,5 @@ def _make(path: Path, products: Mapping[str, Callable[[], Packed]]) -> None:
         size = file.tell()
         unfinished.chmod(0o600)
     index = path.with_suffix(".json")
-    write_json(index, {"bytes": size, "products": places, "sha256": _seal(path, places)})
+    write_json(index, {"bytes": size, "products": offsets, "sha256": _seal(path, offsets)})
     index.chmod(0o600)

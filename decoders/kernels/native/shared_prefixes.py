@@ -1,6 +1,6 @@
-"""Which stretches of text the rows of a packed forward share, so that each is read for all of them at once.
+"""Prefixes that the rows of a packed forward pass share, so that attention reads each once for all of these rows.
 
-Runs are the new tokens of branches; nothing here knows tensors or kernels.
+Runs are the new tokens of branches. This file is independent of tensors and kernels.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import numpy as np
 
 
 class Run(NamedTuple):
-    """Consecutive new tokens of one branch: row i is position `start + i` and sees `path[: start + i + 1]`."""
+    """Consecutive new tokens of one branch: row i is position `start + i` and attends to `path[: start + i + 1]`."""
 
     path: np.ndarray[Any, np.dtype[np.int32]]
-    """Slots of positions 0 up to the last row."""
+    """Slots of all positions up to the last row."""
     start: int
 
     @property
@@ -36,20 +36,20 @@ class Tail(NamedTuple):
 
 
 def shared_prefixes(runs: Sequence[Run], worth: int) -> tuple[list[Share], list[Tail]]:
-    """Find the stretches of path worth computing once for many runs: `worth` keys times rows saved, and more.
+    """Find path segments that save at least `worth` keys times rows if they are computed once for several runs.
 
-    Returns the shared stretches, each with the range of tails it serves, and the tails in the order in which they are
-    to be packed: what a tail's run has not shared starts at `depth`.
+    Returns the shared segments, each with its range of tails, and the tails in packing order. The unshared part of a
+    tail's run starts at position `depth`.
     """
     shares: list[Share] = []
     tails: list[Tail] = []
     heads = [run.path[: run.start] for run in runs]
     order = sorted(range(len(runs)), key=[head.tobytes() for head in heads].__getitem__)
-    common = _common([heads[m] for m in order])  # equal beginnings stand together now
+    common = _common([heads[m] for m in order])  # sorted: equal prefixes are adjacent
 
     def descend(first: int, last: int, depth: int) -> None:
         within = common[first : last - 1]
-        if last - first == 1 or (max(within) - depth) * (last - first - 1) < worth:  # nor is a part of it worth sharing
+        if last - first == 1 or (max(within) - depth) * (last - first - 1) < worth:  # no part is worth sharing
             tails.extend(Tail(m, depth) for m in sorted(order[first:last]))
             return
         begins, limit, share = len(tails), min(within), None
@@ -68,17 +68,18 @@ def shared_prefixes(runs: Sequence[Run], worth: int) -> tuple[list[Share], list[
 
 
 def windows(runs: Sequence[Run], window: int) -> tuple[list[Share], list[Tail]]:
-    """The same for layers in which a token sees `window` tokens, itself included: what a run's rows see, in the order
-    of the runs. Nothing is shared, as what each row sees begins elsewhere."""
+    """Return the shared segments and tails for layers with a sliding window of `window` tokens.
+
+    Nothing is shared, as each row's window starts at another position. Tails are in the order of the runs."""
     return [], [Tail(number, max(0, run.start + 1 - window)) for number, run in enumerate(runs)]
 
 
 def _common(heads: Sequence[np.ndarray[Any, np.dtype[np.int32]]]) -> list[int]:
-    """How many slots each has in common with the one after it."""
+    """Return the length of the prefix that each path shares with the next one."""
     width = max(map(len, heads), default=0) + 1
     table = np.empty((len(heads), width), dtype=np.int32)
     for i, head in enumerate(heads):
         table[i, : len(head)] = head
-        table[i, len(head) :] = -1 - i  # no slot, and not what another has there
+        table[i, len(head) :] = -1 - i  # unequal to any slot or other padding
     common: list[int] = (table[1:] != table[:-1]).argmax(axis=1).tolist()
     return common

@@ -1,6 +1,6 @@
-// Vectors of LANES numbers, in which attention and the forward are written. Arithmetic is the compiler's own on vectors;
-// here stands what a processor has an instruction for and the compiler no operator: AVX-512, AVX2 with FMA, NEON. With
-// -DLANES=4, 8 or 16 the file that -DPORTABLE names has it instead: the tests' is in plain C.
+// Vectors of LANES numbers, for attention and the forward pass. Arithmetic uses the compiler's vector operators. This
+// file adds the operations that need instructions: AVX-512, AVX2 with FMA, NEON. With -DPORTABLE="FILE" and -DLANES=4,
+// 8 or 16, FILE implements them instead; the tests have one in plain C.
 
 #pragma once
 
@@ -38,46 +38,46 @@ typedef __m256i NativeWords;
 
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t Words __attribute__((vector_size(4 * LANES)));
-typedef int16_t Halves __attribute__((vector_size(4 * LANES)));         // two in a word
+typedef int16_t Int16s __attribute__((vector_size(4 * LANES)));        // two in a word
 
-static inline Floats load(const void *place) {
-    Floats numbers;
-    memcpy(&numbers, place, sizeof numbers);
-    return numbers;
+static inline Floats load(const void *address) {
+    Floats values;
+    memcpy(&values, address, sizeof values);
+    return values;
 }
 
-static inline Words load_words(const void *place) {
+static inline Words load_words(const void *address) {
     Words words;
-    memcpy(&words, place, sizeof words);
+    memcpy(&words, address, sizeof words);
     return words;
 }
 
-static inline void store(void *place, Floats numbers) { memcpy(place, &numbers, sizeof numbers); }
+static inline void store(void *address, Floats values) { memcpy(address, &values, sizeof values); }
 
-// The first `count` of them; the others are 0.
-static inline Floats load_some(const float *place, int64_t count) {
-    if (count >= LANES) return load(place);
-    Floats numbers = {0};
-    memcpy(&numbers, place, count * sizeof(float));
-    return numbers;
+// Load the first `count` numbers; the other lanes are 0.
+static inline Floats load_partial(const float *address, int64_t count) {
+    if (count >= LANES) return load(address);
+    Floats values = {0};
+    memcpy(&values, address, count * sizeof(float));
+    return values;
 }
 
-static inline void store_some(float *place, Floats numbers, int64_t count) {
-    memcpy(place, &numbers, (count < LANES ? count : LANES) * sizeof(float));
+static inline void store_partial(float *address, Floats values, int64_t count) {
+    memcpy(address, &values, (count < LANES ? count : LANES) * sizeof(float));
 }
 
-// 0, 1, 2 and so on.
+// 0, 1, ..., LANES - 1
 static inline Words iota(void) {
-    Words numbers;
+    Words values;
 #pragma GCC unroll 16
-    for (int i = 0; i < LANES; i++) numbers[i] = i;
-    return numbers;
+    for (int i = 0; i < LANES; i++) values[i] = i;
+    return values;
 }
 
-static inline Floats absolute(Floats x) { return (Floats)((Words)x & 0x7fffffff); }
+static inline Floats vector_abs(Floats x) { return (Floats)((Words)x & 0x7fffffff); }
 
-// Whole numbers, up to 2^22, to the nearest.
-static inline Words nearest(Floats x) { return (Words)(x + 12582912.0f) - 0x4B400000; }
+// Round to the nearest integer, for |x| up to 2^22.
+static inline Words round_to_int(Floats x) { return (Words)(x + 12582912.0f) - 0x4B400000; }
 
 #ifdef PORTABLE
 #include PORTABLE
@@ -85,25 +85,25 @@ static inline Words nearest(Floats x) { return (Words)(x + 12582912.0f) - 0x4B40
 
 static inline void cpu_pause(void) { __asm__ volatile("yield"); }
 
-static inline Floats each(float number) { return (Floats)vdupq_n_f32(number); }
+static inline Floats splat(float number) { return (Floats)vdupq_n_f32(number); }
 
-static inline Words each_word(int32_t number) { return (Words)vdupq_n_s32(number); }
+static inline Words splat_word(int32_t number) { return (Words)vdupq_n_s32(number); }
 
 static inline Floats add_product(Floats sum, Floats a, Floats b) {
     return (Floats)vfmaq_f32((float32x4_t)sum, (float32x4_t)a, (float32x4_t)b);
 }
 
-static inline Floats larger_of(Floats a, Floats b) {
-    const uint32x4_t first = vcgtq_f32((float32x4_t)a, (float32x4_t)b);
-    return (Floats)vbslq_f32(first, (float32x4_t)a, (float32x4_t)b);
+static inline Floats vector_max(Floats a, Floats b) {
+    const uint32x4_t greater = vcgtq_f32((float32x4_t)a, (float32x4_t)b);
+    return (Floats)vbslq_f32(greater, (float32x4_t)a, (float32x4_t)b);
 }
 
-static inline float sum_of(Floats x) { return vaddvq_f32((float32x4_t)x); }
+static inline float reduce_add(Floats x) { return vaddvq_f32((float32x4_t)x); }
 
-static inline float largest_of(Floats x) { return vmaxvq_f32((float32x4_t)x); }
+static inline float reduce_max(Floats x) { return vmaxvq_f32((float32x4_t)x); }
 
-static inline Floats load_halves(const void *place) {
-    return (Floats)vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8((const uint8_t *)place)));
+static inline Floats load_float16(const void *address) {
+    return (Floats)vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8((const uint8_t *)address)));
 }
 
 static inline void transpose(Words *words) {
@@ -123,24 +123,24 @@ static inline void transpose(Words *words) {
 
 static inline void cpu_pause(void) { _mm_pause(); }
 
-static inline Floats each(float number) { return (Floats)ON(set1_ps)(number); }
+static inline Floats splat(float number) { return (Floats)ON(set1_ps)(number); }
 
-static inline Words each_word(int32_t number) { return (Words)ON(set1_epi32)(number); }
+static inline Words splat_word(int32_t number) { return (Words)ON(set1_epi32)(number); }
 
 static inline Floats add_product(Floats sum, Floats a, Floats b) {
     return (Floats)ON(fmadd_ps)((Native)a, (Native)b, (Native)sum);
 }
 
-static inline Floats larger_of(Floats a, Floats b) { return (Floats)ON(max_ps)((Native)a, (Native)b); }
+static inline Floats vector_max(Floats a, Floats b) { return (Floats)ON(max_ps)((Native)a, (Native)b); }
 
 #if LANES == 16
 
-static inline float sum_of(Floats x) { return _mm512_reduce_add_ps((Native)x); }
+static inline float reduce_add(Floats x) { return _mm512_reduce_add_ps((Native)x); }
 
-static inline float largest_of(Floats x) { return _mm512_reduce_max_ps((Native)x); }
+static inline float reduce_max(Floats x) { return _mm512_reduce_max_ps((Native)x); }
 
-static inline Floats load_halves(const void *place) {
-    return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)place));
+static inline Floats load_float16(const void *address) {
+    return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)address));
 }
 
 static inline void transpose(Words *words) {
@@ -175,20 +175,20 @@ static inline void transpose(Words *words) {
 
 #else
 
-static inline float sum_of(Floats x) {
+static inline float reduce_add(Floats x) {
     __m128 four = _mm_add_ps(_mm256_castps256_ps128((Native)x), _mm256_extractf128_ps((Native)x, 1));
     four = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
 }
 
-static inline float largest_of(Floats x) {
+static inline float reduce_max(Floats x) {
     __m128 four = _mm_max_ps(_mm256_castps256_ps128((Native)x), _mm256_extractf128_ps((Native)x, 1));
     four = _mm_max_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
 }
 
-static inline Floats load_halves(const void *place) {
-    return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)place));
+static inline Floats load_float16(const void *address) {
+    return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)address));
 }
 
 static inline void transpose(Words *words) {
@@ -217,9 +217,9 @@ static inline void transpose(Words *words) {
 #endif
 #endif
 
-// To each word the products of its four bytes: of `a` from 0 to 255, of `b` with a sign. With AVX2 but no VNNI a pair of
-// products has to fit into 16 bits: `a` goes to 120 then. With NEON it has a sign, too, and goes to 127.
-static inline Words add_bytes(Words sum, Words a, Words b) {
+// Add to each word the products of its four bytes: `a` unsigned (0 to 255), `b` signed. With AVX2 but no VNNI a pair of
+// products must fit into 16 bits, so `a` is at most 120. With NEON `a` is signed, too, and at most 127.
+static inline Words dot_bytes(Words sum, Words a, Words b) {
 #ifdef DOT
     return (Words)DOT(dpbusd)((NativeWords)sum, (NativeWords)a, (NativeWords)b);
 #elif defined(NEON) && defined(__ARM_FEATURE_DOTPROD)
@@ -233,17 +233,17 @@ static inline Words add_bytes(Words sum, Words a, Words b) {
 #endif
 }
 
-// The same where `a` is from 0 to 15. With AVX2 but no VNNI up to eight such sums fit into halves of words, which
-// of_nibbles adds up.
-static inline Words add_nibbles(Words sum, Words a, Words b) {
+// dot_bytes for `a` from 0 to 15. With AVX2 but no VNNI the sums stay in 16 bits (up to eight additions fit);
+// widen_nibble_sums then adds the two halves of each word.
+static inline Words dot_nibbles(Words sum, Words a, Words b) {
 #if defined(NEON) || defined(DOT)
-    return add_bytes(sum, a, b);
+    return dot_bytes(sum, a, b);
 #else
-    return (Words)((Halves)sum + (Halves)ON(maddubs_epi16)((NativeWords)a, (NativeWords)b));
+    return (Words)((Int16s)sum + (Int16s)ON(maddubs_epi16)((NativeWords)a, (NativeWords)b));
 #endif
 }
 
-static inline Words of_nibbles(Words sum) {
+static inline Words widen_nibble_sums(Words sum) {
 #if defined(NEON) || defined(DOT)
     return sum;
 #else
@@ -251,16 +251,16 @@ static inline Words of_nibbles(Words sum) {
 #endif
 }
 
-// e^x as 2^(x / ln 2) for x <= 0: the fraction by a polynomial, to 5e-7; 0 below 2^-126. NaN stays NaN.
+// e^x for x <= 0, as 2^(x / ln 2). A polynomial for the fraction, error 5e-7; 0 below 2^-126; NaN stays NaN.
 static inline Floats exponential(Floats x) {
-    const Floats scaled = larger_of(each(-127.0f), x * 1.44269504f);
-    const Words whole = nearest(scaled);
+    const Floats scaled = vector_max(splat(-127.0f), x * 1.44269504f);
+    const Words whole = round_to_int(scaled);
     const Floats rest = scaled - __builtin_convertvector(whole, Floats);
-    Floats sum = each(1.3333558e-3f);
-    sum = add_product(each(9.6181291e-3f), sum, rest);
-    sum = add_product(each(5.5504109e-2f), sum, rest);
-    sum = add_product(each(2.4022651e-1f), sum, rest);
-    sum = add_product(each(6.9314718e-1f), sum, rest);
-    sum = add_product(each(1.0f), sum, rest);
+    Floats sum = splat(1.3333558e-3f);
+    sum = add_product(splat(9.6181291e-3f), sum, rest);
+    sum = add_product(splat(5.5504109e-2f), sum, rest);
+    sum = add_product(splat(2.4022651e-1f), sum, rest);
+    sum = add_product(splat(6.9314718e-1f), sum, rest);
+    sum = add_product(splat(1.0f), sum, rest);
     return sum * (Floats)((whole + 127) << 23);
 }

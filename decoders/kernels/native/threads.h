@@ -1,4 +1,4 @@
-// Barriers between the steps of a forward, which all threads compute together.
+// A barrier between the steps of a forward pass. All threads compute each step together.
 
 #pragma once
 
@@ -7,22 +7,22 @@
 #include "attention.h"
 
 typedef struct {
-    atomic_int waiting, round;
-    atomic_long next;  // of the attention's units
+    atomic_int arrived, generation;
+    atomic_long next;  // next attention unit
     int threads;
     Units units;
-    float *space;  // scratch memory of the rows, after that of the attention units
+    float *scratch;  // of the rows; the attention units' scratch memory precedes it
 } Barrier;
 
-static void wait_for_all(Barrier *barrier) {
-    const int round = atomic_load(&barrier->round);
-    if (atomic_fetch_add(&barrier->waiting, 1) == barrier->threads - 1) {
-        atomic_store(&barrier->waiting, 0);
+static void barrier_wait(Barrier *barrier) {
+    const int generation = atomic_load(&barrier->generation);
+    if (atomic_fetch_add(&barrier->arrived, 1) == barrier->threads - 1) {
+        atomic_store(&barrier->arrived, 0);
         atomic_store(&barrier->next, 0);
-        atomic_fetch_add(&barrier->round, 1);
+        atomic_fetch_add(&barrier->generation, 1);
         return;
     }
-    for (int spins = 0; atomic_load(&barrier->round) == round; spins++) {
+    for (int spins = 0; atomic_load(&barrier->generation) == generation; spins++) {
         if (spins < 4000)
             cpu_pause();
         else

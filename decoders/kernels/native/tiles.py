@@ -1,7 +1,7 @@
-"""Packed attention in C (attention.c), with AVX-512, AVX2 or NEON: what rows see is cut into tiles, consecutive rows.
+"""Packed attention in C (attention.c), with AVX-512, AVX2 or NEON, in tiles of consecutive rows.
 
-Stretches of text that several rows share are one piece for all of a tile's rows; the rest of each row's path is a piece
-of its own. The kernel takes softmax as it goes through the pieces, so nothing is padded and nothing merged.
+A path segment that several rows share is one piece for all rows of a tile. The rest of each row's path is a piece of
+its own. The kernel computes an online softmax over the pieces, so nothing is padded or merged.
 """
 
 from __future__ import annotations
@@ -20,64 +20,65 @@ from tot.decoders.kernels.native.compiling import LEVELS, attention
 from tot.decoders.kernels.native.library import address, level, library, log_once, processor_flags, sizes_agree
 from tot.decoders.kernels.native.shared_prefixes import Run, shared_prefixes, windows
 
-_MOST_GROUPS = 16
-_MOST_DIMENSIONS = 256
-_ROWS = 16
-"""Of a tile, at most: TILE in attention.c."""
-_FEW = 24
-"""Up to so many rows tiles are half as high, so that there are some for more threads."""
-_NONE = -(2**30)
-"""Slots that are hidden, where none are."""
+_MAX_GROUPS = 16
+_MAX_HEAD_DIM = 256
+_MAX_ROWS = 16
+"""Maximum rows of a tile: TILE in attention.h."""
+_FEW_ROWS = 24
+"""Up to this number of rows, tiles have half the height, to occupy more threads."""
+_NONE_HIDDEN = -(2**30)
+"""The value of `hidden` if no slots are hidden."""
 _WORTH_SHARING = 32
-"""Keys times rows saved from which a stretch is a piece for several rows."""
+"""Minimum keys times rows saved for a piece that several rows share."""
 
 _Numbers = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
 
 
 class Tiles(NamedTuple):
-    """What the kernel goes through. Keep it while it runs: it is given addresses."""
+    """The work of the kernel. Keep a reference while the kernel runs, as it gets addresses only."""
 
     slots: _Numbers
     """The slots of all pieces, one after another."""
     pieces: _Numbers
-    """(pieces, 6): first and last row in the tile, where its slots begin, how many of them its first row sees, how many
-    more each further row does, and how many of the first ones it does not see. Those of a tile stand together."""
+    """(pieces, 6), sorted by tile; the fields of Piece in attention.h: first and last row in the tile, index of the
+    first slot, visible slots of the first row, additional ones of each further row, hidden slots."""
     starts: _Numbers
-    """(tiles + 1,) the first piece of each."""
+    """(tiles + 1,): the first piece of each tile."""
     rows: int
-    """Of each tile but the last."""
+    """Rows of each tile but the last."""
 
 
 def make_tiles(runs: Sequence[Run], window: int | None = None) -> tuple[list[int], Tiles]:
-    """Cut the attention of `runs`. Returns the packing order of the runs, and the tiles in row numbers. With a `window`
-    rows see so many tokens, and are packed in the order of the runs."""
+    """Split the attention of `runs` into tiles. Returns the packing order of the runs, and the tiles in row numbers.
+
+    With a `window`, rows attend to that number of tokens, and runs keep their order."""
     shares, tails = shared_prefixes(runs, _WORTH_SHARING) if window is None else windows(runs, window)
     first_row = [0]
     for tail in tails:
         first_row.append(first_row[-1] + runs[tail.run].rows)
     rows = first_row[-1]
-    most = _ROWS if rows > _FEW else _ROWS // 2
-    height = -(-rows // -(-rows // most))  # all as high as each other, or nearly
+    max_height = _MAX_ROWS if rows > _FEW_ROWS else _MAX_ROWS // 2
+    height = -(-rows // -(-rows // max_height))  # tiles of nearly equal height
     pieces: list[tuple[int, int, int, int, int, int, int]] = []
     slots: list[np.ndarray[tuple[int], np.dtype[np.int32]]] = []
     offset = 0
 
-    def piece(first: int, last: int, seen: int, step: int, hidden: int = _NONE) -> None:
-        """Rows `first` up to `last`: the first sees `seen` slots but for `hidden`, each further one `step` more."""
+    def add_piece(first: int, last: int, visible: int, step: int, hidden: int = _NONE_HIDDEN) -> None:
+        """Add a piece for rows [first, last). The first sees slots [hidden, visible); both grow by `step` a row."""
         for tile in range(first // height, -(-last // height)):
             start, end = max(first, tile * height), min(last, (tile + 1) * height)
             further = step * (start - first)
             rows = start - tile * height, end - tile * height
-            pieces.append((tile, *rows, offset, seen + further, step, hidden + further))
+            pieces.append((tile, *rows, offset, visible + further, step, hidden + further))
 
     for share in shares:
-        piece(first_row[share.first], first_row[share.last], len(share.slots), 0)
+        add_piece(first_row[share.first], first_row[share.last], len(share.slots), 0)
         slots.append(share.slots)
         offset += len(share.slots)
     for tail, first, last in zip(tails, first_row, first_row[1:], strict=False):
         run = runs[tail.run]
-        seen = run.start - tail.depth + 1
-        piece(first, last, seen, 1, _NONE if window is None else seen - window)
+        visible = run.start - tail.depth + 1
+        add_piece(first, last, visible, 1, _NONE_HIDDEN if window is None else visible - window)
         slots.append(run.path[tail.depth :])
         offset += len(run.path) - tail.depth
     table = np.array(sorted(pieces), dtype=np.int32)
@@ -87,7 +88,7 @@ def make_tiles(runs: Sequence[Run], window: int | None = None) -> tuple[list[int
 
 
 class CTiles(Structure):
-    """Tiles, as attention.c knows them. The arrays they were made from must outlive it."""
+    """The struct Tiles of attention.h. The arrays it points to must outlive it."""
 
     _fields_ = [
         ("slots", c_void_p),
@@ -99,8 +100,8 @@ class CTiles(Structure):
 
     @classmethod
     def of(cls, tiles: Tiles) -> CTiles:
-        places = (tiles.slots.ctypes.data, tiles.pieces.ctypes.data, tiles.starts.ctypes.data)
-        return cls(*places, len(tiles.starts) - 1, tiles.rows)
+        addresses = (tiles.slots.ctypes.data, tiles.pieces.ctypes.data, tiles.starts.ctypes.data)
+        return cls(*addresses, len(tiles.starts) - 1, tiles.rows)
 
 
 class _Attention(Structure):
@@ -114,7 +115,7 @@ class _Attention(Structure):
 
 
 SIZES = (6 * sizeof(c_int32), sizeof(CTiles), sizeof(_Attention))
-"""In bytes, of a piece, of tiles and of what is told of a layer."""
+"""Bytes of the structs Piece, Tiles and Attention."""
 
 
 class Kernel:
@@ -129,14 +130,15 @@ class Kernel:
     def __call__(
         self, query: Tensor, keys: Tensor, values: Tensor, tiles: Tiles, scale: float, cap: float = 0.0
     ) -> Tensor:
-        """Shapes: query (heads, rows, head_dim); keys, values (kv_heads, slots, head_dim); all on the CPU. Scores are
-        capped softly at `cap`, unless that is 0. Returns (rows, heads, head_dim).
+        """Compute attention on the CPU. Scores are soft-capped at `cap` unless it is 0.
+
+        Shapes: query (heads, rows, head_dim); keys, values (kv_heads, slots, head_dim); result (rows, heads, head_dim).
         """
         heads, rows, head_dim = query.shape
         if query.stride(2) != 1:
             query = query.contiguous()
         if keys.stride() != values.stride():
-            raise TypeError(f"keys have strides {keys.stride()}, and values {values.stride()}: C knows of one")
+            raise TypeError(f"keys have strides {keys.stride()}, values {values.stride()}: they must be equal")
         out = torch.empty((rows, heads, head_dim), dtype=query.dtype)
         kv_heads = keys.shape[0]
         attention = _Attention(
@@ -149,7 +151,7 @@ class Kernel:
 
 
 def kernel_for(head_dim: int, groups: int, dtype: torch.dtype, device: torch.device) -> Kernel | None:
-    """The kernel for a model whose `groups` query heads share a key-value head; None where torch has to do it."""
+    """Return the kernel for a model with `groups` query heads per key-value head, or None if torch must be used."""
     if not kernels_run(head_dim, groups, dtype, device):
         return None
     functions = library(*attention(head_dim, dtype == torch.float32))
@@ -159,16 +161,16 @@ def kernel_for(head_dim: int, groups: int, dtype: torch.dtype, device: torch.dev
 
 
 def kernels_run(head_dim: int, groups: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether attention.c can be compiled for such a model, and run here."""
-    if device.type != "cpu" or groups > _MOST_GROUPS or head_dim > _MOST_DIMENSIONS:
+    """Return whether attention.c supports such a model on this processor."""
+    if device.type != "cpu" or groups > _MAX_GROUPS or head_dim > _MAX_HEAD_DIM:
         return False
     step = 16 if dtype == torch.float32 else 32
     if dtype not in (torch.float32, torch.bfloat16) or head_dim % step:
         return False
-    suited = [one for one in LEVELS if dtype == torch.float32 or one.bfloat16]
-    if level() not in suited:
-        lacking = ", ".join(sorted(suited[-1].needs - processor_flags())) if suited else ""
-        why = f"this processor lacks {lacking}" if lacking else "there is none in C at this level of processors"
-        log_once(logging.INFO, f"{why}, so attention in {dtype} is torch's, which is slower")
+    suitable = [candidate for candidate in LEVELS if dtype == torch.float32 or candidate.bfloat16]
+    if level() not in suitable:
+        missing = ", ".join(sorted(suitable[-1].needs - processor_flags())) if suitable else ""
+        cause = f"this processor lacks {missing}" if missing else "the C kernels do not support this processor level"
+        log_once(logging.INFO, f"{cause}, so attention in {dtype} uses torch, which is slower")
         return False
     return True

@@ -1,17 +1,17 @@
-// Vectors with any number of lanes in plain C, instead of a processor's instructions: see vectors.c.
+// The operations of simd.h in plain C, for any number of lanes.
 
 typedef Words NativeWords;
 #define DOT(name) plain_##name
 
 static inline void cpu_pause(void) {}
 
-static inline Floats each(float number) {
+static inline Floats splat(float number) {
     Floats all;
     for (int i = 0; i < LANES; i++) all[i] = number;
     return all;
 }
 
-static inline Words each_word(int32_t number) {
+static inline Words splat_word(int32_t number) {
     Words all;
     for (int i = 0; i < LANES; i++) all[i] = number;
     return all;
@@ -19,42 +19,42 @@ static inline Words each_word(int32_t number) {
 
 static inline Floats add_product(Floats sum, Floats a, Floats b) { return sum + a * b; }
 
-// Return b in lanes where either is NaN.
-static inline Floats larger_of(Floats a, Floats b) {
-    const Words first = a > b;
-    return (Floats)(((Words)a & first) | ((Words)b & ~first));
+// The second operand if either is NaN.
+static inline Floats vector_max(Floats a, Floats b) {
+    const Words greater = a > b;
+    return (Floats)(((Words)a & greater) | ((Words)b & ~greater));
 }
 
-static inline float sum_of(Floats x) {
+static inline float reduce_add(Floats x) {
     float sum = 0;
     for (int i = 0; i < LANES; i++) sum += x[i];
     return sum;
 }
 
-static inline float largest_of(Floats x) {
-    float most = x[0];
-    for (int i = 1; i < LANES; i++) most = most > x[i] ? most : x[i];
-    return most;
+static inline float reduce_max(Floats x) {
+    float max = x[0];
+    for (int i = 1; i < LANES; i++) max = max > x[i] ? max : x[i];
+    return max;
 }
 
-// Add the products of each word's two 16-bit halves.
-static inline Words add_halves(Words sum, Words a, Words b) {
+// Add to each word the products of its two halves.
+static inline Words madd_int16(Words sum, Words a, Words b) {
     for (int i = 0; i < LANES; i++)
-        sum[i] += ((Halves)a)[2 * i] * ((Halves)b)[2 * i] + ((Halves)a)[2 * i + 1] * ((Halves)b)[2 * i + 1];
+        sum[i] += ((Int16s)a)[2 * i] * ((Int16s)b)[2 * i] + ((Int16s)a)[2 * i + 1] * ((Int16s)b)[2 * i + 1];
     return sum;
 }
 
-// Load LANES float16 numbers (IEEE 754). The exponent bias of float16 is 112 less than float32's.
-static inline Floats load_halves(const void *place) {
+// Load LANES float16 numbers. The exponent bias of float32 is larger by 112.
+static inline Floats load_float16(const void *address) {
     typedef uint16_t Narrow __attribute__((vector_size(2 * LANES)));
     Narrow narrow;
-    memcpy(&narrow, place, sizeof narrow);
-    const Words halves = __builtin_convertvector(narrow, Words), endless = (halves & 0x7c00) == 0x7c00;
+    memcpy(&narrow, address, sizeof narrow);
+    const Words halves = __builtin_convertvector(narrow, Words), infinite = (halves & 0x7c00) == 0x7c00;
     const Words size = (Words)((Floats)((halves & 0x7fff) << 13) * 0x1p112f);
-    return (Floats)(size | (endless & 0x7f800000) | ((halves & 0x8000) << 16));
+    return (Floats)(size | (infinite & 0x7f800000) | ((halves & 0x8000) << 16));
 }
 
-// Transpose LANES rows.
+// Transpose LANES x LANES words.
 static inline void transpose(Words *r) {
     for (int i = 0; i < LANES; i++)
         for (int j = 0; j < i; j++) {
@@ -64,8 +64,8 @@ static inline void transpose(Words *r) {
         }
 }
 
-// Add the products of each word's four bytes. Bytes of `a` are unsigned.
+// Add to each word the products of its four bytes, with `a` unsigned.
 static inline Words plain_dpbusd(Words sum, Words a, Words b) {
-    const Words even = (Words)(((Halves)b << 8) >> 8), odd = (Words)((Halves)b >> 8);
-    return add_halves(add_halves(sum, a & 0x00ff00ff, even), (a >> 8) & 0x00ff00ff, odd);
+    const Words even = (Words)(((Int16s)b << 8) >> 8), odd = (Words)((Int16s)b >> 8);
+    return madd_int16(madd_int16(sum, a & 0x00ff00ff, even), (a >> 8) & 0x00ff00ff, odd);
 }

@@ -167,7 +167,7 @@ def test_a_symmetric_format_needs_no_minimums(monkeypatch: pytest.MonkeyPatch, k
 
 
 def test_a_model_without_a_gguf_file_cannot_use_gguf_quantization(known: Callable[..., Any], tokenizer: Any) -> None:
-    with pytest.raises(OptionError, match=r"quantize=gguf keeps the numbers of a \.gguf file"):
+    with pytest.raises(OptionError, match=r"quantize=gguf uses the integers of a \.gguf file"):
         load_decoder("ar", known(), tokenizer=tokenizer, kv_budget=100, quantize="gguf")
 
 

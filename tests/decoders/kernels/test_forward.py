@@ -252,8 +252,8 @@ def test_if_memory_is_short_the_weights_stay_unpacked_with_one_warning(
         monkeypatch.setattr(psutil, "virtual_memory", lambda free=spare: SimpleNamespace(available=free))
         assert (native_forward(LoadedModel.of(model)) is not None) == packed
     assert caplog.messages == [
-        "decoding is slower, as to pack the weights for the forward in C takes 0.0 GiB free, and there are 0.0: free "
-        "some to decode faster"
+        "decoding is slower, as packing the weights for the forward in C needs 0.0 GiB, and 0.0 are free: free "
+        "memory to decode faster"
     ]
     with pytest.raises(OptionError, match="memory for the packed weights"):
         open_backend(LoadedModel.of(model), "int8-dynamic")

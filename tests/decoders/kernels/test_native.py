@@ -120,7 +120,7 @@ def test_a_folder_that_cannot_be_created_is_replaced_by_a_temporary_one(
     elsewhere = Path(made()._name).parent
     assert elsewhere.stat().st_mode & 0o777 == 0o700
     assert cache.parent not in elsewhere.parents
-    assert f"compiled kernels, {cache}, can't be made (Not a directory)" in caplog.text
+    assert f"compiled kernels, {cache}, can't be created (Not a directory)" in caplog.text
 
 
 def test_a_full_disk_is_logged(cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -138,7 +138,7 @@ def test_a_missing_compiler_is_logged_once(
     monkeypatch.setattr(native.shutil, "which", lambda name: None)
     assert native.library("sampling", *OPTIONS) is None
     assert native.library("attention", *OPTIONS) is None
-    assert caplog.messages == ["no C compiler is found, so decoding is slower: install cc, gcc or clang"]
+    assert caplog.messages == ["no C compiler was found, so decoding is slower: install cc, gcc or clang"]
 
 
 @pytest.mark.skipif(LEVELS[-1].name != "avx2", reason="is of x86-64")
@@ -151,7 +151,7 @@ def test_missing_processor_features_are_logged_once(
     with caplog.at_level(logging.INFO):
         for _ in range(2):
             assert not tiles.kernels_run(64, 1, torch.float32, torch.device("cpu"))
-    problem = "this processor lacks f16c, fma, so attention in torch.float32 is torch's, which is slower"
+    problem = "this processor lacks f16c, fma, so attention in torch.float32 uses torch, which is slower"
     assert caplog.messages == [problem]
 
 
@@ -162,7 +162,7 @@ def test_a_processor_level_can_be_selected(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("TOT_ISA", "avx2")
     assert (native.level(), native.lanes(), native.largest_byte()) == (LEVELS[-1], 8, 120)
     monkeypatch.setenv("TOT_ISA", "avx512-bf16")
-    with pytest.raises(OptionError, match="TOT_ISA is avx512-bf16, and this processor lacks avx512_bf16: leave it out"):
+    with pytest.raises(OptionError, match="TOT_ISA is avx512-bf16, and this processor lacks avx512_bf16: unset "):
         native.level()
     monkeypatch.setenv("TOT_ISA", "sse9")
     with pytest.raises(OptionError, match="unknown TOT_ISA 'sse9': choose one of avx2, avx2-vnni, avx512, "):
@@ -234,8 +234,8 @@ def test_a_broken_prebuilt_library_is_recompiled_with_one_warning(
     for _ in range(2):
         assert Path(made()._name) == cache / ready.name
     (message,) = caplog.messages
-    assert message.startswith("the ready-made kernels cannot be opened (")
-    assert message.endswith("); they are compiled instead: reinstall tot to skip that")
+    assert message.startswith("the prebuilt kernels can't be opened (")
+    assert message.endswith("); they are compiled instead: reinstall tot to avoid this")
     assert "\n" not in message
 
 
@@ -249,8 +249,8 @@ def test_without_a_compiler_a_damaged_library_leads_to_torch_with_one_warning(
         native._opened.cache_clear()
         assert native.library("sampling", *OPTIONS) is None
     (message,) = caplog.messages
-    assert message.startswith("the ready-made kernels cannot be opened (")
-    assert message.endswith("); no C compiler is found, so decoding is slower: install cc, gcc or clang")
+    assert message.startswith("the prebuilt kernels can't be opened (")
+    assert message.endswith("); no C compiler was found, so decoding is slower: install cc, gcc or clang")
 
 
 def test_libraries_that_can_be_neither_opened_nor_compiled_get_one_warning(
@@ -263,7 +263,7 @@ def test_libraries_that_can_be_neither_opened_nor_compiled_get_one_warning(
         other.write_bytes(b"")
         assert native._opened("sampling", *options, *LEVELS[0].options) is None
     (message,) = caplog.messages
-    assert message.startswith("the ready-made kernels cannot be opened (library is damaged); they can't be compiled")
+    assert message.startswith("the prebuilt kernels can't be opened (library is damaged); they can't be compiled")
 
 
 @pytest.mark.parametrize("damage", [cut, zero, empty, flip, need_missing_library])
@@ -298,7 +298,7 @@ def test_c_gets_contiguous_cpu_tensors_of_the_expected_dtype_only() -> None:
         (numbers[:, ::2], True),
         (numbers[:, 1:], False),
     ):
-        with pytest.raises(TypeError, match=r"C was to read torch.float32 in order on the CPU, and got torch.float"):
+        with pytest.raises(TypeError, match=r"contiguous tensor of torch.float32 on the CPU, and got torch.float"):
             native.address(wrong, torch.float32, strided)
     with pytest.raises(TypeError, match="on meta"):
         native.address(numbers.to("meta"), torch.float32)
@@ -314,6 +314,4 @@ def test_a_library_with_other_structure_sizes_is_not_called(
     assert native.sizes_agree(functions, "sizes", [16, 48])
     assert not caplog.messages
     assert not native.sizes_agree(functions, "sizes", [16, 56])
-    assert caplog.messages == [
-        "sizes are (16, 48) in C and (16, 56) in Python, so decoding is slower: install tot anew"
-    ]
+    assert caplog.messages == ["sizes are (16, 48) in C and (16, 56) in Python, so decoding is slower: reinstall tot"]

@@ -201,7 +201,7 @@ def test_matrices_of_other_shapes_are_not_read_from_the_file(tmp_path: Path, pro
     """config.json may have been edited, while the packed file has the old shapes."""
     packed_in_file(tmp_path, products, SHAPES)
     for shape in ((42, 160), (65, 128), (42, 120), (0, 128)):
-        with pytest.raises(ModelError, match=r"do not fit the model in .* \(they have other shapes\): delete"):
+        with pytest.raises(ModelError, match=r"do not fit the model in .* \(their shapes differ\): delete"):
             packed_in_file(tmp_path, products, {**SHAPES, "second": shape})
     assert packed_in_file(tmp_path, products, SHAPES).keys() == SHAPES.keys()
 

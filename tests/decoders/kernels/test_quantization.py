@@ -101,7 +101,7 @@ def test_a_decoder_reports_its_quantization_and_decodes(known: Callable[..., Any
 
 def test_a_shared_engine_cannot_be_quantized_later(known: Callable[..., Any], tokenizer: Any) -> None:
     decoder = load_decoder("ar", known(), tokenizer=tokenizer, kv_budget=100)
-    with decoder, pytest.raises(OptionError, match="quantize=int8-dynamic is for the engine that is shared"):
+    with decoder, pytest.raises(OptionError, match="quantize=int8-dynamic has no effect on a shared engine"):
         load_decoder("ar", engine=decoder.engine, quantize="int8-dynamic")
 
 

@@ -182,7 +182,7 @@ def test_an_end_token_of_type_normal_is_one_control_token(tiny: Any) -> None:
         ({"llama.rope.dimension_count": 8}, "part of each head"),
         ({"llama.embedding_length": 32}, "shape"),
         ({"llama.block_count": 3}, "it has no model.layers.2"),
-        ({"llama.block_count": 1}, "nothing here uses its blk.1"),
+        ({"llama.block_count": 1}, "its tensor blk.1"),
     ],
 )
 def test_a_file_that_the_conversion_would_not_keep_whole_is_refused(
@@ -221,7 +221,7 @@ def test_a_block_count_beyond_the_files_tensors_is_refused_before_anything_is_bu
 ) -> None:
     made = write_gguf(tmp_path / "odd.gguf", family, **{f"{family}.block_count": count, "pre": "qwen2"})
     with pytest.raises(
-        ModelError, match=rf"odd\.gguf can't be used: its block_count is {count:,}, and it has"
+        ModelError, match=rf"odd\.gguf can't be used: its block_count is {count:,}, but it has"
     ) as error:
         load_model(made.path, cache_dir=tmp_path)
     one_line(error)

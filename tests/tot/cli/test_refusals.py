@@ -74,7 +74,7 @@ import pytest
         (("solve", "gsm8k", "q", "--resume", "x.jsonl"), r"--resume uses the options of the run: leave 'task' out"),
         (("solve", "--resume", "x.jsonl"), r"x\.jsonl can't be opened: No such file or directory; .*"),
         (("solve", "my_task.py:Mine"), r"my_task\.py: there is no such file; give path/to/file\.py:Name"),
-        (("solve", "my_task.py"), r"my_task\.py: name what is in it, as in my_task\.py:Name"),
+        (("solve", "my_task.py"), r"my_task\.py: add a name in the file, as in my_task\.py:Name"),
         (("solve", "gsm8k", "q", "--evaluator", "votes"), r"unknown evaluator 'votes' \(did you mean vote\?\): .*"),
         (
             ("solve", "gsm8k", "q", "--dtype", "int8"),
