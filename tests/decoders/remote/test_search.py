@@ -171,7 +171,7 @@ def test_an_evaluation_that_a_dying_server_stops_goes_on_to_the_same_samples(
         if replies is None:
             evaluate(Letters, rows, **arguments)
             continue
-        with pytest.raises(ModelError, match=r"does not answer .*go on with --resume"):
+        with pytest.raises(ModelError, match=r"does not answer .*resume with --resume"):
             evaluate(Letters, rows, **arguments)
         assert not (out / "results.json").exists()
         done.append(len(lines(out)))
@@ -315,13 +315,13 @@ def test_an_address_with_a_password_is_refused_and_left_nowhere(
         verb, "letters.py:Letters", *rest, url=f"http://me:sk-hidden@127.0.0.1:{server.port}/v1"
     )
     assert status == 2
-    assert "without user, password or query" in errors
+    assert "must not contain a user, password or query" in errors
     assert "sk-hidden" not in output + errors + written(Path())
 
 
 @pytest.mark.parametrize(
     ("option", "complaint"),
-    [("api_key=sk-hidden", "the key is no option"), ("conurrency=3", "option conurrency: Extra inputs")],
+    [("api_key=sk-hidden", "the API key is not an option"), ("conurrency=3", "option conurrency: Extra inputs")],
 )
 def test_options_that_are_none_are_told_in_one_line(command: Any, option: str, complaint: str) -> None:
     status, output, errors = command(
