@@ -280,7 +280,7 @@ def test_the_rows_own_solutions_are_what_a_model_is_tuned_on_first(tot: Tot) -> 
     assert all(line["consistency"] == 0.0 and line["ar"] > 0 for line in losses)
     status, _, err = tot("train", "--model", "base", "--data", "data", "--out", "tuned")
     assert status == 2
-    assert "holds a model" in err
+    assert "already holds a model" in err
     status, _, err = tot("collect", "--model", "base", "--out", "other", "--solutions", *RIDDLES, "--n", "8")
     assert status == 2
     assert "--n is about texts that a model writes" in err

@@ -250,7 +250,7 @@ def test_other_settings_do_not_go_on_with_what_was_begun(
         assert tot("--questions", riddles, "--out", str(out), tokens=100_000)[0] == 130
     status, _, err = tot("--questions", riddles, "--out", str(out), tokens=700)
     assert status == 2
-    assert f"{out / '.training'} was begun with tokens=100000, not 700: go on as it was begun, or give" in err
+    assert f"{out / '.training'} was started with tokens=100000, not 700: resume with the same options, or give" in err
 
 
 def test_stopped_while_it_records_it_keeps_what_it_has(

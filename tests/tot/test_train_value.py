@@ -160,7 +160,7 @@ def test_work_that_was_cut_off_is_gone_on_with(train: Any, seen: list[Paths], tm
     assert load_head(path).layer == head.layer
     status, _, err = train("--samples", "6")
     assert status == 2
-    assert "was begun with search=" in err
+    assert "was started with search=" in err
 
 
 def test_states_that_hold_the_truth_tell_it() -> None:
