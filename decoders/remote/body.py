@@ -1,7 +1,7 @@
-"""From a prompt and its sampling to the body that a server is sent; and what this server was found not to take.
+"""Request bodies for a prompt and its sampling, and a record of the fields that a server rejects.
 
-Servers differ in the fields they know. One that refuses a body for a field that can be done without, or said otherwise,
-is sent another, and from then on bodies without it: `Dialect` remembers.
+Servers support different fields. If a server rejects an optional field, the request is sent again without it or with
+another spelling. `Dialect` remembers this for all later requests.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 Prompt = str | tuple[Message, ...] | tuple[int, ...]
 CHAT, COMPLETIONS = "/chat/completions", "/completions"
 CONTINUING = {"continue_final_message": True, "add_generation_prompt": False}
-"""vLLM's and SGLang's fields for an assistant message that is to be continued."""
+"""vLLM's and SGLang's fields that make the model continue the last assistant message."""
 KEEP_STOP = "include_stop_str_in_output"
-"""vLLM's field for a stop string that stays in the text."""
+"""vLLM's field that keeps the stop string in the text."""
 _COUNT = (
     Message(role="user", content="Count from 1 to 20."),
     Message(role="assistant", content="1, 2, 3, 4, 5, 6, 7, 8, 9, 1"),
@@ -31,7 +31,7 @@ _COUNT = (
 
 
 class RefusedError(RequestError):
-    """The server can't serve a body; `said` is why, in its words."""
+    """The server rejected a request body; `said` is the server's own message."""
 
     def __init__(self, message: str, said: str) -> None:
         super().__init__(message)
@@ -39,29 +39,31 @@ class RefusedError(RequestError):
 
 
 class Dialect:
-    """What one server takes and does. Everything, until it shows otherwise."""
+    """The features of one server. Each is assumed to work until a reply shows otherwise."""
 
     def __init__(self) -> None:
         self.n = True
-        """Several samples a request; else each is asked for by itself."""
+        """It returns several samples per request; otherwise one request is sent per sample."""
         self.continuing = True
-        """It takes the fields that ask it to continue an assistant message."""
+        """It accepts the `CONTINUING` fields."""
         self.continues: bool | None = None
-        """It continues an assistant message, rather than starting a new reply; None until that was tried."""
+        """It continues an assistant message instead of starting a new reply; None until tested."""
         self.instead = ""
-        """What it did when that was tried, in words."""
+        """A description of its behavior in that test."""
         self.repeats = False
-        """It repeats the beginning that it continues."""
+        """It repeats the prefix that it continues."""
         self.keep_stop = True
-        """It takes the field that leaves a stop string in the text."""
+        """It accepts the `KEEP_STOP` field."""
         self.tells_stops = True
-        """It shows which stop string ended a text; else texts that keep theirs are asked for whole, and cut here."""
+        """It reports which stop string ended a text; otherwise `keep_stop` texts are requested without stop strings and
+        truncated by the client."""
         self.limit = "max_tokens"
-        """Its name for the most tokens of a reply."""
+        """Its field for the maximum number of new tokens."""
         self.seeded = True
+        """It accepts a seed."""
 
     def learns(self, said: str, body: dict[str, Any]) -> bool:
-        """Return True where a refusal is about something that `fitted` then sends otherwise."""
+        """Record the feature that a rejection names. Return True if `fitted` now builds a different body."""
         if KEEP_STOP in body and KEEP_STOP in said:
             self.keep_stop = False
         elif self.continuing and any(name in body and name in said for name in CONTINUING):
@@ -72,39 +74,41 @@ class Dialect:
             self.n = False
         elif self.seeded and "seed" in body and re.search(r"\bseed\b", said):
             self.seeded = False
-            log.warning("this server takes no seed: what it samples is another text each time")
+            log.warning("this server does not accept a seed: its samples are not reproducible")
         else:
             return False
         return True
 
     def fitted(self, body: dict[str, Any]) -> dict[str, Any]:
-        """A body as this server takes it; `n` is the caller's to see to."""
-        left_out = {
+        """Adapt a body to this server, except for `n`, which the caller handles."""
+        unsupported = {
             *(CONTINUING if not self.continuing else ()),
             *(["seed"] if not self.seeded else ()),
             *([KEEP_STOP] if not self.keep_stop else ()),
         }
         renamed = {self.limit if name == "max_tokens" else name: value for name, value in body.items()}
-        return {name: value for name, value in renamed.items() if name not in left_out}
+        return {name: value for name, value in renamed.items() if name not in unsupported}
 
     def tried(self, text: str) -> None:
-        """Learn from the reply to `counting` whether the server continues an assistant message."""
+        """Record from the reply to `counting` whether the server continues an assistant message."""
         text = text.strip()
-        begun = _COUNT[-1].content
-        self.repeats = text.startswith(f"{begun}0")
+        prefix = _COUNT[-1].content
+        self.repeats = text.startswith(f"{prefix}0")
         self.continues = self.repeats or text.startswith("0") or not text[:1].isalnum()
-        self.instead = f"after {begun[-7:]!r} it writes {text[:20]!r}"
+        self.instead = f"after {prefix[-7:]!r} it writes {text[:20]!r}"
 
 
 def counting(options: RemoteOptions) -> tuple[str, dict[str, Any]]:
-    """A request that shows whether a server continues an assistant message: the next character is a 0, and nobody
-    begins a new reply with that."""
+    """Build a request that tests whether a server continues an assistant message.
+
+    The continuation starts with the character 0, and a new reply does not.
+    """
     path, body = address(_COUNT, options)
     return path, body | {"max_tokens": 2 + options.thinking_tokens, "temperature": 0.0}
 
 
 def address(prompt: Prompt, options: RemoteOptions) -> tuple[str, dict[str, Any]]:
-    """The route for a prompt, and the fields that hold it."""
+    """Return the route for a prompt and the body fields that contain the prompt."""
     if isinstance(prompt, str):
         return COMPLETIONS, {"prompt": prompt}
     messages = messages_of(prompt)
@@ -121,8 +125,11 @@ def address(prompt: Prompt, options: RemoteOptions) -> tuple[str, dict[str, Any]
 
 
 def for_tot(prompt: Prompt, sampling: Sampling) -> dict[str, Any]:
-    """The fields by which `tot serve` draws what a local decoder draws: the whole seed, how many tokens were drawn, and
-    which tokens of the prompt the model wrote itself. It returns the tokens, and their log-probabilities."""
+    """Return the fields that make `tot serve` draw the same samples as a local decoder.
+
+    They hold the full seed, the number of tokens already drawn, and the tokens of the prompt that the model generated.
+    The reply then contains token ids and their logprobs.
+    """
     body: dict[str, Any] = {"seed": sampling.seed, "return_token_ids": True}
     if sampling.keep_stop:
         body["keep_stop"] = True
@@ -134,12 +141,12 @@ def for_tot(prompt: Prompt, sampling: Sampling) -> dict[str, Any]:
 
 
 def sampled(sampling: Sampling, options: RemoteOptions, seed: int, n: int, chat: bool) -> dict[str, Any]:
-    """The fields that say how to sample; those that only some servers know are there only where they are needed."""
+    """Return the sampling fields. Fields that only some servers support are included only if they have an effect."""
     tokens = sampling.max_tokens + options.thinking_tokens
     body: dict[str, Any] = {"max_tokens": tokens, "temperature": sampling.temperature, "seed": seed}
     if options.logprobs:
         body["logprobs"] = True if chat else 0
-    needed = {
+    optional = {
         "n": n if n > 1 else None,
         "stop": None if options.thinking_tokens else list(sampling.stop),
         "top_p": sampling.top_p if sampling.top_p < 1 else None,
@@ -147,34 +154,37 @@ def sampled(sampling: Sampling, options: RemoteOptions, seed: int, n: int, chat:
         "min_p": sampling.min_p,
         "ignore_eos": sampling.ignore_eos,
     }
-    return body | {name: value for name, value in needed.items() if value}
+    return body | {name: value for name, value in optional.items() if value}
 
 
 def extended(prompt: Prompt, text: str) -> Prompt:
-    """A prompt with text after it: for messages, what the assistant has said so far."""
+    """Append text to a prompt: for messages, to the last assistant message or as a new one."""
     if isinstance(prompt, str):
         return prompt + text
     messages = messages_of(prompt)
     if not messages:
-        raise RequestError("a prompt of token ids can't be gone on with in text: give text or messages")
+        raise RequestError("cannot append text to a prompt of token ids: give the prompt as text or messages")
     if messages[-1].role != "assistant":
         return (*messages, Message(role="assistant", content=text))
     return (*messages[:-1], Message(role="assistant", content=messages[-1].content + text))
 
 
 def messages_of(prompt: Prompt) -> tuple[Message, ...]:
-    """The messages of a prompt that consists of them."""
+    """Return the messages of a prompt; empty for a prompt of text or token ids."""
     return tuple(part for part in prompt if isinstance(part, Message))
 
 
 def joined(messages: Sequence[Message]) -> str:
-    """Messages as one text, for models without a template: as local decoders do it."""
+    """Join messages to one text, for models without a chat template, as local decoders do."""
     return "\n\n".join(message.content for message in messages)
 
 
 def seed_of(seed: int, *place: object) -> int:
-    """A seed of 31 bits, which every server takes: a small one as it is, another one's hash. `place` tells samples of
-    one request apart, 0 being the first."""
+    """Return a seed of 31 bits, which every server accepts.
+
+    `place` identifies the sample within a request. A seed below 2**31 stays unchanged for place 0, the first sample;
+    all others are hashed.
+    """
     if place == (0,) and seed < 2**31:
         return seed
     digest = hashlib.blake2b(repr((seed, *place)).encode(), digest_size=8).digest()

@@ -1,13 +1,14 @@
-"""Scoring choices on a server: their log-probabilities as continuations of a prompt, as exactly as the server can say.
+"""Score choices on a server: their logprobs as continuations of a prompt, by the most exact method it supports.
 
-next   the server's own tokens (/tokenize), and at each place the log-probabilities of those that may come next
-       (`logprob_token_ids`: vLLM). The prompt's keys and values are re-used.
-echo   the same tokens, each choice after the prompt, echoed with their log-probabilities (vLLM, SGLang): as exact, but
-       each computes the prompt again.
-asked  by the server itself, which is sent the choices (`tot serve`). These three are what a local decoder computes.
-said   by what the server writes, greedily: a guess, for servers that can do none of them.
+next    Tokenize on the server (/tokenize), then request the logprobs of the choices' tokens, position by position
+        (`logprob_token_ids`: vLLM). The server reuses the keys and values of the prompt.
+echo    Send the prompt with each choice appended, and read the echoed logprobs (vLLM, SGLang). This is as exact, but
+        the server computes the prompt again for each choice.
+server  Send the choices to the server, which scores them (`tot serve`).
+text    Generate greedily and match the text against the choices: an approximation, for all other servers.
 
-Which is used is logged once. Knows nothing of connections or budgets.
+The first three give the scores of a local decoder. The method is logged once. This module knows nothing of connections
+or budgets.
 """
 
 from __future__ import annotations
@@ -28,84 +29,84 @@ from tot.decoders.request import ChoiceLogprob, Message, Request
 log = logging.getLogger(__name__)
 
 IMPOSSIBLE = -100.0
-"""Nats of a choice that was not said."""
-_WORDS = 24
-"""Most tokens of a reply that is to name a choice."""
+"""Logprob (nats) of a choice that the generated text does not name."""
+_MAX_REPLY_TOKENS = 24
+"""Maximum tokens of a reply that names a choice."""
 _MEANING = {
     "next": "exactly, token by token",
-    "echo": "exactly, by echo: this server computes a prompt anew for each choice",
-    "asked": "exactly, by the server",
-    "said": "by what the model writes: this server scores no texts",
+    "echo": "exactly, by echo: this server computes the prompt again for each choice",
+    "server": "exactly, by the server",
+    "text": "from the generated text: this server does not return the logprobs of given tokens",
 }
 
 Scores = tuple[ChoiceLogprob, ...]
 
 
 Ask = Callable[[str, dict[str, Any]], Awaitable[ServerReply]]
-"""Sends a body to a path. May raise RefusedError or ModelError, and whatever ends all scoring."""
+"""Sends a body to a path. Raises RefusedError, ModelError, or an exception that ends all scoring."""
 
 
 class CannotError(Exception):
-    """This server can't do it: another way has to be found."""
+    """The server does not support this scoring method."""
 
 
 class ServerTokens:
-    """Prompts and choices as the token ids that the server makes of them.
+    """Prompts and choices as token ids, by the server's tokenizer and chat template.
 
-    The template is the server's; what a choice is as a continuation is what a local decoder makes of it.
+    A choice gets the same tokens as a continuation that it gets in a local decoder.
     """
 
     def __init__(self, options: RemoteOptions, tokenize: Callable[[dict[str, Any]], Awaitable[Sequence[int]]]) -> None:
-        """`tokenize` sends a body; it gives nothing where the server has no such route."""
+        """`tokenize` sends a body; it returns an empty sequence if the server has no such route."""
         self._options = options
         self._tokenize = tokenize
         self._choices: dict[str, list[int]] = {}
         self._end: int | None = None
-        self._asking = asyncio.Lock()
-        """So that the requests of a level, which come together, ask once."""
+        self._lock = asyncio.Lock()
+        """Makes concurrent requests share one tokenization."""
 
     async def of_prompt(self, prompt: Prompt) -> list[int]:
-        """With the template for messages, and whatever the server puts before any text."""
+        """Tokenize a prompt: with the chat template for messages, and with the server's special tokens."""
         messages = messages_of(prompt)
         if isinstance(prompt, tuple) and not messages:
             return [part for part in prompt if isinstance(part, int)]
         if isinstance(prompt, str) or self._options.api == "completions":
-            return await self._ask(prompt=prompt if isinstance(prompt, str) else joined(messages))
+            return await self._request(prompt=prompt if isinstance(prompt, str) else joined(messages))
         return await self._of_chat(messages, messages[-1].role == "assistant")
 
     async def of_choice(self, choice: str) -> list[int]:
-        """As a continuation: after a line break, for tokenizers that begin every text with a space."""
-        async with self._asking:
+        """Tokenize a choice as a continuation: after a line break, as some tokenizers begin every text with a space."""
+        async with self._lock:
             if choice not in self._choices:
-                line = await self._ask(prompt="\n", add_special_tokens=False)
-                whole = await self._ask(prompt="\n" + choice, add_special_tokens=False)
+                line = await self._request(prompt="\n", add_special_tokens=False)
+                whole = await self._request(prompt="\n" + choice, add_special_tokens=False)
                 if whole[: len(line)] != line:
-                    whole, line = await self._ask(prompt=choice, add_special_tokens=False), []
+                    whole, line = await self._request(prompt=choice, add_special_tokens=False), []
                 self._choices[choice] = whole[len(line) :]
             return self._choices[choice]
 
     async def end_of_turn(self) -> int:
-        """The token that the template puts after what an assistant said."""
-        async with self._asking:
+        """Return the token that the chat template puts after an assistant message."""
+        async with self._lock:
             if self._end is None:
-                said = (Message(role="user", content="x"), Message(role="assistant", content="x"))
-                opened = await self._of_chat(said, True)
-                closed = await self._of_chat(said, False, replies=False)
+                messages = (Message(role="user", content="x"), Message(role="assistant", content="x"))
+                opened = await self._of_chat(messages, True)
+                closed = await self._of_chat(messages, False, replies=False)
                 if closed[: len(opened)] != opened or len(closed) == len(opened):
                     raise CannotError
                 self._end = closed[len(opened)]
             return self._end
 
-    async def _of_chat(self, messages: Sequence[Message], goes_on: bool, replies: bool = True) -> list[int]:
+    async def _of_chat(self, messages: Sequence[Message], continues: bool, replies: bool = True) -> list[int]:
         template = {name: value for name, value in self._options.extra.items() if name == "chat_template_kwargs"}
-        return await self._ask(
+        return await self._request(
             messages=[{"role": message.role, "content": message.content} for message in messages],
-            add_generation_prompt=replies and not goes_on,
-            continue_final_message=goes_on,
+            add_generation_prompt=replies and not continues,
+            continue_final_message=continues,
             **template,
         )
 
-    async def _ask(self, **body: Any) -> list[int]:
+    async def _request(self, **body: Any) -> list[int]:
         ids = list(await self._tokenize(body))
         if not ids:
             raise CannotError
@@ -113,37 +114,37 @@ class ServerTokens:
 
 
 class Choices:
-    """Scores the choices of one server's requests; remembers what it can't do."""
+    """Scores choices on one server, and remembers the methods that it does not support."""
 
     def __init__(self, options: RemoteOptions, tokens: ServerTokens) -> None:
         self._options = options
         self._tokens = tokens
-        self._ways: dict[str, Callable[[Prompt, Request, Ask], Awaitable[Scores]]] = {
+        self._methods: dict[str, Callable[[Prompt, Request, Ask], Awaitable[Scores]]] = {
             "next": self._by_next,
             "echo": self._by_echo,
-            "asked": self._by_asking,
-            "said": self._by_said,
+            "server": self._by_server,
+            "text": self._by_text,
         }
-        self._told: set[str] = set()
-        self._least = 0
-        """`max_tokens` of a prompt that is only to be echoed: 0, or 1 where the server wants some."""
+        self._logged: set[str] = set()
+        self._min_tokens = 0
+        """`max_tokens` of a request that only echoes its prompt: 0, or 1 if the server rejects 0."""
 
     async def score(self, prompt: Prompt, request: Request, ask: Ask) -> Scores:
-        """A score for each of the request's choices after the prompt. Raises what `ask` does, or RequestError."""
-        for way, scored in list(self._ways.items()):
+        """Score each of the request's choices after the prompt. Raises RequestError, and the exceptions of `ask`."""
+        for name, method in list(self._methods.items()):
             try:
-                scores = await scored(prompt, request, ask)
+                scores = await method(prompt, request, ask)
             except CannotError:
-                self._ways.pop(way, None)
+                self._methods.pop(name, None)
                 continue
-            if way not in self._told:
-                self._told.add(way)
-                log.log(logging.WARNING if way == "said" else logging.INFO, "choices are scored %s", _MEANING[way])
+            if name not in self._logged:
+                self._logged.add(name)
+                log.log(logging.WARNING if name == "text" else logging.INFO, "choices are scored %s", _MEANING[name])
             return scores
-        raise AssertionError("what is said can always be read")
+        raise AssertionError("scoring from the generated text never raises CannotError")
 
     async def _ids(self, prompt: Prompt, request: Request) -> tuple[list[int], list[list[int]]]:
-        """The prompt's tokens, and those of each choice, closed where they are to be."""
+        """Return the tokens of the prompt and of each choice, with the end-of-turn token if choices are closed."""
         head = await self._tokens.of_prompt(prompt)
         end = [await self._tokens.end_of_turn()] if request.close_choices else []
         return head, [[*await self._tokens.of_choice(choice), *end] for choice in request.choices]
@@ -154,58 +155,58 @@ class Choices:
         for choice in choices:
             for place, token in enumerate(choice):
                 after.setdefault(tuple(choice[:place]), set()).add(token)
-        first, *others = after.items()  # the first leaves the prompt's keys and values for the others to find
-        found = [await self._next(head, *first, ask)]
-        found += await together([partial(self._next, head, *other, ask) for other in others])
-        logprobs = dict(zip(after, found, strict=True))
+        first, *others = after.items()  # the first request caches the prompt's keys and values for the others
+        results = [await self._next(head, *first, ask)]
+        results += await together([partial(self._next, head, *other, ask) for other in others])
+        logprobs = dict(zip(after, results, strict=True))
         return tuple(
             _summed([logprobs[tuple(choice[:place])][token] for place, token in enumerate(choice)])
             for choice in choices
         )
 
-    async def _next(self, head: list[int], begun: tuple[int, ...], wanted: set[int], ask: Ask) -> dict[int, float]:
-        """The log-probabilities of certain tokens in the place after the prompt and what a choice has begun with."""
-        body: dict[str, Any] = {"prompt": [*head, *begun], "max_tokens": 1, "temperature": 0.0}
-        asked = {"logprob_token_ids": sorted(wanted), "logprobs": len(wanted), "return_tokens_as_token_ids": True}
-        found = _logprobs(await _unless_refused(ask(COMPLETIONS, body | asked), "logprob", "prompt", "token"))
+    async def _next(self, head: list[int], prefix: tuple[int, ...], tokens: set[int], ask: Ask) -> dict[int, float]:
+        """Return the logprobs of some tokens at the position after the prompt and a prefix of a choice."""
+        body: dict[str, Any] = {"prompt": [*head, *prefix], "max_tokens": 1, "temperature": 0.0}
+        fields = {"logprob_token_ids": sorted(tokens), "logprobs": len(tokens), "return_tokens_as_token_ids": True}
+        logprobs = _logprobs(await _unless_refused(ask(COMPLETIONS, body | fields), "logprob", "prompt", "token"))
         try:
-            likely = (found.top_logprobs or ())[0] or {}
-            return {token: likely[f"token_id:{token}"] for token in wanted}
+            top = (logprobs.top_logprobs or ())[0] or {}
+            return {token: top[f"token_id:{token}"] for token in tokens}
         except LookupError:
             raise CannotError from None
 
     async def _by_echo(self, prompt: Prompt, request: Request, ask: Ask) -> Scores:
         head, choices = await self._ids(prompt, request)
-        found = await together([partial(self._echoed, [*head, *choice], ask) for choice in choices])
-        if any(len(told) < len(head) + len(choice) for choice, told in zip(choices, found, strict=True)):
+        results = await together([partial(self._echoed, [*head, *choice], ask) for choice in choices])
+        if any(len(logprobs) < len(head) + len(choice) for choice, logprobs in zip(choices, results, strict=True)):
             raise CannotError
-        ends = zip(choices, found, strict=True)
-        return tuple(_summed(told[len(head) : len(head) + len(choice)]) for choice, told in ends)
+        pairs = zip(choices, results, strict=True)
+        return tuple(_summed(logprobs[len(head) : len(head) + len(choice)]) for choice, logprobs in pairs)
 
     async def _echoed(self, prompt: list[int], ask: Ask) -> Sequence[float | None]:
-        """What the server says about a prompt's own tokens, and about any that it drew after them."""
-        body = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": self._least, "temperature": 0.0}
+        """Return the logprobs of a prompt's tokens, followed by the logprobs of any new tokens."""
+        body = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": self._min_tokens, "temperature": 0.0}
         try:
             reply = await _unless_refused(ask(COMPLETIONS, body), "echo", "logprobs", "prompt")
         except RefusedError as error:
             if body["max_tokens"] == 1 or "max_tokens" not in error.said:
                 raise
-            self._least = 1
+            self._min_tokens = 1
             return await self._echoed(prompt, ask)
         return _logprobs(reply).token_logprobs or ()
 
-    async def _by_asking(self, prompt: Prompt, request: Request, ask: Ask) -> Scores:
+    async def _by_server(self, prompt: Prompt, request: Request, ask: Ask) -> Scores:
         path, body = address(prompt, self._options)
         choices = {"choices": list(request.choices), "close_choices": request.close_choices}
-        asked = {**body, **choices, "max_tokens": 1, "temperature": 0.0}
-        found = (await _unless_refused(ask(path, asked), "choices", *CONTINUING)).choices[0].choice_logprobs
-        if len(found) != len(request.choices):
+        body = {**body, **choices, "max_tokens": 1, "temperature": 0.0}
+        scores = (await _unless_refused(ask(path, body), "choices", *CONTINUING)).choices[0].choice_logprobs
+        if len(scores) != len(request.choices):
             raise CannotError
-        return found
+        return scores
 
-    async def _by_said(self, prompt: Prompt, request: Request, ask: Ask) -> Scores:
+    async def _by_text(self, prompt: Prompt, request: Request, ask: Ask) -> Scores:
         path, body = address(prompt, self._options)
-        limit = _WORDS + self._options.thinking_tokens
+        limit = _MAX_REPLY_TOKENS + self._options.thinking_tokens
         reply = await ask(path, {**body, "max_tokens": limit, "temperature": 0.0})
         if problem := problem_with(reply.choices[0]):
             raise no_text(problem)
@@ -213,39 +214,41 @@ class Choices:
 
 
 def by_text(choices: Sequence[str], text: str) -> Scores:
-    """0 for the choice that a text begins with, the longest if there are several, or else for the one it names first;
-    -100 for the others."""
+    """Score choices by a generated text: 0 for the matching choice, `IMPOSSIBLE` for the others.
+
+    The match is the longest choice that the text starts with, otherwise the first choice that it mentions.
+    """
     text = text.strip().lower()
-    wanted = {choice: choice.strip().lower() for choice in choices}
-    begun = [choice for choice, said in wanted.items() if text.startswith(said)]
-    named = [choice for choice, said in wanted.items() if said in text]
+    lowered = {choice: choice.strip().lower() for choice in choices}
+    prefixes = [choice for choice, lower in lowered.items() if text.startswith(lower)]
+    mentioned = [choice for choice, lower in lowered.items() if lower in text]
     chosen = None
-    if begun:
-        chosen = max(begun, key=len)
-    elif named:
-        chosen = min(named, key=lambda choice: (text.index(wanted[choice]), -len(choice)))
+    if prefixes:
+        chosen = max(prefixes, key=len)
+    elif mentioned:
+        chosen = min(mentioned, key=lambda choice: (text.index(lowered[choice]), -len(choice)))
     return tuple(ChoiceLogprob(0.0 if choice == chosen else IMPOSSIBLE, 1) for choice in choices)
 
 
-async def _unless_refused(asked: Awaitable[ServerReply], *about: str) -> ServerReply:
-    """The reply. Raises CannotError for a refusal that names what it is about, or any other one as it is."""
+async def _unless_refused(reply: Awaitable[ServerReply], *fields: str) -> ServerReply:
+    """Return the reply. Raises CannotError if the server rejects one of the fields, RefusedError for other errors."""
     try:
-        return await asked
+        return await reply
     except RefusedError as error:
-        if "max_tokens" not in error.said and any(name in error.said for name in about):
+        if "max_tokens" not in error.said and any(name in error.said for name in fields):
             raise CannotError from None
         raise
 
 
 def _logprobs(reply: ServerReply) -> Logprobs:
-    found = reply.choices[0].logprobs
-    if found is None:
+    logprobs = reply.choices[0].logprobs
+    if logprobs is None:
         raise CannotError
-    return found
+    return logprobs
 
 
 def _summed(logprobs: Sequence[float | None]) -> ChoiceLogprob:
-    known = [one for one in logprobs if one is not None]
+    known = [logprob for logprob in logprobs if logprob is not None]
     if not known or len(known) < len(logprobs):
         raise CannotError
     return ChoiceLogprob(sum(known), len(known))

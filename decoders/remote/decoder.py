@@ -1,8 +1,7 @@
 """The `openai` decoder: requests to an OpenAI-compatible server (vLLM, SGLang, TGI, llama.cpp, `transformers serve`).
 
-All requests of a call go out together, as many at once as the options say, so that the server batches them and finds
-their common prefixes. It computes nothing itself: no forwards are counted, so a budget of forwards ends nothing here,
-and tokens are as the server counts them.
+All requests of a call are sent concurrently, up to `concurrency`, so that the server can batch them and reuse common
+prefixes. Token counts are the server's. Forward passes are not counted, so a budget of forward passes has no effect.
 """
 
 from __future__ import annotations
@@ -31,19 +30,19 @@ if TYPE_CHECKING:
 
 
 class RemoteDecoder:
-    """Asks one server for one model. Use it from any thread and any event loop.
+    """Sends requests for one model to one server. Usable from any thread and any event loop.
 
-    At temperature 0 the n samples of a request are one, asked for once. A server that draws one sample at a time is
-    asked n times, sample i by a seed of its own, hash(seed, i). Seeds are cut to 31 bits, and servers send text, so
-    `Completion.tokens` is empty; except `tot serve`, which draws what the same decoder draws here.
+    At temperature 0, one sample is requested and repeated n times. A server that returns one sample per request gets n
+    requests, sample i with the seed hash(seed, i). Seeds are reduced to 31 bits and `Completion.tokens` is empty,
+    except with `tot serve`, which draws the same samples as the same decoder run locally.
     """
 
     name = "openai"
 
     def __init__(self, model: str, options: RemoteOptions) -> None:
-        """Asks nothing yet. Raises OptionError where the extra `openai` is not installed."""
+        """Send nothing yet. Raises OptionError if the extra `openai` is not installed."""
         self.model = options.served or model
-        """The model's name at the server."""
+        """The model's name on the server."""
         self.options = options
         try:
             from tot.decoders.remote.server import Server
@@ -59,34 +58,37 @@ class RemoteDecoder:
 
     @property
     def chats(self) -> bool:
-        """Whether messages are sent as a chat."""
+        """True if messages are sent to the chat route."""
         return self.options.api == "chat"
 
     @property
     def spent(self) -> Spent:
-        """Requests, repetitions, tokens and cost so far."""
+        """Requests, retries, tokens and cost so far."""
         return self._endpoint.server.spent
 
     def check(self) -> None:
-        """Raises ModelError where nothing answers at the address, or the key is refused."""
+        """Raise ModelError if the server does not answer or rejects the API key."""
         self._loop.wait(self._endpoint.server.check)
 
     async def complete(self, requests: Sequence[Request], meter: Meter | None = None) -> list[list[Completion]]:
-        """The n completions of each request, counted on `meter` as replies come. Cancelled, or where one fails, it
-        drops those in flight. What a budget leaves no room for ends as "budget", without text.
+        """Return the n completions of each request, and count them on `meter` as replies arrive.
 
-        Raises RequestError for what the server faults, ModelError where it does not answer, refuses the key or has no
-        such model.
+        Cancellation or the first failure cancels the requests in flight. Completions that exceed the budget have no
+        text and the finish reason "budget".
+
+        Raises:
+            RequestError: The server rejects a request.
+            ModelError: The server does not answer, rejects the API key or does not have the model.
         """
         return await self._loop.when_done(partial(self._all, requests, meter or Meter()))
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """The same, flat; also where an event loop is running."""
-        done = self._loop.wait(partial(self._all, requests, Meter()))
-        return [completion for completions in done for completion in completions]
+        """Return all completions in one list, blocking. Also works while an event loop is running."""
+        results = self._loop.wait(partial(self._all, requests, Meter()))
+        return [completion for completions in results for completion in completions]
 
     def close(self) -> None:
-        """Drop what is in flight and let go of all connections."""
+        """Cancel requests in flight and close all connections."""
         self._loop.close()
 
     def __enter__(self) -> RemoteDecoder:
@@ -101,7 +103,7 @@ class RemoteDecoder:
     async def _one(self, request: Request, meter: Meter) -> list[Completion]:
         if request.states:
             raise RequestError(
-                f"a server tells no hidden states, and {self.model} runs at one: ask a model that runs here"
+                f"a server does not return hidden states, and {self.model} runs on one: use a local decoder"
             )
         if request.choices and request.answer_trigger is None:
             return [await self._scored(request.prompt, request, meter)]
@@ -111,15 +113,15 @@ class RemoteDecoder:
         return await together([partial(self._answered, request, i, sample, meter) for i, sample in enumerate(samples)])
 
     async def _answered(self, request: Request, index: int, rationale: RemoteSample, meter: Meter) -> Completion:
-        """A rationale, then the trigger, then the answer or the choices' scores."""
+        """Extend a rationale by the answer trigger, then by the answer or the choices' scores."""
         if rationale.finish_reason == "budget":
             return _completion(rationale, rationale.parts)
         assert request.answer_trigger is not None
         prompt = extended(request.prompt, rationale.text + request.answer_trigger)
-        before = (*rationale.parts, Part("trigger", request.answer_trigger))
+        prefix = (*rationale.parts, Part("trigger", request.answer_trigger))
         if request.choices:
             scored = await self._scored(prompt, request, meter)
-            parts = (*before, Part("exact", ""))
+            parts = (*prefix, Part("exact", ""))
             return replace(
                 _completion(rationale, parts),
                 finish_reason=scored.finish_reason,
@@ -136,23 +138,23 @@ class RemoteDecoder:
             tokens=rationale.tokens + answer.tokens,
             usage=rationale.usage + answer.usage,
         )
-        return _completion(whole, (*before, *answer.parts))
+        return _completion(whole, (*prefix, *answer.parts))
 
     async def _scored(self, prompt: Prompt, request: Request, meter: Meter) -> Completion:
-        """The scores of a request's choices after a prompt; none where a budget ended it before."""
-        began = time.monotonic()
-        spent: list[Usage] = []
+        """Score a request's choices after a prompt; the scores are empty if the budget is spent first."""
+        start = time.monotonic()
+        usages: list[Usage] = []
 
         async def ask(path: str, body: dict[str, Any]) -> ServerReply:
-            reply, used = await self._endpoint.ask(meter, path, body)
-            spent.append(used)
+            reply, usage = await self._endpoint.ask(meter, path, body)
+            usages.append(usage)
             return reply
 
         scores: tuple[ChoiceLogprob, ...] = ()
         reason: FinishReason = "budget"
         with suppress(SpentError):
             scores, reason = await self._choices.score(prompt, request, ask), "stop"
-        usage = replace(sum(spent, Usage()), seconds=time.monotonic() - began)
+        usage = replace(sum(usages, Usage()), seconds=time.monotonic() - start)
         return Completion("", (), 0.0, reason, usage, scores, (Part("exact", ""),))
 
 
@@ -164,15 +166,17 @@ def _completion(sample: RemoteSample, parts: tuple[Part, ...]) -> Completion:
 
 
 def open_remote(model: Any, given: dict[str, Any]) -> RemoteDecoder:
-    """A decoder for a model's name, with options by name; it has been seen that something answers.
+    """Open a decoder for a model's name, with options by name, and check that the server answers.
 
-    Raises OptionError for an option that is not known or can't be taken, and ModelError where nothing answers.
+    Raises:
+        OptionError: An option is unknown or invalid.
+        ModelError: The server does not answer.
     """
     if "api_key" in given or "key" in given:
-        raise OptionError(f"the key is no option, lest it be kept in files: set the environment's {KEY_VARIABLE}")
+        raise OptionError(f"the API key is not an option, as options are saved to files: set {KEY_VARIABLE}")
     options = validated(RemoteOptions, given, "decoder openai")
     if options.served is None and not isinstance(model, str):
-        raise OptionError("a server is asked for a model by name: give model=NAME, or served=NAME")
+        raise OptionError("a server needs the name of a model, not a model object: give model=NAME or served=NAME")
     decoder = RemoteDecoder(str(model), options)
     try:
         decoder.check()

@@ -1,5 +1,4 @@
-"""Endpoint: one model at one server. Bodies are sent as the server takes them, as many at once as the options say, and
-what they take is counted."""
+"""One model on one server: adapts bodies to the server, limits concurrency and counts the usage of each reply."""
 
 from __future__ import annotations
 
@@ -17,16 +16,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LONG, _MOST_CHARACTERS = 4000, 20
-"""Characters of a prompt that is checked for truncation, and the most that a token has on average."""
+_LONG_PROMPT, _MAX_CHARACTERS_PER_TOKEN = 4000, 20
+"""Prompts above this length (characters) are checked for truncation, by this bound on the average token length."""
 
 
 class SpentError(Exception):
-    """The budget has ended."""
+    """The budget is spent."""
 
 
 class Endpoint:
-    """For use in one event loop."""
+    """One model on one server, for use in one event loop."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -40,39 +39,39 @@ class Endpoint:
         return f"{self.model!r} at {self.options.base_url}"
 
     async def ask(self, meter: Meter, path: str, body: dict[str, Any]) -> tuple[ServerReply, Usage]:
-        """The reply to a body, which is fitted to what the server takes, and what it took, which is counted.
+        """Send a body, adapted to the server, and return the reply and its usage, which `meter` counts.
 
-        Raises SpentError where the meter's budget is spent, RefusedError or ModelError.
+        Raises SpentError if the meter's budget is spent, RefusedError or ModelError.
         """
         async with self._slots:
             while True:
                 if meter.overspent() is not None:
                     raise SpentError
                 if body.get("n", 1) > 1 and not self.dialect.n:
-                    raise RefusedError("this server draws one sample a request", "n")
-                sent = self._fitted(body)
+                    raise RefusedError("this server returns one sample per request", "n")
+                fitted = self._fitted(body)
                 limit = meter.budget.seconds
                 try:
                     async with asyncio.timeout(None if limit is None else limit - meter.seconds):
-                        reply = await self.server.post(path, sent)
+                        reply = await self.server.post(path, fitted)
                     break
                 except TimeoutError:
                     raise SpentError from None
                 except RefusedError as error:
-                    # Others may have taught it while this one was under way.
-                    if not self.dialect.learns(error.said, sent) and self._fitted(body) == sent:
+                    # A concurrent request may have changed the dialect.
+                    if not self.dialect.learns(error.said, fitted) and self._fitted(body) == fitted:
                         raise
-        used = self._usage(reply, body)
-        meter.count(new_tokens=used.new_tokens)
-        self.server.spent.usage += used
-        return reply, used
+        usage = self._usage(reply, body)
+        meter.count(new_tokens=usage.new_tokens)
+        self.server.spent.usage += usage
+        return reply, usage
 
     async def tokenize(self, body: dict[str, Any]) -> tuple[int, ...]:
         async with self._slots:
             return await self.server.tokenize(body)
 
     def warn(self, message: str, *about: object) -> None:
-        """Log a warning, the first time."""
+        """Log a warning once per message."""
         if message not in self._warned:
             self._warned.add(message)
             log.warning(message, *about)
@@ -81,26 +80,29 @@ class Endpoint:
         return {"model": self.model, **self.dialect.fitted(body), **self.options.extra}
 
     def _usage(self, reply: ServerReply, body: dict[str, Any]) -> Usage:
-        """The usage of a reply; nothing is known of one that does not say. Some servers count a token of an echo."""
+        """Return the usage of a reply; 0 for counts that the server does not report.
+
+        New tokens of a request with `max_tokens` 0, an echo, count as 0: some servers report 1.
+        """
         if reply.usage is None or reply.usage.completion_tokens is None:
-            self.warn("%s does not say how many tokens its replies take: they are not counted", self)
-        used = reply.usage
-        prompt, new = (used.prompt_tokens or 0, used.completion_tokens or 0) if used is not None else (0, 0)
+            self.warn("%s does not report the number of new tokens: they are not counted", self)
+        tokens = reply.usage
+        prompt, new = (tokens.prompt_tokens or 0, tokens.completion_tokens or 0) if tokens is not None else (0, 0)
         characters = _characters(body)
-        if characters > _LONG and 0 < prompt * _MOST_CHARACTERS < characters:
+        if characters > _LONG_PROMPT and 0 < prompt * _MAX_CHARACTERS_PER_TOKEN < characters:
             self.warn(
                 "%s counts %d prompt tokens in %d characters: it may have truncated the prompt",
                 self,
                 prompt,
                 characters,
             )
-        cached = min(prompt, (used.cached_tokens or 0) if used is not None else 0)
+        cached = min(prompt, (tokens.cached_tokens or 0) if tokens is not None else 0)
         cost = self.options.cost(prompt, cached, new)
         return Usage(prompt, cached, new if body["max_tokens"] else 0, cost=cost)
 
 
 def _characters(body: dict[str, Any]) -> int:
-    """The length of the prompt in a body; 0 for token ids."""
+    """Return the length of the prompt in a body in characters; 0 for token ids."""
     prompt = body.get("prompt", "")
     texts = [message["content"] for message in body.get("messages", ())]
     return sum(map(len, texts)) + (len(prompt) if isinstance(prompt, str) else 0)

@@ -1,6 +1,6 @@
-"""LoopThread: an event loop in a thread of its own, which outlives the loops of those who wait for it.
+"""An event loop in a separate thread, which outlives the event loops of its callers.
 
-So a decoder's connections serve scripts, notebooks and one search after another, each with a loop of its own.
+A decoder can so keep its connections across scripts, notebooks and consecutive searches, each with its own event loop.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ _Work = Callable[[], Coroutine[Any, Any, _T]]
 
 
 class LoopThread:
-    """Starts with its first work; ends when it is closed, collected, or at the interpreter's end."""
+    """Starts with its first work; ends when it is closed or garbage-collected, or when the interpreter exits."""
 
     def __init__(self, last: _Work[None]) -> None:
         """`last` is awaited before the loop ends."""
-        self._last = last
+        self._cleanup = last
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._finalizer: weakref.finalize[..., LoopThread] | None = None
 
     def wait(self, work: _Work[_T]) -> _T:
-        """What the work comes to. Interrupted, it is cancelled."""
+        """Run the work and return its result. An interrupt cancels the work."""
         future = self._start(work)
         try:
             return future.result()
@@ -38,7 +38,7 @@ class LoopThread:
             future.cancel()
 
     async def when_done(self, work: _Work[_T]) -> _T:
-        """The same in another event loop; cancelling this cancels the work."""
+        """Run the work and await its result from another event loop. Cancellation cancels the work."""
         return await asyncio.wrap_future(self._start(work))
 
     def _start(self, work: _Work[_T]) -> Future[_T]:
@@ -49,34 +49,34 @@ class LoopThread:
                 self._loop = asyncio.new_event_loop()
                 thread = threading.Thread(target=self._loop.run_forever, name="tot-remote", daemon=True)
                 thread.start()
-                self._finalizer = weakref.finalize(self, _end, self._loop, thread, self._last)
+                self._finalizer = weakref.finalize(self, _end, self._loop, thread, self._cleanup)
             return asyncio.run_coroutine_threadsafe(work(), self._loop)
 
     def close(self) -> None:
-        """Cancel what is under way, and end the thread."""
+        """Cancel the work in progress and end the thread."""
         with self._lock:
             self._closed = True
         if self._finalizer is not None:
             self._finalizer()
 
 
-def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread, last: _Work[None]) -> None:
+def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread, cleanup: _Work[None]) -> None:
     async def finish() -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-        await last()
+        await cleanup()
 
     finishing = asyncio.run_coroutine_threadsafe(finish(), loop)
     finishing.add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
-    if threading.current_thread() is not thread:  # it may be collected there, where nothing can wait for it
+    if threading.current_thread() is not thread:  # garbage collection may run in the thread, which cannot join itself
         thread.join()
         loop.close()
 
 
 async def together(works: Sequence[_Work[_T]]) -> list[_T]:
-    """What all works come to, in order. Where one fails, or this is cancelled, the others are cancelled first."""
+    """Run works concurrently and return their results in order. A failure or cancellation cancels the other works."""
     tasks = [asyncio.ensure_future(work()) for work in works]
     try:
         return list(await asyncio.gather(*tasks))

@@ -1,4 +1,4 @@
-"""What the client and the server of OpenAI's protocol both need: keys from the environment, and loopback addresses."""
+"""Helpers for the client and the server of OpenAI's protocol: keys from the environment, and loopback addresses."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What OpenAI-compatible servers reply, as far as it is read here.
+"""Pydantic models of the replies of OpenAI-compatible servers, with the fields that the client reads.
 
-Servers differ in what they leave out, set to null or spell otherwise; what a text does not depend on is read leniently.
-A reply without a text is broken, as one is that is not JSON. A thinking model's thoughts come in a field of their own
-(`reasoning_content`, `reasoning`), as parts of the content, or as a `<think>` block.
+Servers omit fields, set them to null or spell them differently, so fields that do not affect the text are parsed
+leniently. A reply without text is invalid. Thinking arrives in a separate field (`reasoning_content`, `reasoning`), as
+parts of the content, or as a `<think>` block.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tot.decoders.request import ChoiceLogprob
 
 _OPEN, _CLOSE = "<think>", "</think>"
 _BROKEN_OFF = {"abort", "aborted", "cancelled", "error", "failed", "timeout"}
-"""Finish reasons of a server that was shut down or failed in mid-reply."""
+"""Finish reasons of a server that stopped or failed during a reply."""
 
 
 def _count(given: Any) -> int | None:
-    """A number of tokens; None for null, a negative number and whatever else is no count."""
+    """Parse a number of tokens; None for null, negative numbers and anything else that is not a count."""
     if isinstance(given, bool) or not isinstance(given, int | float | str):
         return None
     try:
@@ -57,7 +57,7 @@ class _Reply(BaseModel):
 
 
 class Tokens(_Reply):
-    """A reply's `usage`: its tokens, where it counts them."""
+    """The `usage` of a reply."""
 
     prompt_tokens: Count = None
     completion_tokens: Count = None
@@ -65,14 +65,14 @@ class Tokens(_Reply):
 
 
 class Place(_Reply):
-    """A token drawn."""
+    """One new token."""
 
     token: MaybeText = None
     logprob: float | None = None
 
 
 class Logprobs(_Reply):
-    """`content` is chat's; the lists, one entry a token, are completions' own."""
+    """Logprobs of new tokens: `content` from the chat route, the other fields (one entry a token) from completions."""
 
     content: tuple[Place, ...] | None = None
     tokens: tuple[MaybeText, ...] | None = None
@@ -81,7 +81,7 @@ class Logprobs(_Reply):
 
     @property
     def drawn(self) -> tuple[tuple[str | None, float | None], ...]:
-        """Each token as text and its log-probability."""
+        """The text and the logprob of each token."""
         if self.content is not None:
             return tuple((place.token, place.logprob) for place in self.content)
         logprobs = self.token_logprobs or ()
@@ -97,17 +97,17 @@ class ReplyMessage(_Reply):
     @model_validator(mode="before")
     @classmethod
     def _joined(cls, given: Any) -> Any:
-        """The texts of a content of parts, joined; those of thinking apart."""
+        """Join the texts of a content that consists of parts, with the thinking in a separate field."""
         if not isinstance(given, Mapping) or not isinstance(given.get("content"), list):
             return given
-        said: dict[str, list[str]] = {"content": [], "reasoning_content": [], "refusal": []}
+        fields: dict[str, list[str]] = {"content": [], "reasoning_content": [], "refusal": []}
         for part in given["content"]:
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            place = _PARTS.get(kind) if isinstance(kind, str) else None
-            if place is None:
-                raise ValueError(f"content has a part of type {str(kind)[:40]!r}, and only text can be read")
-            said[place].append(_texts_in(part))
-        joined = {name: "".join(texts) for name, texts in said.items()}
+            field = _PARTS.get(kind) if isinstance(kind, str) else None
+            if field is None:
+                raise ValueError(f"content has a part of type {str(kind)[:40]!r}, and only text is supported")
+            fields[field].append(_texts_in(part))
+        joined = {name: "".join(texts) for name, texts in fields.items()}
         return {**given, **{name: text for name, text in joined.items() if text or name == "content"}}
 
 
@@ -116,11 +116,11 @@ _PARTS = {
     **dict.fromkeys(("thinking", "reasoning", "reasoning_text", "redacted_thinking"), "reasoning_content"),
     "refusal": "refusal",
 }
-"""What the parts of a content hold, by their types."""
+"""The field for each type of content part."""
 
 
 def _texts_in(part: Any) -> str:
-    """The text of one part, which may itself hold parts."""
+    """Return the text of one part, which may contain nested parts."""
     if isinstance(part, list):
         return "".join(map(_texts_in, part))
     if isinstance(part, Mapping):
@@ -136,73 +136,72 @@ class Choice(_Reply):
     message: ReplyMessage | None = Field(None, validation_alias=AliasChoices("message", "delta"))
     finish_reason: MaybeText = None
     stop_reason: Any = Field(None, validation_alias=AliasChoices("stop_reason", "matched_stop"))
-    """vLLM's and SGLang's: the stop string that ended the text; None for its own end, where it is said at all."""
+    """vLLM and SGLang: the stop string that ended the text; None if the model ended it. Other servers omit it."""
     logprobs: Annotated[Logprobs | None, BeforeValidator(_fields)] = None
     choice_logprobs: tuple[ChoiceLogprob, ...] = ()
-    """`tot serve`'s: of the choices it was to score."""
+    """`tot serve`: the scores of the request's choices."""
     finish: MaybeText = None
-    """`tot serve`'s: why the text ended, in the words of `Completion.finish_reason`."""
+    """`tot serve`: why the text ended, as a `Completion.finish_reason`."""
     token_ids: tuple[int, ...] = ()
-    """`tot serve`'s: the tokens drawn."""
+    """`tot serve`: the new tokens."""
     token_logprobs: tuple[float, ...] = ()
-    """`tot serve`'s: of each of them."""
+    """`tot serve`: the logprob of each new token."""
 
     @field_validator("finish_reason")
     @classmethod
     def _finished(cls, given: str | None) -> str | None:
         if given is not None and given.lower() in _BROKEN_OFF:
-            raise ValueError(f"the text was broken off ({given})")
+            raise ValueError(f"the server aborted the reply ({given})")
         return given if given is None else given.lower()
 
     @model_validator(mode="after")
     def _has_a_text(self) -> Choice:
         if self.text is None and self.message is None:
-            raise ValueError("it has neither a message nor a text")
+            raise ValueError("a choice has neither a message nor a text")
         return self
 
     @property
     def tells_stops(self) -> bool:
-        """Whether the server reports what ended the text, apart from its own end."""
+        """True if the server reports which stop string ended a text."""
         return "stop_reason" in self.model_fields_set
 
 
 class ServerReply(_Reply):
-    """Of chat and completions alike."""
+    """A reply of the chat or the completions route."""
 
     choices: Annotated[tuple[Choice, ...], Field(min_length=1)]
     usage: Annotated[Tokens | None, BeforeValidator(_fields)] = None
 
 
 class TokenIds(_Reply):
-    """Of vLLM's and SGLang's /tokenize."""
+    """A reply of vLLM's or SGLang's /tokenize."""
 
     tokens: tuple[int, ...]
 
 
 def apart(choice: Choice) -> tuple[str, str]:
-    """(text, thinking) of what was written. A block that was opened and never closed is thinking that was cut: there
-    is no text."""
+    """Split a choice into (text, thinking). The text is empty if a `<think>` block is not closed."""
     if choice.message is None:
         text, thinking = choice.text or "", ""
     else:
         text = choice.message.content or choice.message.refusal or ""
         thinking = choice.message.reasoning_content or choice.message.reasoning or ""
-    opened = text.lstrip()
-    if opened.startswith(_OPEN):
-        block, closed, text = opened.removeprefix(_OPEN).partition(_CLOSE)
+    stripped = text.lstrip()
+    if stripped.startswith(_OPEN):
+        block, closed, text = stripped.removeprefix(_OPEN).partition(_CLOSE)
         return (text.lstrip() if closed else ""), thinking + block
-    if _CLOSE in text:  # the template opened it, in the prompt
+    if _CLOSE in text:  # the chat template opened the block, in the prompt
         block, _, text = text.partition(_CLOSE)
         return text.lstrip(), thinking + block
     return text, thinking
 
 
 def without_surrogates(found: Any) -> Any:
-    """JSON data with half surrogates replaced, which no text file and no other reply can hold."""
+    """Replace lone surrogates in JSON data, as they cannot be encoded as UTF-8."""
     if isinstance(found, str):
         return found.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(found, list):
-        return [without_surrogates(one) for one in found]
+        return [without_surrogates(item) for item in found]
     if isinstance(found, dict):
         return {without_surrogates(name): without_surrogates(value) for name, value in found.items()}
     return found

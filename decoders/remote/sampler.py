@@ -1,5 +1,7 @@
-"""Sampler: n samples of a prompt from one server, whatever it makes of `n`, of stop strings that are to stay in a text,
-and of an assistant message that it is to continue."""
+"""Draw n samples of a prompt from one server.
+
+Works around servers that do not support `n`, stop strings that stay in the text, or continued assistant messages.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,12 @@ from tot.decoders.remote.reply import apart
 from tot.decoders.remote.samples import CUT, RemoteSample, UnknownEndError, samples_of
 from tot.decoders.request import Sampling, Usage
 
-_CHANCE = 20
-"""Characters up to which samples may well be the same text."""
+_MAX_COINCIDENCE = 20
+"""Texts up to this length (characters) may be equal by chance."""
 
 
 class Sampler:
-    """Samples of one endpoint."""
+    """Draws samples from one endpoint."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -41,32 +43,32 @@ class Sampler:
         self._trying = asyncio.Lock()
 
     async def samples(self, prompt: Prompt, sampling: Sampling, meter: Meter) -> list[RemoteSample]:
-        """n samples of a prompt."""
+        """Draw n samples of a prompt."""
         n = sampling.n if sampling.temperature else 1
         done: list[RemoteSample] = []
         if n == 1 or self._dialect.n:
             try:
                 done = (await self._drawn(prompt, sampling, 0, n, meter))[:n]
-            except RefusedError:  # in whatever words: perhaps it draws one sample a request
+            except RefusedError:  # whatever the message: the server may support only one sample per request
                 if n == 1:
                     raise
                 done = await self._drawn(prompt, sampling, 0, 1, meter)
         if len(done) < n:
-            if done and done[0] is not CUT:  # it was asked for n, and gave one
+            if done and done[0] is not CUT:  # n samples were requested, one was returned
                 self._dialect.n = False
             rest = [partial(self._drawn, prompt, sampling, i, 1, meter) for i in range(len(done), n)]
             done += [samples[0] for samples in await together(rest)]
-        if n > 2 and len({sample.text for sample in done}) == 1 and len(done[0].text) > _CHANCE:
+        if n > 2 and len({sample.text for sample in done}) == 1 and len(done[0].text) > _MAX_COINCIDENCE:
             self._endpoint.warn(
-                "all %d samples at temperature %g are the same text: does this server cache its replies?",
+                "all %d samples at temperature %g have the same text: check whether the server caches its replies",
                 n,
                 sampling.temperature,
             )
         return done + [replace(done[0], usage=Usage(seconds=done[0].usage.seconds))] * (sampling.n - n)
 
     async def _drawn(self, prompt: Prompt, sampling: Sampling, index: int, n: int, meter: Meter) -> list[RemoteSample]:
-        """Samples from `index` on, n of them if the server can."""
-        began = time.monotonic()
+        """Draw n samples, or fewer if the server returns fewer; the first has this index."""
+        start = time.monotonic()
         path, body = address(prompt, self._options)
         body |= sampled(sampling, self._options, seed_of(sampling.seed, index), n, "messages" in body)
         exact = self._endpoint.server.is_tot and index == 0 and not self._options.thinking_tokens
@@ -74,8 +76,8 @@ class Sampler:
             body = {name: value for name, value in body.items() if name != "logprobs"} | for_tot(prompt, sampling)
         messages = messages_of(prompt)
         prefix = messages[-1].content if path.startswith("/chat") and messages[-1].role == "assistant" else ""
-        spent = Usage()
-        whole = "stop" not in body
+        total = Usage()
+        whole = "stop" not in body  # the client truncates the text
         try:
             if path.startswith("/chat") and (prefix or sampling.keep_stop) and not self._endpoint.server.is_tot:
                 await self._try_continuing(sampling, meter)
@@ -86,11 +88,11 @@ class Sampler:
                     if whole:
                         body = {name: value for name, value in body.items() if name not in ("stop", KEEP_STOP)}
                 try:
-                    reply, used = await self._endpoint.ask(meter, path, body)
-                    spent += used
-                    used = replace(spent, seconds=time.monotonic() - began)
+                    reply, usage = await self._endpoint.ask(meter, path, body)
+                    total += usage
+                    usage = replace(total, seconds=time.monotonic() - start)
                     repeated = prefix if self._dialect.repeats or self._dialect.continues is False else ""
-                    return samples_of(reply, sampling, self._options.logprobs, used, not whole, repeated)
+                    return samples_of(reply, sampling, self._options.logprobs, usage, not whole, repeated)
                 except RefusedError:
                     if KEEP_STOP not in body or not self._dialect.keep_stop:
                         raise
@@ -100,15 +102,17 @@ class Sampler:
                     if not unknown.blank:
                         self._dialect.tells_stops = False
                         self._endpoint.warn(
-                            "this server does not show which stop string ended a text: whole texts are asked for, "
-                            "which takes more tokens, and cut here"
+                            "this server does not report which stop string ended a text: texts are requested without "
+                            "stop strings and truncated by the client, which uses more tokens"
                         )
         except SpentError:
             return [CUT] * n
 
     async def _try_continuing(self, sampling: Sampling, meter: Meter) -> None:
-        """Find out once whether the server continues an assistant message. Raises OptionError where it does not, and
-        the text is a piece of one, which it would answer anew each time."""
+        """Test once whether the server continues an assistant message.
+
+        Raises OptionError if it does not and the samples must continue a message (`keep_stop`).
+        """
         async with self._trying:
             if self._dialect.continues is None:
                 try:
@@ -124,4 +128,4 @@ class Sampler:
                 f"the server at {problem}, which generator=continue needs: use generator=sample, or vLLM, SGLang or "
                 "tot serve"
             )
-        self._endpoint.warn(f"{problem}: asked to go on with one, it replies to it instead")
+        self._endpoint.warn(f"{problem}: it starts a new reply instead")

@@ -1,4 +1,4 @@
-"""The application: routes, and what stands around them (metrics, guard). Everything is JSON, errors too."""
+"""The ASGI application: routes, metrics and access control. All replies are JSON, including errors."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _CLIENT_CLOSED_REQUEST = 499
 def make_app(
     service: Service, key: str | None = None, hosts: Iterable[str] | None = (), machine: str | None = None
 ) -> ASGIApp:
-    """The ASGI application over a service; `key` and `hosts` as for `Guard`, `machine` is what /health says it is."""
+    """Build the ASGI application for a service: `key` and `hosts` are for `Guard`, /health reports `machine`."""
     metrics = PrometheusMetrics(service)
-    api = FastAPI(openapi_url=None)  # the API is OpenAI's; what is added to it, `wire.py` says
+    api = FastAPI(openapi_url=None)  # the API is OpenAI's; `wire.py` documents the additional fields
     for kind in (HTTPException, ServingError, TotError, ValidationError, Exception):
         api.add_exception_handler(kind, reply)
     started = int(time.time())
@@ -39,8 +39,8 @@ def make_app(
     async def health() -> Response:
         stopping, failed = service.gate.closed, service.failed
         status = "stopping" if stopping else "ok" if failed is None else failed
-        said = {"status": status, "model": service.name, "decoder": service.default, "machine": machine}
-        return JSONResponse(said, 503 if stopping or failed is not None else 200)
+        body = {"status": status, "model": service.name, "decoder": service.default, "machine": machine}
+        return JSONResponse(body, 503 if stopping or failed is not None else 200)
 
     @api.get("/metrics")
     async def read_metrics() -> Response:

@@ -1,6 +1,6 @@
-"""Every error as OpenAI's clients expect it: `{"error": {"message", "type", "param", "code"}}` and a status.
+"""Errors in OpenAI's format: `{"error": {"message", "type", "param", "code"}}` with an HTTP status.
 
-What may be told to a client is decided here: what is wrong with its request, never what went wrong inside.
+A client receives the details of errors in its request, and never the details of internal errors.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _TYPES = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
-_LONGEST = 400
-"""Characters of a message; what a client sent may stand in it."""
+_MAX_MESSAGE = 400
+"""Maximum length (characters) of a message, which may quote the client's input."""
 
 
 class ServingError(Exception):
-    """A request that is refused or has failed, with its HTTP status."""
+    """A request was rejected or has failed; `status` is the HTTP status."""
 
     def __init__(
         self,
@@ -44,13 +44,13 @@ class ServingError(Exception):
         self.param = param
         self.code = code
         self.retry_after = retry_after
-        """Seconds after which the client may try again."""
+        """Seconds after which the client may retry."""
 
     def body(self) -> dict[str, Any]:
-        """What is sent, in a reply or as an event of a stream."""
+        """Return the JSON body, for a reply or an event of a stream."""
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        said = {"message": shortened(self.message), "type": kind, "param": self.param, "code": self.code}
-        return {"error": said}
+        error = {"message": shortened(self.message), "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}
 
     def response(self) -> JSONResponse:
         headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
@@ -60,13 +60,13 @@ class ServingError(Exception):
 
 
 def shortened(text: str) -> str:
-    """One line of at most 400 characters that can be encoded, whatever the text holds."""
+    """Return a text as one line of at most 400 characters that can be encoded as UTF-8."""
     line = " ".join(text.encode(errors="replace").decode().split())
-    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
+    return line if len(line) <= _MAX_MESSAGE else f"{line[: _MAX_MESSAGE - 1]}…"
 
 
 def understood(error: Exception) -> ServingError:
-    """What a client is told of any exception; those that are nobody's request are logged, and called an error here."""
+    """Convert any exception to the error for the client. Errors of the model and internal errors are logged."""
     if isinstance(error, ServingError):
         return error
     if isinstance(error, RequestError | OptionError):
@@ -79,36 +79,36 @@ def understood(error: Exception) -> ServingError:
         log.error("a request failed: %s", error)
         return ServingError(500, str(error), code="model_error")
     log.error("a request failed", exc_info=error)
-    return ServingError(500, "an error inside the server, which its log tells of", code="internal_error")
+    return ServingError(500, "internal error: see the log of the server", code="internal_error")
 
 
 def invalid(error: ValidationError) -> ServingError:
-    """The first thing wrong with a body, naming the field."""
+    """Convert the first validation error of a body, naming the field."""
     first = error.errors(include_url=False, include_context=False)[0]
-    place = ".".join(str(part) for part in first["loc"])
+    field = ".".join(str(part) for part in first["loc"])
     kind, message = first["type"], first["msg"].removeprefix("Value error, ")
     if kind == "extra_forbidden":
         return ServingError(
             400,
-            f"{shortened(place)[:60]} is not supported here, and to ignore it could change the result: leave it out",
-            place[:60],
+            f"{shortened(field)[:60]} is not supported, and ignoring it could change the result: remove it",
+            field[:60],
             "unsupported_parameter",
         )
     if kind == "missing":
-        return ServingError(400, f"{place} is missing", place, "missing_required_parameter")
+        return ServingError(400, f"{field} is missing", field, "missing_required_parameter")
     if kind == "json_invalid":
         return ServingError(400, f"the body is not JSON ({message})", code="invalid_json")
     given = first["input"]
     if isinstance(given, int | float | str) and kind != "value_error":
         message += f" (it is {shortened(repr(given))[:60]})"
-    return ServingError(400, f"{place}: {message}" if place else message, place or None, "invalid_value")
+    return ServingError(400, f"{field}: {message}" if field else message, field or None, "invalid_value")
 
 
 async def reply(request: HTTPRequest, error: Exception) -> Response:
-    """An exception handler for all kinds."""
-    told = understood(error)
-    if told.status == 404 and told.code is None:
-        told = ServingError(404, f"there is nothing at {request.url.path}: the API is under /v1", code="not_found")
-    if told.status == 405:
-        told = ServingError(405, f"{request.url.path} does not take {request.method}", code="method_not_allowed")
-    return told.response()
+    """Handle any exception: return its error response."""
+    result = understood(error)
+    if result.status == 404 and result.code is None:
+        result = ServingError(404, f"{request.url.path} does not exist: the API is under /v1", code="not_found")
+    if result.status == 405:
+        result = ServingError(405, f"{request.url.path} does not support {request.method}", code="method_not_allowed")
+    return result.response()

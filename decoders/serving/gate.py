@@ -1,4 +1,4 @@
-"""Gate: how many requests at once, and how long they wait. Knows no HTTP but the statuses of what it refuses."""
+"""Admission control: limits the concurrent and the waiting requests. Uses no HTTP except the statuses of its errors."""
 
 from __future__ import annotations
 
@@ -13,26 +13,29 @@ _RETRY_AFTER = 1
 
 
 class Gate:
-    """How many requests are decoded at once, how many wait, and which are refused. First come, first served."""
+    """Admits requests up to a limit, queues further ones in order of arrival, and rejects those beyond the queue."""
 
     def __init__(self, limits: Limits) -> None:
         self.running = 0
         self.waiting = 0
         self.closed = False
-        """Nobody new is let in; those that wait already will be."""
+        """No new requests are admitted; waiting requests still are."""
         self._limits = limits
-        self._places = asyncio.Semaphore(limits.concurrency)
+        self._slots = asyncio.Semaphore(limits.concurrency)
 
     @asynccontextmanager
     async def passed(self) -> AsyncIterator[float]:
-        """Holds a place; gives the seconds left of the time limit. Raises ServingError: 429 full, 503 late, closed."""
+        """Hold a slot and yield the remaining seconds of the time limit.
+
+        Raises ServingError: 429 if the queue is full, 503 after the time limit or if the gate is closed.
+        """
         if self.closed:
             raise closing()
         limits = self._limits
-        if self._places.locked() and self.waiting >= limits.queue:
+        if self._slots.locked() and self.waiting >= limits.queue:
             raise ServingError(
                 429,
-                f"{self.running} requests are being decoded and {self.waiting} wait, which is all that may: try later",
+                f"the queue is full ({self.running} requests are running and {self.waiting} are waiting): retry later",
                 code="queue_full",
                 retry_after=_RETRY_AFTER,
             )
@@ -41,7 +44,7 @@ class Gate:
         self.waiting += 1
         try:
             async with asyncio.timeout(limits.timeout):
-                await self._places.acquire()
+                await self._slots.acquire()
         except TimeoutError:
             raise late(limits) from None
         finally:
@@ -51,17 +54,17 @@ class Gate:
             yield limits.timeout - (clock() - arrived)
         finally:
             self.running -= 1
-            self._places.release()
+            self._slots.release()
 
 
 def late(limits: Limits) -> ServingError:
     return ServingError(
         503,
-        f"nothing was decoded within {limits.timeout:g} seconds: try later",
+        f"nothing was decoded within {limits.timeout:g} seconds: retry later",
         code="timeout",
         retry_after=_RETRY_AFTER,
     )
 
 
 def closing() -> ServingError:
-    return ServingError(503, "the server is stopping: try another, or later", code="stopping", retry_after=_RETRY_AFTER)
+    return ServingError(503, "the server is stopping: retry later", code="stopping", retry_after=_RETRY_AFTER)

@@ -1,8 +1,7 @@
-"""Who may ask at all: the hosts a request may name, pages of other sites kept out, the key; and what a body may be:
-JSON of limited size.
+"""Access control: allowed hosts and origins, the API key, and the size and type of request bodies.
 
-A server on loopback is within reach of every page in a browser on that machine: by its address (`Origin`), or by a
-name that the page's owner has pointed at 127.0.0.1 (`Host`). Both are refused. The key is compared in constant time.
+Every page in a browser can reach a server on loopback: by its address (`Origin`), or by a domain that resolves to
+127.0.0.1 (`Host`, DNS rebinding). Both are rejected. The API key is compared in constant time.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from tot.decoders.remote.network import is_loopback
 from tot.decoders.serving.errors import ServingError
 from tot.decoders.serving.options import Limits
 
-_DROPPED = 64 * 2**20
-"""Bytes beyond the limit on bodies that are read on."""
+_MAX_DISCARDED = 64 * 2**20
+"""Bytes beyond the limit on bodies that are read and discarded."""
 
 
 class Guard:
-    """Before all else. `hosts` are names that requests may be for besides loopback's; None lets all through."""
+    """ASGI middleware that runs before all routes. `hosts` are the allowed hosts besides loopback; None allows all."""
 
     def __init__(self, app: ASGIApp, key: str | None = None, hosts: Iterable[str] | None = ()) -> None:
         self._app = app
@@ -41,22 +40,24 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _refusal(self, headers: Headers, scope: Scope) -> ServingError | None:
-        # HTTP/1.0 needs no Host header, and no browser leaves it out: a page can't reach this server so.
+        # HTTP/1.0 does not require a Host header. Browsers always send one, so this does not admit web pages.
         named = "host" in headers or scope.get("http_version") != "1.0"
         if named and not self._known(_host_of(f"//{headers.get('host', '')}")):
             return ServingError(
-                403, "the Host header names another machine: use this one's address, or start with --allowed-host"
+                403, "the Host header names another machine: use this server's address, or start with --allowed-host"
             )
         origin = headers.get("origin")
         if origin is not None and not (_host_of(origin) and self._known(_host_of(origin), always=True)):
-            return ServingError(403, "pages of other sites may not use this server: start it with --allowed-host")
+            return ServingError(403, "requests from other origins are rejected: start the server with --allowed-host")
         if self._authorization is None or scope["path"] == "/health":
             return None
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         if not hmac.compare_digest(given, self._authorization):
             return ServingError(
                 401,
-                "a key is needed (Authorization: Bearer ...), and this is not it" if given else "a key is needed",
+                "an API key is required (Authorization: Bearer ...), and this one is invalid"
+                if given
+                else "an API key is required",
                 code="invalid_api_key",
             )
         return None
@@ -68,7 +69,7 @@ class Guard:
 
 
 def _host_of(address: str) -> str:
-    """A URL's host in lower case; nothing where there is none to be read."""
+    """Return a URL's host in lower case; empty if the host is missing or invalid."""
     try:
         return urlsplit(address).hostname or ""
     except ValueError:
@@ -76,35 +77,34 @@ def _host_of(address: str) -> str:
 
 
 async def body_of(request: Request, limits: Limits) -> bytes:
-    """A request's body: JSON only, of limited size, in limited time. One that is too large is read on and dropped for a
-    while, so that its sender gets to see the refusal.
+    """Read a request's body: JSON, of limited size, within a time limit.
 
-    Raises ServingError, or ClientDisconnect where the client hung up.
+    A body that is too large is read and discarded up to `_MAX_DISCARDED`, so that the client receives the error.
+
+    Raises ServingError, or ClientDisconnect if the client disconnects.
     """
-    most, headers = limits.max_body, request.headers
-    too_large = ServingError(
-        413, f"the body is larger than {most} bytes, which is this server's limit", code="too_large"
-    )
-    announced = headers.get("content-length", "0")
-    if announced.isdecimal() and int(announced[:20]) > most + _DROPPED:
+    limit, headers = limits.max_body, request.headers
+    too_large = ServingError(413, f"the body is larger than this server's limit of {limit} bytes", code="too_large")
+    content_length = headers.get("content-length", "0")
+    if content_length.isdecimal() and int(content_length[:20]) > limit + _MAX_DISCARDED:
         raise too_large
     body, size = bytearray(), 0
     try:
         async with asyncio.timeout(limits.body_timeout):
             async for chunk in request.stream():
                 size += len(chunk)
-                if size <= most:
+                if size <= limit:
                     body += chunk
-                elif size > most + _DROPPED:
+                elif size > limit + _MAX_DISCARDED:
                     break
     except TimeoutError:
-        said = f"the body was not here within {limits.body_timeout:g} seconds"
-        raise ServingError(408, said, code="body_timeout") from None
-    if size > most:
+        message = f"the body did not arrive within {limits.body_timeout:g} seconds"
+        raise ServingError(408, message, code="body_timeout") from None
+    if size > limit:
         raise too_large
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ServingError(415, f"the body is of type {kind!r}: send application/json", code="unsupported_type")
     if headers.get("content-encoding", "identity").lower() != "identity":
-        raise ServingError(415, "the body is compressed: send it as it is", code="unsupported_encoding")
+        raise ServingError(415, "the body is compressed: send it uncompressed", code="unsupported_encoding")
     return bytes(body)

@@ -1,36 +1,36 @@
-"""What a server allows: one model, checked once where the server is made; and where its key comes from."""
+"""Limits of a server, validated when the server is created, and the environment variable of its API key."""
 
 from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
 KEY_VARIABLE = "TOT_SERVE_KEY"
-"""The environment variable that holds the key, if one is wanted."""
+"""The environment variable with the API key; unset if no key is required."""
 
 
 class Limits(BaseModel):
-    """The most that clients may ask for, one by one and together."""
+    """Limits per request, and for all requests together."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    concurrency: int = Field(64, ge=1, description="Requests decoded at once; more of them wait.")
-    queue: int = Field(256, ge=0, description="Requests that may wait; more of them are refused (429).")
+    concurrency: int = Field(64, ge=1, description="Requests decoded concurrently; further requests wait.")
+    queue: int = Field(256, ge=0, description="Maximum waiting requests; further requests are rejected (429).")
     max_tokens: int = Field(2048, ge=1)
-    """New tokens of any text, and what a chat gets that doesn't say."""
+    """Maximum new tokens per sample, and the default of a chat completion."""
     max_samples: int = Field(128, ge=1)
-    """Texts of one request: prompts times n."""
+    """Maximum samples per request: prompts times n."""
     timeout: float = Field(
         600.0,
         gt=0,
         allow_inf_nan=False,
-        description="Seconds from a request's arrival; then what is there is the reply, ended by length, or 503.",
+        description="Seconds per request, after which the reply is the text so far (finish reason length), or 503.",
     )
-    max_body: int = Field(2**20, ge=1, description="Most bytes of a request's body; more are refused (413).")
+    max_body: int = Field(2**20, ge=1, description="Maximum bytes of a request's body; larger ones are rejected (413).")
     body_timeout: float = Field(30.0, gt=0, allow_inf_nan=False)
-    """Seconds in which a body has to arrive whole (408)."""
+    """Seconds within which the complete body must arrive (otherwise 408)."""
     grace: float = Field(
         30.0,
         ge=0,
         allow_inf_nan=False,
-        description="Seconds that running requests have to end when the server is told to stop.",
+        description="Seconds that running requests have to finish when the server stops.",
     )

@@ -1,6 +1,6 @@
-"""Prometheus metrics: what was asked and answered, what it cost, what the engine holds. One registry a server.
+"""Prometheus metrics of requests, tokens and the engine's cache, with one registry per server.
 
-Labels are few and known beforehand: no text of a client's becomes one.
+Label values are from a fixed set: text from a client never becomes a label.
 """
 
 from __future__ import annotations
@@ -18,29 +18,32 @@ from tot.decoders.serving.service import Service
 
 ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics")
 _OF_USAGE = (
-    ("prompt_tokens", "tot_prompt_tokens", "Prompt tokens of texts replied to."),
-    ("reused_prompt_tokens", "tot_cached_prompt_tokens", "Of them, those computed before."),
-    ("new_tokens", "tot_completion_tokens", "New tokens of texts replied to."),
-    ("drafted", "tot_drafted_tokens", "Tokens drafted for them."),
-    ("accepted", "tot_accepted_tokens", "Drafted tokens accepted."),
-    ("reached", "tot_reached_positions", "Positions of drafts at which all before had been accepted."),
+    ("prompt_tokens", "tot_prompt_tokens", "Prompt tokens of completions."),
+    ("reused_prompt_tokens", "tot_cached_prompt_tokens", "Prompt tokens of completions, reused from the cache."),
+    ("new_tokens", "tot_completion_tokens", "New tokens of completions."),
+    ("drafted", "tot_drafted_tokens", "Draft tokens of completions."),
+    ("accepted", "tot_accepted_tokens", "Draft tokens accepted."),
+    ("reached", "tot_reached_positions", "Draft positions at which all earlier draft tokens were accepted."),
 )
-_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
 class PrometheusMetrics:
-    """Counts what happens to requests; asks the service about the rest when it is read."""
+    """Counts events of requests, and reads the state of the engine when the metrics are collected."""
 
     def __init__(self, service: Service) -> None:
         self._registry = registry = CollectorRegistry()
-        self._requests = Counter("tot_requests", "HTTP requests replied to.", ("route", "status"), registry=registry)
-        self._hung_up = Counter("tot_disconnects", "Requests whose client hung up before the reply.", registry=registry)
+        self._requests = Counter("tot_requests", "HTTP requests with a reply.", ("route", "status"), registry=registry)
+        self._hung_up = Counter("tot_disconnects", "Requests whose client disconnected early.", registry=registry)
         self._used = {field: Counter(name, text, registry=registry) for field, name, text in _OF_USAGE}
         self._whole = Histogram(
-            "tot_request_seconds", "From a request's body to the end of its text.", buckets=_SECONDS, registry=registry
+            "tot_request_seconds", "From a request's body to the end of its text.", buckets=_BUCKETS, registry=registry
         )
         self._first = Histogram(
-            "tot_first_token_seconds", "The same, to the first text of a stream.", buckets=_SECONDS, registry=registry
+            "tot_first_token_seconds",
+            "From a request's body to the first text of a stream.",
+            buckets=_BUCKETS,
+            registry=registry,
         )
         registry.register(_EngineState(service))
 
@@ -52,39 +55,39 @@ class PrometheusMetrics:
         self._hung_up.inc()
 
     def spent(self, completions: Sequence[Sequence[Completion]]) -> None:
-        """Count texts that were told whole."""
-        for completion in (one for several in completions for one in several):
+        """Count the tokens of complete replies; `completions` holds the samples of each prompt."""
+        for completion in (sample for samples in completions for sample in samples):
             for field, counter in self._used.items():
                 counter.inc(getattr(completion.usage, field))
 
     @contextmanager
     def timed(self) -> Iterator[Callable[[], None]]:
-        """Times what ends well. What it gives is to be called as text comes: all but the first call is nothing new."""
-        began, first = time.perf_counter(), [self._first]
+        """Time a request that succeeds. Yields a function to call when text arrives; only its first call counts."""
+        start, first = time.perf_counter(), [self._first]
 
-        def text_came() -> None:
+        def on_text() -> None:
             if first:
-                first.pop().observe(time.perf_counter() - began)
+                first.pop().observe(time.perf_counter() - start)
 
-        yield text_came
-        self._whole.observe(time.perf_counter() - began)
+        yield on_text
+        self._whole.observe(time.perf_counter() - start)
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
 
 
 class _EngineState(Collector):
-    """What is so just now."""
+    """Gauges and counters of the engine's current state."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
     def collect(self) -> Iterable[Metric]:
         gate, engine = self._service.gate, self._service.engine
-        yield GaugeMetricFamily("tot_requests_running", "Requests at the engine.", gate.running)
-        yield GaugeMetricFamily("tot_requests_waiting", "Requests that wait for a place.", gate.waiting)
-        yield CounterMetricFamily("tot_forwards", "Forward passes, each shared by all that ran.", engine.forwards)
-        slots = GaugeMetricFamily("tot_kv_slots", "Slots for keys and values, one a token.", labels=("state",))
+        yield GaugeMetricFamily("tot_requests_running", "Running requests.", gate.running)
+        yield GaugeMetricFamily("tot_requests_waiting", "Waiting requests.", gate.waiting)
+        yield CounterMetricFamily("tot_forwards", "Forward passes, each shared by all requests.", engine.forwards)
+        slots = GaugeMetricFamily("tot_kv_slots", "Key-value cache slots, one per token.", labels=("state",))
         live, stored = engine.cache.live, engine.cache.stored
         for state, count in (("live", live), ("cached", stored - live), ("free", engine.cache.capacity - stored)):
             slots.add_metric((state,), max(0, count))

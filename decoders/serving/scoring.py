@@ -1,6 +1,6 @@
-"""Log-probabilities of given tokens, one by one: a policy that feeds a text in chunks and reads, and draws nothing.
+"""Score the tokens of a given text: a policy that feeds the text in chunks and reads logprobs, without sampling.
 
-What it computes is cached and shared like any other text's. Knows nothing of HTTP.
+Its keys and values are cached and shared like all others. This module knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -15,24 +15,23 @@ from tot.decoders.engine.sampling import Raw, Sampled
 from tot.decoders.engine.sequence import Job, Policy
 
 _ROWS = 128
-"""Positions read in one forward: a row of logits each."""
+"""Maximum positions per forward pass, each with a row of logits."""
 
 
 @dataclass(slots=True)
 class Scored:
-    """The tokens of one text and, as they come to be scored, what the model alone says of them, in nats (before
-    temperature and filters)."""
+    """The tokens of one text and their logprobs (nats), before temperature and filters, filled in chunks."""
 
     tokens: list[int]
     unscored: int
-    """So many of them, at the beginning, have nothing before them."""
+    """Number of tokens at the start that are not scored."""
     logprobs: list[float] = field(default_factory=list)
     top: list[list[tuple[int, float]]] = field(default_factory=list)
-    """The likeliest tokens at its place, likeliest first; as many as were asked for."""
+    """The most likely tokens at each scored position with their logprobs, best first."""
 
 
 class Scoring(Policy):
-    """Scores the rest of a text's tokens as the continuation of the request's prompt."""
+    """Scores a text's tokens after the unscored ones, as the continuation of the request's prompt."""
 
     def __init__(self, job: Job, text: Scored, top: int) -> None:
         self._job = job
@@ -47,8 +46,8 @@ class Scoring(Policy):
             self._branch = job.cache.fork(job.branch)
         chunk = self._tokens[done : done + _ROWS]
         start = len(self._branch)
-        before = self._tokens[done - 1] if done else job.prompt[-1]
-        job.cache.extend(self._branch, [before, *chunk[:-1]])  # logits at a position are about the token after it
+        previous = self._tokens[done - 1] if done else job.prompt[-1]
+        job.cache.extend(self._branch, [previous, *chunk[:-1]])  # the logits at a position predict the next token
         job.outputs[0].forwards += 1
         return [Chunk(self._branch, start, len(self._branch), [Raw()] * len(chunk) if self._top else chunk)]
 

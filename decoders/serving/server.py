@@ -1,7 +1,7 @@
-"""The server's life: a socket, uvicorn over it, and an end in order.
+"""The HTTP server: a listening socket, uvicorn and a graceful shutdown.
 
-SIGTERM or SIGINT stops it: from then on new requests get 503, those that run may end within the grace time, what is
-left is cancelled (and told so), and the process goes on to its own end. A second SIGINT does not wait.
+SIGTERM or SIGINT stops the server: new requests get 503, and running requests may finish within the grace time. The
+remaining requests are cancelled with an error, and `serve` returns. A second SIGINT does not wait.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from tot.decoders.serving.service import Service
 
 log = logging.getLogger(__name__)
 
-_LAST_WORDS = 3
-"""Seconds for replies to leave once nothing is decoded any more."""
-_LOOK = 0.05
+_FLUSH_SECONDS = 3
+"""Seconds to send the last replies after decoding has ended."""
+_POLL_SECONDS = 0.05
 
 
 class HTTPServer(uvicorn.Server):
-    """Drains before it closes its socket, so that whoever still comes is told rather than refused a connection."""
+    """Finishes requests before it closes its socket, so that new clients get an error, not a refused connection."""
 
     def __init__(self, app: ASGIApp, service: Service, ready: Callable[[], None] = lambda: None) -> None:
-        """`ready` is called once signals are heeded; connections wait in the socket from before."""
+        """`ready` is called when the signal handlers are set; earlier connections wait in the socket."""
         super().__init__(
             uvicorn.Config(
                 app,
@@ -44,7 +44,7 @@ class HTTPServer(uvicorn.Server):
                 log_level="warning",
                 server_header=False,
                 proxy_headers=False,
-                timeout_graceful_shutdown=_LAST_WORDS,
+                timeout_graceful_shutdown=_FLUSH_SECONDS,
             )
         )
         self._service = service
@@ -59,10 +59,10 @@ class HTTPServer(uvicorn.Server):
         service.gate.closed = True
         deadline = clock() + service.limits.grace
         while self._busy and clock() < deadline and not self.force_exit:
-            await asyncio.sleep(_LOOK)
-        while self._busy and clock() < deadline + _LAST_WORDS:  # those that waited are let in, and cancelled too
+            await asyncio.sleep(_POLL_SECONDS)
+        while self._busy and clock() < deadline + _FLUSH_SECONDS:  # waiting requests are admitted and cancelled too
             service.cancel_all()
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_POLL_SECONDS)
         await super().shutdown(sockets)
 
     @property
@@ -71,15 +71,15 @@ class HTTPServer(uvicorn.Server):
 
 
 class _Listening(socket.socket):
-    """A listening socket that refuses connections while the process has no file descriptors left.
+    """A listening socket that closes new connections while the process has no free file descriptors.
 
-    asyncio would try again at once, log each try, and leave clients waiting.
+    asyncio would retry immediately, log each attempt and leave clients waiting.
     """
 
     def __init__(self, *arguments: int) -> None:
         super().__init__(*arguments)
         self._spare: int | None = os.open(os.devnull, os.O_RDONLY)
-        self._said = False
+        self._logged = False
 
     def accept(self) -> tuple[socket.socket, Any]:
         try:
@@ -87,16 +87,16 @@ class _Listening(socket.socket):
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
-            if not self._said:
-                log.warning("no file descriptors are left: new connections are refused until some are free")
-            self._said = True
+            if not self._logged:
+                log.warning("no free file descriptors: new connections are closed until some are free")
+            self._logged = True
             self._refuse()
-            raise BlockingIOError(errno.EAGAIN, "no file descriptors are left") from None
-        self._said = False
+            raise BlockingIOError(errno.EAGAIN, "no free file descriptors") from None
+        self._logged = False
         return accepted
 
     def _refuse(self) -> None:
-        """Accept one connection by the spare descriptor, and close it."""
+        """Accept one connection with the spare descriptor and close it."""
         if self._spare is not None:
             os.close(self._spare)
         with suppress(OSError):
@@ -113,7 +113,7 @@ class _Listening(socket.socket):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; port 0 takes a free one. Raises OptionError."""
+    """Open a listening socket; port 0 selects a free port. Raises OptionError if the address or port is unusable."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -127,22 +127,22 @@ def listen(host: str, port: int) -> socket.socket:
         listening.listen(2048)
     except OSError as error:
         listening.close()
-        raise OptionError(f"can't listen at {host}, port {port} ({error.strerror}): give another --port") from None
+        raise OptionError(f"cannot listen on {host}, port {port} ({error.strerror}): give another --port") from None
     return listening
 
 
 def address_of(listening: socket.socket) -> str:
-    """Where clients find it: http://host:port."""
+    """Return the URL of a listening socket: http://host:port."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def serve(app: ASGIApp, service: Service, listening: socket.socket, ready: Callable[[], None] = lambda: None) -> None:
-    """Serve until told to stop, in good order: the signal that stopped it goes no further."""
-    # uvicorn raises again the signals it was stopped by, for whoever had them before: that is us.
-    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    """Serve until SIGINT or SIGTERM, shut down gracefully and return; the signal has no other effect."""
+    # uvicorn raises the signal again for the previous handlers: these ignore it.
+    previous = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         asyncio.run(HTTPServer(app, service, ready).serve(sockets=[listening]))
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)

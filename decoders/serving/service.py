@@ -1,7 +1,7 @@
-"""Service: one model, its decoding methods by name, and requests on their way through them.
+"""Serve one model with its decoding methods, selected by name.
 
-All methods share one engine, so requests of all clients are decoded in the same packed forwards. Whoever stops waiting
-for a request has it cancelled, which frees its slots. Knows no HTTP but the statuses of what it refuses.
+All methods share one engine, so the requests of all clients are decoded in the same packed forward passes. A request
+is cancelled, which frees its slots, when its caller stops waiting. Uses no HTTP except the statuses of its errors.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from tot.decoders.serving.wire import Asked, ChatWanted, TextWanted
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one HTTP request: by prompt, its n completions; and what it cost."""
+    """The result of one HTTP request: the n completions of each prompt, and the number of forward passes."""
 
     completions: list[list[Completion]]
     forwards: int
     prompts: list[list[int]] = field(default_factory=list)
-    """Their token ids, where they are told again or scored."""
+    """Token ids of the prompts, if they are echoed or scored."""
     scored: list[list[Scored]] = field(default_factory=list)
 
 
 class Service:
-    """Serves `decoder` under `name`, and as `name:method` each method, set up when first asked for.
+    """Serves `decoder` as `name`, and each method as `name:method`, created at its first request.
 
-    `options` are for those methods that have them. The decoder is its owner's to close.
+    Each method gets the `options` that it has. The caller closes the decoder.
     """
 
     def __init__(
@@ -51,85 +51,85 @@ class Service:
         self.default = decoder.name
         self.engine = decoder.engine
         self.failed: str | None = None
-        """Why the engine runs no more, if so."""
+        """The error of a failed engine; None while it works."""
         self._options = dict(options or {})
         self._decoders = {decoder.name: decoder}
-        self._setting_up: dict[str, asyncio.Future[LocalDecoder]] = {}
+        self._pending: dict[str, asyncio.Future[LocalDecoder]] = {}
         self._active: set[Handle] = set()
 
     @property
     def models(self) -> list[str]:
-        """The names that a client may ask for."""
+        """Model names that a client may use."""
         return [self.name, *(f"{self.name}:{method}" for method in method_names())]
 
     def method(self, model: str) -> str:
-        """The decoding method that a model's name stands for. Raises ServingError."""
+        """Return the decoding method for a model's name. Raises ServingError if the name is unknown."""
         if model not in self.models:
             raise ServingError(404, unknown("model", model, self.models), "model", "model_not_found")
         return model.removeprefix(self.name).removeprefix(":") or self.default
 
     async def complete(self, asked: Asked) -> Outcome:
-        """Decode whole texts, and score them where that is asked for."""
+        """Decode the completions of a request, and score them if logprobs are requested."""
         async with self.admitted() as meter:
             prompts: list[list[int]] = []
             if asked.wanted.echo or asked.wanted.alternatives is not None:
                 encode = self.engine.codec.encode_prompt
                 prompts = await asyncio.to_thread(lambda: [encode(request.prompt) for request in asked.requests])
-            done = [[_nothing_drawn(ids)] for ids in prompts]
+            completions = [[_empty_completion(ids)] for ids in prompts]
             if asked.wanted.draws:
                 async with self.submitted(asked, meter) as handles:
-                    done = [await handle for handle in handles]
-                self.check(done)
+                    completions = [await handle for handle in handles]
+                self.check(completions)
             scored = []
             if asked.wanted.alternatives is not None:
-                scored = await self._scored(asked.wanted, prompts, done, meter)
-            return Outcome(done, meter.forwards, prompts, scored)
+                scored = await self._scored(asked.wanted, prompts, completions, meter)
+            return Outcome(completions, meter.forwards, prompts, scored)
 
     @asynccontextmanager
     async def admitted(self) -> AsyncIterator[Meter]:
-        """A place at the engine, and a meter whose budget is what is left of the time limit."""
+        """Hold a slot of the gate and yield a meter whose budget is the remaining time limit."""
         async with self.gate.passed() as seconds:
             yield Meter(Budget(seconds=max(0.0, seconds)))
 
     @asynccontextmanager
     async def submitted(self, asked: Asked, meter: Meter, stream: bool = False) -> AsyncIterator[list[Handle]]:
-        """The requests on their way. What is not done at the end is cancelled."""
+        """Submit the requests and yield their handles. Unfinished requests are cancelled on exit."""
         decoder = await self._decoder(asked.decoder)
-        async with self._on_their_way(partial(decoder.submit, asked.requests, meter, stream)) as handles:
+        async with self._submitted(partial(decoder.submit, asked.requests, meter, stream)) as handles:
             yield handles
 
     def check(self, done: list[list[Completion]]) -> None:
-        """Raise ServingError for texts that were cut off by a stop of the server, or before they began."""
+        """Raise ServingError if a stop of the server cancelled a completion, or the time limit left no tokens."""
         reasons = {completion.finish_reason for completions in done for completion in completions}
         if "cancelled" in reasons:
             raise closing()
-        if "budget" in reasons and not any(one.tokens for completions in done for one in completions):
+        if "budget" in reasons and not any(completion.tokens for completions in done for completion in completions):
             raise late(self.limits)
 
     def cancel_all(self) -> None:
-        """End whatever is being decoded, at the next step."""
+        """Cancel all running requests at the next step."""
         for handle in [*self._active]:
             handle.cancel()
 
     def close(self) -> None:
-        """Give back what the methods set up here hold."""
+        """Close all decoders created by this service."""
         for name, decoder in self._decoders.items():
             if name != self.default:
                 decoder.close()
 
     async def _decoder(self, name: str) -> LocalDecoder:
-        """The decoder of a method. One that is being set up is kept, though the client that wanted it hangs up."""
+        """Return the decoder of a method, created on demand. A disconnect of the client does not stop its creation."""
         if name in self._decoders:
             return self._decoders[name]
-        if name not in self._setting_up:
-            self._setting_up[name] = setting = asyncio.ensure_future(asyncio.to_thread(self._set_up, name))
-            setting.add_done_callback(partial(self._is_set_up, name))
-        return await asyncio.shield(self._setting_up[name])
+        if name not in self._pending:
+            self._pending[name] = loading = asyncio.ensure_future(asyncio.to_thread(self._set_up, name))
+            loading.add_done_callback(partial(self._on_loaded, name))
+        return await asyncio.shield(self._pending[name])
 
-    def _is_set_up(self, name: str, setting: asyncio.Future[LocalDecoder]) -> None:
-        del self._setting_up[name]
-        if not setting.cancelled() and setting.exception() is None:
-            self._decoders[name] = setting.result()
+    def _on_loaded(self, name: str, loading: asyncio.Future[LocalDecoder]) -> None:
+        del self._pending[name]
+        if not loading.cancelled() and loading.exception() is None:
+            self._decoders[name] = loading.result()
 
     def _set_up(self, name: str) -> LocalDecoder:
         fields = find_method(name).options.model_fields
@@ -137,15 +137,15 @@ class Service:
         return load_decoder(name, engine=self.engine, **options)
 
     @asynccontextmanager
-    async def _on_their_way(self, submit: Callable[[], list[Handle]]) -> AsyncIterator[list[Handle]]:
-        """Handles from `submit`, which tokenizes and therefore runs in a thread of its own."""
+    async def _submitted(self, submit: Callable[[], list[Handle]]) -> AsyncIterator[list[Handle]]:
+        """Yield the handles from `submit`, which runs in a thread because it tokenizes."""
         submitting = asyncio.ensure_future(asyncio.to_thread(submit))
         try:
             handles = await asyncio.shield(submitting)
-        except asyncio.CancelledError:  # the thread goes on, and what it brings is wanted no more
-            submitting.add_done_callback(_cancel_what_came)
+        except asyncio.CancelledError:  # the thread still runs: cancel its handles
+            submitting.add_done_callback(_cancel_handles)
             raise
-        except ModelError as error:  # raised by an engine that has failed for good
+        except ModelError as error:  # the engine has failed permanently
             self.failed = str(error)
             raise
         self._active.update(handles)
@@ -160,7 +160,7 @@ class Service:
     async def _scored(
         self, wanted: ChatWanted | TextWanted, prompts: list[list[int]], done: list[list[Completion]], meter: Meter
     ) -> list[list[Scored]]:
-        """The log-probabilities of each text's tokens, with `echo` of its prompt's too."""
+        """Return the logprobs of each completion's tokens and, with `echo`, of its prompt's tokens."""
         scored = [
             [self._to_score(ids, list(completion.tokens), wanted.echo) for completion in completions]
             for ids, completions in zip(prompts, done, strict=True)
@@ -173,7 +173,7 @@ class Service:
                 head = tuple(text.tokens[: text.unscored] or ids)
                 heads.append(Request(prompt=head, sampling=Sampling(max_tokens=1), purpose="evaluate"))
                 policies.append(partial(Scoring, text=text, top=wanted.alternatives or 0))
-        async with self._on_their_way(partial(self.engine.submit_all, heads, policies, meter)) as handles:
+        async with self._submitted(partial(self.engine.submit_all, heads, policies, meter)) as handles:
             self.check([await handle for handle in handles])
         return scored
 
@@ -188,11 +188,11 @@ class Service:
         return Scored([*prompt, *drawn], 1)
 
 
-def _nothing_drawn(prompt: list[int]) -> Completion:
+def _empty_completion(prompt: list[int]) -> Completion:
     return Completion("", (), 0.0, "length", Usage(prompt_tokens=len(prompt)))
 
 
-def _cancel_what_came(submitting: asyncio.Future[list[Handle]]) -> None:
+def _cancel_handles(submitting: asyncio.Future[list[Handle]]) -> None:
     if not submitting.cancelled() and submitting.exception() is None:
         for handle in submitting.result():
             handle.cancel()

@@ -1,8 +1,8 @@
-"""What a client may send, OpenAI's fields that can be honoured and ours; and that as requests to a decoder, by `asked`.
+"""Request bodies of the API: OpenAI's supported fields and additional ones. `asked` converts them to decoder requests.
 
-A field that would change the result and can't be honoured is refused by name; with its neutral value (`"tools": []`,
-`"frequency_penalty": 0`) or null it is as if left out. Fields that change nothing (`user`, `metadata`) are dropped.
-What only a tokenizer can tell (lengths) is checked where requests are submitted.
+An unsupported field that would change the result is rejected by name. With null or its neutral value (`"tools": []`,
+`"frequency_penalty": 0`) it is ignored, as are fields without effect (`user`, `metadata`). Checks that need a tokenizer
+(lengths) follow when requests are submitted.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "tools": ([],),
 }
-"""Values of fields that can't be honoured with which there is nothing to honour."""
+"""Values of unsupported fields that have no effect."""
 _TEXT_TOKENS = 16
-"""What a text completion gets that doesn't say how many tokens, as OpenAI's."""
+"""The default `max_tokens` of a text completion, as in OpenAI's API."""
 
 
 class _Wire(BaseModel):
@@ -46,28 +46,28 @@ class _Wire(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_what_says_nothing(cls, given: Any) -> Any:
+    def _without_ignored_fields(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        return {name: value for name, value in given.items() if value is not None and not _says_nothing(name, value)}
+        return {name: value for name, value in given.items() if value is not None and not _is_ignored(name, value)}
 
 
-def _says_nothing(name: str, value: Any) -> bool:
+def _is_ignored(name: str, value: Any) -> bool:
     return name in _HARMLESS or any(
         value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in _NEUTRAL.get(name, ())
     )
 
 
 def _text_of(content: Any) -> Any:
-    """Text, or the texts of a list of text parts, joined."""
+    """Return the content as text, joining a list of text parts."""
     if not isinstance(content, list):
         return content
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
         if kind != "text":
-            raise ValueError(f"a part is of type {str(kind)[:40]!r}, and only text can be read: leave it out")
+            raise ValueError(f"a part has type {str(kind)[:40]!r}, and only text is supported: remove it")
         if set(part) != {"type", "text"} or not isinstance(part["text"], str):
-            raise ValueError('a text part is {"type": "text", "text": "..."}')
+            raise ValueError('a text part must be {"type": "text", "text": "..."}')
     return "".join(part["text"] for part in content)
 
 
@@ -75,7 +75,7 @@ def _role_of(role: Any) -> Any:
     if role == "developer":
         return "system"
     if role in ("tool", "function"):
-        raise ValueError(f"there are no tools here, so a message can't be from one ({role!r}): leave it out")
+        raise ValueError(f"tools are not supported, so a message cannot have the role {role!r}: remove it")
     return role
 
 
@@ -97,13 +97,13 @@ class ChatMessage(_Wire):
     role: Annotated[Literal["system", "user", "assistant"], BeforeValidator(_role_of)]
     content: Annotated[str, BeforeValidator(_text_of)]
     written: list[Annotated[tuple[Annotated[int, Field(ge=0)], list[int]], Field(strict=False)]] = []
-    """As `Message.written`: of an assistant message to continue, the tokens that the model drew, by their place."""
+    """As `Message.written`: the tokens of an assistant message that the model generated, by position in the text."""
 
     @model_validator(mode="before")
     @classmethod
     def _without_calls(cls, given: Any) -> Any:
         if isinstance(given, dict) and (given.get("tool_calls") or given.get("function_call")):
-            raise ValueError("there are no tools here, so a message can't call one (tool_calls): leave it out")
+            raise ValueError("tools are not supported, so a message cannot call one (tool_calls): remove it")
         return given
 
 
@@ -116,11 +116,13 @@ Title = Annotated[str, Field(min_length=1, max_length=500)]
 
 
 class Wanted(_Wire):
-    """What both routes take. Without `temperature` it is 1, as OpenAI's; without `seed` each request gets its own,
-    which the reply tells (`tot.seed`)."""
+    """Fields of both routes. `temperature` defaults to 1, as in OpenAI's API.
+
+    Without `seed`, each request gets a random one, which the reply reports (`tot.seed`).
+    """
 
     model: str
-    """The served model, or `model:decoder` to have it decoded by another method."""
+    """The served model, or `model:decoder` to select another decoding method."""
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -129,17 +131,17 @@ class Wanted(_Wire):
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     n: Annotated[int, Field(ge=1)] = 1
     seed: Annotated[Annotated[int, Field(ge=0, lt=2**64)] | None, BeforeValidator(_unseeded)] = None
-    """None or -1: one of its own."""
+    """None or -1: a random seed."""
     stop: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=200)]], BeforeValidator(_as_list), Field(max_length=16)
     ] = []
     keep_stop: bool = False
     """As `Sampling.keep_stop`: the stop string is part of the text."""
     drawn: Annotated[int, Field(ge=0)] = 0
-    """As `Sampling.drawn`: how many tokens of the same text were drawn before, with the same seed."""
+    """As `Sampling.drawn`: number of tokens of this text that were already drawn with the same seed."""
     return_token_ids: bool = False
-    """Each choice has the tokens drawn (`token_ids`), their log-probabilities (`token_logprobs`) and why its text ended
-    (`finish`: stop, eos, length, ...)."""
+    """Include the new tokens (`token_ids`), their logprobs (`token_logprobs`) and the finish reason (`finish`: stop,
+    eos, length, ...) in each choice."""
     ignore_eos: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -147,124 +149,124 @@ class Wanted(_Wire):
     purpose: Purpose = "generate"
     """For accounting: generate, evaluate or answer."""
     answer_trigger: Annotated[str, Field(min_length=1, max_length=500)] | None = None
-    """Decode a rationale, then this text, then the answer: what `fastcot` shortens. The reply has both, and `parts`
-    says which is which."""
+    """Decode a rationale, append this text, then decode the answer; `fastcot` shortens the rationale. The reply's
+    `parts` separate rationale and answer."""
     answer_tokens: Annotated[int, Field(ge=1)] = 32
-    """Most tokens of the answer after the trigger."""
+    """Maximum tokens of the answer after the trigger."""
     whole_rationale: bool = False
     """Decode the rationale to its end, also with `fastcot`."""
     steps: Annotated[list[Title], Field(max_length=100)] = []
-    """Titles of steps that don't depend on one another: what `pdos` decodes side by side."""
+    """Titles of independent steps, which `pdos` decodes in parallel."""
     choices: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=128)] = []
-    """Score these continuations instead of decoding; after an answer trigger, in place of the answer. The reply's
-    `choice_logprobs` has for each its log-probability (nats, `total`) and its `tokens`."""
+    """Score these continuations instead of decoding; after an answer trigger, instead of the answer. The reply's
+    `choice_logprobs` has the logprob (`total`, nats) and the number of `tokens` of each."""
     close_choices: bool = False
-    """Score the end of the text after each choice too, so that "1" is not just the beginning of "10"."""
+    """Also score the end of the text after each choice, so that "1" is not scored as the beginning of "10"."""
 
     @property
     def draws(self) -> bool:
-        """False: the prompt is scored, nothing is decoded."""
+        """False if the prompt is only scored and nothing is decoded."""
         return self.max_tokens != 0 or bool(self.choices)
 
     @model_validator(mode="after")
     def _consistent(self) -> Wanted:
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options is for streams: set stream, or leave it out")
+            raise ValueError("stream_options needs stream: set stream, or remove it")
         if self.stream and self.choices:
-            raise ValueError("choices are scored, which is nothing to stream: leave stream out")
+            raise ValueError("scores of choices cannot be streamed: remove stream")
         if self.stream and (self.keep_stop or self.return_token_ids):
-            raise ValueError("keep_stop and return_token_ids are for whole replies: leave stream out")
+            raise ValueError("keep_stop and return_token_ids do not support streams: remove stream")
         for field in ("answer_tokens", "whole_rationale"):
             if field in self.model_fields_set and self.answer_trigger is None:
-                raise ValueError(f"{field} is about the answer after a trigger: give answer_trigger too")
+                raise ValueError(f"{field} needs an answer trigger: give answer_trigger too")
         return self
 
 
 class ChatWanted(Wanted):
-    """`POST /v1/chat/completions`. Without `max_tokens` it is the server's limit."""
+    """`POST /v1/chat/completions`. `max_tokens` defaults to the server's limit."""
 
     echo: ClassVar = False
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
-    """Log-probabilities of the tokens drawn, by the model alone: before temperature and filters."""
+    """Return the logprobs of the new tokens, before temperature and filters."""
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
     continue_final_message: bool = False
-    """Go on with the last message, which is the assistant's."""
+    """Continue the last message, which must be the assistant's."""
     add_generation_prompt: bool | None = None
-    """The opposite of `continue_final_message`: taken where it says so."""
+    """Accepted only as the opposite of `continue_final_message`."""
 
     @property
     def new_tokens(self) -> int | None:
-        """The most that are asked for."""
+        """The requested maximum of new tokens."""
         return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
 
     @property
     def alternatives(self) -> int | None:
-        """To each token, where log-probabilities are asked for."""
+        """Number of top logprobs per token; None if logprobs are not requested."""
         return self.top_logprobs if self.logprobs else None
 
     @model_validator(mode="after")
-    def _can_be_told_to_the_model(self) -> ChatWanted:
+    def _valid_chat(self) -> ChatWanted:
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise ValueError("max_tokens and max_completion_tokens are the same: give one of them")
         if self.max_tokens == 0:
-            raise ValueError("max_tokens is 0: ask for one token at least")
+            raise ValueError("max_tokens is 0: request at least one token")
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs")
         last = self.messages[-1].role
         if self.continue_final_message and last != "assistant":
-            raise ValueError(f"continue_final_message is set, and the last message is of the {last}, not the assistant")
+            raise ValueError(f"continue_final_message needs a last message of the assistant, and its role is {last}")
         if last == "assistant" and not self.continue_final_message:
             raise ValueError(
-                "the last message is the assistant's: set continue_final_message to have it go on, or end with the user"
+                "the last message is the assistant's: set continue_final_message to continue it, or end with the user's"
             )
         if self.add_generation_prompt is self.continue_final_message:
-            raise ValueError("add_generation_prompt has to be the opposite of continue_final_message: leave it out")
+            raise ValueError("add_generation_prompt must be the opposite of continue_final_message: remove it")
         return self
 
 
 class TextWanted(Wanted):
-    """`POST /v1/completions`. Without `max_tokens` it is 16, as OpenAI's.
+    """`POST /v1/completions`. `max_tokens` defaults to 16, as in OpenAI's API.
 
-    `echo` with `max_tokens` 0 and `logprobs` scores the prompt: token by token, nothing drawn.
+    `echo` with `max_tokens` 0 and `logprobs` scores the tokens of the prompt and draws nothing.
     """
 
     prompt: str | list[int] | list[str] | list[list[int]]
-    """Text, token ids, or a list of either: control tokens in texts are plain text, ids are taken as they are."""
+    """Text, token ids, or a list of either. Control tokens in text are plain text; ids are used unchanged."""
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    """How many alternatives to tell at each position, besides the token itself; by the model alone, as for chats."""
+    """Number of top logprobs per token, before temperature and filters."""
 
     @property
     def new_tokens(self) -> int | None:
-        """The most that are asked for."""
+        """The requested maximum of new tokens."""
         return self.max_tokens
 
     @property
     def alternatives(self) -> int | None:
-        """To each token, where log-probabilities are asked for."""
+        """Number of top logprobs per token; None if logprobs are not requested."""
         return self.logprobs
 
     @model_validator(mode="after")
-    def _has_something_to_do(self) -> TextWanted:
+    def _valid_text(self) -> TextWanted:
         if not self.prompt:
             raise ValueError("the prompt is empty: give text or token ids")
         if self.max_tokens == 0 and not self.choices and not (self.echo and self.logprobs is not None and self.n == 1):
             raise ValueError(
-                "max_tokens is 0: ask for one token at least, or score the prompt with echo, logprobs and n=1"
+                "max_tokens is 0: request at least one token, or score the prompt with echo, logprobs and n=1"
             )
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One HTTP request's worth of work: a request a prompt, all of them decoded by one method."""
+    """The work of one HTTP request: one decoder request per prompt, all decoded by the same method."""
 
     wanted: ChatWanted | TextWanted
     decoder: str
     requests: tuple[Request, ...]
-    """Where the client gave no seed, each has its own."""
+    """One per prompt; each has its own random seed if the client gave none."""
 
     @property
     def chat(self) -> bool:
@@ -272,12 +274,12 @@ class Asked:
 
 
 def asked(wanted: ChatWanted | TextWanted, decoder: str, limits: Limits) -> Asked:
-    """What is to be done. Raises ServingError or pydantic's ValidationError for what can't be."""
+    """Convert a body to decoder requests. Raises ServingError or pydantic's ValidationError if it is invalid."""
     prompts = _prompts(wanted)
     samples = len(prompts) * wanted.n
     if samples > limits.max_samples:
-        said = f"{samples} texts at once (prompts times n) are over the limit of {limits.max_samples}: ask for fewer"
-        raise ServingError(400, said, "n", "too_many_samples")
+        message = f"{samples} samples (prompts times n) exceed the limit of {limits.max_samples}: request fewer"
+        raise ServingError(400, message, "n", "too_many_samples")
     _check_fields(wanted, decoder)
     _check_tokens(wanted, limits)
     tokens = wanted.new_tokens
@@ -299,35 +301,35 @@ def _prompts(wanted: ChatWanted | TextWanted) -> list[str | tuple[int, ...] | tu
         return [tuple(Message(**message.model_dump()) for message in wanted.messages)]
     prompt = wanted.prompt
     several = prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
-    return [one if isinstance(one, str) else tuple(one) for one in several]
+    return [prompt if isinstance(prompt, str) else tuple(prompt) for prompt in several]
 
 
 def _check_tokens(wanted: ChatWanted | TextWanted, limits: Limits) -> None:
     for field in ("max_tokens", "max_completion_tokens", "answer_tokens"):
-        given = getattr(wanted, field, None) if field in wanted.model_fields_set else None
-        if given is not None and given > limits.max_tokens:
-            said = f"{field} is {given} and this server's limit is {limits.max_tokens}: ask for less"
-            raise ServingError(400, said, field, "above_limit")
+        value = getattr(wanted, field, None) if field in wanted.model_fields_set else None
+        if value is not None and value > limits.max_tokens:
+            message = f"{field} is {value} and this server's limit is {limits.max_tokens}: request fewer"
+            raise ServingError(400, message, field, "above_limit")
 
 
 def _check_fields(wanted: ChatWanted | TextWanted, decoder: str) -> None:
-    """Fields of ours that this decoder would not honour, and log-probabilities that could not be told truly."""
+    """Raise ServingError for fields that this decoder would ignore, and for logprobs that it cannot compute."""
     if wanted.steps and decoder != "pdos":
-        named = f"{wanted.model.partition(':')[0]}:pdos"
-        said = f"steps are what pdos decodes side by side, and this request goes to {decoder}: name the model {named}"
-        raise ServingError(400, said, "steps")
+        model = f"{wanted.model.partition(':')[0]}:pdos"
+        message = f"steps are only for pdos, and this request is for {decoder}: use the model {model}"
+        raise ServingError(400, message, "steps")
     if wanted.echo:
         if wanted.choices or wanted.answer_trigger:
-            said = "echo goes with plain texts, without choices or an answer trigger: leave it out"
-            raise ServingError(400, said, "echo")
+            message = "echo does not support choices or an answer trigger: remove it"
+            raise ServingError(400, message, "echo")
         if wanted.stream:
-            raise ServingError(400, "echo is for whole replies: leave it or stream out", "echo")
+            raise ServingError(400, "echo does not support streams: remove echo or stream", "echo")
     if wanted.alternatives is None:
         return
     for field in ("stream", "choices", "answer_trigger"):
         if getattr(wanted, field):
-            said = f"logprobs are told of whole, plain texts only: leave out {field} or logprobs"
-            raise ServingError(400, said, "logprobs")
+            message = f"logprobs do not support {field}: remove {field} or logprobs"
+            raise ServingError(400, message, "logprobs")
     if decoder == "pdos":
-        said = "logprobs can't be told of parallel steps, which have not seen one another: leave them out"
-        raise ServingError(400, said, "logprobs")
+        message = "logprobs do not support parallel steps, which do not attend to one another: remove logprobs"
+        raise ServingError(400, message, "logprobs")

@@ -1,4 +1,4 @@
-"""How models are made here: what commands and functions of training take. Importing this imports no torch."""
+"""Options of the training commands and functions. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -12,68 +12,68 @@ HEAD_DIM = 64
 
 
 class DraftOptions(BaseModel):
-    """What a draft model is to be, and how it is trained."""
+    """Size and training of a draft model."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    tokens: int = Field(500_000, ge=1, description="Tokens to record, at least.")
+    tokens: int = Field(500_000, ge=1, description="Minimum number of tokens to record.")
     layers: int = Field(4, ge=1, description="Layers of the draft.")
-    width: int = Field(192, ge=HEAD_DIM, multiple_of=HEAD_DIM, description="Its hidden size, in steps of 64.")
+    width: int = Field(192, ge=HEAD_DIM, multiple_of=HEAD_DIM, description="Hidden size, a multiple of 64.")
     window: int = Field(256, ge=16)
-    """Tokens that the draft sees of a text: its last ones."""
-    epochs: float = Field(2.0, gt=0, description="How often each text is trained on.")
+    """Context of the draft: the last tokens of a text."""
+    epochs: float = Field(2.0, gt=0, description="Training epochs.")
     batch: int = Field(8, ge=1)
-    """Texts a step."""
+    """Texts per step."""
     learning_rate: float = Field(2e-3, gt=0)
-    """At its peak; it rises for a twentieth of the steps, then falls by a cosine to a tenth."""
+    """Peak learning rate: a linear warmup over 5% of the steps, then a cosine decay to a tenth."""
     seed: int = Field(0, ge=0, description="Seed of the run.")
 
 
 class CollectOptions(BaseModel):
-    """How the trajectories of a consistency LLM are collected."""
+    """Options for collecting the trajectories of a consistency LLM."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    n: int = Field(16, ge=2, le=128, description="Tokens of a window.")
+    n: int = Field(16, ge=2, le=128, description="Tokens per window.")
     augment: float = Field(
-        0.3, ge=0, le=1, description="Each point is kept once more with wrong tokens corrected, each with this chance."
+        0.3, ge=0, le=1, description="Probability of correcting a wrong token, in a second copy of each point."
     )
     together: int = Field(16, ge=1)
-    """Texts decoded at once, and kept in one shard."""
-    seed: int = Field(0, ge=0, description="Seed of what is corrected.")
+    """Texts per batch and per shard."""
+    seed: int = Field(0, ge=0, description="Seed of the corrections.")
 
 
 class TrainOptions(BaseModel):
-    """How a model is made consistent."""
+    """Options of consistency training."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    epochs: int = Field(1, ge=1, description="How often each text is trained on.")
+    epochs: int = Field(1, ge=1, description="Training epochs.")
     learning_rate: float = Field(
-        2e-5, gt=0, description="At its peak: it rises for a twentieth of the steps, then falls to a tenth."
+        2e-5, gt=0, description="Peak learning rate: warmup over 5% of the steps, then decay to a tenth."
     )
-    ar_weight: float = Field(10.0, ge=0, description="Weight of the AR loss (w); with less, answers change more.")
-    windows: int = Field(4, ge=1, description="Windows of a text in one forward, drawn from its trajectory.")
-    accumulate: int = Field(4, ge=1, description="Texts a step.")
-    together: int = Field(4, ge=1, description="Texts a forward: more are faster, and take more memory.")
-    lora: int | None = Field(None, ge=1, description="Train LoRA matrices of this rank only.")
-    gradient_checkpointing: bool = Field(False, description="Less memory, more time.")
+    ar_weight: float = Field(10.0, ge=0, description="Weight of the AR loss (w); a lower weight changes answers more.")
+    windows: int = Field(4, ge=1, description="Windows per text in one forward pass, sampled from its trajectory.")
+    accumulate: int = Field(4, ge=1, description="Texts per step.")
+    together: int = Field(4, ge=1, description="Texts per forward pass; more are faster and need more memory.")
+    lora: int | None = Field(None, ge=1, description="Train only LoRA matrices, of this rank.")
+    gradient_checkpointing: bool = Field(False, description="Use less memory and more time.")
     checkpoint_every: int = Field(200, ge=1)
-    """Steps."""
+    """Steps between checkpoints."""
     seed: int = Field(0, ge=0, description="Seed of the run.")
 
 
 class ValueOptions(BaseModel):
-    """What a value head is trained on."""
+    """Training data of a value head."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    limit: int = Field(400, ge=10, description="Questions; one of five is kept apart to choose and calibrate by.")
-    samples: int = Field(8, ge=2, description="Solutions of a question, which share their beginnings.")
+    limit: int = Field(400, ge=10, description="Questions; one in five is held out for selection and calibration.")
+    samples: int = Field(8, ge=2, description="Solutions per question, which share prefixes.")
     layers: tuple[int, ...] = Field(
-        (), description="Whose states are tried, with commas; by default four from half of the depth on."
+        (), description="Layers whose states are tried, comma-separated; default: four in the upper half."
     )
-    concurrency: int = Field(16, ge=1, description="Questions searched at once.")
+    concurrency: int = Field(16, ge=1, description="Questions searched concurrently.")
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = Field("auto", description="As for tot eval.")
     quantize: Quantize = Field("auto", description="As for tot eval.")
     seed: int = Field(0, ge=0, description="Seed of the run.")

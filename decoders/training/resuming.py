@@ -1,5 +1,4 @@
-"""Work that goes on where it was stopped, and ends as if it had not been: what it was begun with, and the checkpoints
-and the learning rate of training."""
+"""Resume interrupted work with the same result: settings of a folder, checkpoints and learning rate schedule."""
 
 from __future__ import annotations
 
@@ -19,27 +18,29 @@ from tot.decoders.files import replacing, write_json
 
 
 def check_settings(path: Path, settings: Mapping[str, Any]) -> None:
-    """Write the settings of a folder's work to `path` in it. Raises OptionError where it was begun with others."""
-    before = json.loads(path.read_text()) if path.exists() else settings
+    """Write the settings of a folder to `path` in it. Raises OptionError if the folder was started with others."""
+    saved = json.loads(path.read_text()) if path.exists() else settings
     for name, value in settings.items():
-        if before.get(name) != value:
+        if saved.get(name) != value:
             raise OptionError(
-                f"{path.parent} was begun with {name}={before.get(name)!r}, not {value!r}: go on as it was begun, or "
-                "give another folder"
+                f"{path.parent} was started with {name}={saved.get(name)!r}, not {value!r}: resume with the same "
+                "options, or give another folder"
             )
     write_json(path, settings)
 
 
 def set_learning_rate(optimizer: Any, peak: float, step: int, steps: int) -> None:
-    """It rises to `peak` for a twentieth of the steps, then falls by a cosine to a tenth of it: a function of the step
-    alone, so that nothing of it needs to be kept."""
-    risen, fallen = (step + 1) / max(1, steps // 20), 0.55 + 0.45 * math.cos(math.pi * step / steps)
+    """Set the learning rate: a linear warmup to `peak` over 5% of the steps, then a cosine decay to a tenth of it.
+
+    It depends only on the step, so a checkpoint does not need to contain it.
+    """
+    warmup, decay = (step + 1) / max(1, steps // 20), 0.55 + 0.45 * math.cos(math.pi * step / steps)
     for group in optimizer.param_groups:
-        group["lr"] = peak * min(1.0, risen) * fallen
+        group["lr"] = peak * min(1.0, warmup) * decay
 
 
 def save_checkpoint(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, path: Path) -> None:
-    """Write the trained weights, the optimizer's moments and the step to `path`, in place of what is there."""
+    """Write the trained weights, the optimizer's moments and the step to `path`, replacing an existing file."""
     state = {f"model.{name}": weight.detach() for name, weight in _trained(model).items()}
     for i, moments in optimizer.state_dict()["state"].items():
         state |= {f"optimizer.{i}.{name}": value for name, value in moments.items()}
@@ -48,13 +49,13 @@ def save_checkpoint(model: nn.Module, optimizer: torch.optim.Optimizer, step: in
 
 
 def load_checkpoint(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path) -> int:
-    """Read them back. Returns the step to go on from, 0 where there is no checkpoint."""
+    """Load a checkpoint. Returns the step to resume from, or 0 if there is no checkpoint."""
     if not path.exists():
         return 0
     moments: dict[int, dict[str, Tensor]] = {}
     weights = _trained(model)
     with safe_open(path, "pt") as file, torch.no_grad():
-        for key in file.keys():  # noqa: SIM118 - it is no mapping
+        for key in file.keys():  # noqa: SIM118 - not a mapping
             kind, _, name = key.partition(".")
             if kind == "model":
                 weights[name].copy_(file.get_tensor(key))

@@ -262,7 +262,7 @@ def test_a_long_run_saves_checkpoints_by_time_too(
 def test_resuming_with_other_weights_is_refused(fresh: Any, data: Path, stopped: Any) -> None:
     out = stopped(4)
     for lora in (4, 2):
-        with pytest.raises(OptionError, match=f"{out} was begun with other options: go on as it was begun, or give"):
+        with pytest.raises(OptionError, match=f"{out} was started with other options: resume with the same"):
             train(fresh(), data, out, SMALL.model_copy(update={"lora": lora}))
 
 
@@ -326,9 +326,7 @@ def test_a_poisoned_run_stops_and_keeps_the_last_good_checkpoint(fresh: Any, dat
         if step == 6:
             loaded.model.lm_head.weight.data[0, 0] = math.nan
 
-    with pytest.raises(
-        ModelError, match=rf"the loss is nan .* at step 7: the last good checkpoint is kept in {tmp_path}"
-    ):
+    with pytest.raises(ModelError, match=rf"the loss is nan .* at step 7: the last good checkpoint is in {tmp_path}"):
         train(loaded, data, tmp_path, SMALL, poison)
     checkpoint = weights(tmp_path / CHECKPOINT)
     assert all(value.isfinite().all() for value in checkpoint.values())

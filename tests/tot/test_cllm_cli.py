@@ -284,7 +284,7 @@ def test_fine_tuning_starts_on_the_solutions_of_the_rows(tot: Tot) -> None:
     assert all(line["consistency"] == 0.0 and line["ar"] > 0 for line in losses)
     status, _, err = tot("train", "--model", "base", "--data", "data", "--out", "tuned")
     assert status == 2
-    assert "holds a model" in err
+    assert "already holds a model" in err
     status, _, err = tot("collect", "--model", "base", "--out", "other", "--solutions", *RIDDLES, "--n", "8")
     assert status == 2
     assert "--n applies to texts that a model writes" in err

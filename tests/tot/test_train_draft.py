@@ -250,7 +250,7 @@ def test_resuming_with_other_settings_is_rejected(
         assert tot("--questions", riddles, "--out", str(out), tokens=100_000)[0] == 130
     status, _, err = tot("--questions", riddles, "--out", str(out), tokens=700)
     assert status == 2
-    assert f"{out / '.training'} was begun with tokens=100000, not 700: go on as it was begun, or give" in err
+    assert f"{out / '.training'} was started with tokens=100000, not 700: resume with the same options, or give" in err
 
 
 def test_an_interrupted_recording_keeps_its_records(

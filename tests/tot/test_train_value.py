@@ -160,7 +160,7 @@ def test_interrupted_training_is_resumed(train: Any, training_paths: list[Paths]
     assert load_head(path).layer == head.layer
     status, _, err = train("--samples", "6")
     assert status == 2
-    assert "was begun with search=" in err
+    assert "was started with search=" in err
 
 
 def test_a_head_learns_labels_that_are_in_the_states() -> None:

@@ -1,8 +1,8 @@
-"""The losses of consistency LLMs (CLLM, section 3.2.2): one forward over a clean text and noisy windows of it.
+"""Losses of consistency LLMs (CLLM, section 3.2.2), from one forward pass over a clean text and noisy windows of it.
 
-A window holds a point of a Jacobi trajectory; it stands where its fixed point stands in the clean text, sees the clean
-text before that and itself, and is seen by nothing else. The teacher is the student itself on the clean text, without
-gradient.
+A window is a point of a Jacobi trajectory, at the positions of its fixed point in the clean text. It attends to the
+clean text before it and to itself, and no other row attends to it. The teacher is the same model on the clean text,
+without gradient.
 """
 
 from __future__ import annotations
@@ -17,56 +17,57 @@ from torch.nn.functional import cross_entropy, log_softmax
 
 @dataclass(frozen=True)
 class Window:
-    """A point of a trajectory, and what it should come to."""
+    """A point of a trajectory and its target."""
 
     start: int
-    """Where it begins in the response."""
+    """Position of its first token in the response."""
     point: Sequence[int]
     target: Sequence[int]
-    """Its fixed point."""
+    """The fixed point of the trajectory."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One row for the model: clean text first, then the windows."""
+    """One input sequence for the model: the clean text, followed by the windows."""
 
     tokens: Tensor
     """(length,) int64."""
     positions: Tensor
     """(length,) int64."""
     mask: Tensor
-    """(length, length) bool: True where the row's token sees the column's."""
+    """(length, length) bool: True where the row's token attends to the column's token."""
     prompt: int
-    """Tokens of the prompt."""
+    """Number of tokens in the prompt."""
     clean: int
-    """Tokens of prompt and response."""
+    """Number of tokens in prompt and response."""
     students: Tensor
-    """Rows whose predictions are to be those of `teachers`: from a window's first wrong token to its last but one, as
-    what comes after the last is no part of it."""
+    """Rows trained to predict as `teachers`: from the first wrong token of each window to its last but one, as the
+    token after the last is outside the window."""
     teachers: Tensor
+    """Rows of the clean text at the same positions, one for each of `students`."""
 
 
 def layout(prompt: Sequence[int], response: Sequence[int], windows: Sequence[Window]) -> Layout:
-    """Lay a text out with its windows."""
+    """Build the input sequence of a text and its windows."""
     tokens, positions = [*prompt, *response], list(range(len(prompt) + len(response)))
     clean = len(tokens)
-    pieces: list[tuple[int, int, int]] = []  # (first row, rows, clean rows seen)
+    pieces: list[tuple[int, int, int]] = []  # (first row, rows, clean rows attended to)
     students: list[int] = []
     teachers: list[int] = []
     for window in windows:
-        seen = len(prompt) + window.start
-        pieces.append((len(tokens), len(window.point), seen))
+        attended = len(prompt) + window.start
+        pieces.append((len(tokens), len(window.point), attended))
         first = len(tokens)
         tokens += window.point
-        positions += range(seen, seen + len(window.point))
+        positions += range(attended, attended + len(window.point))
         wrong = (i for i, pair in enumerate(zip(window.point, window.target, strict=True)) if pair[0] != pair[1])
-        places = range(next(wrong, len(window.point)), len(window.point) - 1)  # those of y_<i, i up to n
-        students += [first + i for i in places]
-        teachers += [seen + i for i in places]
+        offsets = range(next(wrong, len(window.point)), len(window.point) - 1)  # y_<i of eq. 4, for i up to n
+        students += [first + i for i in offsets]
+        teachers += [attended + i for i in offsets]
     mask = torch.zeros(len(tokens), len(tokens), dtype=torch.bool)
     mask[:clean, :clean] = torch.ones(clean, clean, dtype=torch.bool).tril()
-    for first, rows, seen in pieces:
-        mask[first : first + rows, :seen] = True
+    for first, rows, attended in pieces:
+        mask[first : first + rows, :attended] = True
         mask[first : first + rows, first : first + rows] = torch.ones(rows, rows, dtype=torch.bool).tril()
     return Layout(
         torch.tensor(tokens),
@@ -80,9 +81,9 @@ def layout(prompt: Sequence[int], response: Sequence[int], windows: Sequence[Win
 
 
 def consistency_loss(logits: Tensor, laid_out: Layout) -> Tensor:
-    """Equation 4 with forward KL, a mean over places: how far the windows' predictions are from their targets' (nats).
+    """Return the consistency loss (equation 4 with forward KL), in nats, averaged over the student rows.
 
-    `logits` is (length, vocab). Without any place after a wrong token it is 0.
+    `logits` is (length, vocab). The loss is 0 if there are no student rows.
     """
     if not len(laid_out.students):
         return logits.sum() * 0.0
@@ -92,6 +93,6 @@ def consistency_loss(logits: Tensor, laid_out: Layout) -> Tensor:
 
 
 def ar_loss(logits: Tensor, laid_out: Layout) -> Tensor:
-    """Equation 6, a mean over tokens: the response's negative log-likelihood (nats a token)."""
+    """Return the AR loss (equation 6): the response's mean negative log-likelihood (nats per token)."""
     response = laid_out.tokens[laid_out.prompt : laid_out.clean].to(logits.device)
     return cross_entropy(logits[laid_out.prompt - 1 : laid_out.clean - 1].float(), response)

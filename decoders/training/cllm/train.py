@@ -1,9 +1,8 @@
-"""Consistency training: a model learns to map any point of its Jacobi trajectories to the fixed point (CLLM,
-Algorithm 2).
+"""Train a model to map any point of its Jacobi trajectories to the fixed point (CLLM, Algorithm 2).
 
-A few texts a forward, side by side, each with several of its windows; consistency loss plus w times the AR loss on the
-model's own text.
-What is random depends on seed, epoch and row alone, so that a run which was stopped ends in the same weights.
+A forward pass packs a few texts, each with several of its windows. The loss is the consistency loss plus w times the AR
+loss on the model's own text. Randomness depends only on seed, epoch and row, so a resumed run ends with the same
+weights.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from tot.decoders.training.resuming import load_checkpoint, save_checkpoint, set
 
 CHECKPOINT = "checkpoint.safetensors"
 _MOST_LOST = 180.0
-"""Seconds of training that are lost where it is killed, and a step more."""
+"""Maximum seconds of training, plus one step, that are lost if the run is killed."""
 CURVE = "losses.jsonl"
 
 
@@ -45,14 +44,18 @@ def train(
 ) -> None:
     """Train `loaded` on the trajectories in `folder` and save it, in transformers' format, to `out`.
 
-    Goes on from a checkpoint in `out`. The losses of every step are lines of `losses.jsonl` there. `tell` hears (step,
-    of how many, loss in nats). Raises ModelError for trajectories of another model, and where the loss is not finite.
+    Resumes from a checkpoint in `out`, and writes the losses of each step to `losses.jsonl` there. `tell` is called
+    with (step, number of steps, loss in nats).
+
+    Raises:
+        ModelError: The trajectories are from another model, or the loss is not finite.
+        OptionError: `folder` has no texts, or `out` has a model or a checkpoint with other options.
     """
     rows = list(trajectories(folder, loaded))
     if not rows:
-        raise OptionError(f"{folder} holds no text to learn from: every one repeated itself, or there was none")
+        raise OptionError(f"{folder} holds no texts to train on: none were collected, or all were repetitive")
     if (out / "config.json").exists():
-        raise OptionError(f"{out} holds a model: give another folder for the new one")
+        raise OptionError(f"{out} already holds a model: give another folder for the new one")
     out.mkdir(parents=True, exist_ok=True)
     model = _trainable(loaded, options)
     optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=0.0)
@@ -60,15 +63,15 @@ def train(
     steps = options.epochs * by_epoch
     try:
         done = load_checkpoint(model, optimizer, out / CHECKPOINT)
-    except (KeyError, RuntimeError) as error:  # of weights by other names or of other shapes
+    except (KeyError, RuntimeError) as error:  # weights with other names or shapes
         raise OptionError(
-            f"{out} was begun with other options: go on as it was begun, or give another folder"
+            f"{out} was started with other options: resume with the same options, or give another folder"
         ) from error
     curve = out / CURVE
     known = curve.read_text().splitlines(keepends=True)[:done] if curve.exists() else []
-    write_text(curve, known)  # without what came after the checkpoint
+    write_text(curve, known)  # drop the steps after the checkpoint
     model.train()
-    kept = time.monotonic()
+    last_saved = time.monotonic()
     for step in range(done, steps):
         set_learning_rate(optimizer, options.learning_rate, step, steps)
         epoch, at = step // by_epoch, step % by_epoch * options.accumulate
@@ -79,14 +82,14 @@ def train(
         norm = float(nn.utils.clip_grad_norm_(model.parameters(), 1.0))
         if not math.isfinite(loss + norm):
             raise ModelError(
-                f"the loss is {loss} (gradient {norm}) at step {step + 1}: the last good checkpoint is kept in {out}; "
-                f"go on with a learning rate below {options.learning_rate}"
+                f"the loss is {loss} (gradient {norm}) at step {step + 1}: the last good checkpoint is in {out}; "
+                f"resume with a learning rate below {options.learning_rate}"
             )
-        late = time.monotonic() - kept > _MOST_LOST
+        late = time.monotonic() - last_saved > _MOST_LOST
         if step > done and (late or step % options.checkpoint_every == 0):
-            # Only now is it known that the step before left good weights.
+            # The finite loss shows that the weights after the previous step are good.
             save_checkpoint(model, optimizer, step, out / CHECKPOINT)
-            kept = time.monotonic()
+            last_saved = time.monotonic()
         optimizer.step()
         optimizer.zero_grad()
         with curve.open("a") as file:
@@ -98,8 +101,8 @@ def train(
 def _gradients(
     model: nn.Module, batch: Sequence[Layout], device: torch.device, options: TrainOptions
 ) -> tuple[float, float]:
-    """Add a step's gradients, some texts at a time. Returns the consistency and the AR loss, means over the texts."""
-    # Products in bf16 only where the device has them: elsewhere they are emulated, many times slower than float32.
+    """Accumulate a step's gradients, and return the mean consistency loss and the mean AR loss of the texts."""
+    # bf16 only on devices that support it: emulated, it is many times slower than float32.
     mixed = resolve_dtype("auto", device) == torch.bfloat16
     consistency = ar = 0.0
     for first in range(0, len(batch), options.together):
@@ -107,26 +110,26 @@ def _gradients(
         with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
             logits = _logits(model, texts, device)
         pairs = list(zip(logits, texts, strict=True))
-        far = torch.stack([consistency_loss(*pair) for pair in pairs]).sum() / len(batch)
-        unlikely = torch.stack([ar_loss(*pair) for pair in pairs]).sum() / len(batch)
-        (far + options.ar_weight * unlikely).backward()  # type: ignore[no-untyped-call]
-        consistency += far.item()
-        ar += unlikely.item()
+        consistency_part = torch.stack([consistency_loss(*pair) for pair in pairs]).sum() / len(batch)
+        ar_part = torch.stack([ar_loss(*pair) for pair in pairs]).sum() / len(batch)
+        (consistency_part + options.ar_weight * ar_part).backward()  # type: ignore[no-untyped-call]
+        consistency += consistency_part.item()
+        ar += ar_part.item()
     return consistency, ar
 
 
 def _trainable(loaded: LoadedModel, options: TrainOptions) -> Any:
-    """The model in float32 with gradients: of all weights, or of LoRA's."""
+    """Return the model in float32 with gradients for all weights, or only for LoRA's."""
     model: Any = loaded.model.float().requires_grad_(True)
     model.set_attn_implementation("sdpa")
     if options.lora is not None:
         try:
             from peft import LoraConfig, get_peft_model
         except ImportError as error:
-            raise OptionError("lora needs peft: pip install peft, or leave lora out") from error
+            raise OptionError("lora needs peft: pip install peft, or remove lora") from error
         with torch.random.fork_rng(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # peft asks
-            torch.manual_seed(options.seed)  # of the matrices' first weights
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # from peft
+            torch.manual_seed(options.seed)  # initial weights of the LoRA matrices
             model = get_peft_model(
                 model, LoraConfig(r=options.lora, lora_alpha=2 * options.lora, target_modules="all-linear")
             )
@@ -137,8 +140,10 @@ def _trainable(loaded: LoadedModel, options: TrainOptions) -> Any:
 
 
 def _logits(model: nn.Module, texts: Sequence[Layout], device: torch.device) -> Sequence[Tensor]:
-    """(length, vocab) of each text, from one row of all of them, in which none sees another. The mask is additive: a
-    bool one is not what every attention function takes."""
+    """Return the logits (length, vocab) of each text, from one packed sequence in which no text attends to another.
+
+    The mask is additive, as not every attention function accepts a bool mask.
+    """
     lengths = [len(text.tokens) for text in texts]
     mask = torch.full((sum(lengths), sum(lengths)), float("-inf"), device=device)
     first = 0
@@ -165,20 +170,20 @@ def _save(model: Any, loaded: LoadedModel, out: Path) -> None:
 
 
 def _text(row: dict[str, Any], seed: str, options: TrainOptions) -> Layout:
-    """A text with windows of its trajectory, drawn by the seed."""
-    chance = random.Random(seed)
+    """Build the input of a text with randomly sampled windows of its trajectory."""
+    rng = random.Random(seed)
     windows = []
-    for which in sorted(chance.sample(range(len(row["starts"])), min(options.windows, len(row["starts"])))):
-        start, points = row["starts"][which], row["points"][which]
-        fixed = row["response"][start : start + len(points[0])]  # shorter than n at a text's end
-        at = chance.randrange(len(points))
-        windows.append(Window(start, chance.choice((points, row["corrected"][which]))[at], fixed))
+    for i in sorted(rng.sample(range(len(row["starts"])), min(options.windows, len(row["starts"])))):
+        start, points = row["starts"][i], row["points"][i]
+        fixed = row["response"][start : start + len(points[0])]  # shorter than n at the end of the text
+        at = rng.randrange(len(points))
+        windows.append(Window(start, rng.choice((points, row["corrected"][i]))[at], fixed))
     return layout(row["prompt"], row["response"], windows)
 
 
 @lru_cache(maxsize=2)
 def _order(count: int, seed: str) -> list[int]:
-    """The texts' order in an epoch."""
+    """Return the shuffled order of the texts in an epoch."""
     order = list(range(count))
     random.Random(seed).shuffle(order)
     return order

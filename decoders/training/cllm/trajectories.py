@@ -1,8 +1,8 @@
-"""Jacobi trajectories of a model on given prompts: what a consistency LLM is trained on (CLLM, Algorithm 1).
+"""Collect Jacobi trajectories of a model, the training data of a consistency LLM (CLLM, Algorithm 1).
 
-Prompts are decoded by Jacobi iteration, many at once, and every n-token window's points on the way to its fixed point
-are kept, with copies whose wrong tokens are corrected by chance. Texts that repeat themselves are left out. Shards are
-Parquet files that `datasets` reads; a run that was killed goes on after its last whole shard.
+Prompts are decoded by Jacobi iteration in batches. The trajectory of each n-token window to its fixed point is saved,
+with copies in which wrong tokens are corrected at random. Repetitive texts are dropped. Shards are Parquet files, which
+`datasets` can read; a killed run resumes after its last complete shard.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from tot.decoders.training.resuming import check_settings
 
 _T = TypeVar("_T")
 FORMAT = 2
-"""1 had neither windows at a text's end nor texts without a whole window; it is read as it is."""
+"""Format 1, which is still read, has no windows at the end of a text and no texts without a complete window."""
 _IDS = pa.list_(pa.int32())
 _SCHEMA = pa.schema(
     {"prompt": _IDS, "response": _IDS, "starts": _IDS}
     | dict.fromkeys(("points", "corrected"), pa.list_(pa.list_(_IDS)))
 )
-_GIVEN = 1000
-"""Texts of a shard that are not the model's own."""
+_GIVEN_PER_SHARD = 1000
+"""Texts per shard, for given texts."""
 
 
 def collect(
@@ -48,31 +48,34 @@ def collect(
     options: CollectOptions,
     tell: Callable[[int, int, int], None] = lambda texts, windows, dropped: None,
 ) -> None:
-    """Write trajectories of all requests to the folder `out`. Only one shard's are in memory at a time.
+    """Write the trajectories of all requests to the folder `out`, with one shard in memory at a time.
 
-    A shard's name tells what was asked, so those of other requests are written anew. `tell` hears (requests done,
-    windows kept, texts left out) after every shard. Raises OptionError where `out` was begun with other options and for
-    requests with an answer trigger, and ModelError where it was begun with another model.
+    A shard's name has a digest of its requests, so shards of other requests are replaced. `tell` is called after every
+    shard with (requests done, windows saved, texts dropped).
+
+    Raises:
+        OptionError: `out` was started with other options, or a request has an answer trigger.
+        ModelError: `out` was started with another model.
     """
     _begin(out, options.model_dump(), engine.loaded)
     windows = dropped = 0
     with load_decoder("jacobi", engine=engine, n=options.n, adapt=False, trajectory=True) as decoder:
         for number, batch in enumerate(_batches(requests, options.together)):
             if any(request.answer_trigger for request in batch):
-                raise OptionError("trajectories go to the end of a text: leave the answer trigger out")
-            asked = [request for request in batch for _ in range(request.sampling.n)]
+                raise OptionError("trajectories do not support an answer trigger: remove it")
+            repeated = [request for request in batch for _ in range(request.sampling.n)]
             path = _shard(out, number, batch)
             if not path.exists():
                 rows = []
-                for i, (request, completion) in enumerate(zip(asked, decoder.generate(batch), strict=True)):
-                    chance = random.Random(f"{options.seed}/{number}/{i}")
-                    row = _row(engine.codec.encode_prompt(request.prompt), completion, options, chance)
+                for i, (request, completion) in enumerate(zip(repeated, decoder.generate(batch), strict=True)):
+                    rng = random.Random(f"{options.seed}/{number}/{i}")
+                    row = _row(engine.codec.encode_prompt(request.prompt), completion, options, rng)
                     if row is not None:
                         rows.append(row)
                 _write(rows, path)
-            kept = _windows(path)
-            windows += sum(kept)
-            dropped += len(asked) - len(kept)
+            counts = _window_counts(path)
+            windows += sum(counts)
+            dropped += len(repeated) - len(counts)
             tell(number * options.together + len(batch), windows, dropped)
 
 
@@ -82,12 +85,14 @@ def given(
     out: Path,
     tell: Callable[[int], None] = lambda texts: None,
 ) -> None:
-    """Write texts that the model did not write itself, as (request, what it should have written) pairs, in the same
-    form: without windows, so that `train` has only the AR loss and fine-tunes on them."""
+    """Write given texts, as pairs of (request, expected completion), in the format of `collect`.
+
+    They have no windows, so `train` fine-tunes on them with only the AR loss.
+    """
     _begin(out, {"given": True}, loaded)
     codec = TextCodec(loaded.tokenizer)
     count = 0
-    for number, batch in enumerate(_batches(texts, _GIVEN)):
+    for number, batch in enumerate(_batches(texts, _GIVEN_PER_SHARD)):
         count += len(batch)
         path = _shard(out, number, batch)
         if not path.exists():
@@ -101,12 +106,14 @@ def given(
 
 
 def trajectories(folder: Path, model: LoadedModel) -> Iterator[dict[str, Any]]:
-    """The rows in a folder that `collect` wrote: `prompt` and `response` (token ids), `starts` (where in the response
-    each window begins), `points` (for each window, its points, of n tokens or what the text's end leaves of them) and
-    `corrected` (the same, partly corrected).
+    """Yield the rows of a folder that `collect` wrote.
 
-    Raises OptionError where there are none and for those of a later format, ModelError where they were collected with
-    another model or tokenizer.
+    A row has `prompt` and `response` (token ids), `starts` (position of each window in the response), `points` (the
+    points of each window, of n tokens or fewer at the end of the text) and `corrected` (the points, partly corrected).
+
+    Raises:
+        OptionError: The folder has no trajectories, or they have a later format.
+        ModelError: They were collected with another model or tokenizer.
     """
     path = folder / "settings.json"
     if not path.is_file():
@@ -114,17 +121,19 @@ def trajectories(folder: Path, model: LoadedModel) -> Iterator[dict[str, Any]]:
     settings = json.loads(path.read_text())
     if settings["format"] > FORMAT:
         raise OptionError(
-            f"{folder} holds trajectories in format {settings['format']}, and formats up to {FORMAT} are read here: "
-            "collect them again, or take a later version"
+            f"{folder} holds trajectories in format {settings['format']}, and this version reads up to {FORMAT}: "
+            "collect them again, or use a later version"
         )
-    _same_model(folder, settings, identity(model))
+    _check_model(folder, settings, identity(model))
     for shard in sorted(folder.glob("shard-*.parquet")):
         yield from parquet.read_table(shard).to_pylist()
 
 
 def identity(model: LoadedModel) -> dict[str, str]:
-    """A model's name, and digests of its weights and its vocabulary. The first does not depend on how the weights are
-    held: whole or packed, as bfloat16 or as float32."""
+    """Return a model's name and the digests of its weights and vocabulary.
+
+    The digest of the weights does not depend on how they are stored: packed or not, as bfloat16 or float32.
+    """
     vocabulary = json.dumps(sorted(model.tokenizer.get_vocab().items()), ensure_ascii=True)
     return {
         "model": model.name,
@@ -134,38 +143,44 @@ def identity(model: LoadedModel) -> dict[str, str]:
 
 
 def windows(completion: Completion, n: int) -> list[tuple[int, list[list[int]], list[int]]]:
-    """(where it begins, its points but for the fixed one, that one) of each window of a text that was decoded whole by
-    Jacobi iteration, trajectory kept. All have n tokens, but for the last where the text ends sooner."""
-    found: list[tuple[int, list[list[int]], list[int]]] = []
+    """Split the trajectory of a completion into windows of (start, points before the fixed point, fixed point).
+
+    The completion is decoded by Jacobi iteration with its trajectory. Windows have n tokens, or fewer at the end.
+    """
+    result: list[tuple[int, list[list[int]], list[int]]] = []
     for at, guesses in completion.trajectory:
-        if not found or at >= found[-1][0] + n:  # all of the window before is fixed
-            found.append((at, [], list(completion.tokens[at : at + len(guesses)])))
-        start, points, fixed = found[-1]
+        if not result or at >= result[-1][0] + n:  # the previous window is fixed
+            result.append((at, [], list(completion.tokens[at : at + len(guesses)])))
+        start, points, fixed = result[-1]
         point = [*fixed[: at - start], *guesses][: len(fixed)]
         if point != fixed:
             points.append(point)
-    return [window for window in found if window[2]]
+    return [window for window in result if window[2]]
 
 
 def stationary(points: Sequence[Sequence[int]], fixed: Sequence[int]) -> int:
-    """How many tokens of a window were right early: guessed while one before them was wrong, and never changed again
-    (section 3.3, Table 3)."""
+    """Count the stationary tokens of a window (section 3.3, Table 3).
+
+    They are guessed correctly while an earlier token is wrong, and never change again.
+    """
     count = 0
-    for place, right in enumerate(fixed):
-        stays = 0  # from which point on
-        for number, point in enumerate(points):
-            if point[place] != right:
-                stays = number + 1
-        early = points[stays] if stays < len(points) else fixed
-        count += list(early[:place]) != list(fixed[:place])
+    for position, correct in enumerate(fixed):
+        stable_from = 0  # index of a point
+        for i, point in enumerate(points):
+            if point[position] != correct:
+                stable_from = i + 1
+        early = points[stable_from] if stable_from < len(points) else fixed
+        count += list(early[:position]) != list(fixed[:position])
     return count
 
 
 def repeats_itself(tokens: Sequence[int], text: str) -> bool:
-    """Whether a text has a short run of tokens four times in a row, one token eight times (four zeros are a number), or
-    a sentence three times."""
+    """Return True for a repetitive text.
+
+    It has a run of 2 to 8 tokens four times in a row, one token eight times in a row, or a sentence three times.
+    """
     for size in range(1, 9):
-        times = 4 if size > 1 else 8
+        times = 4 if size > 1 else 8  # four zeros are a number
         for at in range(len(tokens) - times * size + 1):
             run = tokens[at : at + size]
             if all(list(tokens[at + k * size : at + (k + 1) * size]) == list(run) for k in range(1, times)):
@@ -175,26 +190,26 @@ def repeats_itself(tokens: Sequence[int], text: str) -> bool:
 
 
 def _row(
-    prompt: Sequence[int], completion: Completion, options: CollectOptions, chance: random.Random
+    prompt: Sequence[int], completion: Completion, options: CollectOptions, rng: random.Random
 ) -> dict[str, Any] | None:
-    """One text with its windows, or None where it is not worth learning from."""
+    """Return one text with its windows, or None for a repetitive text."""
     response = list(completion.tokens)
     if repeats_itself(response, completion.text):
         return None
-    found = [(start, points) for start, points, _ in windows(completion, options.n) if points]
+    trajectory = [(start, points) for start, points, _ in windows(completion, options.n) if points]
 
     def correct(start: int, point: Sequence[int]) -> list[int]:
         return [
-            right if guess != right and chance.random() < options.augment else guess
-            for guess, right in zip(point, response[start:], strict=False)
+            correct_token if guess != correct_token and rng.random() < options.augment else guess
+            for guess, correct_token in zip(point, response[start:], strict=False)
         ]
 
     return {
         "prompt": list(prompt),
         "response": response,
-        "starts": [start for start, _ in found],
-        "points": [points for _, points in found],
-        "corrected": [[correct(start, point) for point in points] for start, points in found],
+        "starts": [start for start, _ in trajectory],
+        "points": [points for _, points in trajectory],
+        "corrected": [[correct(start, point) for point in points] for start, points in trajectory],
     }
 
 
@@ -205,7 +220,7 @@ def _batches(source: Iterable[_T], size: int) -> Iterator[list[_T]]:
 
 
 def _shard(out: Path, number: int, batch: Sequence[object]) -> Path:
-    """Where a batch is written. A shard of that number for another batch goes."""
+    """Return the file of a batch, and delete a shard with the same number for another batch."""
     digest = hashlib.sha256(repr(batch).encode()).hexdigest()[:12]
     path = out / f"shard-{number:05d}-{digest}.parquet"
     for other in out.glob(f"shard-{number:05d}-*.parquet"):
@@ -214,30 +229,30 @@ def _shard(out: Path, number: int, batch: Sequence[object]) -> Path:
     return path
 
 
-def _windows(shard: Path) -> list[int]:
-    """How many windows each text of a shard has."""
+def _window_counts(shard: Path) -> list[int]:
+    """Return the number of windows of each text in a shard."""
     return [len(starts) for starts in parquet.read_table(shard, columns=["starts"])["starts"].to_pylist()]
 
 
 def _write(rows: list[dict[str, Any]], path: Path) -> None:
-    """A shard, whole or not at all; one without rows says that its prompts are done."""
+    """Write a shard atomically. A shard without rows records that its prompts are done."""
     with replacing(path) as unfinished:
         parquet.write_table(pa.Table.from_pylist(rows, _SCHEMA), unfinished)
 
 
 def _begin(out: Path, options: dict[str, Any], model: LoadedModel) -> None:
-    """Make a folder of trajectories, or see that it is of this model and these options."""
+    """Create a folder of trajectories, or check that it belongs to this model and these options."""
     path, settings = out / "settings.json", {"format": FORMAT, **options, **identity(model)}
     if path.exists():
-        _same_model(out, json.loads(path.read_text()), settings)
+        _check_model(out, json.loads(path.read_text()), settings)
     out.mkdir(parents=True, exist_ok=True)
     check_settings(path, settings)
 
 
-def _same_model(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
-    for what in ("weights", "tokenizer"):
-        if before.get(what) != now[what]:
+def _check_model(folder: Path, saved: dict[str, Any], current: dict[str, Any]) -> None:
+    for name in ("weights", "tokenizer"):
+        if saved.get(name) != current[name]:
             raise ModelError(
-                f"{folder} holds trajectories of {before.get('model')} ({what} {before.get(what)}), not of "
-                f"{now['model']} ({what} {now[what]}): collect them with this model, or train that one"
+                f"{folder} holds trajectories of {saved.get('model')} ({name} {saved.get(name)}), not of "
+                f"{current['model']} ({name} {current[name]}): collect them with this model, or train the other one"
             )

@@ -1,7 +1,7 @@
-"""What a target model says, recorded to teach a smaller one: texts, and its likeliest tokens at each place in them.
+"""Record a target model's texts and its most likely tokens at each position, to distill a smaller model.
 
-Texts are what the target itself writes, recorded while it is decoded: the logits are there already, so teaching costs
-no forward of its own. Texts that are given are read in one forward each. Records go to safetensors files.
+The target's own texts are recorded while they are decoded, from logits that decoding computes anyway. A given text
+takes one forward pass. Records are saved as safetensors files.
 """
 
 from __future__ import annotations
@@ -25,42 +25,42 @@ from tot.decoders.methods.autoregressive import Autoregressive
 from tot.decoders.request import Request
 
 TOP = 32
-"""Tokens recorded at each place; the probability of all others is known as their sum."""
+"""Tokens recorded per position; the other tokens share the remaining probability."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A text, and what the target said about its tokens from `first` on."""
+    """A text, and the target's distribution for each of its tokens from index `first`."""
 
     tokens: Tensor
     """(length,) int32."""
     first: int
     top: Tensor
-    """(length - first, TOP) int32: the likeliest tokens in the place of each."""
+    """(length - first, TOP) int32: the most likely tokens at each position."""
     logprobs: Tensor
-    """(length - first, TOP) float16, their log-probabilities (nats)."""
+    """(length - first, TOP) float16: their logprobs (nats)."""
 
 
 class Recorder:
-    """Collects records; texts are cut to their last `window` tokens."""
+    """Collects records; texts are truncated to their last `window` tokens."""
 
     def __init__(self, window: int) -> None:
         self.window = window
         self.records: list[Record] = []
 
     def add(self, tokens: Sequence[int], said: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """A text whose last tokens were drawn from `said`."""
+        """Add a text; `said` has (top tokens, logprobs) for each of its last tokens."""
         said = said[-(self.window - 1) :]
         text = torch.tensor(tokens[-self.window :], dtype=torch.int32)
         top, logprobs = (torch.stack(parts) for parts in zip(*said, strict=True))
         self.records.append(Record(text, len(text) - len(said), top, logprobs))
 
     def policy(self, job: Job) -> RecordedAutoregressive:
-        """Decodes as `ar` does, and records."""
+        """Return a policy that decodes as `ar` does and records."""
         return RecordedAutoregressive(job, self)
 
     def read(self, engine: Engine, texts: Sequence[Sequence[int]]) -> None:
-        """Record texts that are given, as token ids. Blocks until they are read."""
+        """Record given texts (token ids). Blocks until all are done."""
         handles = [
             engine.submit(Request(prompt=tuple(text[:1])), partial(Reader, text=text, recorder=self))
             for text in texts
@@ -70,18 +70,18 @@ class Recorder:
             handle.result()
 
 
-def _likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
+def _top(logits: Tensor) -> tuple[Tensor, Tensor]:
     values, tokens = logits.topk(min(TOP, len(logits)))
     return tokens.int().cpu(), (values - logits.logsumexp(-1)).half().cpu()
 
 
 class RecordedAutoregressive(Autoregressive):
-    """Decodes as `Autoregressive` does, and records each text and what it was drawn from."""
+    """Decodes as `Autoregressive` does, and records each text and its distributions."""
 
     def __init__(self, job: Job, recorder: Recorder) -> None:
         super().__init__(job)
         self._recorder = recorder
-        self._said: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        self._distributions: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
     def run(self, sequence: DecodingSequence) -> list[Chunk]:
         (chunk,) = super().run(sequence)
@@ -91,16 +91,16 @@ class RecordedAutoregressive(Autoregressive):
     def take(self, sequence: DecodingSequence, rows: Iterator[list[Sampled]]) -> None:
         (sampled,) = next(rows)
         assert sampled.logits is not None
-        said = self._said.setdefault(sequence.output.index, [])
-        said.append(_likeliest(sampled.logits))
+        distributions = self._distributions.setdefault(sequence.output.index, [])
+        distributions.append(_top(sampled.logits))
         super().take(sequence, iter([[sampled]]))
         if sequence.output.finish_reason is not None:
-            self._recorder.add([*self._job.cache.tokens(sequence.branch), sampled.token], said)
-            said.clear()
+            self._recorder.add([*self._job.cache.tokens(sequence.branch), sampled.token], distributions)
+            distributions.clear()
 
 
 class Reader(Policy):
-    """A policy that decodes nothing: it reads a given text in one forward, and records."""
+    """A policy that records a given text in one forward pass and decodes nothing."""
 
     def __init__(self, job: Job, text: Sequence[int], recorder: Recorder) -> None:
         self._job, self._text, self._recorder = job, text, recorder
@@ -116,7 +116,7 @@ class Reader(Policy):
 
     def commit(self, reads: list[list[Sampled]]) -> None:
         rows = [sampled.logits for sampled in reads[0]]
-        self._recorder.add(self._text, [_likeliest(row) for row in rows if row is not None])
+        self._recorder.add(self._text, [_top(row) for row in rows if row is not None])
         self._job.outputs[0].end("stop")
 
     def release(self) -> None:
@@ -125,7 +125,7 @@ class Reader(Policy):
 
 
 def save(records: Sequence[Record], path: Path) -> None:
-    """Write records to a safetensors file, whole or not at all."""
+    """Write records to a safetensors file atomically."""
     lengths = torch.tensor([(len(record.tokens), record.first) for record in records], dtype=torch.int32)
     whole = {name: torch.cat([getattr(record, name) for record in records]) for name in ("tokens", "top", "logprobs")}
     with replacing(path) as unfinished:
@@ -133,14 +133,14 @@ def save(records: Sequence[Record], path: Path) -> None:
 
 
 def load(path: Path) -> list[Record]:
-    """The records of a file that `save` wrote."""
+    """Load the records of a file that `save` wrote."""
     whole = load_file(path)
     lengths, firsts = whole["lengths"].T.tolist()
-    said = [length - first for length, first in zip(lengths, firsts, strict=True)]
+    recorded = [length - first for length, first in zip(lengths, firsts, strict=True)]
     parts = (
         torch.split(whole["tokens"], lengths),
         firsts,
-        torch.split(whole["top"], said),
-        torch.split(whole["logprobs"], said),
+        torch.split(whole["top"], recorded),
+        torch.split(whole["logprobs"], recorded),
     )
     return [Record(*fields) for fields in zip(*parts, strict=True)]

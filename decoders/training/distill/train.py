@@ -1,8 +1,8 @@
-"""A small draft model, distilled on what a larger target was recorded to say.
+"""Distill a small draft model from the recorded distributions of a larger target.
 
-The loss is the cross-entropy with the target's probabilities (DistillSpec, Zhou et al., 2024, forward KL), of its
-likeliest tokens and of all others as one: a draft is accepted as far as the two distributions overlap. Resumable: what
-is random depends on the seed and the step alone.
+The loss is the cross-entropy with the target's probabilities (DistillSpec, Zhou et al., 2024, forward KL), over its
+most likely tokens and the sum of all others. The acceptance rate of drafts is the overlap of the two distributions.
+Randomness depends only on the seed and the step, so training can be resumed.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _CHECKPOINT_EVERY = 100
 
 
 def student(target: LoadedModel, options: DraftOptions) -> LlamaForCausalLM:
-    """A small Llama over the target's tokens, in float32; its layers are random.
+    """Create a small Llama with the target's vocabulary, in float32, with randomly initialized layers.
 
-    Its embeddings are the target's, projected onto the directions in which they differ most: with few texts, half of
-    what there is to learn is which tokens are alike.
+    Its embeddings are the target's, projected onto their principal directions. They contain which tokens are similar,
+    which few texts cannot teach.
     """
     config = target.model.config
     torch.manual_seed(options.seed)
@@ -64,7 +64,7 @@ def train(
     checkpoint: Path,
     tell: Callable[[int, int, float], None],
 ) -> None:
-    """Train in place, going on from `checkpoint` if it is there. `tell` hears (step, of how many, loss in nats)."""
+    """Train in place, resuming from `checkpoint` if it exists. `tell` is called with (step, steps, loss in nats)."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.98), weight_decay=0.01)
     by_epoch = math.ceil(len(records) / options.batch)
     steps = max(1, round(options.epochs * by_epoch))
@@ -88,40 +88,44 @@ def train(
 
 @torch.inference_mode()
 def agreement(model: LlamaForCausalLM, records: Sequence[Record]) -> dict[str, float]:
-    """How far a draft agrees with its target on texts: `overlap`, the mean of sum(min(p, q)) at temperature 1, is what
-    the rejection rule would accept of drafts drawn at each place (counting the target's likeliest tokens only);
-    `greedy` is how often the two think the same token the likeliest."""
+    """Measure how well a draft agrees with its target on texts.
+
+    `overlap` is the mean of sum(min(p, q)) at temperature 1 over the target's recorded tokens, the acceptance rate of
+    rejection sampling. `greedy` is the fraction of positions at which both have the same most likely token.
+    """
     overlap = greedy = total = 0.0
     for record in records:
-        logprobs, top, said = _at_places(model, [record])
+        logprobs, top, target_logprobs = _at_positions(model, [record])
         q = logprobs.gather(1, top)
-        overlap += float(torch.minimum(q, said).exp().sum())
+        overlap += float(torch.minimum(q, target_logprobs).exp().sum())
         greedy += float((logprobs.argmax(-1) == top[:, 0]).sum())
         total += len(top)
     return {"overlap": overlap / total, "greedy": greedy / total}
 
 
 def _loss(model: LlamaForCausalLM, records: Sequence[Record]) -> Tensor:
-    logprobs, top, said = _at_places(model, records)
+    logprobs, top, target_logprobs = _at_positions(model, records)
     q = logprobs.gather(1, top)
-    p = said.exp()
+    p = target_logprobs.exp()
     others_q = torch.log1p(-q.exp().sum(-1).clamp(max=1 - 1e-6))
     others_p = (1 - p.sum(-1)).clamp(min=0.0)
     return -((p * q).sum(-1) + others_p * others_q).mean()
 
 
-def _at_places(model: Any, records: Sequence[Record]) -> tuple[Tensor, Tensor, Tensor]:
-    """At each place that the target spoke about: the draft's log-probabilities (places, vocab), the target's likeliest
-    tokens and their log-probabilities (places, TOP)."""
+def _at_positions(model: Any, records: Sequence[Record]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the draft's logprobs (positions, vocab), the target's top tokens and their logprobs (positions, TOP).
+
+    The positions are all recorded positions of the records.
+    """
     longest = max(len(record.tokens) for record in records) - 1
     tokens = torch.zeros(len(records), longest, dtype=torch.int64)
-    places = torch.zeros(len(records), longest, dtype=torch.bool)
+    recorded = torch.zeros(len(records), longest, dtype=torch.bool)
     for i, record in enumerate(records):
         length = len(record.tokens) - 1
-        tokens[i, :length] = record.tokens[:-1]  # what is padded comes last, and attention is causal
-        places[i, record.first - 1 : length] = True
+        tokens[i, :length] = record.tokens[:-1]  # padding is at the end, and attention is causal
+        recorded[i, record.first - 1 : length] = True
     with torch.autocast("cpu", torch.bfloat16, enabled=resolve_dtype("auto", tokens.device) == torch.bfloat16):
         hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state
-        logits = model.lm_head(hidden[places])
-    top, said = (torch.cat([getattr(record, name) for record in records]) for name in ("top", "logprobs"))
-    return log_softmax(logits.float(), -1), top.long(), said.float()
+        logits = model.lm_head(hidden[recorded])
+    top, target_logprobs = (torch.cat([getattr(record, name) for record in records]) for name in ("top", "logprobs"))
+    return log_softmax(logits.float(), -1), top.long(), target_logprobs.float()

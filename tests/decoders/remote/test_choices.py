@@ -184,7 +184,7 @@ def test_a_server_without_logprobs_is_scored_by_its_text(server: Any, remote: An
     server.reply = Toy()
     (completion,) = remote().generate([Request(prompt=CHAT, choices=("1", " 10", "2"))])
     assert totals(completion) == [-100.0, 0.0, -100.0]
-    assert "by what the model writes" in caplog.text
+    assert "from the generated text" in caplog.text
 
 
 def test_a_filtered_reply_chooses_nothing(server: Any, remote: Any) -> None:

@@ -104,7 +104,7 @@ def test_a_silent_server_is_asked_for_whole_texts_after_one_warning(server: Any,
     solved(decoder)
     solved(decoder)
     assert ["stop" in post.body for post in server.posts] == [True] + [False] * 6
-    assert caplog.text.count("does not show which stop string ended a text") == 1
+    assert caplog.text.count("does not report which stop string ended a text") == 1
     first = server.posts[0].body, server.posts[1].body
     assert first[1] == {name: first[0][name] for name in first[0] if name not in ("stop", "include_stop_str_in_output")}
 

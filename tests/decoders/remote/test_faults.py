@@ -48,7 +48,7 @@ def test_retries_are_limited_and_the_error_explains_how_to_resume(
 ) -> None:
     server.always = fault(status, raw=b'{"error": {"message": "busy"}}')
     decoder = remote(retries=2)
-    with pytest.raises(ModelError, match=rf"does not answer \({status}: busy, 3 times\).*go on with --resume"):
+    with pytest.raises(ModelError, match=rf"does not answer \({status}: busy, 3 times\).*resume with --resume"):
         decoder.generate([ask()])
     assert (len(server.posts), decoder.spent.retries) == (3, 2)
 
@@ -56,7 +56,7 @@ def test_retries_are_limited_and_the_error_explains_how_to_resume(
 @pytest.mark.parametrize("status", OURS)
 def test_a_refused_body_is_a_request_error_without_retry(server: Any, remote: Any, fault: Any, status: int) -> None:
     server.always = fault(status, raw=b'{"error": {"message": "maximum context length is 2048 tokens"}}')
-    with pytest.raises(RequestError, match=rf"refuses the request \({status}\): maximum context length is 2048"):
+    with pytest.raises(RequestError, match=rf"rejects the request \({status}\): maximum context length is 2048"):
         remote().generate([ask()])
     assert len(server.posts) == 1
 
@@ -74,7 +74,7 @@ def test_a_refused_key_is_not_retried_and_the_servers_message_is_left_out(
     server: Any, remote: Any, fault: Any, status: int, key: str
 ) -> None:
     server.always = fault(status, raw=json.dumps({"error": {"message": f"bad key {key[:8]}***{key[-4:]}"}}).encode())
-    with pytest.raises(ModelError, match=rf"refuses \({status}\) the key in OPENAI_API_KEY$"):
+    with pytest.raises(ModelError, match=rf"rejects \({status}\) the key in OPENAI_API_KEY$"):
         remote().generate([ask()])
     assert len(server.posts) == 1
 
@@ -106,7 +106,7 @@ def test_an_unknown_model_error_lists_the_servers_models(
 
 def test_an_unknown_route_is_distinguished_from_an_unknown_model(server: Any, remote: Any) -> None:
     server.reply = lambda path, body: (404, {"detail": "Not Found"})
-    with pytest.raises(ModelError, match=r"has no /chat/completions \(404: Not Found\): is base_url right\?"):
+    with pytest.raises(ModelError, match=r"has no /chat/completions \(404: Not Found\): check base_url"):
         remote().generate([ask()])
 
 
@@ -126,9 +126,9 @@ def test_a_long_retry_after_stops_the_run(server: Any, remote: Any, fault: Any, 
     server.always = fault(429, {"retry-after": "3600"}, raw=b'{"error": "come back later"}')
     with pytest.raises(ModelError) as caught:
         remote().generate([ask()])
-    assert "does not answer (429: come back later; it asks to be left alone for 3600 s" in str(caught.value)
-    assert "at most 120 s are waited): see to it that it runs, then go on with --resume" in str(caught.value)
-    assert (len(server.posts), "trying again" in caplog.text) == (1, False)
+    assert "does not answer (429: come back later; its Retry-After is 3600 s" in str(caught.value)
+    assert "longer than the maximum of 120 s): start or restart it, then resume with --resume" in str(caught.value)
+    assert (len(server.posts), "retrying" in caplog.text) == (1, False)
 
 
 @pytest.mark.parametrize("headers", [{"retry-after-ms": "600000"}, {"retry-after": formatdate(time.time() + 900)}])
@@ -136,7 +136,7 @@ def test_retry_after_in_milliseconds_and_as_date_is_limited_too(
     server: Any, remote: Any, fault: Any, headers: dict[str, str]
 ) -> None:
     server.always = fault(503, headers, raw=b'{"error": "down"}')
-    with pytest.raises(ModelError, match=r"left alone for \d{3} s, and at most 120 s"):
+    with pytest.raises(ModelError, match=r"Retry-After is \d{3} s, longer than the maximum of 120 s"):
         remote().generate([ask()])
     assert len(server.posts) == 1
 
@@ -190,7 +190,7 @@ def test_a_broken_reply_is_retried(server: Any, remote: Any, fault: Any, name: s
 @pytest.mark.parametrize("name", LOST)
 def test_connections_that_always_break_are_an_outage(server: Any, remote: Any, fault: Any, name: str) -> None:
     server.always = faults_of(fault)[name]
-    with pytest.raises(ModelError, match=r"2 times.*go on with --resume"):
+    with pytest.raises(ModelError, match=r"2 times.*resume with --resume"):
         remote(retries=1).generate([ask()])
     assert len(server.posts) == 2
 
@@ -198,7 +198,7 @@ def test_connections_that_always_break_are_an_outage(server: Any, remote: Any, f
 @pytest.mark.parametrize("name", sorted(set(NAMES) - set(LOST)))
 def test_a_reply_that_is_always_unreadable_fails_its_request(server: Any, remote: Any, fault: Any, name: str) -> None:
     server.always = faults_of(fault)[name]
-    with pytest.raises(RequestError, match=r"fails at this request \(.*, 2 times\)"):
+    with pytest.raises(RequestError, match=r"fails for this request \(.*, 2 times\)"):
         remote(retries=1).generate([ask()])
     assert len(server.posts) == 2
 
@@ -217,7 +217,7 @@ def test_an_error_with_status_200_is_reported(
     server: Any, remote: Any, fault: Any, fields: dict[str, Any], words: str
 ) -> None:
     server.always = fault(raw=json.dumps(fields).encode())
-    with pytest.raises(RequestError, match=rf"it replies with an error: {words}"):
+    with pytest.raises(RequestError, match=rf"its reply is an error: {words}"):
         remote(retries=0).generate([ask()])
 
 
@@ -241,13 +241,13 @@ def test_a_500_about_the_request_is_not_retried(server: Any, remote: Any, fault:
     server.always = fault(status, raw=json.dumps({"error": {"message": words}}).encode())
     with pytest.raises(RequestError) as caught:
         remote().generate([ask()])
-    assert f"refuses the request ({status}): {words}" in str(caught.value)
+    assert f"rejects the request ({status}): {words}" in str(caught.value)
     assert len(server.posts) == 1
 
 
 def test_a_500_with_the_same_message_four_times_is_permanent(server: Any, remote: Any, fault: Any) -> None:
     server.always = fault(500, raw=b'{"error": {"message": "tensor shapes differ"}}')
-    with pytest.raises(RequestError, match=r"fails at this request \(500: tensor shapes differ, 4 times\)"):
+    with pytest.raises(RequestError, match=r"fails for this request \(500: tensor shapes differ, 4 times\)"):
         remote(retries=10).generate([ask()])
     assert len(server.posts) == 4
 
@@ -268,14 +268,14 @@ def test_a_server_that_fails_at_three_requests_in_a_row_ends_the_run(server: Any
     decoder = remote(retries=0)
     server.always = fault(500, raw=b'{"error": {"message": "engine died"}}')
     for _ in range(2):
-        with pytest.raises(RequestError, match="fails at this request"):
+        with pytest.raises(RequestError, match="fails for this request"):
             decoder.generate([ask()])
-    with pytest.raises(ModelError, match=r"fails at every request \(500: engine died\).*--resume"):
+    with pytest.raises(ModelError, match=r"fails for every request \(500: engine died\).*--resume"):
         decoder.generate([ask()])
     server.always = None
     decoder.generate([ask()])
     server.always = fault(raw=b"{}")
-    with pytest.raises(RequestError, match="fails at this request"):  # the good reply resets the count
+    with pytest.raises(RequestError, match="fails for this request"):  # the good reply resets the count
         decoder.generate([ask()])
 
 
@@ -287,7 +287,7 @@ def test_a_correct_body_with_a_wrong_content_type_is_read(server: Any, remote: A
 
 def test_a_web_page_is_reported_as_a_wrong_address(server: Any, remote: Any, fault: Any) -> None:
     server.always = fault(raw=b"<html>Welcome!</html>", headers={"content-type": "text/html"})
-    with pytest.raises(ModelError, match=r"replies with a web page: is base_url right\? It usually ends in /v1"):
+    with pytest.raises(ModelError, match=r"replies with a web page: check base_url, which usually ends in /v1"):
         remote().generate([ask()])
     assert len(server.posts) == 1
 
@@ -297,7 +297,7 @@ def test_a_redirect_that_loses_the_prompt_is_reported_with_its_address(
     server: Any, remote: Any, fault: Any, status: int
 ) -> None:
     server.always = fault(status, {"location": f"{server.url}/models?token=hidden"}, raw=b"")
-    with pytest.raises(ModelError, match=rf"it redirects to {server.url}/models; give that base_url"):
+    with pytest.raises(ModelError, match=rf"it redirects to {server.url}/models; set base_url to that address"):
         remote().generate([ask()])
     assert len([asked for asked in server.asked if asked.body]) == 1
 
@@ -328,7 +328,7 @@ def test_a_slow_reply_times_out_and_is_retried(server: Any, remote: Any, fault: 
 
 def test_a_server_that_is_always_slow_is_reported_with_the_timeout(server: Any, remote: Any, fault: Any) -> None:
     server.always = fault(delay=30.0)
-    with pytest.raises(ModelError, match=r"no whole reply in 0\.2 s, 2 times"):
+    with pytest.raises(ModelError, match=r"no complete reply in 0\.2 s, 2 times"):
         remote(timeout=0.2, retries=1).generate([ask()])
 
 
@@ -346,7 +346,7 @@ def test_a_temporary_server_outage_is_waited_out(server: Any, remote: Any, monke
 
 def test_a_dripping_reply_times_out(server: Any, remote: Any, fault: Any) -> None:
     server.always = fault(drip=0.02)  # two minutes in total, with short gaps between bytes
-    with pytest.raises(ModelError, match=r"no whole reply in 0\.3 s, 2 times"):
+    with pytest.raises(ModelError, match=r"no complete reply in 0\.3 s, 2 times"):
         remote(timeout=0.3, retries=1).generate([ask()])
 
 
@@ -378,7 +378,7 @@ def test_a_wrong_key_is_reported_before_any_request(
         monkeypatch.delenv("OPENAI_API_KEY")
     server.models_status = 401
     refused = "the key in OPENAI_API_KEY$" if has_key else "a request without a key: set OPENAI_API_KEY$"
-    with pytest.raises(ModelError, match=rf"refuses \(401\) {refused}"):
+    with pytest.raises(ModelError, match=rf"rejects \(401\) {refused}"):
         remote()
     assert server.posts == []
 
@@ -411,8 +411,8 @@ def test_with_all_faults_at_once_no_reply_is_lost_or_doubled(server: Any, remote
 def test_an_outage_is_logged_once_not_once_per_request(server: Any, remote: Any, fault: Any, caplog: Any) -> None:
     server.faults += [fault(503, raw=b'{"error": "restarting"}')] * 10
     remote().generate([ask(f"q{i}") for i in range(10)])
-    messages = [record.message for record in caplog.records if "trying again" in record.message]
-    assert messages == [f"{server.url}: 503: restarting; trying again, up to 10 times"]
+    messages = [record.message for record in caplog.records if "retrying" in record.message]
+    assert messages == [f"{server.url}: 503: restarting; retrying up to 10 times"]
 
 
 def test_an_outage_is_logged_once_even_if_a_failure_follows_a_good_reply(
@@ -422,10 +422,10 @@ def test_an_outage_is_logged_once_even_if_a_failure_follows_a_good_reply(
     server.faults += [fault(503, raw=b"{}"), fault(503, raw=b"{}", delay=0.5)]
     decoder = remote()
     decoder.generate([ask("q0"), ask("q1")])
-    assert (decoder.spent.retries, caplog.text.count("trying again")) == (2, 1)
+    assert (decoder.spent.retries, caplog.text.count("retrying")) == (2, 1)
     server.faults += [fault(503, raw=b"{}")]  # the next outage
     decoder.generate([ask("q2")])
-    assert (decoder.spent.retries, caplog.text.count("trying again")) == (3, 2)
+    assert (decoder.spent.retries, caplog.text.count("retrying")) == (3, 2)
 
 
 def test_one_refused_request_ends_the_call_and_drops_the_others(server: Any, remote: Any, fault: Any) -> None:

@@ -162,7 +162,7 @@ def test_a_reported_stop_string_is_distinguished_from_the_models_end(
 @pytest.mark.parametrize("text", ["", "The ans"])
 def test_a_filtered_reply_is_an_error(server: Any, remote: Any, finish: str, text: str) -> None:
     server.reply = lambda path, body: reply({"content": text}, finish_reason=finish)
-    with pytest.raises(RequestError, match=rf"gives no text: its content filter cut the reply \({finish.lower()}\)"):
+    with pytest.raises(RequestError, match=rf"returned no text: its content filter cut the reply \({finish.lower()}\)"):
         remote().generate([ask()])
     assert len(server.posts) == 1
 
@@ -175,7 +175,7 @@ def test_one_filtered_sample_of_several_counts_as_cut(server: Any, remote: Any, 
     server.reply = lambda path, body: {"choices": choices}
     done = remote().generate([ask(temperature=1, n=2)])
     assert [(one.text, one.finish_reason) for one in done] == [("7", "eos"), ("", "length")]
-    assert "one of 2 samples counts as cut: its content filter" in caplog.text
+    assert 'one of 2 samples gets the finish reason "length": its content filter' in caplog.text
 
 
 @pytest.mark.parametrize("finish", ["tool_calls", "function_call"])
@@ -210,7 +210,7 @@ def test_tokens_after_a_stop_string_have_no_log_probabilities(server: Any, remot
 def test_a_missing_log_probability_is_an_error_only_if_requested(server: Any, remote: Any, value: Any) -> None:
     server.reply = lambda path, body: reply({"content": "ab"}, logprobs=logprobs(a=value, b=-0.5))
     assert remote().generate([ask()])[0].text == "ab"
-    with pytest.raises(RequestError, match="gives no log-probabilities"):
+    with pytest.raises(RequestError, match="returned no logprobs"):
         remote(logprobs=True).generate([ask()])
 
 
@@ -223,7 +223,7 @@ def test_identical_samples_cause_one_warning(server: Any, remote: Any, caplog: A
     server.reply = lambda path, body: [{"text": text}] * (body.get("n", 1) if takes_n else 1)
     decoder = remote()
     decoder.generate([ask(temperature=0.7, n=3), ask(temperature=0.7, n=3)])
-    assert caplog.text.count("all 3 samples at temperature 0.7 are the same text") == 1
+    assert caplog.text.count("all 3 samples at temperature 0.7 have the same text") == 1
 
 
 @pytest.mark.parametrize(

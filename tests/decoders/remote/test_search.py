@@ -172,7 +172,7 @@ def test_an_evaluation_stopped_by_a_dying_server_resumes_to_the_same_samples(
         if replies is None:
             evaluate(Letters, rows, **arguments)
             continue
-        with pytest.raises(ModelError, match=r"does not answer .*go on with --resume"):
+        with pytest.raises(ModelError, match=r"does not answer .*resume with --resume"):
             evaluate(Letters, rows, **arguments)
         assert not (out / "results.json").exists()
         done.append(len(lines(out)))
@@ -316,14 +316,14 @@ def test_an_address_with_a_password_is_refused_and_stored_nowhere(
         verb, "letters.py:Letters", *rest, url=f"http://me:sk-hidden@127.0.0.1:{server.port}/v1"
     )
     assert status == 2
-    assert "without user, password or query" in errors
+    assert "must not contain a user, password or query" in errors
     assert "sk-hidden" not in output + errors + written(Path())
 
 
 @pytest.mark.parametrize(
     ("option", "complaint"),
     [
-        ("api_key=sk-hidden", "the key is no option"),
+        ("api_key=sk-hidden", "the API key is not an option"),
         ("conurrency=3", "did you mean concurrency?"),
     ],
 )

@@ -54,7 +54,7 @@ def test_without_a_key_a_warning_about_other_machines_is_printed(start: Any) -> 
         (("--decoder-option", "k"), r"--decoder-option 'k' can't be read: write NAME=VALUE, such as k=4"),
         (("--decoder", "sd", "--decoder-option", "k=no"), r"decoder sd, option k: .*"),
         (("--host", "no.such.host.invalid"), r"--host no\.such\.host\.invalid: .*: give an address of this machine"),
-        (("--host", "192.0.2.1"), r"can't listen at 192\.0\.2\.1, port \d+ \(.*\): give another --port"),
+        (("--host", "192.0.2.1"), r"cannot listen on 192\.0\.2\.1, port \d+ \(.*\): give another --port"),
         (("--timeout", "0"), r"timeout = 0\.0: Input should be greater than 0"),
         (("--model", "gpt"), r"unknown model 'gpt': .*"),
     ],
@@ -73,7 +73,7 @@ def test_a_port_in_use_is_reported(tot: Any, folder: Path) -> None:
         port = taken.getsockname()[1]
         status, _, err = tot("serve", "--model", str(folder), "--port", str(port))
     assert status == 2
-    assert re.fullmatch(rf"tot: can't listen at 127\.0\.0\.1, port {port} \(.+\): give another --port\n", err)
+    assert re.fullmatch(rf"tot: cannot listen on 127\.0\.0\.1, port {port} \(.+\): give another --port\n", err)
 
 
 def test_an_empty_key_is_refused(tot: Any, monkeypatch: pytest.MonkeyPatch) -> None:

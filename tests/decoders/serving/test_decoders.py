@@ -61,7 +61,7 @@ def test_pdos_decodes_the_steps_given_by_a_client(server: Any, client: openai.Op
 
 
 def test_steps_for_another_decoder_are_refused(client: openai.OpenAI, says: Any) -> None:
-    with pytest.raises(openai.BadRequestError, match=r"steps are what pdos decodes .* name the model tiny:pdos"):
+    with pytest.raises(openai.BadRequestError, match=r"steps are only for pdos.* use the model tiny:pdos"):
         client.chat.completions.create(model="tiny:seed", messages=says("Hm."), extra_body={"steps": ["One"]})
 
 

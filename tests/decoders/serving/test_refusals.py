@@ -62,7 +62,7 @@ def test_fields_that_would_change_the_result_are_refused_by_name(server: Any, fi
     ("field", "value", "message"),
     [
         ("n", 0, "n: Input should be greater than or equal to 1 (it is 0)"),
-        ("n", 129, "129 texts at once (prompts times n) are over the limit of 128"),
+        ("n", 129, "129 samples (prompts times n) exceed the limit of 128"),
         ("n", "2", "n: Input should be a valid integer (it is '2')"),
         ("n", True, "n: Input should be a valid integer"),
         ("temperature", -0.1, "temperature: Input should be greater than or equal to 0 (it is -0.1)"),
@@ -77,12 +77,12 @@ def test_fields_that_would_change_the_result_are_refused_by_name(server: Any, fi
         ("stop", [""], "stop.0"),
         ("stop", ["x"] * 17, "stop"),
         ("stop", "x" * 201, "stop.0"),
-        ("max_tokens", 301, "max_tokens is 301 and this server's limit is 300: ask for less"),
+        ("max_tokens", 301, "max_tokens is 301 and this server's limit is 300: request fewer"),
         ("max_tokens", -1, "max_tokens"),
-        ("answer_tokens", 5, "answer_tokens is about the answer after a trigger: give answer_trigger too"),
+        ("answer_tokens", 5, "answer_tokens needs an answer trigger: give answer_trigger too"),
         ("purpose", "fun", "purpose"),
         ("stream", "yes", "stream"),
-        ("stream_options", {"include_usage": True}, "stream_options is for streams"),
+        ("stream_options", {"include_usage": True}, "stream_options needs stream"),
         ("close_choices", True, "close_choices needs choices"),
     ],
 )
@@ -99,21 +99,21 @@ def test_invalid_values_are_refused_and_quoted(server: Any, field: str, value: A
         ([], "messages: List should have at least 1 item", "messages"),
         ("Hm.", "messages: Input should be a valid array (it is 'Hm.')", "messages"),
         ([{"role": "user"}], "messages.0.content is missing", "messages.0.content"),
-        ([{"role": "tool", "content": "5"}], "there are no tools here", "messages.0.role"),
+        ([{"role": "tool", "content": "5"}], "tools are not supported", "messages.0.role"),
         (
             [*HM, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}, *HM],
-            "there are no tools here, so a message can't call one (tool_calls)",
+            "tools are not supported, so a message cannot call one (tool_calls)",
             "messages.1",
         ),
         ([{"role": "poet", "content": "5"}], "messages.0.role", "messages.0.role"),
         ([{"role": "user", "content": None}], "messages.0.content is missing", "messages.0.content"),
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
-            "a part is of type 'image_url', and only text can be read",
+            "a part has type 'image_url', and only text is supported",
             "messages.0.content",
         ),
         ([{"role": "user", "content": "a", "name": "Eve"}], "messages.0.name is not supported", "messages.0.name"),
-        ([{"role": "user", "content": [{"type": "text"}]}], "a text part is", "messages.0.content"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "a text part must be", "messages.0.content"),
         ([*HM, {"role": "assistant", "content": "So"}], "set continue_final_message", None),
     ],
 )
@@ -132,7 +132,7 @@ def test_unreadable_messages_are_refused(server: Any, messages: Any, message: st
         ([1, 10**6], "token id 1000000 is outside the vocabulary of 259"),
         ([-1], "token id -1 is outside"),
         ([10**30], "token id 1000000000000000000000000000000 is outside"),
-        (["a"] * 129, "129 texts at once"),
+        (["a"] * 129, "129 samples"),
         ("x" * 600, "the prompt has 600 tokens, the model's context holds 512"),
     ],
 )
@@ -159,11 +159,11 @@ def test_invalid_bodies_are_refused(server: Any, body: bytes) -> None:
 
 
 def test_unknown_paths_and_methods_are_refused_in_the_same_format(server: Any) -> None:
-    nowhere = check(httpx.get(f"{server.url}/v2/x"), 404, "there is nothing at /v2/x: the API is under /v1")
+    nowhere = check(httpx.get(f"{server.url}/v2/x"), 404, "/v2/x does not exist: the API is under /v1")
     assert (nowhere["type"], nowhere["code"]) == ("not_found_error", "not_found")
-    wrong_way = check(httpx.get(f"{server.url}{CHAT}"), 405, f"{CHAT} does not take GET")
+    wrong_way = check(httpx.get(f"{server.url}{CHAT}"), 405, f"{CHAT} does not support GET")
     assert (wrong_way["type"], wrong_way["code"]) == ("invalid_request_error", "method_not_allowed")
-    unserved = check(server.post("/v1/embeddings", json={}), 404, "there is nothing at /v1/embeddings")
+    unserved = check(server.post("/v1/embeddings", json={}), 404, "/v1/embeddings does not exist")
     assert (unserved["type"], unserved["code"]) == ("not_found_error", "not_found")
     unknown = server.post(TEXT, json={"model": "gpt-x", "prompt": "x"})
     assert check(unknown, 404, "unknown model 'gpt-x'", "model")["code"] == "model_not_found"
@@ -179,7 +179,7 @@ def test_openais_client_raises_its_own_exceptions(serve: Any) -> None:
         with pytest.raises(openai.BadRequestError) as streamed:
             client.chat.completions.create(model="tiny", messages=[*HM, *HM], stream=True, max_tokens=301)
         assert streamed.value.param == "max_tokens"
-    with server.client(key="wrong") as client, pytest.raises(openai.AuthenticationError, match="this is not it"):
+    with server.client(key="wrong") as client, pytest.raises(openai.AuthenticationError, match="this one is invalid"):
         client.models.list()
 
 

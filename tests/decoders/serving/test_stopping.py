@@ -121,6 +121,6 @@ def test_connections_are_refused_while_file_descriptors_are_missing(monkeypatch:
         for client in clients[:2]:
             assert client.recv(9) == b""
         listening.accept()[0].close()
-        assert len([one for one in caplog.messages if "no file descriptors" in one]) == 1
+        assert len([one for one in caplog.messages if "no free file descriptors" in one]) == 1
         for client in clients:
             client.close()

@@ -94,5 +94,5 @@ def test_given_texts_have_no_windows_and_end(
         assert row["prompt"] == engine.codec.encode_prompt(request.prompt)
         assert row["response"] == [*engine.codec.encode(text), engine.loaded.tokenizer.eos_token_id]
         assert row["starts"] == row["points"] == row["corrected"] == []
-    with pytest.raises(OptionError, match="was begun"):
+    with pytest.raises(OptionError, match="was started"):
         collect(engine, requests(), tmp_path, SMALL)

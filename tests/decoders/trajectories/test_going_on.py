@@ -165,7 +165,7 @@ def test_a_run_does_not_resume_with_other_options(
 ) -> None:
     collect(engine, requests(2), tmp_path, SMALL)
     ((name, value),) = change.items()
-    message = f"was begun with {name}={getattr(SMALL, name)}, not {value}: go on as it was begun, or give another"
+    message = f"was started with {name}={getattr(SMALL, name)}, not {value}: resume with the same options, or give"
     with pytest.raises(OptionError, match=message):
         collect(engine, requests(6), tmp_path, SMALL.model_copy(update=change))
     assert len(shards(tmp_path)) == 1
@@ -182,8 +182,8 @@ def test_an_older_format_is_read_and_a_later_one_is_refused(
         (tmp_path / "settings.json").write_text(json.dumps(settings | {"format": version}))
         assert len(rows(tmp_path, engine)) == 2
     (tmp_path / "settings.json").write_text(json.dumps(settings | {"format": 3}))
-    with pytest.raises(OptionError, match="trajectories in format 3, and formats up to 2 are read here: collect them"):
+    with pytest.raises(OptionError, match="trajectories in format 3, and this version reads up to 2: collect them"):
         rows(tmp_path, engine)
     (tmp_path / "settings.json").write_text(json.dumps(settings | {"format": 1}))
-    with pytest.raises(OptionError, match="was begun with format=1, not 2: go on as it was begun, or give another"):
+    with pytest.raises(OptionError, match="was started with format=1, not 2: resume with the same options"):
         collect(engine, requests(2), tmp_path, SMALL)

@@ -122,7 +122,7 @@ def test_repetitive_texts_are_left_out_and_not_trained_on(
     assert heard == [(4, 0, 4), (6, 0, 6)]
     assert len(shards(tmp_path / "data")) == 2  # they record that these requests are done
     assert list(trajectories(tmp_path / "data", loaded)) == []
-    with pytest.raises(OptionError, match="data holds no text to learn from: every one repeated itself, or there was"):
+    with pytest.raises(OptionError, match="data holds no texts to train on: none were collected, or all were rep"):
         train(loaded, tmp_path / "data", tmp_path / "out", TrainOptions())
     assert not (tmp_path / "out").exists()
 
@@ -134,7 +134,7 @@ def test_without_requests_no_rows_are_written(
     collect(engine, [], tmp_path, SMALL, lambda *counts: heard.append(counts))
     assert heard == []
     assert rows(tmp_path, engine) == []
-    with pytest.raises(OptionError, match="holds no text to learn from"):
+    with pytest.raises(OptionError, match="holds no texts to train on"):
         train(engine.loaded, tmp_path, tmp_path / "out", TrainOptions())
 
 
