@@ -16,7 +16,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PARTS = ("tot", "decoders", "tasks", "tests", "docs", "notebooks", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")
-CLEAN: tuple[str, ...] = ()
+CLEAN = tuple(part for part in PARTS if part != "tasks")
+QUOTED = {"decoders/methods/pdos/steps_format.py": ("go on",)}
+"""Phrases in prompts, by file."""
 MOST_WORDS = 25
 """In the first sentence of a docstring."""
 PHRASES = {
@@ -91,7 +93,9 @@ def findings(paths: list[Path]) -> list[str]:
     """All of them, each with its file."""
     found = []
     for file, text in texts(paths):
-        problems = [*phrases(text), *(long_docstrings(text) if file.suffix == ".py" else ())]
+        quoted = QUOTED.get(str(file.relative_to(ROOT)), ())
+        problems = [problem for problem in phrases(text) if not any(f"'{one}'" in problem for one in quoted)]
+        problems = [*problems, *(long_docstrings(text) if file.suffix == ".py" else ())]
         found += [f"{file.relative_to(ROOT)}:{problem}" for problem in problems]
     return found
 

@@ -241,7 +241,7 @@ def test_without_a_model_the_shortest_plan_is_found() -> None:
 )
 def test_an_option_that_needs_a_model_is_rejected_without_one(options: Any) -> None:
     every = dict.fromkeys(("thought", "value", "propose", "answer"), "text")
-    task = type("Told", (Countdown,), {"templates": every})
+    task = type("Templated", (Countdown,), {"templates": every})
     with pytest.raises(RequestError, match=r"the search needs a model, but none was given: give model="):
         solve(task, "5", **{"model": None, "search": BFS(thoughts=2), "evaluator": Prior()} | options)
 

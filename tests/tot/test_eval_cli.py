@@ -93,7 +93,7 @@ def test_a_folder_of_an_older_version_can_be_resumed_compared_and_reported(tot: 
     (old / "config.yaml").write_text(config.replace("judge: false", "judge: true"))
     status, _, err = tot(*rows, *SYMBOLIC, "--decoder", "ar", "--quantize", "none", "--out", "old", "--resume")
     assert status == 2
-    assert "another configuration: judge was True, now none." in err
+    assert "another configuration: judge was True, now unset." in err
 
 
 def test_without_out_each_run_gets_a_new_folder(tot: Any, rows: Any, tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ def test_a_full_disk_is_reported_and_the_run_resumes(run: Any, scripted: Any, tm
     [
         (
             {"seed": 1, "limit": 4},
-            r"with another configuration: seed was 0, now 1; limit was none, now 4\. Resume",
+            r"with another configuration: seed was 0, now 1; limit was unset, now 4\. Resume",
         ),
         ({"max_tokens": 7}, r"max_tokens was 6, now 7"),
         ({"evaluator": Value(samples=2)}, r"evaluator was Value\(.*\), now Value\(.*samples=2.*\)"),
@@ -260,7 +260,7 @@ def test_the_limit_may_increase_but_not_decrease(run: Any, scripted: Any, whole:
     assert len([prompt for batch in decoder.prompts for prompt in batch if prompt == "grow"]) == 8
     configs = [yaml.safe_load((path / "config.yaml").read_text()) for path in (tmp_path / "longer", whole)]
     assert configs[0] == configs[1]
-    with pytest.raises(TotError, match="limit was none, now 7"):
+    with pytest.raises(TotError, match="limit was unset, now 7"):
         run(decoder, out="longer", limit=7, resume=True)
 
 

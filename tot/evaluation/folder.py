@@ -200,4 +200,4 @@ def _compared(value: Any) -> Any:
 
 
 def _rendered(value: Any) -> str:
-    return "none" if value is None else str(value)[:16] if isinstance(value, str) and len(value) == 64 else str(value)
+    return "unset" if value is None else str(value)[:16] if isinstance(value, str) and len(value) == 64 else str(value)

@@ -48,7 +48,7 @@ class Questions:
         shuffle_seed: int | None = None,
         columns: Mapping[str, str] | None = None,
     ) -> None:
-        """`columns` has the file's names of columns by those that tasks read."""
+        """`columns` maps the names that tasks read to the names in the file."""
         self._task = task
         self._source = source
         self._columns = columns or {}

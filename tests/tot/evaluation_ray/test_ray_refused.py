@@ -135,4 +135,4 @@ def test_an_address_that_is_not_a_ray_cluster_is_given_up(python: Any, task: Any
         process = python("-c", f"{code}sys.exit(main({[*arguments, '--model', 'none']!r}))")
         printed, errors = process.communicate(timeout=60)
     assert (process.returncode, printed) == (2, "")
-    assert f"tot: what is at {place} has not answered as a Ray cluster in 3 s: give the host:port that" in errors
+    assert f"tot: {place} has not answered as a Ray cluster in 3 s: give the host:port that" in errors
