@@ -68,6 +68,10 @@ def window_of(config: Any) -> int | None:
 
 def read_config(folder: Path) -> SimpleNamespace:
     """Read a folder's config.json without transformers. Raises ModelError if it is missing or invalid."""
+    if not (folder / "config.json").exists() and (files := sorted(folder.glob("*.gguf"))):
+        raise ModelError(
+            f"{folder} has no config.json, but {len(files)} .gguf files: give one of them, such as {files[0]}"
+        )
     try:
         return SimpleNamespace(**json.loads((folder / "config.json").read_text()))
     except (OSError, ValueError, TypeError) as error:

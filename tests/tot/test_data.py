@@ -217,6 +217,7 @@ def test_a_split_of_the_hub_is_streamed(
         return ROWS
 
     monkeypatch.setattr("datasets.load_dataset", load)
+    monkeypatch.setattr("tot.evaluation.data._reach_hub", lambda source, name: None)
     assert list(read(source)) == [("row 1", ROWS[0]), ("row 2", ROWS[1])]
     assert calls == [(arguments, {"split": "test", "streaming": True})]
 
@@ -226,6 +227,7 @@ def test_a_data_set_missing_on_the_hub_is_rejected_by_name(monkeypatch: pytest.M
         raise FileNotFoundError("no such\nrepository")
 
     monkeypatch.setattr("datasets.load_dataset", load)
+    monkeypatch.setattr("tot.evaluation.data._reach_hub", lambda source, name: None)
     with pytest.raises(OptionError, match=r"^org/name:test can't be read: no such repository$"):
         list(rows("org/name:test"))
     with pytest.raises(OptionError, match=r"or a data set on the hub, as org/name:split"):
@@ -265,3 +267,12 @@ def test_a_file_that_is_not_utf_8_is_rejected_with_a_remedy(tmp_path: Path, name
     (tmp_path / name).write_bytes("question,answer\nq,1\n".encode("utf-16"))
     with pytest.raises(OptionError, match=r"can't be read: 'utf-8' codec .*: save it as UTF-8"):
         list(rows(tmp_path / name))
+
+
+def test_a_hub_out_of_reach_is_an_error_at_once_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", fail)
+    with pytest.raises(OptionError, match=r"org/name:test .* \(no network\): .* or give a local file with --data"):
+        list(rows("org/name:test"))

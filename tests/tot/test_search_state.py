@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tot import BFS, DFS, MCTS, BestFirst, Evaluate, Expand, SearchState, State, Task, Thought
+from tot import BFS, DFS, MCTS, BestFirst, Evaluate, Expand, SearchState, SelfConsistency, State, Task, Thought
 from tot.decoders import TaskError, Usage
 from tot.llm.replies import Evaluation, Proposal
+from tot.search import base
 
 
 class Paths(Task):
@@ -350,3 +351,12 @@ def test_without_actions_the_search_ends_at_the_root_with_a_reason(search: Any, 
         "no goal: the queue is empty after 0 thoughts",
         "no terminal state was reached in 0 iterations",
     )
+
+
+def test_a_depth_without_thoughts_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    base._warn_of_depth.cache_clear()
+    for _ in range(2):
+        BFS(depth=1).start(Task(), "q")
+    BFS(depth=2).start(Task(), "q")
+    SelfConsistency(depth=1).start(Task(), "q")
+    assert [record.message.partition(":")[0] for record in caplog.records] == ["depth 1 has no level of thoughts"]

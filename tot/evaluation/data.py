@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tot.decoders.errors import OptionError, reason, unknown
+from tot.decoders.models.model_names import HUB_TIMEOUT
 from tot.decoders.request import in_unicode
 
 _Row = tuple[str, dict[str, Any] | OptionError]
@@ -70,6 +71,7 @@ def _read(source: str | Path) -> Iterator[_Row]:
     on_hub = _ON_HUB.fullmatch(str(source))
     if on_hub is not None and not path.exists():
         name, configuration, split = on_hub.groups()
+        _reach_hub(str(source), name)
         yield from _load(str(source), name, configuration, split=split)
         return
     ending = ".jsonl" if path.name.lower().endswith(".jsonl.gz") else path.suffix.lower()
@@ -98,6 +100,18 @@ def located(source: str) -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise OptionError(f"{source}: this package is not installed: pip install {match[1].replace('_', '-')}")
     return Path(next(iter(spec.submodule_search_locations)), match[2])
+
+
+def _reach_hub(source: str, name: str) -> None:
+    """Raise OptionError if the hub does not answer: `datasets` would retry for 23 s."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # independent of the HTTP client
+
+    try:
+        HfApi().dataset_info(name, timeout=HUB_TIMEOUT)
+    except (OSError, ValueError, RuntimeError, HTTPError) as error:
+        remedy = "check the name and the network, or give a local file with --data"
+        raise OptionError(f"{source} can't be read from the hub ({reason(error)}): {remedy}") from error
 
 
 def _load(source: str, *arguments: Any, **options: Any) -> Iterator[_Row]:

@@ -7,10 +7,12 @@ model: a SearchSession drives it with a model, and a user's program can drive it
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import random
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -27,6 +29,8 @@ from tot.task.task import Task
 from tot.task.world import HasAct, HasTerminal
 from tot.tree.thought import State, Thought
 from tot.tree.tree import Node, ThoughtTree
+
+log = logging.getLogger(__name__)
 
 Depth = Annotated[int, Field(ge=1)] | None
 Count = Annotated[int, Field(ge=1)]
@@ -131,6 +135,8 @@ class SearchState:
         depth = options.depth_for(task)
         self.levels = math.inf if depth is None else depth - 1
         """T - 1: the maximum number of levels of thoughts."""
+        if self.levels < 1 and not options.whole:
+            _warn_of_depth()
         self._seed = seed
         self._hooks = Hooks(hooks)
         self._merge = options.merges(root)
@@ -376,6 +382,12 @@ class SearchState:
             node.value = value
         self.tree.spend(node, evaluation.usage, evaluation.calls)
         node.parse_failures += failures
+
+
+@cache
+def _warn_of_depth() -> None:
+    """Warn once per process."""
+    log.warning("depth 1 has no level of thoughts: the model is asked for the answer at once; use a depth of 2 or more")
 
 
 def each_of(proposals: Any) -> Iterable[Any]:

@@ -162,3 +162,12 @@ def test_a_draft_with_a_damaged_report_is_listed_as_damaged(tmp_path: Path, repo
     (entry,) = (entry for entry in list_models(tmp_path) if entry.kind == "trained draft")
     assert (entry.name, entry.size) == ("mine", 0)
     assert entry.note == "report.json can't be read: delete the folder, and train the draft again"
+
+
+def test_a_folder_of_gguf_files_names_one_of_them(tmp_path: Path) -> None:
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / name).touch()
+    with pytest.raises(
+        ModelError, match=r"has no config\.json, but 2 \.gguf files: give one of them, such as .*a\.gguf"
+    ):
+        load_model(tmp_path)
