@@ -137,7 +137,8 @@ def has_chat_template(model: str | Path) -> bool:
     path = find_model(model)
     if path.is_file():
         return bool(gguf_text(path, "tokenizer.chat_template"))
-    read_config(path)
+    if any(path.glob("*.gguf")):
+        read_config(path)  # names a file to give instead
     try:
         config = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
