@@ -1,4 +1,4 @@
-"""The tasks that come with this project: `from tot.tasks import GSM8K`. Each is imported when it is first used."""
+"""The tasks of this project: `from tot.tasks import GSM8K`. Each task is imported on first use."""
 
 import lazy_loader as lazy
 

@@ -1,7 +1,7 @@
-"""Exact arithmetic on expressions with + - * / and parentheses, in fractions.
+"""Exact arithmetic with fractions, on expressions with + - * / and parentheses.
 
-Knows nothing of tasks or models. Text is data: it is parsed, never executed, in time linear in the text, and no text
-makes these functions raise.
+This module knows nothing of tasks or models. Expressions are parsed and never executed, in linear time, and no text
+makes these functions raise, except for `calculator`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tot.decoders.errors import TaskError
 
 OPERATORS = "+-*/"
 MAX_LENGTH = 1000
-"""Characters of the longest expression that is read."""
+"""Maximum length of an expression in characters."""
 
 _TOKEN = re.compile(r"\s*(?:([0-9]++(?:\.[0-9]++)?|\.[0-9]++)|([-+*/()]))\s*")
 _PLAIN = str.maketrans({"×": "*", "·": "*", "⋅": "*", "x": "*", "X": "*", "÷": "/", "−": "-", "–": "-"})
@@ -35,17 +35,17 @@ def calculator(expression: str) -> str:
 
 
 def evaluate(text: str) -> Fraction | None:
-    """The value of an expression, or None where it is malformed, longer than MAX_LENGTH or divides by zero.
+    """Return the value of an expression, or None if it is malformed, longer than MAX_LENGTH or divides by zero.
 
-    `×`, `·` and `x` multiply, `÷` divides, `−` subtracts; a minus may be a sign. Nothing is multiplied unsaid: `2(3)`
-    is malformed.
+    `×`, `·` and `x` multiply, `÷` divides, `−` subtracts; a minus may be a sign. There is no implicit multiplication:
+    `2(3)` is malformed.
     """
     tokens = _tokens(text)
     if tokens is None:
         return None
     values: list[Fraction] = []
-    pending: list[str] = []  # operators and open parentheses: a stack of our own, so that no nesting is too deep
-    ready = False  # an operand has just ended
+    pending: list[str] = []  # operators and open parentheses: an explicit stack supports any nesting depth
+    ready = False  # the previous token ended an operand
     for token in tokens:
         if not ready:
             if token in ("(", "-"):
@@ -72,12 +72,12 @@ def evaluate(text: str) -> Fraction | None:
 
 
 def numbers_in(expression: str) -> list[Fraction]:
-    """The numbers written in an expression, in order, without signs; none where a character does not belong in one."""
+    """Return the numbers in an expression, in order, without signs; empty if the text is not an expression."""
     return [Fraction(token) for token in _tokens(expression) or () if token not in "()+-*/"]
 
 
 def apply(operator: str, a: Fraction, b: Fraction) -> Fraction | None:
-    """`a operator b`, or None where it divides by zero. Raises TaskError for an operator that is not one of + - * /."""
+    """Return `a operator b`, or None for a division by zero. Raises TaskError for an operator other than + - * /."""
     match operator:
         case "+":
             return a + b
@@ -91,9 +91,9 @@ def apply(operator: str, a: Fraction, b: Fraction) -> Fraction | None:
 
 
 def pairings(values: Sequence[Fraction]) -> Iterator[tuple[int, str, int, Fraction]]:
-    """Each way to join two of `values`: (place of the left one, operator, place of the right one, result).
+    """Yield each combination of two values: (index of the left one, operator, index of the right one, result).
 
-    Sums and products are given once for a pair, differences and quotients both ways round.
+    Sums and products come once per pair, differences and quotients in both orders.
     """
     for first, second in combinations(range(len(values)), 2):
         for operator in OPERATORS:
@@ -107,19 +107,19 @@ def _tokens(text: str) -> list[str] | None:
     if len(text) > MAX_LENGTH:
         return None
     text = text.translate(_PLAIN)
-    tokens, place = [], 0
-    while place < len(text):
-        found = _TOKEN.match(text, place)
-        if found is None:
+    tokens, position = [], 0
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if match is None:
             return None
-        tokens.append(found[1] or found[2])
-        place = found.end()
+        tokens.append(match[1] or match[2])
+        position = match.end()
     return tokens
 
 
-def _reduce(values: list[Fraction], pending: list[str], least: int) -> bool:
-    # Applies the pending operators down to the last open parenthesis that bind at least as tightly as `least`.
-    while pending and pending[-1] != "(" and _PRECEDENCE[pending[-1]] >= least:
+def _reduce(values: list[Fraction], pending: list[str], min_precedence: int) -> bool:
+    # Apply the pending operators since the last open parenthesis with at least this precedence.
+    while pending and pending[-1] != "(" and _PRECEDENCE[pending[-1]] >= min_precedence:
         operator = pending.pop()
         right = values.pop()
         if operator == "sign":

@@ -1,7 +1,7 @@
 """The world of Blocksworld: one hand, a table, and blocks that are picked up, put down, stacked and unstacked.
 
-The 4-operator STRIPS domain: what is possible, whether a plan is right, and actions read from text.
-Knows nothing of tasks, prompts or models, and finds no plans.
+Implements the 4-operator STRIPS domain: legal actions, plan validation and parsing of actions. It does not plan, and
+knows nothing of tasks, prompts or models.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tot.decoders.errors import TaskError
 from tot.tasks.pddl import Fact, Problem, check_name
 
 Facts = frozenset[Fact]
-"""A state of the world: the facts that are true. All others are false."""
+"""A state of the world: the true facts. All others are false."""
 
 _REASON = re.compile(
     r"\s(?:[-–—]+>?|[=→⇒]>?|//|#|because|since|so|as|to|in order|for|which|that|while|where|thus|thereby"
@@ -26,30 +26,30 @@ _VERBS = {"unstacking": "unstack", "stacking": "stack", "picking": "pick"} | dic
 )
 
 TABLE = ""
-"""The place of a block that stands on no block."""
+"""The place of a block that is on no other block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One of pick-up, put-down, stack and unstack, and the one or two blocks that it is about."""
+    """One of pick-up, put-down, stack and unstack, and its one or two blocks."""
 
     name: str
     blocks: tuple[str, ...]
 
     @property
     def pddl(self) -> str:
-        """As in "(unstack b c)"."""
+        """The action as PDDL, such as "(unstack b c)"."""
         return f"({' '.join((self.name, *self.blocks))})"
 
     @property
     def text(self) -> str:
-        """As in "unstack b from c"."""
+        """The action in words, such as "unstack b from c"."""
         joint = {"stack": " on ", "unstack": " from "}.get(self.name, "")
         return f"{self.name.replace('-', ' ')} {joint.join(self.blocks)}"
 
 
 def changes(action: Action) -> tuple[tuple[Fact, ...], tuple[Fact, ...]]:
-    """The facts that an action needs and makes false, and the facts that it makes true."""
+    """Return the preconditions of an action, which it makes false, and the facts that it makes true."""
     x, y = action.blocks[0], action.blocks[-1]
     match action.name:
         case "pick-up":
@@ -64,7 +64,7 @@ def changes(action: Action) -> tuple[tuple[Fact, ...], tuple[Fact, ...]]:
 
 
 def legal_actions(facts: Facts) -> list[Action]:
-    """What can be done, in alphabetical order of the blocks; putting down comes before stacking."""
+    """Return the legal actions, in alphabetical order of the blocks; put-down comes before stack."""
     clear = sorted(fact[1] for fact in facts if fact[0] == "clear")
     held = [fact[1] for fact in facts if fact[0] == "holding"]
     if held:
@@ -74,13 +74,13 @@ def legal_actions(facts: Facts) -> list[Action]:
 
 
 def apply(facts: Facts, action: Action) -> Facts | None:
-    """The facts after an action; None where it is not possible."""
+    """Return the facts after an action; None if the action is illegal."""
     needs, adds = changes(action)
     return facts.difference(needs).union(adds) if facts.issuperset(needs) else None
 
 
 def say(fact: Fact) -> str:
-    """A fact in words, such as "a is on b"."""
+    """Return a fact in words, such as "a is on b"."""
     match fact:
         case ("on", x, y):
             return f"{x} is on {y}"
@@ -94,15 +94,15 @@ def say(fact: Fact) -> str:
 
 
 def places(facts: Facts) -> dict[str, str]:
-    """What each block stands on, `TABLE` or another; a block in the hand stands on nothing, and is left out."""
+    """Return the place of each block: `TABLE` or another block. A block in the hand is omitted."""
     return {fact[1]: fact[2] if fact[0] == "on" else TABLE for fact in facts if fact[0] in ("on", "ontable")}
 
 
 def parse_action(text: str) -> Action | None:
-    """The action that a text is, as PDDL or in words, loosely written; None where it is none.
+    """Parse an action, as PDDL or in free wording; None if the text is not an action.
 
-    "(unstack b c)", "Unstack the b block from on top of block c." and "pick b up" are actions; a reason after one
-    ("because", "to", "-") is left out. Takes linear time.
+    "(unstack b c)", "Unstack the b block from on top of block c." and "pick b up" are actions. A reason after the
+    action ("because", "to", "-") is ignored. Takes linear time.
     """
     if (action := _parse(text)) is not None:
         return action
@@ -135,32 +135,32 @@ def _parse(text: str) -> Action | None:
     return None
 
 
-def _action(name: str, *written: Sequence[str]) -> Action | None:
-    # An article before a name is dropped; "a" alone is a name.
-    blocks = [words[1] if len(words) == 2 and words[0] in ("a", "an") else " ".join(words) for words in written]
+def _action(name: str, *arguments: Sequence[str]) -> Action | None:
+    # Drop an article before a name; "a" alone is a name.
+    blocks = [words[1] if len(words) == 2 and words[0] in ("a", "an") else " ".join(words) for words in arguments]
     return None if any(check_name(block) for block in blocks) else Action(name, tuple(blocks))
 
 
 def _split(words: list[str], *joints: str) -> tuple[list[str], list[str]]:
-    """What stands before and after the first of `joints`; two words alone are two blocks."""
+    """Split the words at the first of `joints`; two words alone are two blocks."""
     if len(words) == 2:
         return words[:1], words[1:]
-    place = next((index for index, word in enumerate(words) if word in joints), len(words))
-    return words[:place], [word for word in words[place + 1 :] if word not in ("on", "top", "of")]
+    joint = next((index for index, word in enumerate(words) if word in joints), len(words))
+    return words[:joint], [word for word in words[joint + 1 :] if word not in ("on", "top", "of")]
 
 
 def check(problem: Problem) -> None:
-    """Raises TaskError where the facts at the start are not a state of the world, naming what is wrong with them."""
+    """Raise TaskError with the reason if the initial facts are not a consistent and complete state."""
     facts = problem.init
     why = _contradiction(facts) or next(_gaps(problem.objects, facts), None)
     if why:
-        raise TaskError(f"the start is not possible: {why}: correct the facts of :init")
+        raise TaskError(f"the initial state is invalid: {why}: correct the facts of :init")
 
 
 def unreachable(problem: Problem) -> str | None:
-    """Why no plan can reach the goal; None where one can.
+    """Return why no plan can reach the goal; None if a plan exists.
 
-    A goal that doesn't contradict itself can always be reached: put all blocks on the table, and build it up.
+    Every consistent goal can be reached: put all blocks on the table, then build it.
     """
     known = set(problem.objects)
     if unknown := sorted({block for fact in problem.goal for block in fact[1:]} - known):
@@ -169,52 +169,52 @@ def unreachable(problem: Problem) -> str | None:
 
 
 def _contradiction(facts: Facts) -> str | None:
-    """Two facts that exclude each other, or a circle of blocks, in words; None where all can be true together."""
-    where: dict[str, Fact] = {}  # by block
-    tops: dict[str, Fact] = {}  # what is said of the top of a block, or of the hand
+    """Describe two facts that exclude each other, or a cycle of blocks; None if the facts are consistent."""
+    where: dict[str, Fact] = {}  # fact about the place of each block
+    tops: dict[str, Fact] = {}  # fact about the top of each block, or "" for the hand
     for fact in sorted(facts, reverse=True):  # places first
         kind, *blocks = fact
-        taken: list[tuple[dict[str, Fact], str]] = []
+        claims: list[tuple[dict[str, Fact], str]] = []
         if kind in ("on", "ontable", "holding"):
-            taken.append((where, blocks[0]))
-        if kind in ("on", "clear", "holding"):  # nothing is on a block that is held, and it isn't clear
-            taken.append((tops, blocks[-1]))
+            claims.append((where, blocks[0]))
+        if kind in ("on", "clear", "holding"):  # nothing is on a held block, and it is not clear
+            claims.append((tops, blocks[-1]))
         if kind in ("holding", "handempty"):
-            taken.append((tops, ""))
-        for said, about in taken:
-            if other := said.get(about):
+            claims.append((tops, ""))
+        for known, subject in claims:
+            if other := known.get(subject):
                 return f"{say(other)} and {say(fact)} exclude each other"
-            said[about] = fact
+            known[subject] = fact
     on = {x: fact[2] for x, fact in where.items() if fact[0] == "on"}
-    safe: set[str] = set()
+    visited: set[str] = set()
     for start in on:
         path = []
         block = start
-        while block in on and block not in safe:
-            safe.add(block)
+        while block in on and block not in visited:
+            visited.add(block)
             path.append(block)
             block = on[block]
         if block in path:
-            circle = path[path.index(block) :]
-            return f"{', '.join(circle)} stand on each other in a circle" if circle[1:] else f"{block} is on itself"
+            cycle = path[path.index(block) :]
+            return f"{', '.join(cycle)} are stacked in a cycle" if cycle[1:] else f"{block} is on itself"
     return None
 
 
 def _gaps(objects: Iterable[str], facts: Facts) -> Iterator[str]:
-    """What a whole state would have to say, and these facts, which don't contradict each other, leave out."""
-    placed = {fact[1] for fact in facts if fact[0] in ("on", "ontable", "holding")}
-    topped = {fact[-1] for fact in facts if fact[0] in ("on", "clear", "holding")}
+    """Yield descriptions of the facts that consistent facts lack for a complete state."""
+    with_place = {fact[1] for fact in facts if fact[0] in ("on", "ontable", "holding")}
+    with_top = {fact[-1] for fact in facts if fact[0] in ("on", "clear", "holding")}
     for block in objects:
-        if block not in placed:
-            yield f"{block} has no place, on a block, on the table or in the hand"
-        if block not in topped:
+        if block not in with_place:
+            yield f"{block} has no place (on a block, on the table or in the hand)"
+        if block not in with_top:
             yield f"nothing is on {block}, but (clear {block}) is missing"
     if not any(fact[0] in ("holding", "handempty") for fact in facts):
         yield "the hand holds nothing, but (handempty) is missing"
 
 
 def solves(problem: Problem, plan: Sequence[str]) -> bool:
-    """Whether each step of a plan, in PDDL or in words, can be done, and the goal is reached after the last."""
+    """Return True if each step of a plan, as PDDL or in words, is legal and the last one reaches the goal."""
     facts: Facts | None = problem.init
     for step in plan:
         action = parse_action(step)

@@ -1,6 +1,6 @@
-"""Plans for Blocksworld, shortest ones and plain ones; the estimate that A* goes by; and problems of a wanted length.
+"""Shortest and plain plans for Blocksworld, the heuristic of A*, and random problems of a given plan length.
 
-It finds what a search over thoughts is measured against, and is never shown to one. Knows nothing of tasks or models.
+Searches over thoughts are compared with these plans and never see them. This module knows nothing of tasks or models.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from tot.tasks.blocks import TABLE, Action, Facts, apply, legal_actions, places
 from tot.tasks.pddl import Fact, Problem
 
 _TRIES = 5_000
-"""Chance problems looked at for one of a wanted length."""
+"""Maximum random problems to try for one with the given plan length."""
 
 
 def shortest_plan(problem: Problem, limit: int | None = None) -> list[str] | None:
-    """A plan of the fewest steps, as PDDL, found breadth first, so for few blocks; None where none of at most `limit`
-    steps reaches the goal."""
+    """Return a shortest plan, as PDDL; None if no plan of at most `limit` steps reaches the goal.
+
+    The search is breadth-first, which is feasible for few blocks only.
+    """
     plans: dict[Facts, list[str]] = {problem.init: []}
     queue = deque(plans)
     while queue:
@@ -37,14 +39,14 @@ def shortest_plan(problem: Problem, limit: int | None = None) -> list[str] | Non
 
 
 def estimate(facts: Facts, goal: Facts) -> int:
-    """Steps that reaching a goal takes at least: exact often, and it falls by at most 1 a step (it is consistent).
+    """Return a lower bound on the steps to a goal: often exact, and consistent (it decreases by at most 1 per step).
 
-    A block that has to move is picked up and put somewhere, twice if something under it has to move in between.
+    A block that must move is picked up and put down, twice if a block under it must move in between.
     """
-    on, (wanted, supports) = places(facts), _wanted(goal)
+    on, (goal_places, supports) = places(facts), _goal_places(goal)
     moving = _moving(on, goal)
     held = next((fact[1] for fact in facts if fact[0] == "holding"), None)
-    kept = next((fact[1] for fact in goal if fact[0] == "holding"), None)
+    goal_held = next((fact[1] for fact in goal if fact[0] == "holding"), None)
     total = 0
     for block in moving:
         under = set()
@@ -53,28 +55,28 @@ def estimate(facts: Facts, goal: Facts) -> int:
             if below in moving:
                 under.add(below)
             below = on.get(below, TABLE)
-        if block == kept:
+        if block == goal_held:
             total += 3 if under else 1
         else:
             total += 2 if under.isdisjoint(supports.get(block, ())) else 4
-    if held is not None and held == kept:
+    if held is not None and held == goal_held:
         total += 2 if moving else 0
     elif held is not None:
-        place = wanted.get(held, TABLE)
+        place = goal_places.get(held, TABLE)
         total += 1 if not place or (("clear", place) in facts and place not in moving) else 3
-    # Where the goal doesn't care, the last block may stay in the hand.
-    if kept is None and ("handempty",) not in goal:
+    # If the goal allows it, the last block may stay in the hand.
+    if goal_held is None and ("handempty",) not in goal:
         named = {block for fact in goal for block in fact[1:]}
         total -= any(block not in named for block in ({*moving, held} - {None}))
     return total
 
 
 def _moving(on: dict[str, str], goal: Facts) -> set[str]:
-    """The blocks that have to be picked up, now or later."""
-    wanted = _wanted(goal)[0]
-    freed = {place for block, place in wanted.items() if on.get(block) != place} - {TABLE}
+    """Return the blocks that must be picked up, now or later."""
+    goal_places = _goal_places(goal)[0]
+    freed = {place for block, place in goal_places.items() if on.get(block) != place} - {TABLE}
     freed.update(fact[1] for fact in goal if fact[0] == "clear")
-    moving = {x for x, y in on.items() if wanted.get(x, y) != y or y in freed or ("holding", x) in goal}
+    moving = {x for x, y in on.items() if goal_places.get(x, y) != y or y in freed or ("holding", x) in goal}
     above = {y: x for x, y in on.items() if y}
     for block in list(moving):
         over = above.get(block)
@@ -85,55 +87,54 @@ def _moving(on: dict[str, str], goal: Facts) -> set[str]:
 
 
 @lru_cache(maxsize=256)
-def _wanted(goal: Facts) -> tuple[dict[str, str], dict[str, frozenset[str]]]:
-    """What a goal wants each block to stand on, and all blocks that have to be under it then."""
-    wanted = places(goal)
+def _goal_places(goal: Facts) -> tuple[dict[str, str], dict[str, frozenset[str]]]:
+    """Return the goal's place of each block, and all blocks below that place."""
+    goal_places = places(goal)
     supports = {}
-    for block in wanted:
+    for block in goal_places:
         under: list[str] = []
-        place = wanted[block]
+        place = goal_places[block]
         while place and place not in under:
             under.append(place)
-            place = wanted.get(place, TABLE)
+            place = goal_places.get(place, TABLE)
         supports[block] = frozenset(under)
-    return wanted, supports
+    return goal_places, supports
 
 
 def plain_plan(problem: Problem) -> list[str]:
-    """The plan of a beginner, as PDDL, the same for the same problem, of which the goal can be reached.
+    """Return a simple deterministic plan, as PDDL, for a problem with a reachable goal.
 
-    All blocks are put on the table, pile by pile and from the top, then the goal is built from the bottom. What comes
-    first in the alphabet goes first. Nothing is looked for, so it is easier to learn than a shortest plan.
+    All blocks are put on the table, pile by pile from the top, then the goal is built from the bottom, in alphabetical
+    order. It needs no search, so it is easier to learn than a shortest plan.
     """
     if problem.goal <= problem.init:
         return []
-    under, wanted = places(problem.init), places(problem.goal)
+    under, goal_places = places(problem.init), places(problem.goal)
     plan = [Action("put-down", (fact[1],)) for fact in problem.init if fact[0] == "holding"]
     for block in sorted(under.keys() - under.values()):
         while (below := under[block]) != TABLE:
             plan += [Action("unstack", (block, below)), Action("put-down", (block,))]
             block = below
-    waiting = sorted(block for block, below in wanted.items() if below != TABLE)
+    waiting = sorted(block for block, below in goal_places.items() if below != TABLE)
     while waiting:
-        block = next(block for block in waiting if wanted[block] not in waiting)
+        block = next(block for block in waiting if goal_places[block] not in waiting)
         waiting.remove(block)
-        plan += [Action("pick-up", (block,)), Action("stack", (block, wanted[block]))]
+        plan += [Action("pick-up", (block,)), Action("stack", (block, goal_places[block]))]
     plan += [Action("pick-up", (fact[1],)) for fact in problem.goal if fact[0] == "holding"]
     return [action.pddl for action in plan]
 
 
 def generate(seed: int, blocks: int, steps: int) -> Problem:
-    """A problem of 2 to 6 blocks whose shortest plan has `steps` steps.
+    """Generate a random problem of 2 to 6 blocks whose shortest plan has `steps` steps, and whose goal has only "on".
 
-    Each move is a pick and a put, and 4 * (blocks - 1) steps are enough for any goal, so `steps` is even and at most
-    that. The goal says what stands on what. Equal arguments give equal problems. Raises TaskError for other numbers,
-    and where chance finds none.
+    `steps` is even, as each move is a pick and a put, and at most 4 * (blocks - 1), which suffices for any goal. Equal
+    arguments give equal problems. Raises TaskError for other numbers, and if no problem is found.
     """
     if not 2 <= blocks <= 6:
-        raise TaskError(f"blocks={blocks}: give from 2 to 6")
-    most = 4 * (blocks - 1)
-    if steps not in range(2, most + 1, 2):
-        raise TaskError(f"no problem of {blocks} blocks takes {steps} steps: give an even number from 2 to {most}")
+        raise TaskError(f"blocks={blocks}: give 2 to 6")
+    max_steps = 4 * (blocks - 1)
+    if steps not in range(2, max_steps + 1, 2):
+        raise TaskError(f"no problem of {blocks} blocks takes {steps} steps: give an even number from 2 to {max_steps}")
     rng = random.Random(f"{seed} {blocks} {steps}")
     names = [chr(ord("a") + index) for index in range(blocks)]
     for _ in range(_TRIES):
@@ -143,11 +144,11 @@ def generate(seed: int, blocks: int, steps: int) -> Problem:
             plan = shortest_plan(problem, steps)
             if plan is not None and len(plan) == steps:
                 return problem
-    raise TaskError(f"no problem of {blocks} blocks and {steps} steps came of seed {seed}: give another seed")
+    raise TaskError(f"no problem of {blocks} blocks and {steps} steps found with seed {seed}: give another seed")
 
 
 def _pile(rng: random.Random, names: Sequence[str]) -> dict[str, str]:
-    """Blocks put down one by one, each on the table or on a block that is clear."""
+    """Place the blocks in random order, each on the table or on a clear block."""
     on: dict[str, str] = {}
     for name in rng.sample(names, len(names)):
         on[name] = rng.choice([TABLE, *sorted(on.keys() - on.values())])
@@ -155,7 +156,7 @@ def _pile(rng: random.Random, names: Sequence[str]) -> dict[str, str]:
 
 
 def _wander(rng: random.Random, start: dict[str, str], moves: int) -> dict[str, str]:
-    """Where blocks are after some moves, each of a clear block that has not moved, while there is one."""
+    """Return the places of the blocks after random moves, preferring clear blocks that have not moved."""
     on, fresh = dict(start), set(start)
     for _ in range(moves):
         clear = sorted(on.keys() - on.values())

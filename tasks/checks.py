@@ -1,7 +1,7 @@
-"""Which tests a program passes, and what is wrong, in words that a model can mend it by.
+"""Run tests on a program, and describe failures so that a model can fix the program.
 
-The program and its tests run in two sandboxes. The tests call the program through a pipe and get plain values back, so
-that a program can neither read its tests nor pass them by other means than right results.
+The program and its tests run in two sandboxes. The tests call the program through a pipe and receive plain values, so a
+program cannot read its tests, and can pass them only by correct results.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ class Checked:
 
     passed: int
     failures: tuple[str, ...]
-    """What is wrong: a text for each test that fails, or one for a program that did not come to its end."""
+    """One text for each failed test, or one text for a program that does not finish."""
 
 
 def check(program: str, tests: Sequence[str], sandbox: Sandbox) -> Checked:
-    """Run tests, Python statements that raise where they fail, one after another, on a program.
+    """Run tests on a program, in order. A test is Python statements, and fails if they raise.
 
-    Raises OptionError where programs can't be confined here.
+    Raises OptionError if this machine cannot confine programs.
     """
     judge = (_source("judge"), {"plain.py": _source("plain"), "tests.json": json.dumps(list(tests))})
     candidate = (_source("candidate"), {"plain.py": _source("plain"), "solution.py": program})
-    judged, ran = sandbox.run_pair(judge, candidate)
-    results = [_result(line) for line in judged.output.splitlines(keepends=True) if line.endswith("\n")]
+    judge_run, run = sandbox.run_pair(judge, candidate)
+    results = [_result(line) for line in judge_run.output.splitlines(keepends=True) if line.endswith("\n")]
     failures = [result for result in results if result is not None]
     if not failures and len(results) != 1 + len(tests):
         ends = {
@@ -42,12 +42,12 @@ def check(program: str, tests: Sequence[str], sandbox: Sandbox) -> Checked:
             "killed": f"it was stopped: it wanted more than {sandbox.memory} MiB, or crashed",
             "exited": "it ended before its tests did",
         }
-        failures.append(f"The program can't be tested: {ends[judged.ended if not judged.ok else ran.ended]}.")
+        failures.append(f"The program can't be tested: {ends[judge_run.ended if not judge_run.ok else run.ended]}.")
     return Checked(sum(result is None for result in results[1:]), tuple(failures))
 
 
 async def acheck(program: str, tests: Sequence[str], sandbox: Sandbox) -> Checked:
-    """`check`, while whatever else is under way goes on."""
+    """Run `check` in a thread, without blocking the event loop."""
     return await asyncio.get_running_loop().run_in_executor(pool(), check, program, tests, sandbox)
 
 
@@ -57,5 +57,5 @@ def _source(name: str) -> str:
 
 
 def _result(line: str) -> str | None:
-    found = json.loads(line)
-    return None if found is None else str(found)
+    result = json.loads(line)
+    return None if result is None else str(result)

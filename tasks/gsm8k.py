@@ -29,9 +29,9 @@ class GSM8K(Task):
     """Input: a word problem. Output: a number, as text.
 
     A thought is a sub-question and its sub-answer; its value, from 1 to 10, is how much it helps. T = 4: three levels
-    of thoughts, then the answer. Score: 1 where the numbers are equal, else 0. `solve(..., **rap("gsm8k"))` searches it
-    as RAP does; a search with aggregate="vote" lets the answers at all leaves vote, each with its state's value. The
-    template `program` asks for a Python program that prints the answer, which is run in a sandbox
+    of thoughts, then the answer. Score: 1 if the numbers are equal, else 0. `solve(..., **rap("gsm8k"))` searches as
+    RAP does. With aggregate="vote" the answers of all leaves vote, weighted by the values of their states. The template
+    `program` asks for a Python program that prints the answer, which runs in a sandbox
     (`self-consistency:solutions=chain+program`; Program of Thoughts, Chen et al., 2023).
     """
 
@@ -74,7 +74,7 @@ class GSM8K(Task):
     }
 
     def reference_of(self, row: Mapping[str, Any]) -> str:
-        """The row's answer: a number, or a solution that ends in one. Raises TaskError for any other."""
+        """Return the row's answer: a number, or a solution that ends in one. Raises TaskError if it has no number."""
         reference = text_of(row["answer"], "answer")
         if self._expected(reference) is None:
             raise TaskError(f"its answer {reference!r:.60} has no number: give one, such as 18 or '#### 18'")
@@ -84,25 +84,25 @@ class GSM8K(Task):
         return {**super().variables(state), "demonstrations": self.data("demonstrations")}
 
     def parse_thought(self, template: str, text: str) -> str | None:
-        """A sub-question up to its question mark; without one it is none, and rejected."""
+        """Parse a thought. A sub-question ends at its question mark; without a question mark it is invalid."""
         if template == "sub_question":
             question, mark, _ = text.partition("?")
             text = question + mark if mark and _WORD.search(question) else ""
         return super().parse_thought(template, text)
 
     async def act(self, state: State, thought: Thought) -> Observation | None:
-        """Run a program; the last line that it prints has the answer."""
+        """Run a program; the last line of its output has the answer."""
         if "program" not in thought.parts:
             return None
-        ran = await SANDBOX.arun(program_in(after_thinking(thought.parts["program"])))
-        said = ran.output if ran.ok else ran.error or f"The program can't be run to its end ({ran.ended})."
-        line = (said.strip().splitlines() or [""])[-1]
-        return Observation(text=line, data=flexible_answer(line) if ran.ok else None)
+        run = await SANDBOX.arun(program_in(after_thinking(thought.parts["program"])))
+        text = run.output if run.ok else run.error or f"The program can't be run to its end ({run.ended})."
+        line = (text.strip().splitlines() or [""])[-1]
+        return Observation(text=line, data=flexible_answer(line) if run.ok else None)
 
     def answer_at(self, state: State) -> Any | None:
-        """What the program that is the last thought came to."""
-        seen = state.thoughts[-1].observation if state.thoughts else None
-        return None if seen is None or "program" not in state.thoughts[-1].parts else seen.data
+        """Return the result of the program in the last thought; None if there is no program."""
+        result = state.thoughts[-1].observation if state.thoughts else None
+        return None if result is None or "program" not in state.thoughts[-1].parts else result.data
 
     def is_answered(self, message: str) -> bool:
         lines = message[: message.rfind("\n") + 1]  # the model may continue the last line
@@ -112,19 +112,19 @@ class GSM8K(Task):
         return strict_answer(text) or flexible_answer(text)
 
     def parse_truncated(self, text: str) -> str | None:
-        """Only an announced answer counts: the last number of a truncated text is a step on the way."""
+        """Return only an announced answer: the last number of a truncated text is an intermediate result."""
         sentences = complete(text)
         return strict_answer(sentences, ending=False) or boxed_answer(text) or announced_answer(sentences)
 
     def candidate(self, state: State) -> str:
-        """All steps: voters compare ways to go on, not last steps."""
+        """Return all steps: votes compare whole solutions, not last steps."""
         return state.text
 
     def claims(self, text: str) -> set[str]:
         return set(numbers_said(text))
 
     def canonical(self, answer: Any) -> Hashable:
-        """The number, however it is written."""
+        """Return the value of the answer's number, so that different notations are equal."""
         text = str(answer)
         value = value_of(text)
         if value is None and (number := flexible_answer(text)) is not None:
@@ -135,6 +135,6 @@ class GSM8K(Task):
         return reference if value_of(reference) is not None else self.parse_answer(reference)
 
     def score(self, answer: str | None, reference: str | float) -> float:
-        """`reference` is a number, or a GSM8K solution that ends in `#### N`."""
-        expected = self._expected(str(reference))  # data sets have numbers as often as texts
+        """Return 1 if the numbers are equal; `reference` is a number or a GSM8K solution that ends in `#### N`."""
+        expected = self._expected(str(reference))  # some data sets have numbers, others texts
         return float(answer is not None and expected is not None and same_number(answer, expected))

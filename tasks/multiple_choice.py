@@ -1,7 +1,7 @@
 """Multiple choice: reason about a question, then choose one of its options (AQuA, CommonsenseQA, StrategyQA).
 
-Rows of the data sets become one text, the question and one option a line, which is read back: so a question can as
-well be typed in.
+Rows of the data sets are converted to one text, the question with one option per line, which the task parses. A user
+can type in a question in this format.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _OPTION = re.compile(r"(\(?)([A-Za-z])([).:])\s*+(\S.*)")
 _LABELLED = re.compile(r"\s{0,9}\(?([A-Za-z])\s{0,2}[).:]\s*+")
 
-# A label in a model's text: in brackets, or before a pause. A capital may also stand bare, but A and I are words too:
-# they need a reason or a number after them. All repeats are bounded, so that the patterns are linear.
+# A label in a model's text: in brackets or before punctuation, or a bare capital. A and I are also words, so they need
+# a reason or a number after them. All repeats are bounded, which makes the patterns linear.
 _MARKED = (
     r"(?:\(([A-Za-z])\)|([A-Za-z])\)"
     r"|([A-Za-z])(?=[ \t*_\"'`\]}$]{0,9}(?:[.,:;!?](?![0-9])|\n|\Z)))"
@@ -38,7 +38,7 @@ _ANNOUNCED = re.compile(
     r"[ \t:–-]{0,4}(?:(?:option|choice|letter)\b)?)"
     rf"{_AROUND}(?<![\w'’])(?:{_MARKED}|{_BARE})"
 )
-# Weaker, since a text may say it of other options in passing.
+# Less reliable: a text may also use these words for other options.
 _CALLED_RIGHT = re.compile(
     r"(?<![\w'’])([A-Z])\)?[ \t]{1,3}is[ \t]{1,3}(?:the[ \t]{1,3})?(?:correct|right|answer|best)\b"
     rf"|\b(?i:it(?:[ \t]is|['’]s)|must[ \t]be|go[ \t]with)[ \t]{{1,3}}{_AROUND}(?<![\w'’])(?:{_MARKED}|{_BARE})"
@@ -51,10 +51,10 @@ _LATEX = re.compile(r"\\(?:boxed|text|textbf|mathrm|mathbf)\b")
 
 
 class MultipleChoice(Task):
-    """Input: a question, then its options, one a line: "A) 15". Output: the label of an option, "A".
+    """Input: a question, then its options, one per line: "A) 15". Output: the label of an option, "A".
 
     A thought is one line of reasoning; its value, from 1 to 10, is how sound it is. T = 2: several rationales, then the
-    choice after the best. Score: 1 where the labels are equal, else 0.
+    choice after the best. Score: 1 if the labels are equal, else 0.
     """
 
     name = "multiple_choice"
@@ -77,34 +77,38 @@ class MultipleChoice(Task):
     chat: ClassVar[Mapping[str, Any]] = GSM8K.chat
 
     def start(self, question: str) -> State:
-        """The question in canonical text. Raises TaskError where it has fewer than two options, or a label twice."""
+        """Return the root state with the question in canonical text.
+
+        Raises TaskError if the question has fewer than two options or repeats a label.
+        """
         return State(question=_text(*_parts(super().start(question).question)))
 
     def question_of(self, row: Mapping[str, Any]) -> str:
-        """The canonical text of a row in the form of AQuA, CommonsenseQA (as published, or as on the hub), StrategyQA.
+        """Return the canonical text of a row.
 
-        A row whose `question` has its options in it already is taken as it is. Labels that are not letters (1, 2, ...)
-        become letters, by place. Raises TaskError for any other row.
+        Supported formats are AQuA, CommonsenseQA (original or from the hub) and StrategyQA. A `question` that contains
+        its options stays unchanged. Labels other than letters (1, 2, ...) become letters, by position. Raises TaskError
+        for other formats.
         """
-        stem, given = _stem(row), _options_of(row)
-        return stem if given is None else _text(stem, _lettered(given))
+        stem, row_options = _stem(row), _options_of(row)
+        return stem if row_options is None else _text(stem, _lettered(row_options))
 
     def reference_of(self, row: Mapping[str, Any]) -> str:
-        """The label of the right option. Raises TaskError where the row names none."""
+        """Return the label of the correct option. Raises TaskError if the row does not name it."""
         right = next(
             (row[name] for name in ("correct", "answerKey", "answer") if row.get(name) not in (None, "")), None
         )
         if isinstance(right, bool):
             return "A" if right else "B"
-        given = _options_of(row)
-        if given is None:
+        row_options = _options_of(row)
+        if row_options is None:
             labels = {label: label for label in options(_stem(row))}
         else:
-            labels = dict(zip((label.upper() for label, _ in given), _lettered(given), strict=True))
+            labels = dict(zip((label.upper() for label, _ in row_options), _lettered(row_options), strict=True))
         right = labels.get(self.canonical(right))
         if right is None:
             raise TaskError(
-                f"the row {str(dict(row))[:80]!r} does not name its right option: give its label as `correct`, "
+                f"the row {str(dict(row))[:80]!r} does not name its correct option: give its label as `correct`, "
                 "`answerKey` or `answer`"
             )
         return right
@@ -117,29 +121,30 @@ class MultipleChoice(Task):
         }
 
     def parse_answer(self, text: str) -> str | None:
-        """The label boxed last, else announced last ("the answer is (B)"), else called right last, else one that ends
-        or opens the text, else the last.
+        """Return the label that a text chooses; None if it has no label.
 
-        None where there is none: the text of an option alone is not read, for want of the question.
+        In order of priority: the last boxed label, the last announced one ("the answer is (B)"), the last one called
+        correct, one at the end or the start of the text, the last one. The text of an option without its label is not
+        recognized, as the question is not available here.
         """
         if announced := _announced(text):
             return announced
         text = _LATEX.sub("", text).strip()
         end = _LAST_LINE.search(text, max(0, len(text) - 20))
-        for found in (last(_CALLED_RIGHT.finditer(text)), end, _OPENING.match(text), last(_NAMED.finditer(text))):
-            if found:
-                return _label(found)
+        for match in (last(_CALLED_RIGHT.finditer(text)), end, _OPENING.match(text), last(_NAMED.finditer(text))):
+            if match:
+                return _label(match)
         return None
 
     def parse_truncated(self, text: str) -> str | None:
-        """Only a label that is boxed or announced counts."""
+        """Return only a boxed or announced label."""
         return _announced(text, complete(text))
 
     def is_answered(self, message: str) -> bool:
-        return _BOXED.search(message, 0, message.rfind("\n") + 1) is not None  # its last line may go on
+        return _BOXED.search(message, 0, message.rfind("\n") + 1) is not None  # the model may continue the last line
 
     def choices(self, state: State) -> tuple[str, ...]:
-        """The labels of the question's options."""
+        """Return the labels of the question's options."""
         return tuple(options(state.question))
 
     def canonical(self, answer: Any) -> str:
@@ -147,52 +152,52 @@ class MultipleChoice(Task):
 
 
 def _announced(text: str, sentences: str | None = None) -> str | None:
-    """The label that a text boxes last, else the one that it, or its whole `sentences`, announce last."""
+    """Return the last boxed label of a text, else the last announced one, in its complete `sentences` if given."""
     if boxed := last(_BOXED.finditer(text)):
         return boxed[1]
-    found = last(_ANNOUNCED.finditer(_LATEX.sub("", text if sentences is None else sentences).strip()))
-    return _label(found) if found else None
+    match = last(_ANNOUNCED.finditer(_LATEX.sub("", text if sentences is None else sentences).strip()))
+    return _label(match) if match else None
 
 
-def _label(found: re.Match[str]) -> str:
-    return next(label for label in found.groups() if label).upper()
+def _label(match: re.Match[str]) -> str:
+    return next(label for label in match.groups() if label).upper()
 
 
 def options(question: str) -> dict[str, str]:
-    """The options of a question in canonical text, by label. Raises TaskError as `MultipleChoice.start` does."""
+    """Return the options of a question in canonical text, by label. Raises TaskError as `MultipleChoice.start` does."""
     return _parts(question)[1]
 
 
 def _parts(question: str) -> tuple[str, dict[str, str]]:
-    """The question before its options, and these. Options are the last lines that are all marked in the same way."""
+    """Split a question into its stem and its options, the last lines that are all marked in the same way."""
     lines = question.strip().splitlines()
-    found: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     marks = None
-    while lines and not (len(found) > 1 and found[-1][0] == "A"):  # above A stands the question
+    while lines and not (len(pairs) > 1 and pairs[-1][0] == "A"):  # the stem is above A
         option = _OPTION.fullmatch(lines[-1].strip())
         if option is None or marks not in (None, (option[1], option[3])):
             break
         marks = (option[1], option[3])
-        found.append((option[2].upper(), " ".join(option[4].split())))
+        pairs.append((option[2].upper(), " ".join(option[4].split())))
         lines.pop()
-    found.reverse()
+    pairs.reverse()
     stem = "\n".join(lines).strip()
-    times = Counter(label for label, _ in found)
-    how = "write the question, then two or more options, one a line, such as 'A) 15' and 'B) 16'"
-    if len(found) < 2:
-        raise TaskError(f"the question {question[:80]!r} ends in {len(found)} options: {how}")
-    repeated = next((label for label, count in times.items() if count > 1), None)
+    counts = Counter(label for label, _ in pairs)
+    how = "write the question, then two or more options, one per line, such as 'A) 15' and 'B) 16'"
+    if len(pairs) < 2:
+        raise TaskError(f"the question {question[:80]!r} ends in {len(pairs)} options: {how}")
+    repeated = next((label for label, count in counts.items() if count > 1), None)
     if repeated is not None:
         raise TaskError(f"the question {stem[:80]!r} has several options {repeated}: {how}")
     if not stem:
-        raise TaskError(f"there is no question before the option {found[0][0]}) {found[0][1][:80]!r}: {how}")
-    return stem, dict(found)
+        raise TaskError(f"there is no question before the option {pairs[0][0]}) {pairs[0][1][:80]!r}: {how}")
+    return stem, dict(pairs)
 
 
-def _text(stem: str, given: Mapping[str, str]) -> str:
-    if empty := [label for label, text in given.items() if not text.strip()]:
+def _text(stem: str, labelled: Mapping[str, str]) -> str:
+    if empty := [label for label, text in labelled.items() if not text.strip()]:
         raise TaskError(f"the question {stem[:80]!r} has an empty option {empty[0]}: give each option a text")
-    return "\n".join([stem.strip(), *(f"{label}) {' '.join(text.split())}" for label, text in given.items())])
+    return "\n".join([stem.strip(), *(f"{label}) {' '.join(text.split())}" for label, text in labelled.items())])
 
 
 def _stem(row: Mapping[str, Any]) -> str:
@@ -205,7 +210,7 @@ def _stem(row: Mapping[str, Any]) -> str:
 
 
 def _options_of(row: Mapping[str, Any]) -> list[tuple[str, str]] | None:
-    """(label, text) of each option of a row, labels as given; None where they stand in the question."""
+    """Return (label, text) of each option of a row, with the original labels; None if the question contains them."""
     question = row.get("question")
     choices = row.get("options", row.get("choices"))
     if choices is None and isinstance(question, Mapping):
@@ -220,16 +225,16 @@ def _options_of(row: Mapping[str, Any]) -> list[tuple[str, str]] | None:
             return [(str(choice["label"]).strip(), _option_text(choice["text"])) for choice in choices]
         texts = [_option_text(choice) for choice in choices]
         labelled = [_LABELLED.match(text) for text in texts]
-        labels = [found[1] for found in labelled if found]
+        labels = [match[1] for match in labelled if match]
         if len(set(labels)) == len(texts):
-            return [(found[1], text[found.end() :]) for found, text in zip(labelled, texts, strict=True) if found]
+            return [(match[1], text[match.end() :]) for match, text in zip(labelled, texts, strict=True) if match]
         return list(zip(_LETTERS, texts, strict=False))
     if choices is None and isinstance(row.get("answer"), bool):
         return [("A", "Yes"), ("B", "No")]
     if choices is None:
         return None
     raise TaskError(
-        f"the options {str(choices)[:80]!r} are in no known form: give a list of texts, or of labels and texts"
+        f"the options {str(choices)[:80]!r} have an unknown format: give a list of texts, or of labels and texts"
     )
 
 
@@ -239,8 +244,8 @@ def _option_text(option: Any) -> str:
     return "" if option is None or option != option else str(option)  # NaN is a missing cell
 
 
-def _lettered(given: Sequence[tuple[str, str]]) -> dict[str, str]:
-    letters = [label.upper() for label, _ in given]
-    if len(set(letters)) < len(given) or not all(len(label) == 1 and label in _LETTERS for label in letters):
-        letters = list(_LETTERS[: len(given)])
-    return {letter: text for letter, (_, text) in zip(letters, given, strict=True)}
+def _lettered(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    letters = [label.upper() for label, _ in pairs]
+    if len(set(letters)) < len(pairs) or not all(len(label) == 1 and label in _LETTERS for label in letters):
+        letters = list(_LETTERS[: len(pairs)])
+    return {letter: text for letter, (_, text) in zip(letters, pairs, strict=True)}

@@ -1,15 +1,15 @@
-r"""Numbers in a model's text: what it answered, and whether two answers are the same number.
+r"""Parse numbers in a model's text: extract the answer, and compare two answers.
 
-GSM8K's answers stand after `#### ` (strict) or are the last number said (flexible), as in lm-evaluation-harness; a
-state evaluator replies with a number on a scale (SEED, appendix C). Knows nothing of tasks or models. No text makes
-these functions raise, except a malformed `number` given to `normalize`; all take time linear in the text.
+GSM8K's answers follow `#### ` (strict) or are the last number (flexible), as in lm-evaluation-harness. A state
+evaluator replies with a number on a scale (SEED, appendix C). This module knows nothing of tasks or models. No text
+makes these functions raise, except a malformed `number` passed to `normalize`; all take linear time.
 
 A number is ASCII digits with thousands commas (`1,234`; `1, 2` and `1,2` are two numbers), decimals (`3.5`, `.5`) and
-an exponent of at most two digits (`1e5`). A minus (`-`, `−` or `–`) is its sign only where it touches the number or its
-currency mark and follows no word, closing bracket, percent sign or other minus: `10-3` holds 10 and 3, `step-3` holds
-3. What stands after `^` is no number of its own: `36 cm^2` holds 36. Thousands may also be grouped as `12{,}500`,
-`12\,500`, `12'500` or by narrow spaces. An answer that is announced, or a whole text, may also be a fraction or a mixed
-number (`1/2`, `½`, `\frac12`, `2 1/2`), or have thousands grouped by plain spaces.
+an exponent of at most two digits (`1e5`). A minus (`-`, `−` or `–`) is a sign if it touches the number or its currency
+mark and does not follow a word, closing bracket, percent sign or other minus: `10-3` has 10 and 3, `step-3` has 3. An
+exponent after `^` is not a number: `36 cm^2` has 36. Thousands may also be grouped as `12{,}500`, `12\,500`, `12'500`
+or by narrow spaces. An announced answer, or a whole text, may also be a fraction or a mixed number (`1/2`, `½`,
+`\frac12`, `2 1/2`), or have thousands grouped by plain spaces.
 """
 
 import re
@@ -40,13 +40,13 @@ _EXPRESSION = rf"{_QUANTITY}(?:{_LINK}{_QUANTITY})*+"
 _ANY = re.compile(_NUMBER)
 _ANY_QUANTITY = re.compile(_QUANTITY)
 _ALONE = re.compile(rf"\s*+\+?{_CURRENCY}?{_SPACE}*+({_QUANTITY})\.?(?:\\?%)?\.?\s*+")
-# A number, or an equation, is all that a marker's line holds; a Markdown heading goes on (`#### 1. Pens`).
+# The line of a marker has only a number or an equation; a Markdown heading has more text (`#### 1. Pens`).
 _MARKER = rf"(?<!#)####(?!#){_SPACE}*+[*_$]*+({_CURRENCY}?{_SPACE}*+(?>{_EXPRESSION}))"
 _STRICT = re.compile(rf"{_MARKER}{_FILLING}[*_$.]*+{_SPACE}*+(?:\n|\Z)")
 _LAST_MARKER = re.compile(rf"{_MARKER}(?![0-9]*+[.):])(?!\*\*)[^\n]*+\s*+\Z")  # `#### 18 dollars` ends the text
 _BOXED = re.compile(r"\\boxed\s*+\{([^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+)\}")
 _ANNOUNCED = re.compile(
-    r"(?<![\w-])(?<!sub )answer(?:\s++(?:to|of|for)\b[^.:\n]{0,60}?)?"  # not `Sub-answer: 5`, a step on the way
+    r"(?<![\w-])(?<!sub )answer(?:\s++(?:to|of|for)\b[^.:\n]{0,60}?)?"  # not `Sub-answer: 5`, an intermediate result
     r"[\s*_]*+(?:is|was|equals|(?:would|will|should|must)\s++be|[:=])"
     rf"(?:{_SPACE}|[:=*_`\"'()\[\]{{}}~≈\\$€£]|(?:about|approximately|exactly|therefore|thus|only|just)\b)*+"
     rf"({_EXPRESSION})",
@@ -66,27 +66,27 @@ _TO_PLAIN = str.maketrans("−–", "--", ",\\$€£")
 
 
 def strict_answer(text: str, ending: bool = True) -> str | None:
-    """The normalized number that fills the line of the last `#### ` marker, or None.
+    """Return the normalized number in the line of the last `#### ` marker, or None.
 
-    lm-evaluation-harness' strict-match, but the last and not the first, and also of an equation (`#### 6 + 12 = 18`).
-    With `ending`, the last line of the text may go on after the number: `#### 18 dollars`.
+    This is lm-evaluation-harness' strict-match, but for the last match instead of the first, and also for an equation
+    (`#### 6 + 12 = 18`). With `ending`, the last line of the text may have text after the number: `#### 18 dollars`.
     """
     text = _tidy(text)
-    found = (ending and _LAST_MARKER.search(text)) or last(_STRICT.finditer(text))
-    return _outcome(found[1]) if found else None
+    match = (ending and _LAST_MARKER.search(text)) or last(_STRICT.finditer(text))
+    return _outcome(match[1]) if match else None
 
 
 def boxed_answer(text: str) -> str | None:
-    r"""The normalized number in the last `\boxed{}` that has one, or None."""
-    found = last(match for match in _BOXED.finditer(_tidy(text)) if _ANY.search(match[1]))
-    return _outcome(found[1]) if found else None
+    r"""Return the normalized number in the last `\boxed{}` with a number, or None."""
+    boxed = last(match for match in _BOXED.finditer(_tidy(text)) if _ANY.search(match[1]))
+    return _outcome(boxed[1]) if boxed else None
 
 
 def announced_answer(text: str) -> str | None:
-    r"""The normalized number that a text announces last (`answer is 5`, `answer: 5`, `\boxed{5}`), or None.
+    r"""Return the last announced number, normalized (`answer is 5`, `answer: 5`, `\boxed{5}`), or None.
 
-    Of an equation, the last side that is one number: `answer is 2 x 9 = 18` gives 18. Nothing is computed: `answer is
-    10-3` gives 3, `50%` gives 50. A fraction or a mixed number is one number: `answer is 2 1/2` gives 5/2.
+    For an equation, this is the last side that is one number: `answer is 2 x 9 = 18` gives 18. Nothing is computed:
+    `answer is 10-3` gives 3, `50%` gives 50. A fraction or a mixed number is one number: `answer is 2 1/2` gives 5/2.
     """
     text = _tidy(text)
     announced = last(_ANNOUNCED.finditer(text))
@@ -96,38 +96,36 @@ def announced_answer(text: str) -> str | None:
 
 
 def flexible_answer(text: str) -> str | None:
-    """The normalized number that a text answers with, or None where it has no number.
+    """Return the normalized answer of a text, or None if the text has no number.
 
-    The last announced number if any is announced, else the last number, which is lm-evaluation-harness'
-    flexible-extract.
+    This is the last announced number, or else the last number, as in lm-evaluation-harness' flexible-extract.
     """
     if (announced := announced_answer(text)) is not None:
         return announced
-    found = last(_ANY.finditer(_tidy(text)))
-    return normalize(found[0]) if found else None
+    match = last(_ANY.finditer(_tidy(text)))
+    return normalize(match[0]) if match else None
 
 
 def complete(text: str) -> str:
-    """A text that was cut off, up to the end of its last whole line or sentence."""
+    """Return a truncated text up to the end of its last complete line or sentence."""
     end = last(re.finditer(r"\n|[.!?](?=\s)", text))
     return text[: end.end()] if end else ""
 
 
 def numbers_said(text: str) -> list[str]:
-    """All numbers in a text, normalized, in their order."""
-    return [normalize(found[0]) for found in _ANY.finditer(_tidy(text))]
+    """Return all numbers in a text, normalized, in order."""
+    return [normalize(match[0]) for match in _ANY.finditer(_tidy(text))]
 
 
 def normalize(number: str) -> str:
-    """The canonical text of one number: `$1,000.50` is `1000.5`, `007` is `7`, `-0` is `0`, `1e3` is `1000`, `2/4` is
-    `1/2`.
+    """Return the canonical text of one number.
 
-    Space, a currency mark, a percent sign or a period around it do not count.
-    Raises ValueError where `number` is not one number.
+    `$1,000.50` is `1000.5`, `007` is `7`, `-0` is `0`, `1e3` is `1000`, `2/4` is `1/2`. Space, a currency mark, a
+    percent sign or a period around the number are ignored. Raises ValueError if `number` is not one number.
     """
     value = value_of(number)
     if value is None:
-        raise ValueError(f"{number[:80]!r} is not one number; flexible_answer() finds the number in a text")
+        raise ValueError(f"{number[:80]!r} is not one number: use flexible_answer() to find the number in a text")
     if isinstance(value, Fraction):
         return str(value)
     whole, _, fraction = format(value.copy_abs(), "f").partition(".")  # "f": unrounded, no exponent
@@ -136,7 +134,7 @@ def normalize(number: str) -> str:
 
 
 def same_number(a: str | None, b: str | None) -> bool:
-    """Whether two numbers are equal: exactly, at any length. False where one is missing or malformed.
+    """Return True if two numbers are exactly equal; False if one is missing or malformed.
 
     `1,000`, `1000.0` and `$1000` are equal, and so are `1/2` and `0.5`; `50%` is 50, not 0.5.
     """
@@ -145,7 +143,7 @@ def same_number(a: str | None, b: str | None) -> bool:
 
 
 def value_of(number: str) -> Decimal | Fraction | None:
-    """What one number is worth, exactly; None for any other text. Equal values have equal hashes."""
+    """Return the exact value of one number; None for any other text. Equal values have equal hashes."""
     alone = _ALONE.fullmatch(_tidy(number))
     if not alone:
         return None
@@ -163,10 +161,10 @@ def _outcome(expression: str) -> str:
 
 
 def _tidy(text: str) -> str:
-    """The text with grouped digits, fractions in LaTeX and vulgar fractions (½) in plain digits: `12500`, `1/2`."""
+    """Convert grouped digits, LaTeX fractions and vulgar fractions (½) to plain digits: `12500`, `1/2`."""
     text = _GROUPED.sub(lambda group: re.sub("[^0-9]", "", group[0]), text)
     text = _LATEX_FRACTION.sub(_fraction, text)
-    return _VULGAR.sub(lambda one: _beside(one, unicodedata.normalize("NFKC", one[0]).replace("⁄", "/")), text)
+    return _VULGAR.sub(lambda match: _spaced(match, unicodedata.normalize("NFKC", match[0]).replace("⁄", "/")), text)
 
 
 def _fraction(latex: re.Match[str]) -> str:
@@ -176,20 +174,20 @@ def _fraction(latex: re.Match[str]) -> str:
     except (ValueError, ZeroDivisionError):
         return latex[0]
     plain = top.lstrip("-").isdigit() and bottom.isdigit()
-    return _beside(latex, f"{top}/{bottom}" if plain else f"{value.numerator}/{value.denominator}")
+    return _spaced(latex, f"{top}/{bottom}" if plain else f"{value.numerator}/{value.denominator}")
 
 
-def _beside(found: re.Match[str], fraction: str) -> str:
-    """A fraction as the part of a mixed number behind a digit: 2½ is 2 1/2."""
-    return f" {fraction}" if found.string[found.start() - 1 : found.start()].isdigit() else fraction
+def _spaced(match: re.Match[str], fraction: str) -> str:
+    """Put a space between a digit and a fraction, as in a mixed number: 2½ is 2 1/2."""
+    return f" {fraction}" if match.string[match.start() - 1 : match.start()].isdigit() else fraction
 
 
 def _plain(number: str) -> str:
-    """A match of _NUMBER or _SPACED as Python reads it."""
+    """Convert a match of _NUMBER or _SPACED to Python's notation."""
     return "".join(number.split()).translate(_TO_PLAIN)
 
 
 def last(matches: Iterable[re.Match[str]]) -> re.Match[str] | None:
-    """The last of some matches; None where there are none."""
-    found = deque(matches, maxlen=1)
-    return found[0] if found else None
+    """Return the last match; None if there are no matches."""
+    final = deque(matches, maxlen=1)
+    return final[0] if final else None

@@ -1,7 +1,7 @@
-"""Blocksworld problems as PDDL: read into objects, facts and a goal.
+"""Parse Blocksworld problems in PDDL into objects, facts and a goal.
 
-The reader takes what problems of the 4-operator domain use: objects (typed or not), positive facts, and a goal that is
-a fact or a conjunction. All else is refused by line and name. Knows nothing of actions or of what is possible.
+The parser supports the 4-operator domain: objects (typed or not), positive facts, and a goal that is a fact or a
+conjunction. It rejects everything else with line and name. It does not know actions or check that a state is possible.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _ALIASES = {
     **dict.fromkeys(("armempty", "emptyhand", "emptyarm", "handfree", "gripperempty"), "handempty"),
     "inhand": "holding",
 }
-"""Other domains' names of predicates, without hyphens."""
+"""Predicate names of other domains, without hyphens."""
 RESERVED = frozenset(
     "the block blocks on onto off top of from table up down and is hand holds empty clear".split()  # noqa: SIM905
 )
-"""Words of actions and facts written as text: no block may be called so."""
+"""Words in the text of actions and facts, which cannot be names of blocks."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]*+")
 _TOKEN = re.compile(r"[()]|[^\s()]++")
@@ -35,7 +35,7 @@ _DEPTH = 32
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Blocks, the facts at the start, and the facts to reach. All other facts are false at the start."""
+    """Blocks, initial facts and goal facts. All other facts are initially false."""
 
     objects: tuple[str, ...]
     init: frozenset[Fact]
@@ -43,9 +43,9 @@ class Problem:
 
 
 def read_problem(text: str) -> Problem:
-    """The problem that a PDDL text defines; letter case does not matter, `;` begins a comment.
+    """Parse a PDDL problem; letter case is ignored, `;` starts a comment.
 
-    Raises TaskError naming the line and the piece of text that is wrong.
+    Raises TaskError with the line and the invalid text.
     """
     sections = _sections(_tree(text))
     objects = _objects(sections[":objects"])
@@ -54,28 +54,28 @@ def read_problem(text: str) -> Problem:
     if len(goal.items) != 2:
         raise _wrong(goal, "the goal is not one fact or one (and ...): give one")
     conjunction = goal.items[1]
-    wanted = conjunction.items[1:] if conjunction.head == "and" else [conjunction]
-    if not wanted:
+    goal_facts = conjunction.items[1:] if conjunction.head == "and" else [conjunction]
+    if not goal_facts:
         raise _wrong(goal, "the goal has no facts: give at least one, such as (on a b)")
     return Problem(
         objects=objects,
         init=frozenset(_fact(item, known) for item in sections[":init"].items[1:]),
-        goal=frozenset(_fact(item, known) for item in wanted),
+        goal=frozenset(_fact(item, known) for item in goal_facts),
     )
 
 
 def check_name(name: str) -> str | None:
-    """Why a word can't be the name of a block; None where it can."""
+    """Return why a word cannot be the name of a block; None if it can."""
     if not _NAME.fullmatch(name):
-        return "not a name: begin with a letter, and go on with letters, digits, '-' or '_'"
+        return "not a name: start with a letter, followed by letters, digits, '-' or '_'"
     if name in RESERVED:
-        return "a word of the actions: give the block another name"
+        return "a reserved word: give the block another name"
     return None
 
 
 @dataclass(slots=True)
 class _Node:
-    """A word, or the list of what stands between two parentheses (`word` is "(" then), and the line it begins in."""
+    """A word, or the list of items between parentheses (its `word` is "("), with its first line."""
 
     line: int
     word: str
@@ -83,7 +83,7 @@ class _Node:
 
     @property
     def head(self) -> str:
-        """The word that a list begins with; "" where there is none."""
+        """The first word of a list; "" if the list is empty."""
         return self.items[0].word if self.items else ""
 
     def __str__(self) -> str:
@@ -92,27 +92,27 @@ class _Node:
 
 
 def _tree(text: str) -> _Node:
-    """The one list that a text is."""
+    """Parse a text into its single list."""
     top = _Node(1, "(")
     open_lists = [top]
     for token in _tokens(text):
         if token.word == ")":
             if len(open_lists) == 1:
-                raise _wrong(token, "closes nothing: take it away, or add the '(' that it closes")
+                raise _wrong(token, "has no matching '(': remove it, or add the '('")
             open_lists.pop()
             continue
         open_lists[-1].items.append(token)
         if token.word == "(":
             open_lists.append(token)
             if len(open_lists) > _DEPTH:
-                raise TaskError(f"line {token.line}: '(': more than {_DEPTH - 1} deep: a problem nests 4 deep at most")
+                raise TaskError(f"line {token.line}: '(': nested more than {_DEPTH - 1} deep: use at most 4 levels")
     if len(open_lists) > 1:
-        raise TaskError(f"line {open_lists[-1].line}: '({open_lists[-1].head}' is never closed: add a ')'")
+        raise TaskError(f"line {open_lists[-1].line}: '({open_lists[-1].head}' is not closed: add a ')'")
     if not top.items or top.items[0].head != "define":
         first = top.items[0] if top.items else top
         raise _wrong(first, "not a problem: begin with (define (problem NAME) ...")
     if len(top.items) > 1:
-        raise _wrong(top.items[1], "stands after the end of the problem: take it away")
+        raise _wrong(top.items[1], "is after the end of the problem: remove it")
     return top.items[0]
 
 
@@ -127,13 +127,13 @@ def _wrong(node: _Node, message: str) -> TaskError:
 
 
 def _sections(tree: _Node) -> dict[str, _Node]:
-    """The parts of a problem by name. Raises TaskError for parts that are unknown, given twice or not there."""
+    """Return the parts of a problem by name. Raises TaskError for unknown, repeated or missing parts."""
     sections: dict[str, _Node] = {}
     for item in tree.items[1:]:
         known = (("problem", ":domain", ":requirements"), (":objects", ":init", ":goal"))
         if not any(item.head in names for names in known):
             raise _wrong(
-                item, f"unknown part of a problem: it has {', '.join(f'({name} ...)' for name in sum(known, ()))}"
+                item, f"unknown part of a problem: use {', '.join(f'({name} ...)' for name in sum(known, ()))}"
             )
         if item.head in sections:
             raise _wrong(item, f"a second {item.head}, the first is in line {sections[item.head].line}: join the two")
@@ -156,7 +156,7 @@ def _objects(section: _Node) -> tuple[str, ...]:
         if why := check_name(item.word):
             raise _wrong(item, why)
         if item.word in names:
-            raise _wrong(item, f"declared twice, first in line {names[item.word]}: take one away")
+            raise _wrong(item, f"declared twice, first in line {names[item.word]}: remove one")
         names[item.word] = item.line
     if not names:
         raise _wrong(section, "there are no blocks: name at least one")
@@ -167,15 +167,15 @@ def _fact(item: _Node, objects: frozenset[str]) -> Fact:
     if item.word != "(" or not item.items:
         raise _wrong(item, "not a fact: write one such as (on a b)")
     if item.head in _CONNECTIVES:
-        raise _wrong(item, f"'{item.head}' is not taken here: give positive facts only, a goal's in one (and ...)")
+        raise _wrong(item, f"'{item.head}' is not supported: give positive facts only, in a goal within one (and ...)")
     head = item.head.replace("-", "").replace("_", "")
     head = _ALIASES.get(head, head)
     if head not in ARITY:
         raise _wrong(item, f"unknown predicate '{item.items[0]}': use one of {', '.join(ARITY)}")
     arguments = item.items[1:]
     if len(arguments) != ARITY[head]:
-        raise _wrong(item, f"'{item.head}' takes {ARITY[head]} blocks, not {len(arguments)}: give as many")
+        raise _wrong(item, f"'{item.head}' takes {ARITY[head]} blocks, not {len(arguments)}: give that number")
     for argument in arguments:
         if argument.word not in objects:
-            raise _wrong(item, f"there is no block '{argument}': add it to :objects, or name one of them")
+            raise _wrong(item, f"there is no block '{argument}': add it to :objects, or use one of the objects")
     return (head, *(argument.word for argument in arguments))

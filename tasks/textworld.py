@@ -1,7 +1,7 @@
-"""TextWorld: text adventures, played in the real thing (Côté et al., 2018; the extra `textworld`).
+"""TextWorld: text adventures, played in the original engine (Côté et al., 2018; the extra `textworld`).
 
-What a search does is done in copies of the game: one for each state that it came to lately, and those that were let go
-of are played again from the beginning. A game goes the same way each time.
+A search plays in copies of the game, one for each recent state. Older states are replayed from the start. Games are
+deterministic.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from tot.tree.thought import Observation, State, Thought
 
 _GAME = re.compile(r"rooms=([0-9]{1,2}) objects=([0-9]{1,2}) quest=([0-9]{1,2}) seed=([0-9]{1,9})")
 _STATUS = re.compile(r"-=.{0,80}=- ?\d+/\d+")
-_SHOWN = ("admissible_commands", "description", "facts", "inventory", "lost", "max_score", "objective", "score", "won")
+_INFOS = ("admissible_commands", "description", "facts", "inventory", "lost", "max_score", "objective", "score", "won")
 _MOST = 64
-_TURN = Lock()
+_LOCK = Lock()
 _Game = tuple[int, int, int, int]
 _COPIES: OrderedDict[tuple[_Game, tuple[str, ...]], tuple[Any, Any]] = OrderedDict()
-"""Games in which these commands were played, and what they show, the last used last; nobody plays on in them."""
+"""LRU cache of games after some commands, with their output. A search continues in a copy."""
 
 
 class TextWorld(Task):
-    """Input: which game, as "rooms=3 objects=6 quest=4 seed=7". Output: the commands that win it, a list.
+    """Input: the parameters of a game, "rooms=3 objects=6 quest=4 seed=7". Output: a list of commands that wins it.
 
-    A thought is one of the commands that the game allows, and acting on it plays it: the observation is what the game
-    replies. T = 31: thirty commands. Score: 1 for commands that win. States are equal where the same facts hold, so a
-    command that changes nothing leads nowhere.
+    A thought is a command that the game allows. `act` plays it, and the observation is the reply of the game. T = 31:
+    thirty commands. Score: 1 for commands that win. States with the same facts are equal, so a command without effect
+    is a duplicate.
     """
 
     name = "textworld"
@@ -50,9 +50,9 @@ class TextWorld(Task):
     evaluator = "heuristic"
 
     def start(self, question: str) -> State:
-        """The root state. Raises TaskError for what is no game, OptionError where TextWorld is not installed."""
+        """Return the root state. Raises TaskError for an invalid game, OptionError if TextWorld is not installed."""
         state = super().start(question)
-        first = _played(_numbers(state.question))
+        first = _replayed(_numbers(state.question))
         return state.model_copy(update={"world": {"goal": first["objective"], **_world(first)}})
 
     def variables(self, state: State) -> dict[str, Any]:
@@ -60,17 +60,17 @@ class TextWorld(Task):
         return {**super().variables(state), **{name: world[name] for name in ("goal", "scene", "carried", "commands")}}
 
     def parse_thought(self, template: str, text: str) -> str | None:
-        """A command in one line, without the mark that it stands after."""
+        """Return the first line as a command, without the prompt character `>`."""
         return (text.strip().splitlines() or [""])[0].lstrip("> ").strip() or None
 
     async def act(self, state: State, thought: Thought) -> Observation:
-        """Play a command, if it is one that the game allows: others may save files, or end it."""
+        """Play a command if the game allows it: other commands may save files or quit."""
         if thought.text not in self.actions(state):
             return Observation(text=f"You can't do that. You can: {'; '.join(self.actions(state))}.")
-        played = (*(each.text for each in state.thoughts), thought.text)
-        seen = await asyncio.to_thread(_played, _numbers(state.question), played)
-        world = _world(seen)
-        return Observation(text=_plain(seen.feedback), verified=bool(world["won"]), data=world)
+        commands = (*(previous.text for previous in state.thoughts), thought.text)
+        result = await asyncio.to_thread(_replayed, _numbers(state.question), commands)
+        world = _world(result)
+        return Observation(text=_plain(result.feedback), verified=bool(world["won"]), data=world)
 
     def actions(self, state: State) -> Sequence[str]:
         return list(_of(state)["commands"])
@@ -90,27 +90,27 @@ class TextWorld(Task):
         return bool(_of(state)["won"])
 
     def heuristic(self, state: State) -> float:
-        """The points that are still to be had."""
+        """Return the points that are still missing."""
         return float(_of(state)["left"])
 
     def answer_at(self, state: State) -> list[str] | None:
         return [thought.text for thought in state.thoughts] if self.is_goal(state) else None
 
     def reference_of(self, row: Mapping[str, Any]) -> str:
-        """The game itself, in which the answer is played."""
+        """Return the game, in which `score` plays the answer."""
         return self.question_of(row)
 
     def score(self, answer: Sequence[str] | None, reference: str) -> float:
-        """1 for a list of commands that wins where it is played; each has to be allowed where it stands."""
-        game, played = _numbers(reference), tuple[str, ...]()
+        """Return 1 if the commands win the game and each one is allowed when it is played, otherwise 0."""
+        game, commands = _numbers(reference), tuple[str, ...]()
         for command in answer or ():
-            if command not in _played(game, played).admissible_commands:
+            if command not in _replayed(game, commands).admissible_commands:
                 return 0.0
-            played = (*played, command)
-        return float(bool(_played(game, played).won))
+            commands = (*commands, command)
+        return float(bool(_replayed(game, commands).won))
 
     def instance(self, seed: int) -> dict[str, Any]:
-        """A game of three rooms, six objects and a quest of four commands."""
+        """Return a game with three rooms, six objects and a quest of four commands."""
         return {"question": f"rooms=3 objects=6 quest=4 seed={seed % 10**9}"}
 
 
@@ -120,37 +120,37 @@ def _of(state: State) -> dict[str, Any]:
 
 
 def _numbers(question: str) -> _Game:
-    """Rooms, objects, commands to win by, and seed."""
-    found = _GAME.fullmatch(question.strip())
-    if found is None or not all(int(number) for number in found.groups()[:3]):
-        raise TaskError(f"{question[:80]!r} is no game: write one as 'rooms=3 objects=6 quest=4 seed=7'")
-    rooms, objects, quest, seed = map(int, found.groups())
+    """Parse the number of rooms and objects, the length of the quest and the seed."""
+    match = _GAME.fullmatch(question.strip())
+    if match is None or not all(int(number) for number in match.groups()[:3]):
+        raise TaskError(f"{question[:80]!r} is not a game: write 'rooms=3 objects=6 quest=4 seed=7'")
+    rooms, objects, quest, seed = map(int, match.groups())
     return rooms, objects, quest, seed
 
 
-def _world(seen: Any) -> dict[str, JsonValue]:
-    """What a state of the game is to a search: what the player sees and may do, and a digest of all that is so."""
-    facts = "\n".join(sorted(map(str, seen.facts)))
+def _world(infos: Any) -> dict[str, JsonValue]:
+    """Return the world of a state: the player's view, the allowed commands, and a digest of all facts."""
+    facts = "\n".join(sorted(map(str, infos.facts)))
     return {
-        "scene": _plain(seen.description),
-        "carried": _plain(seen.inventory),
-        "commands": list(seen.admissible_commands),
-        "won": bool(seen.won),
-        "lost": bool(seen.lost),
-        "left": seen.max_score - seen.score,
+        "scene": _plain(infos.description),
+        "carried": _plain(infos.inventory),
+        "commands": list(infos.admissible_commands),
+        "won": bool(infos.won),
+        "lost": bool(infos.lost),
+        "left": infos.max_score - infos.score,
         "facts": hashlib.sha256(facts.encode()).hexdigest(),
     }
 
 
 def _plain(text: str) -> str:
-    """A game's text without blank lines, its prompt and the line of its state."""
+    """Return a game's text without blank lines, its prompt and its status line."""
     lines = (line.strip(" >") for line in text.splitlines())
     return "\n".join(line for line in lines if line and not _STATUS.fullmatch(line))
 
 
-def _played(game: _Game, commands: tuple[str, ...] = ()) -> Any:
-    """What a game shows after these commands."""
-    with _TURN:
+def _replayed(game: _Game, commands: tuple[str, ...] = ()) -> Any:
+    """Return the output of a game after these commands."""
+    with _LOCK:
         if not commands:
             return _begun(game)[1]
         if (game, commands) not in _COPIES:
@@ -158,8 +158,8 @@ def _played(game: _Game, commands: tuple[str, ...] = ()) -> Any:
             world, _ = _COPIES[game, commands[:known]] if known else _begun(game)
             world = world.copy()
             for command in commands[known:]:
-                seen, *_ = world.step(command)
-            _COPIES[game, commands] = world, seen
+                infos, *_ = world.step(command)
+            _COPIES[game, commands] = world, infos
         _COPIES.move_to_end((game, commands))
         if len(_COPIES) > _MOST:
             _COPIES.popitem(last=False)
@@ -172,20 +172,20 @@ def _begun(game: _Game) -> tuple[Any, Any]:
         import textworld
     except ImportError as error:
         raise OptionError(f"TextWorld is not installed ({error}): pip install textworld") from None
-    warnings.filterwarnings("ignore", "Game .* is not fully supported")  # of jericho: what TextWorld sees to itself
+    warnings.filterwarnings("ignore", "Game .* is not fully supported")  # jericho's; TextWorld handles this itself
     options = textworld.GameOptions()
-    options.grammar.only_last_action = True  # what is to be found out on the way is not said
+    options.grammar.only_last_action = True  # the objective does not reveal intermediate steps
     options.nb_rooms, options.nb_objects, options.quest_length, options.seeds = game
     options.path = str(Path(_folder().name) / f"{'-'.join(map(str, game))}.z8")
     try:
         path = textworld.generator.compile_game(textworld.generator.make_game(options), options)
-    except Exception as error:  # whatever it is that its makers and compilers raise
-        raise TaskError(f"TextWorld can't make this game ({str(error)[:200]}): ask for a smaller one") from error
-    world = textworld.start(path, textworld.EnvInfos(**dict.fromkeys(_SHOWN, True)))
+    except Exception as error:  # the generator and the compiler raise exceptions of any type
+        raise TaskError(f"TextWorld cannot generate this game ({str(error)[:200]}): use a smaller one") from error
+    world = textworld.start(path, textworld.EnvInfos(**dict.fromkeys(_INFOS, True)))
     return world, world.reset()
 
 
 @cache
 def _folder() -> tempfile.TemporaryDirectory[str]:
-    """Where the files of games are, which every copy of one reads."""
+    """Return the folder of the game files, which all copies of a game read."""
     return tempfile.TemporaryDirectory(prefix="textworld-")

@@ -1,6 +1,6 @@
 """An event loop in a separate thread, which outlives the event loops of its callers.
 
-A decoder can so keep its connections across scripts, notebooks and consecutive searches, each with its own event loop.
+This keeps the connections of a decoder open across scripts, notebooks and searches, each with its own event loop.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The two programs that try a candidate: `candidate` runs it, `judge` runs the tests; each in a sandbox of its own.
+"""Two programs that test a candidate, each in its own sandbox: `candidate` runs it, and `judge` runs the tests.
 
-They import nothing of tot: `tot.tasks.checks` gives them to the sandbox as files, with `plain`, which both use.
+They import nothing from tot: `tot.tasks.checks` copies them into the sandboxes, with `plain`, which both import.
 """

@@ -1,6 +1,6 @@
-"""The candidate's process: it runs solution.py, and then does what the judge asks of it.
+"""The candidate's process: runs solution.py, then serves the requests of the judge.
 
-A candidate can do as it likes with this program. All that comes of it is what it answers.
+A candidate can manipulate this process. It can only affect the replies, which the judge does not trust.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SOLUTION = "solution.py"
 
 
 class Objects(list[Any]):
-    """Objects that the judge knows by their number."""
+    """Objects that the judge refers to by number."""
 
     def name(self, value: Any) -> list[Any]:
         for number, known in enumerate(self):
@@ -34,7 +34,7 @@ class Objects(list[Any]):
 
 
 def described(error: BaseException) -> dict[str, Any]:
-    """An exception as data: its type, its text and the line of the program that raised it."""
+    """Return an exception as data: its type, its text and the line of the program that raised it."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == SOLUTION]
     kind = type(error)
     known = getattr(builtins, kind.__name__, None) is kind
@@ -47,14 +47,14 @@ def described(error: BaseException) -> dict[str, Any]:
 
 
 def answered(request: dict[str, Any], module: ModuleType, objects: Objects) -> Any:
-    """The result of a call, an attribute or a global name; of a call also its arguments, which it may have changed."""
+    """Return the value of a call, an attribute or a global name; for a call also its arguments, which it may modify."""
     if "global" in request:
         return [vars(module)[request["global"]]]
-    found = request["of"]
+    target = request["of"]
     if "attribute" in request:
-        return [getattr(found, request["attribute"])]
+        return [getattr(target, request["attribute"])]
     arguments, named = request["arguments"], request["named"]
-    return [found(*arguments, **named), arguments, named]
+    return [target(*arguments, **named), arguments, named]
 
 
 def main() -> None:
@@ -81,7 +81,7 @@ def main() -> None:
                 answer = {"raised": described(error)}
             try:
                 say(answer)
-            except Exception as error:  # its result can't be sent  # noqa: BLE001
+            except Exception as error:  # the result cannot be sent  # noqa: BLE001
                 say({"raised": described(error)})
 
 

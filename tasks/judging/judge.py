@@ -1,7 +1,8 @@
-"""The judge's process: it runs the tests of tests.json on the candidate, which runs in another process.
+"""The judge's process: runs the tests in tests.json on the candidate, which runs in another process.
 
-Of the candidate it knows plain values, and objects by their number. It writes a JSON line a test: null where it passes,
-otherwise what is wrong, in words that a model can mend the program by. The first line is about the program itself.
+It receives plain values from the candidate, and refers to other objects by number. It writes one JSON line per test:
+null for a pass, otherwise a description of the failure, from which a model can fix the program. The first line is for
+the program itself.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ sys.path.insert(0, os.getcwd())  # noqa: PTH109
 from plain import pack, unpack  # type: ignore[import-not-found]
 
 LONGEST = 1 << 24
-sys.set_int_max_str_digits(0)  # any number may be shown
+sys.set_int_max_str_digits(0)  # failures may contain integers of any length
 results = os.fdopen(os.dup(1), "w")
-os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what tests print is no result
+os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # discard the output of tests
 
 
 class Lost(BaseException):
-    """The candidate's process has ended, or answers nonsense."""
+    """The candidate's process has ended or sends an invalid reply."""
 
 
 class Raised(Exception):  # noqa: N818
-    """An exception of the candidate's own kind."""
+    """An exception of the candidate whose type is not built in."""
 
 
 class Remote:
-    """An object of the candidate's: it can be called, asked for attributes and handed back. Nothing else is equal."""
+    """An object in the candidate's process: can be called, has attributes, can be an argument. Equal only to itself."""
 
     def __init__(self, number: int, text: str) -> None:
         self._number, self._text = number, text
@@ -110,13 +111,13 @@ def ask(request: dict[str, Any]) -> Any:
 
 
 def error_of(raised: dict[str, Any]) -> Exception:
-    """The candidate's exception: of the same built-in kind, so that tests can expect it."""
+    """Rebuild the candidate's exception, with the same built-in type, so that tests can expect it."""
     kind, text = str(raised.get("kind")), str(raised.get("text"))
-    found = getattr(builtins, kind, None) if raised.get("known") is True else None
+    builtin = getattr(builtins, kind, None) if raised.get("known") is True else None
     error: Exception = Raised(f"{kind}: {text}")
-    if isinstance(found, type) and issubclass(found, Exception):
+    if isinstance(builtin, type) and issubclass(builtin, Exception):
         with suppress(TypeError):
-            error = found(text)
+            error = builtin(text)
     error.line = str(raised.get("line"))  # type: ignore[attr-defined]
     return error
 
@@ -125,10 +126,10 @@ def short(text: str) -> str:
     return text if len(text) <= 300 else text[:300] + "..."
 
 
-def told(error: BaseException) -> str:
+def description(error: BaseException) -> str:
     line = getattr(error, "line", "")
-    said = str(error) if isinstance(error, Raised) else f"{type(error).__name__}: {error}"
-    return short(said) + (f", in the line: {line}" if line else "")
+    message = str(error) if isinstance(error, Raised) else f"{type(error).__name__}: {error}"
+    return short(message) + (f", in the line: {line}" if line else "")
 
 
 def failure(test: str, space: dict[str, Any]) -> str | None:
@@ -150,12 +151,15 @@ def outcome(test: str, space: dict[str, Any]) -> str | None:
     except Lost:
         raise
     except BaseException as error:  # noqa: BLE001
-        return f"{short(test)} fails: {told(error)}"
+        return f"{short(test)} fails: {description(error)}"
 
 
 def names_in(tests: list[str]) -> set[str]:
-    """The names that the tests use and do not define. A built-in function is the program's only where the tests use no
-    other name: a program can't replace `set` or `abs`, and yet may be about a function called `sum`."""
+    """Return the names that the tests use and do not define.
+
+    Built-in names are included only if there are no others: a program cannot replace `set` or `abs` in the tests, but
+    may define a function called `sum`.
+    """
     nodes = [node for test in tests for node in ast.walk(ast.parse(test))]
     used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     used -= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
@@ -175,7 +179,7 @@ def main() -> None:
     loaded = read()
     if not isinstance(loaded, dict) or not isinstance(names := loaded.get("names"), list):
         raised = loaded.get("raised") if isinstance(loaded, dict) else None
-        say(told(error_of(raised)) if isinstance(raised, dict) else "it answers nonsense")
+        say(description(error_of(raised)) if isinstance(raised, dict) else "it answers nonsense")
         return
     space: dict[str, Any] = {"__name__": "tests"}
     wanted = names_in(tests)

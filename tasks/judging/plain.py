@@ -1,7 +1,7 @@
-"""Values as JSON between two processes that do not trust each other: only plain values of built-in types are rebuilt.
+"""Serialize values between two processes that do not trust each other: only plain values of built-in types are rebuilt.
 
-Any other object stays where it is, and is named by a number. A subclass of a built-in type, whose comparisons may lie,
-arrives as the built-in type.
+Other objects stay in their process and are sent as a number. An instance of a subclass of a built-in type, which could
+fake comparisons, arrives as the built-in type.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from fractions import Fraction
 from itertools import islice
 from typing import Any
 
-_MOST = 100_000
-"""Items of an iterator that are sent."""
+_MAX_ITEMS = 100_000
+"""Maximum items of an iterator to send."""
 _KINDS: dict[str, Callable[[list[Any]], Any]] = {
     "list": list,
     "tuple": tuple,
@@ -35,12 +35,12 @@ _SEQUENCES: dict[type, str] = {list: "list", tuple: "tuple", set: "set", frozens
 
 
 def pack(value: Any, name: Callable[[Any], Any]) -> str:
-    """A value as one line of JSON; `name` gives what stands for an object that is not plain."""
+    """Serialize a value to one line of JSON; `name` returns the name of an object that is not plain."""
     return json.dumps(_packed(value, name))
 
 
 def unpack(line: str | bytes, find: Callable[[Any], Any]) -> Any:
-    """The value that `pack` wrote; `find` gives the object for a name. Raises ValueError for anything else."""
+    """Read a value that `pack` wrote; `find` returns the object for a name. Raises ValueError for invalid input."""
     try:
         return _unpacked(json.loads(line), find)
     except (TypeError, KeyError, OverflowError, RecursionError) as error:
@@ -68,11 +68,11 @@ def _packed(value: Any, name: Callable[[Any], Any]) -> Any:
         return _sequence("Fraction", [value.numerator, value.denominator], name)
     if isinstance(value, Decimal):
         return _sequence("Decimal", [Decimal.__str__(value)], name)
-    for kind, said in _SEQUENCES.items():
+    for kind, label in _SEQUENCES.items():
         if isinstance(value, kind):
-            return _sequence(said, kind.__iter__(value), name)  # type: ignore[attr-defined]
+            return _sequence(label, kind.__iter__(value), name)  # type: ignore[attr-defined]
     if isinstance(value, Iterator):
-        return _sequence("iterator", islice(value, _MOST), name)
+        return _sequence("iterator", islice(value, _MAX_ITEMS), name)
     if isinstance(value, type({}.keys()) | type({}.values()) | type({}.items())):
         return _sequence("list", value, name)
     return {"object": name(value)}
@@ -82,12 +82,12 @@ def _sequence(kind: str, items: Iterable[Any], name: Callable[[Any], Any]) -> di
     return {kind: [_packed(item, name) for item in items]}
 
 
-def _unpacked(found: Any, find: Callable[[Any], Any]) -> Any:
-    if found is None or isinstance(found, bool | str):
-        return found
-    if not isinstance(found, dict) or len(found) != 1:
+def _unpacked(data: Any, find: Callable[[Any], Any]) -> Any:
+    if data is None or isinstance(data, bool | str):
+        return data
+    if not isinstance(data, dict) or len(data) != 1:
         raise ValueError("not a plain value")
-    ((kind, content),) = found.items()
+    ((kind, content),) = data.items()
     if kind == "int":
         return int(content, 16)
     if kind == "float":

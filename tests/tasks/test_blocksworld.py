@@ -96,14 +96,18 @@ def test_all_kinds_of_facts_are_written_in_words() -> None:
         ("a is on c", "a is on z", "Goal: 'a is on z': there is no block 'z': name it in Blocks"),
         ("a, b, c", "a, b, c, a", "Blocks: 'a': named twice"),
         ("a, b, c", "a, b, c d", "Blocks: 'c d': not a name"),
-        ("a, b, c", "a, b, table", "Blocks: 'table': a word of the actions"),
+        ("a, b, c", "a, b, table", "Blocks: 'table': a reserved word"),
         ("Goal: a is on c, b is on the table.", "", "the question has no Goal"),
         ("Goal", "Blocks", "neither PDDL nor three lines"),
         ("Goal:", "Why not", "'Why not a is on c, b is on the table.': the question is neither PDDL nor three lines"),
-        ("b is clear, ", "", "the start is not possible: nothing is on b, but (clear b) is missing"),
-        ("c is on the table,", "c is on b,", "the start is not possible: c is on b and b is clear exclude each other"),
-        ("a is on c, b", "a is on c, b is on c, b", "this instance can't be solved: "),
-        ("a is on c", "a is on c, c is on a", "can't be solved: c, a stand on each other in a circle"),
+        ("b is clear, ", "", "the initial state is invalid: nothing is on b, but (clear b) is missing"),
+        (
+            "c is on the table,",
+            "c is on b,",
+            "state is invalid: c is on b and b is clear exclude each other",
+        ),
+        ("a is on c, b", "a is on c, b is on c, b", "this problem cannot be solved: "),
+        ("a is on c", "a is on c, c is on a", "cannot be solved: c, a are stacked in a cycle"),
     ],
 )
 def test_a_question_error_names_the_fault(task: Blocksworld, old: str, new: str, message: str) -> None:
@@ -119,8 +123,11 @@ def test_a_question_error_names_the_fault(task: Blocksworld, old: str, new: str,
         ("", "empty"),
         ("(" * 1000, "line 1"),
         (PDDL.replace("(on a c)", "(on a z)"), "line 3: '(on a z)': there is no block 'z'"),
-        (PDDL.replace("(on a c)", "(holding a) (holding c)"), "can't be solved: the hand holds c and the hand holds a"),
-        (PDDL.replace("(handempty)", ""), "the start is not possible: the hand holds nothing"),
+        (
+            PDDL.replace("(on a c)", "(holding a) (holding c)"),
+            "be solved: the hand holds c and the hand holds a",
+        ),
+        (PDDL.replace("(handempty)", ""), "the initial state is invalid: the hand holds nothing"),
     ],
 )
 def test_a_question_without_a_solution_is_rejected(task: Blocksworld, question: str, message: str) -> None:

@@ -60,7 +60,7 @@ def test_numbers_may_be_separated_by_commas_and_enclosed_in_brackets(text: str) 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("4 nine 10", "'nine' in the puzzle '4 nine 10' is not a number from 0: give whole numbers"),
+        ("4 nine 10", "'nine' in the puzzle '4 nine 10' is not a nonnegative number: give whole numbers"),
         ("4 -9 10", "'-9' in the puzzle"),
         ("4 ٣ 10", "'٣' in the puzzle"),
         ("4 8/3", "'8/3' in the puzzle"),
@@ -68,7 +68,7 @@ def test_numbers_may_be_separated_by_commas_and_enclosed_in_brackets(text: str) 
         ("1 2 3 4 5 6 7", "has 7 numbers: give 2 to 6"),
         ("[]", "has 0 numbers"),
         ("  ", "the question is empty"),
-        ("9" * 10_000, "is not a number from 0"),
+        ("9" * 10_000, "is not a nonnegative number"),
     ],
 )
 def test_an_invalid_puzzle_error_names_the_value(text: str, message: str) -> None:
@@ -215,7 +215,7 @@ def test_only_24_is_the_goal() -> None:
 
 
 def test_a_state_without_a_world_is_rejected() -> None:
-    with pytest.raises(TaskError, match=r"make it with start\(\)"):
+    with pytest.raises(TaskError, match=r"create it with start\(\)"):
         TASK.actions(State(question="4 6"))
 
 

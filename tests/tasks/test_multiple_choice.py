@@ -81,9 +81,9 @@ def test_a_yes_or_no_question_gets_the_options_yes_and_no(answer: bool, label: s
     [
         ({"options": ["A)1", "B)2"]}, "has no question: give its text as `question`"),
         ({"question": {"text": "How?"}}, "has no question"),
-        ({"question": "How?", "options": 5}, "the options '5' are in no known form: give a list"),
+        ({"question": "How?", "options": 5}, "the options '5' have an unknown format: give a list"),
         ({"question": "How?", "options": ["x"] * 27}, "the row has 27 options: give at most 26"),
-        ({"question": "How?", "choices": "AB"}, "the options 'AB' are in no known form"),
+        ({"question": "How?", "choices": "AB"}, "the options 'AB' have an unknown format"),
     ],
 )
 def test_an_unknown_row_format_is_rejected(row: dict[str, Any], message: str) -> None:
@@ -93,7 +93,7 @@ def test_an_unknown_row_format_is_rejected(row: dict[str, Any], message: str) ->
 
 @pytest.mark.parametrize("right", [{}, {"answerKey": ""}, {"correct": "D"}, {"answer": None}])
 def test_a_row_without_a_correct_option_has_no_reference(right: dict[str, Any]) -> None:
-    with pytest.raises(TaskError, match="does not name its right option: give its label"):
+    with pytest.raises(TaskError, match="does not name its correct option: give its label"):
         TASK.reference_of({"question": "How far?", "options": ["A)5", "B)6"], **right})
 
 
@@ -346,7 +346,7 @@ def test_a_line_of_the_question_that_looks_like_an_option_is_not_one(stem: str) 
 
 @pytest.mark.parametrize("right", [2, "D", "15", ["A"]])
 def test_a_correct_option_that_is_missing_in_the_question_is_rejected(right: object) -> None:
-    with pytest.raises(TaskError, match="does not name its right option"):
+    with pytest.raises(TaskError, match="does not name its correct option"):
         MultipleChoice().reference_of({"question": "Which?\nA) 15\nB) 16", "answer": right})
 
 

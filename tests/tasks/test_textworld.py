@@ -122,7 +122,7 @@ def test_a_resumed_search_executes_no_command_twice(task: TextWorld, won: list[s
 
 @pytest.mark.parametrize("question", ["Find the key", "rooms=0 objects=4 quest=3 seed=5", "rooms=2 objects=4 quest=3"])
 def test_an_invalid_game_is_rejected(task: TextWorld, question: str) -> None:
-    with pytest.raises(TaskError, match="is no game: write one as 'rooms=3"):
+    with pytest.raises(TaskError, match="is not a game: write 'rooms=3"):
         task.start(question)
 
 
@@ -132,7 +132,7 @@ def test_a_game_that_cannot_be_made_is_rejected(task: TextWorld, monkeypatch: py
 
     monkeypatch.setattr("textworld.generator.compile_game", fails)
     with pytest.raises(
-        TaskError, match=r"can't make this game \(Too much text in quotation marks\): ask for a smaller"
+        TaskError, match=r"cannot generate this game \(Too much text in quotation marks\): use a smaller"
     ):
         task.start("rooms=2 objects=4 quest=3 seed=78")
 

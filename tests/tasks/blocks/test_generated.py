@@ -52,8 +52,8 @@ def test_problems_are_equal_only_for_equal_seeds() -> None:
         (4, 14, "no problem of 4 blocks takes 14 steps: give an even number from 2 to 12"),
         (4, 5, "no problem of 4 blocks takes 5 steps"),
         (4, 0, "from 2 to 12"),
-        (1, 2, "blocks=1: give from 2 to 6"),
-        (7, 2, "blocks=7: give from 2 to 6"),
+        (1, 2, "blocks=1: give 2 to 6"),
+        (7, 2, "blocks=7: give 2 to 6"),
     ],
 )
 def test_an_impossible_length_error_names_the_range(blocks: int, steps: int, message: str) -> None:

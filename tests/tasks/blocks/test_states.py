@@ -22,7 +22,7 @@ def all_facts(blocks: str) -> list[Fact]:
     ("init", "message"),
     [
         ("on b a, ontable a, clear b, handempty, ontable b", "b is on the table and b is on a exclude"),
-        ("on b a, on a b, handempty", "stand on each other in a circle"),
+        ("on b a, on a b, handempty", "are stacked in a cycle"),
         ("on b b, ontable a, clear a, handempty", "b is on itself"),
         ("ontable a, ontable b, clear a, handempty", "nothing is on b, but (clear b) is missing"),
         ("on b a, ontable a, clear a, clear b, handempty", "b is on a and a is clear exclude"),
