@@ -56,6 +56,7 @@ def test_arrow_keys_navigate_and_enter_collapses(opened: Any, grown: Any) -> Non
 
 def test_collapsing_an_ancestor_selects_it(opened: Any, grown: Any) -> None:
     browser = opened(grown("a", "a/b", "a/b/c"))
+    browser.js("view.select(view.tree.end)")
     browser.js("document.querySelector('#thought-1 .toggle').click()")
     assert browser.heading == "Thought 0.0"
     assert browser.shown == 2
@@ -130,6 +131,7 @@ def test_the_wheel_zooms_at_the_pointer_and_dragging_pans(opened: Any, grown: An
 
 def test_a_two_finger_gesture_zooms_about_its_centre_and_pans(opened: Any, grown: Any) -> None:
     browser = opened(grown("a", "a/b"))
+    browser.js("view.select(view.tree.end)")
     place = """view.draw(); const { x, y, width, height } = byId("thought-1").getBoundingClientRect();
       return [x + width / 2, y + height / 2, width]"""
     x, y, width = browser.js(place)
@@ -214,3 +216,14 @@ def contrast(browser: Any, selector: str) -> float:
     """WCAG 2.2's contrast ratio of a text to its background."""
     darker, lighter = sorted(map(luminance, browser.js(COLOURS, selector)))
     return (lighter + 0.05) / (darker + 0.05)
+
+
+def test_a_leaf_has_its_answer_and_share_and_no_latex(opened: Any, grown: Any) -> None:
+    tree = grown(r"so \frac{1}{2} \times \boxed{36} \( x \)", "other")
+    tree[1].answer, tree[1].share = "36", 0.8
+    browser = opened(tree, answer="36", votes=[4, 5])
+    assert browser.texts("#thought-1 p") == ["36 so (1)/(2) × 36 x"]
+    assert "80% of votes" in browser.texts("#thought-1 footer")[0]
+    assert browser.texts("#thought-2 p") == ["other"]
+    assert browser.heading == "Question"
+    assert "4 of 5" in browser.texts("#panel .numbers")[0]

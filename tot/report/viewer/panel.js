@@ -97,6 +97,8 @@ class Panel {
       ),
       ...grid([
         ["score", run.score],
+        ["votes", run.votes ? `${run.votes[0]} of ${run.votes[1]}` : undefined],
+        ["seconds", usage.seconds ? seconds(usage.seconds) : undefined],
         ["calls", run.calls],
         ["new tokens", usage.new_tokens],
         ["prompt tokens", usage.prompt_tokens],
@@ -104,7 +106,6 @@ class Panel {
         ["forwards", usage.forwards],
         ["acceptance rate", usage.reached ? share(usage.accepted / usage.reached) : undefined],
         ["accepted of drafted", usage.drafted ? share(usage.accepted / usage.drafted) : undefined],
-        ["seconds", usage.seconds ? seconds(usage.seconds) : undefined],
         ["unparsed replies", run.parse_failures],
       ]),
     ];
@@ -114,6 +115,8 @@ class Panel {
     const tokens = fields.new_tokens ?? 0;
     const time = fields.seconds ?? 0;
     return grid([
+      ["answer", fields.answer],
+      ["share of votes", fields.share === undefined ? undefined : share(fields.share)],
       ["value", fields.value],
       ["Q", fields.q],
       ["visits", fields.visits],

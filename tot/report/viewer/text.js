@@ -49,6 +49,25 @@ function brief(text, length) {
   return visible(characters.length > length ? `${characters.slice(0, length - 1).join("")}…` : line);
 }
 
+const MATH = [
+  [/\\(?:text|mathrm|mathbf|boxed|operatorname)\s*\{([^{}]*)\}/g, "$1"],
+  [/\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}/g, "($1)/($2)"],
+  [/\\sqrt\s*\{([^{}]*)\}/g, "√($1)"],
+  [/\\(?:times|cdot)(?![a-z])/gi, "×"],
+  [/\\div(?![a-z])/gi, "÷"],
+  [/\\leq?(?![a-z])/gi, "≤"],
+  [/\\geq?(?![a-z])/gi, "≥"],
+  [/\\approx(?![a-z])/gi, "≈"],
+  [/\\(?:left|right|quad|,|;|!)/g, " "],
+  [/\\([%$#&_])/g, "$1"],
+  [/\\[()[\]]|\$\$/g, ""],
+];
+
+/** LaTeX as plain text, for labels: "\\frac{1}{2}" becomes "(1)/(2)". */
+function plainMath(text) {
+  return MATH.reduce((plain, [pattern, replacement]) => plain.replace(pattern, replacement), text);
+}
+
 /** Format a number with three significant digits; other values (such as infinities) as text. */
 function shortNumber(value) {
   if (value === null || value === undefined) return "–";

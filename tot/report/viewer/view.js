@@ -28,7 +28,7 @@ class TreeView {
     this.measure(tree.measures()[0]?.[1] ?? "value");
     this.arrange();
     this.fit();
-    this.select(tree.end);
+    this.select(tree.root);
   }
 
   measure(field) {
@@ -219,7 +219,8 @@ class TreeView {
       if (part !== null) card.append(make("b", {}, shortNumber(fields[this.scale.field])));
       return card;
     }
-    card.append(make("p", { dir: "auto" }, brief(node.text, 150)), make("footer", {}, ...this.notes(node)));
+    const answer = fields.answer === undefined ? null : make("b", { class: "answer" }, brief(plainMath(fields.answer), 40), " ");
+    card.append(make("p", { dir: "auto" }, answer, brief(plainMath(node.text), 150)), make("footer", {}, ...this.notes(node)));
     if (node.children.length) {
       const label = node.open ? "−" : `+${shortNumber(this.below(node))}`;
       card.append(make("span", { class: "toggle", "aria-hidden": "true" }, label));
@@ -233,6 +234,7 @@ class TreeView {
     if (node.parent || fields.value !== undefined) {
       notes.push(make("b", { class: "value" }, shortNumber(fields[this.scale.field] ?? null)));
     }
+    if (fields.share !== undefined) notes.push(make("span", { class: "flag" }, `${share(fields.share)} of votes`));
     if (fields.verified) notes.push(make("span", { class: "flag good" }, "verified"));
     else if (fields.terminal) notes.push(make("span", { class: "flag" }, "end"));
     if (fields.pruned) notes.push(make("span", { class: "flag" }, "pruned"));
