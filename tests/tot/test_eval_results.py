@@ -114,6 +114,7 @@ def test_the_interval_of_two_values_is_their_range() -> None:
 def test_progress_reports_no_score_while_every_search_failed(monkeypatch: Any) -> None:
     monkeypatch.setattr("tot.evaluation.progress.time.monotonic", lambda: 100.0)
     progress = Progress(2)
+    assert progress.line == "loading the model … 0 s"
     progress.recall(sample(0, 0.0, 100, error="ValueError: x"))
     assert (progress.score, progress.line) == (None, "0 tokens/s")
     progress.recall(sample(1, 1.0, 100))

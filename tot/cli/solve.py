@@ -191,11 +191,11 @@ def _run(
 
 def _scored(task: Task, answer: Any, reference: Any) -> dict[str, Any]:
     """The reference as the task reads it, and the score of an answer."""
+    from tot.evaluation.questions import parsed_reference
     from tot.task.checked import CheckedTask
 
     score = CheckedTask(task).score(answer, reference)
-    parsed = task.parse_answer(reference) if isinstance(reference, str) else reference
-    return {"reference": reference if parsed is None else parsed, "score": score}
+    return {"reference": parsed_reference(task, reference), "score": score}
 
 
 def _verdict(scored: Mapping[str, Any], itself: bool) -> str:

@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from tot.decoders.errors import TaskError, reason
+from tot.decoders.errors import TaskError, TotError, reason
 from tot.evaluation.folder import read_config, read_samples
+from tot.evaluation.questions import parsed_reference
 from tot.evaluation.results import Results, summarise, tokens_of
+from tot.registry import load_task
 from tot.report.page import Block, page, tree_block
 from tot.tree.tree import ThoughtTree
 
@@ -32,6 +34,7 @@ def evaluation_page(folder: Path) -> Iterator[str]:
         if not samples:
             raise ValueError("no sample is finished")
         results = summarise(samples, _bad_rows(folder))
+        samples = [{**sample, "reference": _reference(config["task"], sample)} for sample in samples]
         rows = [_row(order, sample, results) for order, sample in enumerate(samples)]
         title = f"{config['task']} on {Path(str(config['data'])).name}"
     except (OSError, ValueError, LookupError, TypeError) as error:
@@ -86,6 +89,17 @@ def _row(order: int, sample: dict[str, Any], results: Results) -> dict[str, Any]
         "seconds": sample["measured"]["seconds"],
         "tree": None,
     }
+
+
+def _reference(task: str, sample: dict[str, Any]) -> Any:
+    """The reference as the task reads it; as it is stored if the task is not here or the question is the reference."""
+    stored = sample["reference"]
+    if stored == sample["question"]:
+        return stored
+    try:
+        return parsed_reference(load_task(task), stored)
+    except TotError:
+        return stored
 
 
 def _id(sample: dict[str, Any]) -> str:

@@ -17,10 +17,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from tot.decoders.errors import OptionError, unknown
 from tot.evaluation.estimate import wilson
 from tot.evaluation.results import tokens_of
-from tot.report.terminal import progress
+from tot.report.terminal import complain, progress
 from tot.search.session import SearchSession
 
 _DRAFTED = ("drafted", "accepted", "reached")
+_REPORT_SECONDS = 30.0
+"""Interval of the lines in a pipe, in place of a bar."""
 _MAX_WARNINGS = 10
 """Number of warnings that are printed; log.txt has all of them."""
 
@@ -36,6 +38,8 @@ class Progress:
         self._failed = 0
         self._spent: Counter[str] = Counter()
         self._start_time = time.monotonic()
+        self._reported = self._start_time
+        self._total = total
         self._warnings = 0
         columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._bars = progress(lambda: self.line, *columns, total=total)
@@ -53,6 +57,8 @@ class Progress:
             spent["tokens"] += session.meter.new_tokens
             spent.update({name: getattr(session.meter.usage, name) for name in _DRAFTED})
         rate = spent["tokens"] / max(time.monotonic() - self._start_time, 1e-9)
+        if not (self.done or self.running or self._scored):
+            return f"loading the model … {time.monotonic() - self._start_time:.0f} s"
         parts = [] if self.score is None else [f"score {wilson(self.score, self._scored).format()}"]
         parts.append(f"{rate:.0f} tokens/s")
         if spent["reached"]:
@@ -74,6 +80,9 @@ class Progress:
         self._spent["tokens"] += tokens_of(sample)
         self._spent.update({name: sample["measured"][name] for name in _DRAFTED})
         self._bars.update(self._bars.task_ids[0], completed=self.done)
+        if not self._bars.console.is_terminal and time.monotonic() - self._reported >= _REPORT_SECONDS:
+            self._reported = time.monotonic()
+            complain(f"{self.done} of {self._total}: {self.line}")
 
     def warn(self, text: str) -> None:
         """Print a warning above the bar, up to a maximum number of warnings."""

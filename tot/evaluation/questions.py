@@ -110,6 +110,15 @@ def renamed(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
         return {**row, **{name: row[column] for name, column in columns.items()}}
 
 
+def parsed_reference(task: Task, reference: Any) -> Any:
+    """A reference as the task reads it: the number of a GSM8K solution, for instance."""
+    try:
+        parsed = task.parse_answer(reference) if isinstance(reference, str) else None
+    except Exception:  # a task's own method may raise anything  # noqa: BLE001
+        parsed = None
+    return reference if parsed is None else parsed
+
+
 @contextmanager
 def _reading(row: dict[str, Any]) -> Iterator[None]:
     try:

@@ -50,6 +50,8 @@ class Results:
     """Calls, prompt tokens and new tokens, by purpose (generate, evaluate, answer)."""
     score_at_tokens: dict[int, float]
     """By budget of new tokens: the score if searches that took more had scored 0. Empty if all failed."""
+    wall_seconds: float | None = None
+    """Wall-clock seconds of this run, loading the model included; None if nothing was searched in it."""
     folder: Path | None = None
     """The evaluation's folder."""
 
@@ -66,6 +68,7 @@ class Results:
         bad = f"searches, and {self.bad_rows:,} invalid rows" if self.bad_rows else "searches"
         rows: list[tuple[str, str, str] | None] = [
             _mean("Score", self.score),
+            None if self.wall_seconds is None else ("Wall time", f"{self.wall_seconds:,.1f} s", "loading included"),
             ("Problems", f"{self.problems:,}", f"{self.samples:,} samples" if repeated else ""),
             _mean("Best repeat", self.any) if repeated else None,
             ("Verified", f"{self.solved:,}", "samples, verified by the task") if self.solved else None,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -130,13 +131,15 @@ class _Session:
         total, finished = questions * options.repeats, len(folder.done)
         folder.log(f"starts: {self.evaluation.name}, {total} samples, {finished} of them finished")
         numbers: dict[str, float] = {}
+        began = time.monotonic()
         self._introduce()
         with Progress(total - finished) as self.progress:
             try:
                 self._recall(bad)
                 if finished < total:
                     run_to_end(self._search())
-                results = replace(summarise(folder.samples, len(bad)), folder=folder.path)
+                wall = time.monotonic() - began if finished < total else None
+                results = replace(summarise(folder.samples, len(bad)), folder=folder.path, wall_seconds=wall)
                 folder.finish(results.to_json())
                 folder.log(f"finished: score {results.score_text}")
                 numbers = {"parse_failures": results.parse_failures.mean}
