@@ -17,13 +17,13 @@ Mark = Annotated[str, Field(min_length=1, max_length=40)]
 
 
 class MethodOptions(BaseModel):
-    """Options of a method without options."""
+    """Autoregressive decoding: one token a step for every branch, all branches in one forward pass. No options."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class AutoOptions(MethodOptions):
-    """Options of `auto`."""
+    """Whatever pays by the measured costs: prompt lookup, a Jacobi window, a draft model, or plain decoding."""
 
     draft: Any = None
     """A draft model, used for texts where it is best: a name, a hub id, a folder, a GGUF file or "early-exit:6". None
@@ -40,7 +40,7 @@ class DraftingOptions(MethodOptions):
 
 
 class SDOptions(DraftingOptions):
-    """Options of `sd`."""
+    """Speculative decoding (Leviathan et al., 2023): verify k drafted tokens in one forward pass."""
 
     k: Annotated[int, Field(ge=1, le=16)] = 4
     """Tokens drafted per step."""
@@ -49,7 +49,7 @@ class SDOptions(DraftingOptions):
 
 
 class MCSDOptions(DraftingOptions):
-    """Options of `mcsd`."""
+    """Multi-candidate speculative decoding (Yang et al., 2024): verify a tree of drafted tokens."""
 
     k_config: KConfig = (2, 2, 1)
     """Number of candidates at each drafted position, per candidate of the position before."""
@@ -58,7 +58,7 @@ class MCSDOptions(DraftingOptions):
 
 
 class SEEDOptions(DraftingOptions):
-    """Options of `seed`."""
+    """SEED, scheduled speculation (arXiv 2406.18200): draft only what pays, or the paper's queue of drafts."""
 
     policy: Literal["packed", "rounds"] = "packed"
     """packed verifies all finished drafts in one forward; rounds verifies one after another while others draft."""
@@ -82,7 +82,7 @@ class SEEDOptions(DraftingOptions):
 
 
 class JacobiOptions(MethodOptions):
-    """Options of `jacobi`."""
+    """Jacobi decoding (Santilli et al., 2023): correct n guessed tokens at once. Fast with a consistency LLM."""
 
     n: Annotated[int, Field(ge=1, le=128)] = 16
     """Tokens of a window."""
@@ -93,7 +93,7 @@ class JacobiOptions(MethodOptions):
 
 
 class LookaheadOptions(MethodOptions):
-    """Options of `lookahead`."""
+    """Lookahead decoding (Fu et al., 2024): n-grams of earlier guesses as drafts."""
 
     window: Annotated[int, Field(ge=1, le=64)] = 8
     """W: columns iterated beside each text."""
@@ -106,7 +106,7 @@ class LookaheadOptions(MethodOptions):
 
 
 class FastCoTOptions(MethodOptions):
-    """Options of `fastcot`."""
+    """FastCoT (arXiv 2311.08263): answer from the beginning of a rationale and an approximation of its rest."""
 
     cap: Annotated[int, Field(ge=0)] | None = None
     """Iterations after which a rationale is cut. 0 decodes the answer at once; None decodes rationales to their end.
@@ -121,7 +121,7 @@ class FastCoTOptions(MethodOptions):
 
 
 class PDOSOptions(MethodOptions):
-    """Options of `pdos`. The default markers are one of the variants in the paper."""
+    """PDOS: write independent steps in parallel, after a skeleton of titles. The markers are a variant of the paper."""
 
     marker: Mark = "####"
     """Begins a step."""

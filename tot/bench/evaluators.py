@@ -95,7 +95,7 @@ def _table(results: Measurements) -> Table:
         batches = results.of(name).values()
         judged_questions = [[Judged(**one) for one in each] for batch in batches for each in batch["pieces"]]
         tokens, seconds = (sum(batch[key] for batch in batches) for key in ("tokens", "seconds"))
-        shares = [told(judged_questions, place) for place in PLACES.values()]  # language: ok
+        shares = [auroc(judged_questions, place) for place in PLACES.values()]
         rows.add_row(name, *shares, f"{tokens / max(1, sum(map(len, judged_questions))):.0f}", f"{seconds:.1f}")
     return rows
 
@@ -178,7 +178,7 @@ async def judged(
     return await asyncio.gather(*map(of, questions))
 
 
-def told(questions: Sequence[Sequence[Judged]], place: Callable[[Judged], bool]) -> str:  # language: ok
+def auroc(questions: Sequence[Sequence[Judged]], place: Callable[[Judged], bool]) -> str:
     """Return the mean AUROC over questions: the share of pairs with different truth that the values order correctly.
 
     Ties count half. Empty if no question has such a pair.

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 from tot import Sample, SelfConsistency, Task, evaluate
-from tot.bench.evaluators import PLACES, Judged, judged, pieces_of, solutions, told  # language: ok
+from tot.bench.evaluators import PLACES, Judged, auroc, judged, pieces_of, solutions
 from tot.bench.options import QualityOptions
 from tot.bench.quality import Answered, Leaf, prompts_told, read_answers, replayed, table, way
 from tot.cli.app import main
@@ -369,5 +369,5 @@ def test_auroc_of_known_values(value: Any, expected: str) -> None:
     ]
     questions.append([Judged(1, 0.1, 1.0, 0.0), Judged(1, 0.1, 1.0, 5.0)])  # equal truths, so nothing to rank
     for place in ("all", "first pieces", "half way", "ends"):
-        assert told(questions, PLACES[place]) == f"{expected} ({expected} to {expected}), 5 questions"  # language: ok
-    assert told(questions[-1:], PLACES["all"]) == ""  # language: ok
+        assert auroc(questions, PLACES[place]) == f"{expected} ({expected} to {expected}), 5 questions"  # language: ok
+    assert auroc(questions[-1:], PLACES["all"]) == ""  # language: ok
