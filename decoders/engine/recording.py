@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AttentionInterface
 
 from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import TotError
@@ -81,6 +80,8 @@ def _time_attention(change: int) -> None:
     with _counting:
         before, _active[0] = _active[0], _active[0] + change
         if not before or not _active[0]:
+            from transformers import AttentionInterface
+
             AttentionInterface.register(
                 ATTENTION, timed("attention", packed_attention) if _active[0] else packed_attention
             )

@@ -11,7 +11,6 @@ from typing import Any, Protocol, get_args
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface
 
 from tot.decoders.errors import ModelError, OptionError, unknown
 from tot.decoders.kernels.attention import ATTENTION, Plan, attend_blocks, make_blocks, packed_attention
@@ -88,6 +87,8 @@ class TransformersForward:
         graphs = partial(Graphs, self._compute, self._window, dtype, device, bytes_a_key)
         self._graphs = graphs() if device.type == "cuda" else None
         self._own_attention = model.config._attn_implementation
+        from transformers import AttentionInterface  # takes two seconds, which the backend in C does without
+
         AttentionInterface.register(ATTENTION, packed_attention)
         model.set_attn_implementation(ATTENTION)
 

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tot.decoders.kernels.attention import ATTENTION, Block, packed_attention
 from tot.decoders.kernels.native.shared_prefixes import Run
@@ -125,6 +124,8 @@ class Graphs:
 
     def cut(self, runs: Sequence[Run]) -> Rows | None:
         """Return the slots that a graph reads for these runs, or None if they cannot use a graph, or not yet."""
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
         if (
             ALL_ATTENTION_FUNCTIONS[ATTENTION] is not packed_attention
             or (rows := cut_rows(runs, self._bytes_a_key)) is None

@@ -15,7 +15,6 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from tot.decoders.errors import ModelError
 from tot.decoders.kernels.native import compiling
@@ -33,6 +32,7 @@ from tot.decoders.kernels.native.packing import (
 from tot.decoders.kernels.native.tiles import SIZES, CTiles, Tiles, kernels_run, make_tiles
 from tot.decoders.models.kv_store import Store
 from tot.decoders.models.loaded import LoadedModel
+from tot.decoders.models.rotary import RotaryTable
 from tot.decoders.models.shapes import EMBEDDING, Heads, weight_shapes
 from tot.decoders.models.supported import LLAMA_LIKE, window_of
 from tot.decoders.models.weights import GGUFWeights, Weights
@@ -118,7 +118,7 @@ class NativeForward:
         self._config, self._dtype = loaded.config, loaded.dtype
         self._packed: dict[str, _Product] = {} if shared is None else shared._packed
         """By product: the number of the layer and its name in C, such as "0.qkv"."""
-        self._rotary = LlamaRotaryEmbedding(loaded.config)
+        self._rotary = RotaryTable(loaded.config)
         self._references: list[Any] = []  # C gets addresses only
         self._store: Store | None = None
         self._model = self._pack_all(loaded.weights)
@@ -217,12 +217,8 @@ class NativeForward:
         """Return cosines and sines (positions, head_dim), and the index of each row in them."""
         needed = int(positions.max()) + 1
         if len(self._table[0]) < needed:
-            self._table = self._angles(torch.arange(max(_TABLE, 2 * needed))[None])
+            self._table = self._rotary.rows(max(_TABLE, 2 * needed))
         return *self._table, positions
-
-    def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        cosines, sines = self._rotary(torch.empty(0), position_ids=positions)
-        return cosines[0].contiguous(), sines[0].contiguous()
 
     def _float_address(self, vector: Tensor) -> int:
         floats = vector.float().contiguous()

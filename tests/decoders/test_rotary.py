@@ -1,0 +1,50 @@
+"""Rotary tables equal those of transformers, for every type of scaling that is supported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+
+from tot.decoders.models.rotary import RotaryTable
+
+SCALINGS: list[dict[str, Any]] = [
+    {"rope_type": "default", "rope_theta": 10000.0},
+    {"rope_type": "default", "rope_theta": 1e6},
+    {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+    {
+        "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 256,
+    },
+    {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 256},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("scaling", SCALINGS, ids=lambda scaling: scaling["rope_type"])
+@pytest.mark.parametrize(("family", "reference"), [("llama", LlamaRotaryEmbedding), ("qwen3", Qwen3RotaryEmbedding)])
+def test_rows_equal_the_module_of_transformers(
+    make_model: Callable[..., Any], family: str, reference: Any, scaling: dict[str, Any]
+) -> None:
+    config = make_model(family, rope_parameters=scaling).config
+    cosines, sines = RotaryTable(config).rows(3000)
+    expected = reference(config)(torch.empty(0), position_ids=torch.arange(3000)[None])
+    assert torch.equal(cosines, expected[0][0])
+    assert torch.equal(sines, expected[1][0])
+    assert cosines.is_contiguous()
+    assert cosines.dtype == torch.float32
+
+
+def test_the_native_path_imports_no_modelling_code(python: Any, smollm2: str) -> None:
+    code = (
+        "import sys; from tot.decoders import load_decoder, Request, Sampling;"
+        f"d = load_decoder('ar', {smollm2!r}, kv_budget=200);"
+        "d.generate([Request(prompt='hi', sampling=Sampling(max_tokens=2))]);"
+        "name = d.engine.runner.backend.name; print(name, 'transformers.modeling_utils' in sys.modules)"
+    )
+    out, err = python("-c", code).communicate(timeout=120)
+    assert err == ""
+    assert out.startswith("transformers, ") or out.strip().endswith("False")
