@@ -1,26 +1,43 @@
-"""Latency of a forward by its number of rows, measured on first use for each model."""
+"""Latency of a forward by its number of rows, measured on first use for each model.
+
+For models in files the measurement is kept in the cache folder for a day, by processor, threads and the model's sizes:
+the next process starts a second sooner.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from bisect import bisect_right
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
+
+import torch
 
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.radix_cache import RadixCacheFullError
 from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.engine.sampling import Draw, read
+from tot.decoders.errors import TaskError
+from tot.decoders.files import others_could_write, write_json
+from tot.decoders.machine import processor_info
+from tot.decoders.models.gguf_cache import cache_folder
 
 ROWS = (1, 4, 8, 16, 64)
 _CONTEXT = 128
 """Number of tokens that each row attends to."""
 _MAX_SECONDS = 0.4
 """Larger batches are not measured after a forward this slow (seconds): latency is then linear in rows."""
+_KEPT_SECONDS = 86_400
+"""How long a measurement in the cache folder is used."""
 _DRAW = Draw(1.0, 0, 1.0, 0.0, 0, 0, 0)
 
 
@@ -66,6 +83,9 @@ def latency_model(runner: Runner) -> LatencyModel:
     """
     if runner.loaded in _latency_models:
         return _latency_models[runner.loaded]
+    path = None if runner.loaded.module is not None else _file_of(runner)
+    if path is not None and (stored := _stored(path)) is not None:
+        return _latency_models.setdefault(runner.loaded, stored)
     measured: list[tuple[int, float]] = []
     cache = runner.cache
     base = cache.open()
@@ -82,7 +102,38 @@ def latency_model(runner: Runner) -> LatencyModel:
         cache.rollback(base, 0)
     if not measured:
         return LatencyModel((1,), (1.0,))
-    return _latency_models.setdefault(runner.loaded, LatencyModel.fit(measured))
+    fitted = LatencyModel.fit(measured)
+    if path is not None:
+        with suppress(OSError, TaskError):  # without the file the next process measures again
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, {"rows": fitted.rows, "seconds": fitted.seconds})
+            path.chmod(0o600)
+    return _latency_models.setdefault(runner.loaded, fitted)
+
+
+def _file_of(runner: Runner) -> Path:
+    """The file of a measurement in the cache folder."""
+    config = runner.loaded.config
+    names = ("model_type", "num_hidden_layers", "hidden_size", "intermediate_size", "num_key_value_heads", "vocab_size")
+    about = [version("tot"), processor_info("model name"), torch.get_num_threads(), runner.backend.name]
+    about += [str(runner.dtype), str(runner.device), runner.backend.weight_bytes]
+    about += [getattr(config, name, None) for name in names]
+    key = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:24]
+    return cache_folder() / "latency" / f"{key}.json"
+
+
+def _stored(path: Path) -> LatencyModel | None:
+    """Read a measurement; None if it is missing, too old, damaged or possibly another user's."""
+    try:
+        if others_could_write(path, trust_root=True) or not 0 <= time.time() - path.stat().st_mtime < _KEPT_SECONDS:
+            return None
+        data = json.loads(path.read_text())
+        rows, seconds = tuple(map(int, data["rows"])), tuple(map(float, data["seconds"]))
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+    known = rows == ROWS[: len(rows)] and len(rows) == len(seconds) > 0
+    rising = known and seconds[0] > 0 and list(seconds) == sorted(seconds) and seconds[-1] < 1e4
+    return LatencyModel(rows, seconds) if rising else None
 
 
 def _min_seconds(runner: Runner, base: Any, rows: int) -> float:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tot.decoders import Engine, LocalDecoder, Request, RequestError, Sampling, load_decoder, load_model
+from tot.decoders.drafting import latency_model as latency_module
 from tot.decoders.drafting.draft_model import ModelDrafter
 from tot.decoders.drafting.latency_model import (
     ROWS,
@@ -20,6 +24,8 @@ from tot.decoders.drafting.latency_model import (
 )
 from tot.decoders.drafting.opening import make_drafter
 from tot.decoders.engine.runner import Runner
+from tot.decoders.kernels.native.tiles import kernels_run
+from tot.decoders.models.loading import open_model
 
 Make = Callable[..., Engine]
 
@@ -214,3 +220,73 @@ def test_an_idle_engine_wakes_up_for_a_call(engine: Make, monkeypatch: pytest.Mo
         time.sleep(0.01)
     assert one._thread is None
     assert one.call(lambda: 2) == 2
+
+
+# -- kept between processes ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved(make_model: Callable[..., Any], tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model in files, with an empty cache folder. The kernels in C need its size."""
+    monkeypatch.setenv("TOT_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "model"
+    make_model("llama", hidden_size=128, intermediate_size=256, head_dim=32).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    if not kernels_run(32, 2, torch.float32, torch.device("cpu")):
+        pytest.skip("needs a C compiler, and a processor with AVX2")
+    return folder
+
+
+def measure(folder: Path) -> LatencyModel:
+    with Engine(open_model(folder, dtype="fp32"), 3000) as one:
+        return engine_latency_model(one)
+
+
+def test_a_model_in_files_is_measured_once_a_day_and_by_sizes(
+    saved: Path, tmp_path: Path, forwards: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = measure(saved)
+    assert set(forwards) == set(ROWS)
+    forwards.clear()
+    assert (measure(saved), forwards) == (first, [])
+    (path,) = (tmp_path / "cache" / "latency").iterdir()
+    day = 86_400
+    os.utime(path, (time.time() - day, time.time() - day))
+    measure(saved)
+    assert set(forwards) == set(ROWS)
+    forwards.clear()
+    monkeypatch.setattr(latency_module, "processor_info", lambda what: "another")
+    measure(saved)
+    assert set(forwards) == set(ROWS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "[" * 100_000, '{"rows": [1, 4], "seconds": [1]}', '{"rows": [2], "seconds": [0.1]}',
+     '{"rows": [1, 4], "seconds": [0.2, 0.1]}', '{"rows": [1], "seconds": [NaN]}', '{"rows": [1], "seconds": [0]}',
+     '{"rows": [], "seconds": []}', '{"rows": [1], "seconds": ["x"]}'],
+)  # fmt: skip
+def test_a_damaged_measurement_is_made_again(saved: Path, tmp_path: Path, forwards: list[int], text: str) -> None:
+    measure(saved)
+    (path,) = (tmp_path / "cache" / "latency").iterdir()
+    path.write_text(text)
+    forwards.clear()
+    assert measure(saved).rows == ROWS
+    assert set(forwards) == set(ROWS)
+
+
+def test_a_measurement_that_others_could_have_written_is_not_used(
+    saved: Path, tmp_path: Path, forwards: list[int]
+) -> None:
+    measure(saved)
+    (path,) = (tmp_path / "cache" / "latency").iterdir()
+    path.chmod(0o666)
+    forwards.clear()
+    measure(saved)
+    assert set(forwards) == set(ROWS)
+
+
+def test_a_model_object_is_measured_each_time(engine: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOT_CACHE", str(tmp_path))
+    latency_model(engine().runner)
+    assert not (tmp_path / "latency").exists()
