@@ -58,7 +58,7 @@ peers: $(VENV)/ready $(VLLM)/ready $(LLAMA)/ready
 EXAMPLE := build/example.json
 pictures: $(VENV)/ready
 	mkdir -p build
-	$(BIN)/tot solve game24 "1 1 4 8" --search bfs:thoughts=3,breadth=3 --out $(EXAMPLE)
+	$(BIN)/tot solve game24 "1 1 4 8" --search bfs:thoughts=3,breadth=3 --reproducible --out $(EXAMPLE) --overwrite
 	$(BIN)/tot report $(EXAMPLE) --out docs/images/tree.svg
 	$(BIN)/tot report $(EXAMPLE) --out docs/example.html
 
