@@ -1,4 +1,4 @@
-"""Rotary tables equal those of transformers, for every type of scaling that is supported."""
+"""Rotary tables equal the tables of transformers, for every supported type of scaling."""
 
 from __future__ import annotations
 
