@@ -22,8 +22,8 @@ from tot.task.world import HasAnswer
 from tot.tree.tree import ThoughtTree
 
 if TYPE_CHECKING:
-    from tot.keywords import SearchOptions
     from tot.report.profile import Profile
+    from tot.search.options import SearchOptions
 
 
 @dataclass(frozen=True, slots=True)

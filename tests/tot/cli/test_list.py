@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tot.config import SearchConfig
-from tot.keywords import SearchOptions
+from tot.search.options import SearchOptions
 
 ROWS = [{"problem": "1 + 1?", "right": "2"}, {"problem": "2 + 5?", "right": "7"}]
 
