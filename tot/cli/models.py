@@ -23,26 +23,40 @@ def models_command() -> None:
         shown.print("  ".join(filter(None, (entry.name, entry.kind, size, str(place), entry.note))))
 
 
+_PARTS = {
+    "models": "converted and packed weights",
+    "native": "compiled kernels",
+    "latency": "measured latencies",
+    "sha256": "hashes of model files",
+    "peers": "weights for benchmarks",
+    "drafts": "trained draft models",
+}
+"""The folders that tot makes in the cache folder."""
+_TRAINED = "drafts"
+"""Takes an hour to make again."""
+
+
 def cache_command(
-    clear: Annotated[
-        bool, typer.Option("--clear", help="Delete everything in it. It is made again when needed.")
-    ] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Delete it, except trained draft models.")] = False,
 ) -> None:
     """Show the cache folder and the size of its parts; with --clear, delete them."""
     from tot.decoders.models.gguf_cache import cache_folder
 
     folder, page = cache_folder(), console()
-    parts = sorted(path for path in folder.glob("*")) if folder.is_dir() else []
+    parts = [folder / name for name in _PARTS if (folder / name).is_dir() and not (folder / name).is_symlink()]
     for part in parts:
-        page.print(f"{_size(part) / 2**20:10,.1f} MiB  {part.name}")
+        page.print(f"{_size(part) / 2**20:10,.1f} MiB  {part.name}: {_PARTS[part.name]}")
     page.print(f"{sum(map(_size, parts)) / 2**20:10,.1f} MiB  in {folder}")
-    if clear:
-        for part in parts:
-            try:
-                shutil.rmtree(part) if part.is_dir() and not part.is_symlink() else part.unlink()
-            except OSError as error:
-                raise TaskError(f"Cannot delete {part}: {reason(error)}. Close the programs that use it.") from None
-        page.print("Deleted.")
+    if not clear:
+        return
+    for part in parts:
+        try:
+            if part.name != _TRAINED:
+                shutil.rmtree(part)
+        except OSError as error:
+            raise TaskError(f"Cannot delete {part}: {reason(error)}. Close the programs that use it.") from None
+    kept = any(part.name == _TRAINED for part in parts)
+    page.print(f"Deleted, except {folder / _TRAINED}." if kept else "Deleted.")
 
 
 def _size(path: Path) -> int:

@@ -47,13 +47,19 @@ def test_unknown_names_are_refused_with_the_nearest(tot: Any) -> None:
 
 
 def test_the_cache_is_shown_and_emptied(tot: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TOT_CACHE", str(tmp_path / "cache"))
-    assert tot("cache")[1].endswith(f"0.0 MiB  in {tmp_path / 'cache'}\n")
-    (tmp_path / "cache" / "models").mkdir(parents=True)
-    (tmp_path / "cache" / "models" / "a.bin").write_bytes(bytes(3 * 2**20))
-    assert re.search(r"^ +3\.0 MiB  models$", tot("cache")[1], re.MULTILINE)
-    assert tot("cache", "--clear")[1].endswith("Deleted.\n")
-    assert list((tmp_path / "cache").iterdir()) == []
+    """Only what tot made is deleted, without trained models: the folder may be anybody's home."""
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("TOT_CACHE", str(cache))
+    assert tot("cache")[1].endswith(f"0.0 MiB  in {cache}\n")
+    for name in ("models", "drafts", "photos", "elsewhere"):
+        (cache / name).mkdir(parents=True)
+        (cache / name / "a.bin").write_bytes(bytes(3 * 2**20))
+    (cache / "native").symlink_to(cache / "elsewhere")
+    assert re.search(r"^ +3\.0 MiB  models: converted", tot("cache")[1], re.MULTILINE)
+    out = tot("cache", "--clear")[1]
+    assert out.endswith(f"6.0 MiB  in {cache}\nDeleted, except {cache / 'drafts'}.\n")
+    assert sorted(path.name for path in cache.iterdir()) == ["drafts", "elsewhere", "native", "photos"]
+    assert (cache / "native" / "a.bin").exists()
 
 
 def test_the_version_is_printed(tot: Any, python: Any) -> None:
