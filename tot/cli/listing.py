@@ -34,7 +34,7 @@ def list_command(
         registry = _registry(one)
         table = Table.grid(padding=(0, 2))
         for known in registry:
-            table.add_row(f"  {known}", Text(summary(_described(registry[known])), style="dim"))
+            table.add_row(f"  {known}", Text(_summary_of(registry, known), style="dim"))
         console().print(Text(one, style="bold"), table, sep="\n")
 
 
@@ -60,6 +60,13 @@ def _show_one(kind: str, name: str) -> None:
     elif kind == "tasks":
         page.print(f"\nDefault search: {described.search}, generator: {described.generator}", sep="\n")
         page.print(f"Default evaluator: {described.evaluator}, depth: {described.depth}")
+
+
+def _summary_of(registry: Any, name: str) -> str:
+    try:
+        return summary(_described(registry[name]))
+    except Exception as error:  # another distribution's part may fail to import  # noqa: BLE001
+        return f"cannot be imported ({type(error).__name__}: {error})"
 
 
 def _described(part: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tot.config import SearchConfig
+from tot.registry import SEARCHES
 from tot.search.options import SearchOptions
 
 ROWS = [{"problem": "1 + 1?", "right": "2"}, {"problem": "2 + 5?", "right": "7"}]
@@ -44,6 +45,17 @@ def test_one_is_shown_with_its_options_and_defaults(tot: Any, asked: tuple[str, 
 def test_unknown_names_are_refused_with_the_nearest(tot: Any) -> None:
     assert "unknown kind 'search' (did you mean searches?)" in tot("list", "search")[2]
     assert "unknown search 'mtcs' (did you mean mcts?)" in tot("list", "searches", "mtcs")[2]
+
+
+def test_a_part_that_cannot_be_imported_does_not_hide_the_others(tot: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def __get__(self, *_: object) -> str:
+            raise ImportError("no module named x")
+
+    monkeypatch.setitem(SEARCHES._registered, "broken", type("Part", (), {"options": Broken()})())
+    out = tot("list", "searches")[1]
+    assert re.search(r"^  broken +cannot be imported \(ImportError: no module named x\)", out, re.MULTILINE)
+    assert re.search(r"^  bfs +Breadth-first search", out, re.MULTILINE)
 
 
 def test_the_cache_is_shown_and_emptied(tot: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
