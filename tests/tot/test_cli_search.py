@@ -55,8 +55,8 @@ def test_a_plan_is_found_for_a_data_row_and_verified(tot: Any, tmp_path: Path) -
     (tmp_path / "x.jsonl").write_text("".join(json.dumps({"pddl": pddl}) + "\n" for pddl in (done, PROBLEM)))
     status, out, err = tot("solve", "blocksworld", "--data", "x.jsonl", "--row", "1", *SYMBOLIC)
     assert (status, err) == (0, "")
-    assert out.startswith("Answer: (unstack b a)  (put-down b)  (pick-up a)  (stack a b) (verified)\nRight.\n")
-    assert "Answer: no action is needed (verified)" in tot("solve", "blocksworld", "--data", "x.jsonl", *SYMBOLIC)[1]
+    assert out.startswith("Answer (verified): (unstack b a)  (put-down b)  (pick-up a)  (stack a b)\nRight.\n")
+    assert "Answer (verified): no action is needed" in tot("solve", "blocksworld", "--data", "x.jsonl", *SYMBOLIC)[1]
 
 
 def test_a_plan_is_a_list_in_json(tot: Any) -> None:
@@ -70,7 +70,7 @@ def test_a_task_can_be_a_file(tot: Any, tmp_path: Path) -> None:
     (tmp_path / "my_task.py").write_text(TASK_FILE)
     status, out, err = tot("solve", "my_task.py:Count", "5", "--model", "none")
     assert (status, err) == (0, "")
-    assert "Answer: one  two  two (verified)" in out or "Answer: two  two  one (verified)" in out
+    assert "Answer (verified): one  two  two" in out or "Answer (verified): two  two  one" in out
     shallow = ("--search", "bfs:thoughts=2,depth=3", "--evaluator", "random")
     _, out, _ = tot("solve", "my_task.py:Count", "5", "--model", "none", *shallow)
     assert "Stopped early: no goal among 4 thoughts." in out

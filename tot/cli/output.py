@@ -72,13 +72,13 @@ def show(solution: Solution, saved: Path | None = None, verdict: str = "") -> No
 
 
 def answer_line(solution: Solution) -> str:
-    """Such as "Answer: 36 (4 of 5 votes)"."""
+    """Such as "Answer (4 of 5 votes): 36"."""
     answer = solution.answer
     shown = "none found" if answer is None else shown_answer(answer) or "no action is needed"
     notes = [solution.verdict] if solution.solved else []
     if solution.votes is not None:
         notes.append("{} of {} votes".format(*solution.votes))
-    return plain(f"Answer: {shown}" + (f" ({', '.join(notes)})" if notes else ""))
+    return plain(f"Answer ({', '.join(notes)}): {shown}" if notes else f"Answer: {shown}")
 
 
 def search_line(sessions: Sequence[SearchSession], started: float) -> str:

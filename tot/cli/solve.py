@@ -95,7 +95,7 @@ def solve_command(
 
 
 def _question(
-    task: str, question: str | None, data: Path | None, row: int, columns: Mapping[str, str]
+    task: str, question: str | None, data: Path | None, row: int, columns: Mapping[str, str] | None = None
 ) -> tuple[str, Any]:
     """The question as given, from standard input, from a row of data, or the task's example; and the row's reference,
     if it has one."""
@@ -108,7 +108,7 @@ def _question(
         if question is not None:
             raise OptionError(f"both --data and a question are given: leave --data or {question[:40]!r} out")
         try:
-            found = renamed(read_row(data, row), columns)
+            found = renamed(read_row(data, row), columns or {})
             text = question_of(chosen, found)
         except TaskError as error:
             raise OptionError(f"{data}, row {row} {error}; give another row or file") from None

@@ -38,13 +38,18 @@ def _graph(tree: ThoughtTree) -> nx.DiGraph:
     graph = nx.DiGraph()
     for node in tree:
         fields = node.model_dump(mode="json", exclude={"thought", "world"}, exclude_none=True)
-        graph.add_node(node.id, label=_NOT_XML.sub("\ufffd", _label(tree, node)), **fields)
+        plain = {name: _in_xml(value) if isinstance(value, str) else value for name, value in fields.items()}
+        graph.add_node(node.id, label=_in_xml(_label(tree, node)), **plain)
     for node in tree:
         if node.parent is not None:
             graph.add_edge(node.parent, node.id, kind="thought")
     for tail, head, thought in tree.links():
-        graph.add_edge(tail.id, head.id, kind="link", label=_NOT_XML.sub("\ufffd", thought.text))
+        graph.add_edge(tail.id, head.id, kind="link", label=_in_xml(thought.text))
     return graph
+
+
+def _in_xml(text: str) -> str:
+    return _NOT_XML.sub("\ufffd", text)
 
 
 def _label(tree: ThoughtTree, node: Node) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import networkx as nx
 import pydot
 import pytest
@@ -42,3 +45,11 @@ def test_dot_is_one_valid_graph_for_any_thoughts(tree: ThoughtTree) -> None:
     assert set(nodes) == {"0", "1", "2", "3"}
     assert nodes["1"].get("label").startswith('"say \\"<b>&amp;</b>\\" \\\\ \\\\n ]; x -> y [label=\\"z\\"\\nline two')
     assert [nodes[name].get("style") for name in "0123"] == ["bold", "bold", "solid", "bold"]
+
+
+@pytest.mark.parametrize("answer", ["a\ud800b", "a\x00b", "a\ufffeb", "\x1b[31m"])
+def test_an_answer_that_xml_cannot_represent_is_replaced(grown: Any, answer: str) -> None:
+    tree = grown("a")
+    tree[1].answer = answer
+    text = graphml(tree)
+    assert nx.parse_graphml(text).nodes["1"]["answer"] == re.sub("[\ud800\x00\ufffe\x1b]", "\ufffd", answer)
