@@ -8,37 +8,24 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from tot.decoders.budget import Budget
-from tot.decoders.decoder import (
-    METHODS,
-    REMOTE,
-    Decoder,
-    checked_options,
-    find_decoder,
-    find_method,
-    load_decoder,
-)
-from tot.decoders.errors import ModelError, OptionError, readable, unknown
-from tot.decoders.methods.method import Method
-from tot.decoders.models.model_names import Quantize, find_model, has_chat_template, warn_of_no_template
-from tot.decoders.remote.decoder import RemoteDecoder
-from tot.decoders.remote.options import RemoteOptions
+from tot.decoders.decoder import REMOTE, Decoder, find_method
+from tot.decoders.errors import ModelError, OptionError, readable
+from tot.decoders.models.model_names import Quantize, has_chat_template, warn_of_no_template
 from tot.decoders.request import Purpose
+from tot.llm.decoders import OF_ENGINE, decoders_by_purpose, instantiate, is_remote, open_decoders
 from tot.llm.filters import FILTERS, filters_of
 from tot.registry import SEARCHES, load_task, named, parts_of
 from tot.running import in_daemon_thread
 from tot.search.base import Search
-from tot.task.checked import user_code
 from tot.task.task import Task
 
 _SECRET = re.compile(r"(?i)(?:^|[_-])(?:key|secret|password|credentials?|auth|authorization|token)\s*=")
 _USER_IN_URL = re.compile(r"//[^/@\s]*@")
-_OF_ENGINE = ("tokenizer", "dtype", "device", "kv_budget", "quantize")
-"""Options of the engine, common to all decoders."""
 
 
 def _short(dtype: Any) -> Any:
@@ -53,7 +40,7 @@ def _pairs(options: Sequence[Any]) -> dict[str, str]:
     """Parse options from name=value texts. Raises OptionError if one is invalid."""
     split = [str(option).partition("=") for option in options]
     for option, (name, equals, _) in zip(options, split, strict=True):
-        if not (name.strip() and equals) or name.strip() in _OF_ENGINE:
+        if not (name.strip() and equals) or name.strip() in OF_ENGINE:
             raise OptionError(f"--decoder-option {option!r} can't be read: write NAME=VALUE, such as k=4")
     return {name.strip(): value.strip() for name, _, value in split}
 
@@ -219,7 +206,7 @@ class SearchConfig(BaseModel):
 
     def _uses_chat_format(self) -> bool:
         """Return whether the generating model uses a chat format and no decoding method needs few-shot prompts."""
-        decoders = {purpose: _instantiate(one) for purpose, one in self.decoders.items()}
+        decoders = {purpose: instantiate(one) for purpose, one in self.decoders.items()}
         names = {one for one in decoders.values() if isinstance(one, str) and one not in REMOTE}
         if any(find_method(name).few_shot for name in names):
             return False
@@ -256,27 +243,7 @@ class SearchConfig(BaseModel):
     @property
     def decoders(self) -> dict[Purpose, str | Decoder]:
         """The decoder of each purpose. Raises OptionError for an unknown purpose or decoder."""
-        purposes: tuple[Purpose, ...] = get_args(Purpose)
-        given: Any = self.decoder
-        if isinstance(given, str) and "=" in given:
-            given = _by_purpose(given)
-        elif not isinstance(given, Mapping):
-            given = dict.fromkeys(purposes, given)
-        for purpose, one in given.items():
-            if purpose not in purposes:
-                raise OptionError(unknown("purpose", str(purpose), purposes))
-            if isinstance(one, str) and ".py:" not in one and one not in (*METHODS, *REMOTE):
-                raise OptionError(unknown("decoder", one, (*METHODS, *REMOTE)))
-            if isinstance(one, type):
-                raise OptionError(f"decoder={one.__name__} is a class: give an object of it, {one.__name__}(...)")
-            if not isinstance(one, str) and not callable(getattr(one, "generate", None)):
-                raise OptionError(
-                    f"decoder={one!r} has no method 'generate': give a name, such as ar, or an object whose "
-                    "generate(requests) returns a list of completions, request.sampling.n for each request"
-                )
-        if not given or any(isinstance(one, str) for one in given.values()):
-            return {**dict.fromkeys(purposes, "auto"), **given}
-        return {**dict.fromkeys(purposes, given.get("generate", next(iter(given.values())))), **given}
+        return decoders_by_purpose(self.decoder)
 
     @property
     def asked_model(self) -> Any:
@@ -284,13 +251,13 @@ class SearchConfig(BaseModel):
         chosen = self.decoders.values()
         if any(isinstance(one, str) for one in chosen):
             return self.model
-        models = (getattr(one, "model", None) for one in sorted(chosen, key=_is_remote))
+        models = (getattr(one, "model", None) for one in sorted(chosen, key=is_remote))
         return next((model for model in models if model is not None), None)
 
     @property
     def weights(self) -> Any:
         """The local model or its name, or None if all decoders are remote."""
-        return None if all(map(_is_remote, self.decoders.values())) else self.asked_model
+        return None if all(map(is_remote, self.decoders.values())) else self.asked_model
 
     def filters_for(self, task: Task) -> dict[str, float]:
         """Return the sampling filters for a task. Raises OptionError.
@@ -308,7 +275,7 @@ class SearchConfig(BaseModel):
         if not self.reproducible:
             return self
         chosen = self.decoders.values()
-        if any(map(_is_remote, chosen)):
+        if any(map(is_remote, chosen)):
             raise OptionError(
                 "reproducible runs need a local model in float32, but the decoder is remote: leave reproducible out, "
                 "or use a decoder other than openai"
@@ -345,44 +312,8 @@ class SearchConfig(BaseModel):
 
         Raises TotError if the model can't be loaded or an option is invalid.
         """
-        chosen, options = {purpose: _instantiate(one) for purpose, one in self.decoders.items()}, self.loading
-        names = {purpose: one for purpose, one in chosen.items() if isinstance(one, str)}
-        objects = {purpose: one for purpose, one in chosen.items() if not isinstance(one, str)}
-        if options and not names:
-            raise OptionError(f"{', '.join(options)}: a decoder object has its own model; leave these out")
-        if self.model is None and options:
-            known = {*_OF_ENGINE, *(option for name in names.values() for option in _options_of(name))}
-            if other := [option for option in options if option not in known]:  # a file may contain options for a model
-                raise OptionError(unknown("option", other[0], {*type(self).model_fields, *known}))
-        if self.model is None or not names:
-            return objects
-        first, *others = sorted(dict.fromkeys(names.values()), key=lambda name: name in REMOTE)
-        own = {name: _options_of(name) for name in (first, *others)}
-        # The first decoder also gets options that no decoder has, and rejects unknown ones.
-        common = {option: value for option, value in options.items() if not any(option in own[name] for name in others)}
-        source: dict[str, Any] = {"model": self.model}
-        arguments = common | _of(own[first], options)
-        if first not in REMOTE:
-            shared = {option: arguments.pop(option) for option in _OF_ENGINE if option in arguments}
-            checked_options(first, arguments)  # fail before torch and the model are loaded
-            if isinstance(self.model, str | Path):
-                find_model(self.model)
-            from tot.decoders.engine.open_models import shared_engine
-
-            source = {"engine": stack.enter_context(shared_engine(self.model, **shared))}
-        opened: dict[str, Any] = {first: stack.enter_context(load_decoder(first, **source, **arguments))}
-        for name in others:
-            source = {"model": self.model} if name in REMOTE else {"engine": opened[first].engine}
-            opened[name] = stack.enter_context(load_decoder(name, **source, **_of(own[name], options)))
-        return {**objects, **{purpose: opened[name] for purpose, name in names.items()}}
-
-
-def _by_purpose(text: str) -> dict[str, str]:
-    """Parse decoders by purpose from "generate=seed,evaluate=ar". Raises OptionError."""
-    given = [pair.partition("=") for pair in text.split(",")]
-    if not all(equals and name for _, equals, name in given):
-        raise OptionError(f"--decoder {text!r} can't be read: write generate=NAME,evaluate=NAME")
-    return {purpose.strip(): name.strip() for purpose, _, name in given}
+        fields = type(self).model_fields
+        return open_decoders(self.model, self.decoders, self.loading, fields, stack)
 
 
 def as_text(part: Any) -> str | None:
@@ -396,26 +327,3 @@ def as_text(part: Any) -> str | None:
     if isinstance(part, Path | int | float):
         return str(part)
     return re.sub(r" at 0x[0-9a-f]+", "", repr(part)) if isinstance(part, BaseModel) else type(part).__name__
-
-
-def _is_remote(decoder: str | Decoder) -> bool:
-    return decoder in REMOTE if isinstance(decoder, str) else isinstance(decoder, RemoteDecoder)
-
-
-def _instantiate(decoder: str | Decoder) -> str | Decoder:
-    """Create the user's decoder object that a name refers to. Names of decoding methods are returned unchanged."""
-    if not isinstance(decoder, str) or decoder in REMOTE or isinstance(factory := find_decoder(decoder), Method):
-        return decoder
-    with user_code(f"decoder {decoder}"):
-        instance: Decoder = factory() if isinstance(factory, type) else factory
-    if not callable(getattr(instance, "generate", None)):
-        raise OptionError(f"decoder {decoder} has no method 'generate': give a class with this method")
-    return instance
-
-
-def _options_of(name: str) -> set[str]:
-    return set(RemoteOptions.model_fields if name in REMOTE else find_method(name).options.model_fields)
-
-
-def _of(names: set[str], options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name in names}

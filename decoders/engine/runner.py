@@ -100,7 +100,11 @@ class Runner:
         self.cache = RadixCache(self._capacity(kv_budget))
         self.backend: Backend = open_backend(loaded, quantize, shared)
         """Computes the forwards."""
-        self.backend.reserve(self.cache.capacity + 1)  # one more for SCRATCH
+        try:
+            self.backend.reserve(self.cache.capacity + 1)  # one more for SCRATCH
+        except BaseException:
+            self.backend.close()
+            raise
         self._closed = False
 
     def close(self) -> None:

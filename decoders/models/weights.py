@@ -146,11 +146,15 @@ class GGUFWeights(Weights):
     def _file(self) -> GGUFFile:
         return read_gguf(self._path)
 
+    @cached_property
+    def _sources(self) -> dict[str, str]:
+        """The names in the file, by their names in transformers."""
+        return source_names(self.shapes, self._config)
+
     def __getitem__(self, name: str) -> Tensor | Whole:
         if len(self.shapes[name]) == 1:
             return self._stored[name]
-        source_name = EMBEDDING if name == HEAD and self._config.tie_word_embeddings else name
-        source = source_names([source_name], self._config)[source_name]
+        source = self._sources[EMBEDDING if name == HEAD and self._config.tie_word_embeddings else name]
         tensor = self._file.tensors[source]
         whole = numbers_of(tensor)
         if whole is None:

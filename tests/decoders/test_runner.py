@@ -330,3 +330,16 @@ def test_a_refused_budget_does_not_change_the_model(make_model: Callable[..., An
     with pytest.raises(OptionError):
         Runner(LoadedModel.of(model), "lots")
     assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_store_that_cannot_be_allocated_leaves_the_model_as_it_was(
+    make_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    model = make_model()
+    monkeypatch.setattr("tot.decoders.models.kv_store.torch.empty", fail)
+    with pytest.raises(MemoryError):
+        Runner(LoadedModel.of(model), 500)
+    assert model.config._attn_implementation == "sdpa"

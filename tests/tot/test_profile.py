@@ -174,7 +174,7 @@ def command(tot: Any, tiny: Any, quick: None, tmp_path: Path, monkeypatch: pytes
         made: AbstractContextManager[Any] = tiny()
         return made
 
-    monkeypatch.setattr("tot.config.load_decoder", load)
+    monkeypatch.setattr("tot.llm.decoders.load_decoder", load)
     return tot
 
 

@@ -48,7 +48,7 @@ def scripted_model(script: Gsm8kScript, scripted: Any, monkeypatch: pytest.Monke
     """The decoder that every run in this process gets."""
     decoder = scripted(script)
     monkeypatch.setattr("tot.decoders.engine.open_models.shared_engine", lambda *_, **__: nullcontext())
-    monkeypatch.setattr("tot.config.load_decoder", lambda *_, **__: nullcontext(decoder))
+    monkeypatch.setattr("tot.llm.decoders.load_decoder", lambda *_, **__: nullcontext(decoder))
     monkeypatch.setattr("tot.config.has_chat_template", lambda _: False)
     return decoder
 
