@@ -1,4 +1,4 @@
-"""The keywords of `solve` and `evaluate`, for editors and type checkers: the fields of `SearchConfig`."""
+"""The keywords of `solve`, for editors and type checkers: the fields of `SearchConfig`."""
 
 from __future__ import annotations
 
