@@ -16,14 +16,13 @@ from torch import Tensor
 _Blocks = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
 """(blocks, bytes)"""
 _Numbers = np.ndarray[tuple[int, ...], np.dtype[Any]]
-_AT_ONCE = 2048
-"""Outputs rounded at a time; temporary memory is four times their size."""
 
 
 @dataclass(frozen=True)
 class Whole:
     """A weight as integers: least + number * step, with a scale (`step`) and a minimum (`least`) for each output and
-    group of inputs. Without minimums: (number - middle) * step, where `middle` is the zero point."""
+    group of inputs. Without minimums: (number - middle) * step, where `middle` is the zero point. With a codebook:
+    codebook[number] * step."""
 
     numbers: Tensor
     """(outputs, inputs), uint8."""
@@ -33,6 +32,8 @@ class Whole:
     bits: int = 8
     """4 if no number is above 15."""
     middle: float = 0.0
+    codebook: np.ndarray[tuple[int], np.dtype[np.int8]] | None = None
+    """The 16 values of the numbers of a format with 4 bits, such as IQ4_NL. Then `least` is None and `middle` is 0."""
 
     @property
     def group(self) -> int:
@@ -49,21 +50,28 @@ class Whole:
 
     def floats(self) -> Tensor:
         """Dequantize to (outputs, inputs), float32."""
-        step, least = self.scales(1)
-        return self.numbers * step + least
+        whole = self.decoded()
+        step, least = whole.scales(1)
+        return whole.numbers * step + least
 
     def scales(self, group: int) -> tuple[Tensor, Tensor]:
-        """Return the scales and minimums for groups of `group` inputs, a divisor of `self.group`."""
+        """Return the scales and minimums for groups of `group` inputs, a divisor of `self.group`. Without codebook."""
         least, repeats = -self.middle * self.step if self.least is None else self.least, self.group // group
         return self.step.repeat_interleave(repeats, 1), least.repeat_interleave(repeats, 1)
 
-    def up_to(self, largest: int) -> Whole:
-        """Return the weight with all numbers at most `largest`, rescaled and rounded if one is above it."""
-        if int(self.numbers.max()) <= largest:
+    def levels(self) -> tuple[np.ndarray[tuple[int], np.dtype[np.uint8]], int]:
+        """Return the values of the codebook as numbers without sign, and their zero point."""
+        assert self.codebook is not None
+        middle = max(1, -int(self.codebook.min()))
+        return (self.codebook.astype(np.int16) + middle).astype(np.uint8), middle
+
+    def decoded(self) -> Whole:
+        """Return the same weight without a codebook."""
+        if self.codebook is None:
             return self
-        ratio = largest / 255
-        rounded = [(part * ratio).round().to(torch.uint8) for part in torch.split(self.numbers, _AT_ONCE)]
-        return replace(self, numbers=torch.cat(rounded), step=self.step / ratio, middle=self.middle * ratio)
+        levels, middle = self.levels()
+        numbers = torch.from_numpy(levels)[self.numbers.int()]
+        return replace(self, numbers=numbers, bits=8, middle=middle, codebook=None)
 
 
 def numbers_of(tensor: Any) -> Whole | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Mapping, Sequence
-from ctypes import POINTER, Structure, byref, c_double, c_float, c_int64, c_void_p, sizeof
+from ctypes import POINTER, Structure, byref, c_double, c_float, c_int64, c_uint8, c_void_p, sizeof
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -57,6 +57,8 @@ class _Matrix(Structure):
         *((name, c_void_p) for name in ("strips", "bias")),
         *((name, c_int64) for name in ("inputs", "outputs", "bits", "group")),
         *((name, c_double) for name in ("unit", "zero_point")),
+        ("largest", c_int64),
+        ("codebook", c_uint8 * 16),
     ]
 
 
@@ -230,8 +232,9 @@ class NativeForward:
         return packed(joined(matrices, name.endswith("gate_up")), self.weights)
 
     def _add_product(self, weights: Weights, name: str, parts: Sequence[str], weight: Packed) -> None:
-        strips, *form = weight
-        matrix = _Matrix(strips.data_ptr(), None, *reversed(_shape(weights, parts)), *form)
+        strips, *form, codebook = weight
+        sizes = reversed(_shape(weights, parts))
+        matrix = _Matrix(strips.data_ptr(), None, *sizes, *form, (c_uint8 * 16)(*codebook))
         product = self._packed[name] = _Product(matrix, [strips])
         if f"{parts[0]}.bias" in weights:
             biases = [weights.tensor(f"{part}.bias") for part in parts]

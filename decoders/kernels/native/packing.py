@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tot.decoders.kernels.native.library import lanes, largest_byte, log_once
+from tot.decoders.kernels.native.library import lanes, log_once
 from tot.decoders.machine import free_memory
 from tot.decoders.models.gguf_numbers import Whole
 
@@ -45,11 +45,19 @@ class Packed(NamedTuple):
     """Unit of scales (`step`) and minimums (`least`): as float16 multiples of it they keep their precision."""
     middle: float = 0.0
     """The zero point, if no minimums are stored."""
+    largest: int = 255
+    """The largest integer, after the codebook."""
+    codebook: Sequence[int] = ()
+    """The integers that 4-bit numbers stand for, from 0 to 255; empty if a number stands for itself."""
 
     def fits(self, outputs: int, inputs: int) -> bool:
         """Return whether forward.c, which checks nothing, can read this as an (outputs, inputs) matrix of integers."""
-        supported = (self.bits, self.group) in ((4, GROUP), (8, GROUP), (8, GROUP // 2))
+        coded = (self.bits, self.group, len(self.codebook)) == (4, GROUP, 16) and self.middle > 0
+        supported = coded or (self.bits in (4, 8) and self.group in (GROUP, GROUP // 2) and not self.codebook)
         if not supported or inputs % GROUP or not (0 < self.unit < math.inf and 0 <= self.middle <= 255):
+            return False
+        most = 15 if self.bits == 4 and not self.codebook else 255
+        if not 0 <= self.largest <= most or any(not 0 <= number <= self.largest for number in self.codebook):
             return False
         groups = inputs // self.group
         group_bytes = self.group * self.bits // 8 + (2 if self.middle else 4)  # of one output
@@ -61,8 +69,12 @@ def packed(weight: Tensor | Whole, kind: PackedKind) -> Packed:
     """Pack a weight (outputs, inputs) into strips."""
     outputs = len(weight.step if isinstance(weight, Whole) else weight)
     floats = kind in ("float32", "bfloat16")
+    middle, largest, codebook = 0.0, 255, []
     if isinstance(weight, Whole):
-        weight = weight.up_to(largest_byte())
+        middle, largest = weight.middle, int(weight.numbers.max())
+        if weight.codebook is not None:
+            levels, middle = weight.levels()
+            largest, codebook = int(levels.max()), levels.tolist()
     unit, strips, bits, group = 1.0 if floats else _unit(weight), None, 0, GROUP
     for first in range(0, outputs, _AT_ONCE):
         part = weight[first : first + _AT_ONCE]
@@ -76,7 +88,7 @@ def packed(weight: Tensor | Whole, kind: PackedKind) -> Packed:
         begin = first // (2 * lanes())
         strips[begin : begin + len(packed_part)] = packed_part
     assert strips is not None
-    return Packed(strips, bits, group, unit, weight.middle if isinstance(weight, Whole) else 0.0)
+    return Packed(strips, bits, group, unit, middle, largest, codebook)
 
 
 def _unit(weight: Tensor | Whole) -> float:
@@ -87,19 +99,21 @@ def _unit(weight: Tensor | Whole) -> float:
 
 
 def joined(weights: Sequence[Tensor | Whole], interleaved: bool) -> Tensor | Whole:
-    """Concatenate weights as `beside` does. Integers of several formats become one common format, rounded if needed."""
+    """Concatenate weights as `beside` does. Integers of several formats become one common format."""
     if len(weights) == 1:
         return weights[0]
     tensors = [weight for weight in weights if isinstance(weight, Tensor)]
     if len(tensors) == len(weights):
         return beside(tensors, interleaved)
-    whole = [weight.up_to(largest_byte()) if isinstance(weight, Whole) else quantized(weight) for weight in weights]
+    whole = [weight if isinstance(weight, Whole) else quantized(weight) for weight in weights]
+    if len({weight.codebook if weight.codebook is None else weight.codebook.tobytes() for weight in whole}) > 1:
+        whole = [weight.decoded() for weight in whole]
     group = min(weight.group for weight in whole)
     parts = [(weight.numbers, *weight.scales(group)) for weight in whole]
     numbers, step, least = (beside(part, interleaved) for part in zip(*parts, strict=True))
     bits, zero_points = max(weight.bits for weight in whole), {weight.middle for weight in whole}
     if all(weight.least is None for weight in whole) and len(zero_points) == 1:
-        return Whole(numbers, step, None, bits, *zero_points)
+        return Whole(numbers, step, None, bits, zero_points.pop(), whole[0].codebook)
     return Whole(numbers, step, least, bits)
 
 
@@ -132,9 +146,9 @@ def _whole_strips(whole: Whole, joined: int, unit: float) -> Tensor:
 
 
 def quantized(weight: Tensor) -> Whole:
-    """Quantize a weight (outputs, inputs) to integers from 0 to `largest_byte()`, by output and group of inputs."""
+    """Quantize a weight (outputs, inputs) to integers from 0 to 255, by output and group of inputs."""
     groups = weight.float().reshape(len(weight), -1, GROUP)
     minimum, maximum = groups.amin(-1), groups.amax(-1)
-    scale = (maximum - minimum) / largest_byte()
+    scale = (maximum - minimum) / 255
     integers = ((groups - minimum[..., None]) / scale.clamp_min(1e-30)[..., None]).round().to(torch.uint8)
     return Whole(integers.flatten(1), scale, minimum)

@@ -56,23 +56,42 @@ def test_float_tensors_have_no_quantized_numbers() -> None:
     assert numbers_of(SimpleNamespace(tensor_type=gguf.GGMLQuantizationType.F16, data=np.zeros((2, 64)))) is None
 
 
-def test_numbers_above_the_multiplication_limit_are_rounded() -> None:
-    whole = numbers_of(stored("Q8_0", 6, 512))
-    assert whole is not None
-    fewer = whole.up_to(120)
-    assert int(fewer.numbers.max()) == 120
-    assert (fewer.floats() - whole.floats()).abs().max() <= 0.501 * 255 / 120 * float(whole.step.max())
-    assert whole.up_to(255) is whole
+def coded(outputs: int, inputs: int, seed: int = 0) -> Whole:
+    """Return a random weight with a codebook, as IQ4_NL has."""
+    random = np.random.default_rng(seed)
+    codebook = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.int8)
+    numbers = torch.from_numpy(random.integers(0, 16, (outputs, inputs), dtype=np.uint8))
+    step = torch.from_numpy(random.uniform(2e-5, 4e-5, (outputs, inputs // 32)).astype(np.float32))
+    return Whole(numbers, step, None, bits=4, codebook=codebook)
+
+
+def narrow(outputs: int, inputs: int, seed: int = 0) -> Whole:
+    """Return a random weight of 4-bit numbers with minimums in groups of 16, as of Q2_K."""
+    random = np.random.default_rng(seed)
+    numbers = torch.from_numpy(random.integers(0, 16, (outputs, inputs), dtype=np.uint8))
+    step, least = torch.from_numpy(random.uniform(0.0003, 0.0006, (2, outputs, inputs // 16)).astype(np.float32))
+    return Whole(numbers, step, -8 * least, bits=4)
+
+
+SPECIAL = {"codebook": coded, "groups of 16": narrow}
+
+
+def test_a_weight_is_its_number_in_the_codebook_times_the_scale() -> None:
+    weight = coded(6, 64)
+    values = torch.from_numpy(weight.codebook)[weight.numbers.int()]
+    torch.testing.assert_close(weight.floats(), values * weight.step.repeat_interleave(32, 1))
+    assert torch.equal(weight.decoded().floats(), weight.floats())
+    assert int(weight.floats().sign().min()) == -1
 
 
 KINDS = {
     "q_proj": "Q4_K",
     "k_proj": "Q6_K",
     "v_proj": "Q8_0",
-    "o_proj": "Q4_0",
+    "o_proj": "codebook",
     "gate_proj": "Q8_0",
     "up_proj": "Q4_1",
-    "down_proj": "Q6_K",
+    "down_proj": "groups of 16",
     "lm_head": "Q8_0",
     "embed_tokens": "Q6_K",
 }
@@ -103,7 +122,7 @@ def test_a_files_quantized_numbers_are_multiplied_without_conversion(
     tmp_path: Path,
     family: str,
 ) -> None:
-    """Cover mixed formats in one product, four and eight bits, groups of 32 and 16, one row and many.
+    """Cover mixed formats in one product, four and eight bits, groups of 32 and 16, a codebook, one row and many.
 
     The embedding is quantized too, alone or as the tied head.
     """
@@ -112,9 +131,10 @@ def test_a_files_quantized_numbers_are_multiplied_without_conversion(
     reference, numbers = copy.deepcopy(model), {}
     for name, other in reference.named_modules():
         if isinstance(other, nn.Linear | nn.Embedding) and not (tied and name == "lm_head"):
-            tensor = stored(KINDS[name.rpartition(".")[2]], *other.weight.shape, seed=len(numbers))
-            numbers[f"{name}.weight"] = numbers_of(tensor)
-            other.weight = nn.Parameter(floats(tensor))
+            kind, shape, seed = KINDS[name.rpartition(".")[2]], other.weight.shape, len(numbers)
+            whole = SPECIAL[kind](*shape, seed) if kind in SPECIAL else numbers_of(stored(kind, *shape, seed))
+            numbers[f"{name}.weight"] = whole
+            other.weight = nn.Parameter(whole.floats())
         if isinstance(other, nn.Linear):
             other.__class__ = rounding
     if tied:
@@ -134,36 +154,31 @@ def test_a_files_quantized_numbers_are_multiplied_without_conversion(
     runner.close()
 
 
-def test_mixed_formats_are_joined_in_a_format_that_holds_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If eight bits must be rounded, the other formats stay unchanged."""
-    monkeypatch.setattr(packing, "largest_byte", lambda: 120)
-    tensors = [stored(kind, 32, 256, seed) for seed, kind in enumerate(("Q4_K", "Q6_K", "Q4_0", "Q8_0"))]
+def test_mixed_formats_are_joined_in_a_format_that_holds_them() -> None:
+    kinds = ("Q4_K", "Q6_K", "Q4_0", "Q8_0")
+    tensors = [stored(kind, 32, 256, seed) for seed, kind in enumerate(kinds)]
     found = [whole for whole in map(numbers_of, tensors) if whole is not None]
-    whole = packing.joined(found[:3], interleaved=False)
+    whole = packing.joined([*found, coded(32, 256)], interleaved=False)
     assert isinstance(whole, Whole)
-    assert (whole.bits, whole.group) == (8, 16)
-    torch.testing.assert_close(whole.floats(), torch.cat([floats(tensor) for tensor in tensors[:3]]))
-    both = packing.joined(found, interleaved=False)
-    assert isinstance(both, Whole)
-    assert (both.bits, both.group) == (8, 16)
-    assert torch.equal(both.floats()[:96], whole.floats())
+    assert (whole.bits, whole.group, whole.codebook) == (8, 16, None)
+    expected = torch.cat([*map(floats, tensors), coded(32, 256).floats()])
+    torch.testing.assert_close(whole.floats(), expected)
+    whole = packing.joined([coded(32, 256, seed) for seed in (0, 1)], interleaved=False)
+    assert isinstance(whole, Whole)
+    assert (whole.bits, len(whole.codebook)) == (4, 16)
+    assert torch.equal(whole.floats()[32:], coded(32, 256, 1).floats())
 
 
 @pytest.mark.parametrize(("kind", "size"), [("Q4_0", 1 / 2 + 2 / 32), ("Q8_0", 1 + 2 / 32), ("Q6_K", 1 + 2 / 16)])
-def test_a_symmetric_format_needs_no_minimums(monkeypatch: pytest.MonkeyPatch, kind: str, size: float) -> None:
-    """This holds alone and beside the same format. Outputs packed together are all rounded if one of them needs it."""
-    monkeypatch.setattr(packing, "largest_byte", lambda: 120)
+def test_a_symmetric_format_needs_no_minimums(kind: str, size: float) -> None:
+    """This holds alone and beside the same format."""
     tensors = [stored(kind, 2048, 256, seed) for seed in (0, 1)]
     together = packing.joined([whole for whole in map(numbers_of, tensors) if whole is not None], interleaved=False)
     assert isinstance(together, Whole)
     torch.testing.assert_close(together.floats(), torch.cat([floats(tensor) for tensor in tensors]), rtol=0, atol=0.001)
-    alone = numbers_of(stored(kind, 2 * 2048, 256))
-    assert alone is not None
-    alone.numbers[:2048] //= 4
-    made, rounded = packing.packed(alone, "gguf"), packing.packed(alone.up_to(120), "gguf")
-    assert torch.equal(made.strips, rounded.strips)
-    assert made.middle == rounded.middle == together.middle > 0
-    assert made.strips.nbytes == size * alone.numbers.numel()
+    made = packing.packed(together, "gguf")
+    assert made.middle == together.middle > 0
+    assert made.strips.nbytes == size * together.numbers.numel()
 
 
 def test_a_model_without_a_gguf_file_cannot_use_gguf_quantization(known: Callable[..., Any], tokenizer: Any) -> None:

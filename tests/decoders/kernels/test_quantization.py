@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from tot.decoders import OptionError, Request, Sampling, load_decoder
 from tot.decoders.engine.runner import Runner
-from tot.decoders.kernels.native import packing
 from tot.decoders.kernels.native.forward import NativeForward
 from tot.decoders.kernels.native.packing import quantized
 from tot.decoders.models.gguf_numbers import Whole
@@ -27,19 +26,15 @@ def stored(whole: Whole) -> Tensor:
     return replace(whole, step=step, least=least).floats()
 
 
-@pytest.mark.parametrize("largest", [255, 120])
-def test_weights_are_rounded_to_the_nearest_multiple_of_the_scale(
-    monkeypatch: pytest.MonkeyPatch, largest: int
-) -> None:
-    monkeypatch.setattr(packing, "largest_byte", lambda: largest)
+def test_weights_are_rounded_to_the_nearest_multiple_of_the_scale() -> None:
     weight = torch.randn(40, 96, generator=torch.Generator().manual_seed(0))
     whole = quantized(weight)
     assert whole.step.shape == whole.least.shape == (40, 3)
     groups = weight.unflatten(1, (-1, 32))
-    step = (groups.amax(-1) - groups.amin(-1)) / largest
+    step = (groups.amax(-1) - groups.amin(-1)) / 255
     error = (whole.floats() - weight).abs().unflatten(1, (-1, 32))
     assert bool((error <= 0.501 * step[..., None]).all())
-    assert int(whole.numbers.max()) == largest
+    assert int(whole.numbers.max()) == 255
     assert int(whole.numbers.min()) == 0
 
 
