@@ -93,16 +93,21 @@ static inline Words codebook_of(const Matrix *matrix) {
     return all;
 }
 
-// Add the products of `rows` rows and the groups [from, to) of a strip to `sums`. The weights are at `line`, or in
+// Add the products of `rows` rows and the groups [from, to) of a strip to `out`. The weights are at `line`, or in
 // `chunk` if the source is UNPACKED.
 LOOP void add_groups(int rows, Source source, int range, int group, const Matrix *matrix, const uint8_t *line,
                      const Chunk *chunk, int64_t from, int64_t to, const Input *input, const float *input_stats,
-                     Floats (*sums)[STRIP_VECTORS]) {
+                     Floats (*out)[STRIP_VECTORS]) {
     const int64_t inputs = matrix->inputs, groups = inputs / GROUP;
     const int parts = GROUP / group, words = group / INPUTS_PER_WORD, shift = shift_of(range);
     const float zero = (float)(shift - matrix->zero_point);  // the weight that integer `shift` represents, in scales
     const int has_minimums = matrix->zero_point == 0;
     const Words codebook = source == CODED_NIBBLES ? codebook_of(matrix) : (Words){0};
+    Floats sums[MAX_ROWS][STRIP_VECTORS];  // a copy, in registers
+#pragma GCC unroll 12
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+        for (int p = 0; p < STRIP_VECTORS; p++) sums[r][p] = out[r][p];
     if (source == UNPACKED) line = (const uint8_t *)chunk->lines;
     for (int64_t g = from; g < to; g++) {
         Words int_sums[MAX_ROWS][STRIP_VECTORS];
@@ -149,6 +154,10 @@ LOOP void add_groups(int rows, Source source, int range, int group, const Matrix
             }
         }
     }
+#pragma GCC unroll 12
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+        for (int p = 0; p < STRIP_VECTORS; p++) out[r][p] = sums[r][p];
 }
 
 // Unpack the groups [from, to) of a strip, which begin at `line`.
