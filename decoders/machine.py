@@ -23,6 +23,8 @@ from typing import Any
 
 import psutil
 
+_ARM = {"asimd": (16, 1), "asimddp": (16, 20), "bf16": (26, 14)}
+"""Features of ARM processors: the getauxval entry in which Linux lists each, and its bit there."""
 _RUNS = 5
 _BYTES = 2**28
 _SIZE = 2048
@@ -173,3 +175,13 @@ def processor_info(what: str) -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(what)), "")
+
+
+@functools.cache
+def processor_flags() -> frozenset[str]:
+    """Return the features of the processor as Linux names them; on ARM from the bits of getauxval."""
+    if platform.machine() == "aarch64" and sys.platform == "linux":
+        entry = ctypes.CDLL(None).getauxval
+        entry.argtypes, entry.restype = [ctypes.c_ulong], ctypes.c_ulong
+        return frozenset(name for name, (number, bit) in _ARM.items() if entry(number) >> bit & 1)
+    return frozenset(processor_info("flags").split())

@@ -38,7 +38,7 @@ class TransformersForward:
         heads, dtype = Heads.of(loaded.config), getattr(torch, loaded.dtype.name)
         self._device = device = torch.device(loaded.device)
         self.module = model
-        kernel = kernel_for(heads.dim, heads.query // heads.kv, loaded.dtype, loaded.device)
+        kernel = kernel_for(heads.dim, heads.query // heads.kv, dtype, device)
         self.name = f"transformers, attention in {'torch' if kernel is None else 'C'}"
         self.weight_bytes: float = dtype.itemsize
         blocks = partial(make_blocks, heads_per_kv=heads.query // heads.kv, dtype=dtype, device=device)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tot.decoders.errors import ModelError, OptionError, TotError, reason
-from tot.decoders.kernels.native.library import level, processor_flags
+from tot.decoders.machine import processor_flags
 from tot.decoders.models.loaded import LoadedModel, dtype_of, number_type
 from tot.decoders.models.model_names import find_model
 from tot.decoders.models.supported import LLAMA_LIKE, check_supported, missing_weights, read_config
@@ -130,12 +129,9 @@ def resolve_dtype(dtype: str, device: str) -> np.dtype[Any]:
 
 
 def _cpu_computes_in_bf16() -> bool:
-    """Return whether the processor has bfloat16 products, within the limits that are set for C and for torch."""
-    if platform.machine().lower() in ("arm64", "aarch64"):
-        return "bf16" in processor_flags()
+    """Return whether the processor has bfloat16 products, within the limit that is set for torch."""
     limited = os.environ.get("ATEN_CPU_CAPABILITY", "") in ("default", "avx2")
-    current = level()
-    return not limited and current is not None and current.bfloat16
+    return not limited and bool({"avx512_bf16", "amx_bf16", "bf16"} & processor_flags())
 
 
 def _open_gguf(

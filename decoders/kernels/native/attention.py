@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import POINTER, byref, c_int64
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +12,7 @@ from tot.decoders.kernels.native.compiling import attention
 from tot.decoders.kernels.native.library import library, sizes_agree
 from tot.decoders.kernels.native.tiles import SIZES, CAttention, CTiles, Tiles, kernels_run
 from tot.decoders.machine import threads
+from tot.decoders.models.loaded import number_type
 
 
 class Kernel:
@@ -48,14 +47,14 @@ class Kernel:
         return out
 
 
-def kernel_for(head_dim: int, groups: int, dtype: np.dtype[Any], device: str) -> Kernel | None:
+def kernel_for(head_dim: int, groups: int, dtype: torch.dtype, device: torch.device) -> Kernel | None:
     """Return the kernel for a model with `groups` query heads per key-value head, or None if torch must be used."""
-    if not kernels_run(head_dim, groups, dtype, device):
+    if not kernels_run(head_dim, groups, number_type(str(dtype).removeprefix("torch.")), device.type):
         return None
-    functions = library(*attention(head_dim, dtype == np.float32))
+    functions = library(*attention(head_dim, dtype == torch.float32))
     if functions is None or not sizes_agree(functions, "attention_sizes", SIZES):
         return None
-    return Kernel(functions, getattr(torch, dtype.name))
+    return Kernel(functions, dtype)
 
 
 def _address(tensor: Tensor, dtype: torch.dtype) -> int:

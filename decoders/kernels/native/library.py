@@ -12,10 +12,8 @@ import functools
 import logging
 import math
 import os
-import platform
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -28,15 +26,13 @@ from numpy.typing import DTypeLike
 from tot.decoders.errors import OptionError, reason, unknown
 from tot.decoders.files import others_could_write
 from tot.decoders.kernels.native.compiling import BUILT, LEVELS, SOURCES, Level, compile_to, file_name, is_whole, source
-from tot.decoders.machine import processor_info
+from tot.decoders.machine import processor_flags
 from tot.decoders.models.gguf_cache import cache_folder
 
 log = logging.getLogger(__name__)
 Array = np.ndarray[Any, np.dtype[Any]]
 _LINE = 64
 """Bytes of a cache line."""
-_HWCAP, _ARM = 16, {"asimd": 1, "asimddp": 20}
-"""The getauxval entry in which Linux lists the features of an ARM processor, and the bit of each."""
 
 
 def library(name: str, *options: str) -> ctypes.CDLL | None:
@@ -152,15 +148,6 @@ def _folder_for_now() -> Path:
     folder = tempfile.mkdtemp(prefix="tot-native-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
-
-
-@functools.cache
-def processor_flags() -> frozenset[str]:
-    """Return the features of the processor as Linux names them; on ARM from the bits of getauxval."""
-    if platform.machine() == "aarch64" and sys.platform == "linux":
-        bits = ctypes.CDLL(None).getauxval(_HWCAP)
-        return frozenset(name for name, bit in _ARM.items() if bits >> bit & 1)
-    return frozenset(processor_info("flags").split())
 
 
 def level() -> Level | None:

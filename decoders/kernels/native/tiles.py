@@ -15,8 +15,9 @@ import numpy as np
 from ml_dtypes import bfloat16
 
 from tot.decoders.kernels.native.compiling import LEVELS
-from tot.decoders.kernels.native.library import level, log_once, processor_flags
+from tot.decoders.kernels.native.library import level, log_once
 from tot.decoders.kernels.native.shared_prefixes import Run, shared_prefixes, windows
+from tot.decoders.machine import processor_flags
 
 _MAX_GROUPS = 16
 _MAX_HEAD_DIM = 256
