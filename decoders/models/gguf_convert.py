@@ -269,12 +269,12 @@ def source_names(names: Iterable[str], config: Any) -> dict[str, str]:
     return {name: f"{name_map.get_name(stem)}.{suffix}" for name, (stem, _, suffix) in parts.items()}
 
 
-def in_halves(values: torch.Tensor, source: str, config: Any) -> torch.Tensor:
+def in_halves(values: Any, source: str, config: Any) -> Any:
     """Permute rows to transformers' order: RoPE rotates halves of a head there, but adjacent pairs in llama.cpp."""
     if config.model_type != "llama" or not (".attn_q." in source or ".attn_k." in source):
         return values
     heads = config.num_attention_heads if "attn_q" in source else config.num_key_value_heads
-    return values.reshape(heads, -1, 2, *values.shape[1:]).transpose(1, 2).reshape(values.shape)
+    return values.reshape(heads, -1, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
 
 
 def convert(file: GGUFFile, folder: Path, matrices: bool = True) -> None:

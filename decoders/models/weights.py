@@ -158,7 +158,8 @@ class GGUFWeights(Weights):
         tensor = self._file.tensors[source]
         whole = numbers_of(tensor)
         if whole is None:
-            return in_halves(dequantized(tensor), source, self._config)
+            floats: Tensor = in_halves(dequantized(tensor), source, self._config)
+            return floats
         return whole.each(lambda values: in_halves(values, source, self._config))
 
     def first(self, name: str) -> Tensor:

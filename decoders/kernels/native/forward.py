@@ -13,6 +13,8 @@ from ctypes import POINTER, Structure, byref, c_double, c_float, c_int64, c_void
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
+import ml_dtypes
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -30,6 +32,7 @@ from tot.decoders.kernels.native.packing import (
     room_for,
 )
 from tot.decoders.kernels.native.tiles import SIZES, CTiles, Tiles, kernels_run, make_tiles
+from tot.decoders.models.gguf_numbers import Array, Whole
 from tot.decoders.models.kv_store import Store
 from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.models.rotary import RotaryTable
@@ -99,7 +102,7 @@ class _Product(NamedTuple):
     """Linear layers of one product: the C struct, and the tensors that it points to."""
 
     matrix: _Matrix
-    tensors: list[Tensor]
+    tensors: list[Array]
 
 
 class NativeForward:
@@ -226,17 +229,17 @@ class NativeForward:
         return floats.data_ptr()
 
     def _pack(self, weights: Weights, name: str, parts: Sequence[str]) -> Packed:
-        matrices = [weights[f"{part}.weight"] for part in parts]
+        matrices = [_array(weights[f"{part}.weight"]) for part in parts]
         return packed(joined(matrices, name.endswith("gate_up")), self.weights)
 
     def _add_product(self, weights: Weights, name: str, parts: Sequence[str], weight: Packed) -> None:
         strips, *form = weight
-        matrix = _Matrix(strips.data_ptr(), None, *reversed(_shape(weights, parts)), *form)
+        matrix = _Matrix(strips.ctypes.data, None, *reversed(_shape(weights, parts)), *form)
         product = self._packed[name] = _Product(matrix, [strips])
         if f"{parts[0]}.bias" in weights:
-            biases = [weights.tensor(f"{part}.bias") for part in parts]
-            product.tensors.append(beside(biases, name.endswith("gate_up")).float().contiguous())
-            matrix.bias = product.tensors[-1].data_ptr()
+            biases = [weights.tensor(f"{part}.bias").float().numpy() for part in parts]
+            product.tensors.append(np.ascontiguousarray(beside(biases, name.endswith("gate_up"))))
+            matrix.bias = product.tensors[-1].ctypes.data
 
     def _map_packed(self, weights: GGUFWeights, products: Mapping[str, Sequence[str]]) -> None:
         """Map the packed integers of a GGUF file. They are packed once and cached in a file."""
@@ -273,6 +276,16 @@ def _products(layers: int, tied: bool, table: bool) -> dict[str, list[str]]:
     if table and not tied:
         products["table"] = ["model.embed_tokens"]
     return products
+
+
+def _array(weight: Tensor | Whole) -> Array | Whole:
+    """Return a tensor as an array that shares its memory."""
+    if isinstance(weight, Whole):
+        return weight
+    if weight.dtype != torch.bfloat16:
+        return weight.numpy()
+    array: Array = weight.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return array
 
 
 def _shape(weights: Weights, parts: Sequence[str]) -> tuple[int, int]:
