@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tot.decoders.kernels.native.compiling import SAMPLING
-from tot.decoders.kernels.native.library import Array, address, empty, library
+from tot.decoders.kernels.native.library import address, empty, library
 from tot.decoders.machine import threads
+from tot.decoders.models.shapes import Array
 
 MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-6, 1e38
 """Temperatures up to the minimum are greedy: dividing by less would overflow float32. Larger ones are clamped."""

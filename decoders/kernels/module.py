@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,10 +18,8 @@ from tot.decoders.kernels.native.shared_prefixes import Run
 from tot.decoders.kernels.native.tiles import make_tiles
 from tot.decoders.models.kv_store import Store
 from tot.decoders.models.loaded import LoadedModel
-from tot.decoders.models.shapes import Heads
+from tot.decoders.models.shapes import Array, Heads
 from tot.decoders.models.supported import window_of
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class TransformersForward:

@@ -14,6 +14,7 @@ import numpy as np
 from ml_dtypes import bfloat16
 
 from tot.decoders.errors import ModelError, reason
+from tot.decoders.models.shapes import Array
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,9 +57,6 @@ _QWEN2_SPLIT = (
 )
 _LLAMA3_SPLIT = _QWEN2_SPLIT.replace(r"\p{N}|", r"\p{N}{1,3}|")
 _SPLITS = {"gpt-2": None, "smollm": None, "qwen2": _QWEN2_SPLIT, "llama-bpe": _LLAMA3_SPLIT}
-
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    import numpy as np
+import numpy as np
 
 Shape = tuple[int, ...]
+Array = np.ndarray[Any, np.dtype[Any]]
+"""A numpy array of any shape; bfloat16 has the dtype of `ml_dtypes`."""
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 

@@ -20,10 +20,8 @@ from numpy.typing import DTypeLike
 from tot.decoders.errors import ModelError, OptionError, reason
 from tot.decoders.models.gguf_convert import FIRST, GGUFFile, dequantized, in_halves, read_gguf, source_names
 from tot.decoders.models.gguf_numbers import Whole, numbers_of
-from tot.decoders.models.shapes import EMBEDDING, HEAD, Shape, weight_shapes
+from tot.decoders.models.shapes import EMBEDDING, HEAD, Array, Shape, weight_shapes
 from tot.decoders.models.supported import LLAMA_LIKE
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Weights(Mapping[str, "Array | Whole"]):

@@ -21,7 +21,8 @@ from transformers import (
 )
 
 from tot.decoders.engine import sampling
-from tot.decoders.engine.sampling import Draw, Sampled, candidates, filtered, gumbel, noise_key, read
+from tot.decoders.engine.sampling import Draw, Sampled, candidates, noise_key, read
+from tot.decoders.engine.sampling_reference import filtered, gumbel
 
 VOCAB = 40
 WORD = 2**32

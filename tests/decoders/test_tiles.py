@@ -18,7 +18,8 @@ from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.kernels import backend
 from tot.decoders.kernels.native import library as native
 from tot.decoders.kernels.native.shared_prefixes import Run
-from tot.decoders.kernels.native.tiles import Kernel, kernel_for, make_tiles
+from tot.decoders.kernels.native.attention import Kernel, kernel_for
+from tot.decoders.kernels.native.tiles import make_tiles
 from tot.decoders.models.loaded import LoadedModel
 
 CPU = torch.device("cpu")

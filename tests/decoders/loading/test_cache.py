@@ -56,7 +56,7 @@ def test_trajectories_of_a_gguf_decoder_fit_the_fully_loaded_model(
     tmp_path: Path, write_gguf: Callable[..., Any]
 ) -> None:
     """The decoder has released its matrices. Training on its trajectories uses a model that holds them."""
-    if not kernels_run(16, 2, torch.float32, torch.device("cpu")):
+    if not kernels_run(16, 2, np.dtype(np.float32), "cpu"):
         pytest.skip("needs a C compiler, and a processor with AVX2")
     path, out = write_gguf(tmp_path / "a.gguf").path, tmp_path / "trajectories"
     with load_decoder("ar", path, dtype="fp32", quantize="gguf", kv_budget=500) as decoder:
