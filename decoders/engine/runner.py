@@ -181,8 +181,8 @@ class Runner:
         tokens = [token(slot) for run in order for slot in runs[run].path[runs[run].start :].tolist()]
         positions = [position for run in order for position in range(runs[run].start, len(runs[run].path))]
         write = [slot for run in order for slot in writes[run]]
-        rows = torch.tensor([tokens, positions, write], device=self.device)  # one copy to the device
-        keep = torch.tensor([first[run] + offset for run, offset in reads], dtype=torch.int64, device=self.device)
+        rows = torch.tensor([tokens, positions, write])
+        keep = torch.tensor([first[run] + offset for run, offset in reads], dtype=torch.int64)
         logits, states = self.backend.forward(rows[:1], rows[1:2], rows[2], keep, pieces, layers)
         limit = torch.finfo(torch.float16).max
         return logits, None if states is None else states.clamp(-limit, limit).half().cpu()

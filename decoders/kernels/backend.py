@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tot.decoders.errors import ModelError, OptionError, unknown
 from tot.decoders.kernels.attention import ATTENTION, Plan, attend_blocks, make_blocks, packed_attention
+from tot.decoders.kernels.copies import to_device
 from tot.decoders.kernels.graphs import Graphs, Rows
 from tot.decoders.kernels.linear import PackedLinears
 from tot.decoders.kernels.native.forward import NativeForward, Quantization, native_forward
@@ -54,7 +55,7 @@ class Backend(Protocol):
 
         Returns the logits (kept, vocab) of the rows `keep`, and, if `layers` is given, their hidden states at these
         layers (kept, layers, hidden), both float32. Layers are numbered as in `Request.states`. Shapes: tokens and
-        positions (1, rows), write (rows,), keep (kept,), all int64.
+        positions (1, rows), write (rows,), keep (kept,), all int64 on the CPU.
         """
 
     def close(self) -> None:
@@ -72,7 +73,7 @@ class TransformersForward:
         if model.config._attn_implementation == ATTENTION:
             raise ModelError("this model is held by another Engine: close that one, or share it by engine=")
         heads, dtype, device = Heads.of(loaded.config), loaded.dtype, loaded.device
-        self.module = model
+        self.module, self._device = model, device
         kernel = kernel_for(heads.dim, heads.query // heads.kv, dtype, device)
         self.name = f"transformers, attention in {'torch' if kernel is None else 'C'}"
         self.weight_bytes: float = dtype.itemsize
@@ -109,7 +110,9 @@ class TransformersForward:
     ) -> tuple[Tensor, Tensor | None]:
         if self._graphs is not None and isinstance(pieces, Rows):
             return self._graphs.forward(torch.cat([tokens, positions, write[None]]), keep, pieces, layers)
-        return self._compute(tokens, positions, write, keep, pieces, layers)
+        numbers = to_device(torch.cat([tokens[0], positions[0], write, keep]), torch.int64, self._device)
+        tokens, positions, write, keep = torch.split(numbers, [*[len(write)] * 3, len(keep)])
+        return self._compute(tokens[None], positions[None], write, keep, pieces, layers)
 
     def _compute(
         self, tokens: Tensor, positions: Tensor, write: Tensor, keep: Tensor, pieces: Any, layers: Sequence[int] = ()
