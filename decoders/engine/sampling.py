@@ -164,7 +164,7 @@ def pack_draws(reads: Sequence[Draw | int | Raw], vocab: int) -> bytes:
     empty = bytes(_DRAW.size)
     return b"".join(
         _DRAW.pack(
-            clamped_temperature(target), _log(target.min_p), target.top_p, min(target.top_k, vocab), noise_key(target)
+            clamped_temperature(target), log_of(target.min_p), target.top_p, min(target.top_k, vocab), noise_key(target)
         )
         if isinstance(target, Draw)
         else empty
@@ -178,7 +178,7 @@ def _scratch(logits: Array, reads: Sequence[Draw | int | Raw]) -> Array:
     return empty((threads() * 4 * logits.shape[1] if filters else 0,), np.float32)
 
 
-def _log(value: float) -> float:
+def log_of(value: float) -> float:
     return math.log(value) if value else -math.inf
 
 

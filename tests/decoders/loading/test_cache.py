@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tot.decoders import ModelError, Request, Sampling, load_decoder
+from tot.decoders.kernels import backend
 from tot.decoders.kernels.native.tiles import kernels_run
 from tot.decoders.models.gguf_cache import read_manifest
 from tot.decoders.models.loading import load_model, open_model
@@ -28,6 +29,19 @@ def test_a_gguf_is_converted_once(
     second = load_model(tiny.path, cache_dir=tmp_path)
     assert len(conversions) == 1
     assert torch.equal(logits(first.model), logits(second.model))
+
+
+def test_a_gguf_whose_module_computes_is_converted_once(
+    tiny: Any, tmp_path: Path, conversions: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where the backend in C is not available."""
+    monkeypatch.setenv("TOT_CACHE", str(tmp_path))
+    monkeypatch.setattr(backend, "native_forward", lambda *given: None)
+    for _ in range(2):
+        with load_decoder("ar", tiny.path, dtype="fp32") as decoder:
+            assert decoder.engine.runner.backend.name.startswith("transformers")
+    assert len(conversions) == 1
+    assert len([*(tmp_path / "models").glob("*/model.safetensors")]) == 1
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
