@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
-import numpy as np
 
 from tot.decoders import Engine, RequestError, load_decoder, load_model, machine
 from tot.decoders.engine import runner

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from ml_dtypes import bfloat16
 from torch import Tensor, nn
 
 from tot.decoders.engine.runner import Chunk, Runner

@@ -47,7 +47,7 @@ def held(*roots: Any) -> int:
         elif isinstance(one, np.ndarray):
             while isinstance(one.base, np.ndarray):
                 one = one.base
-            if one.base is None:  # otherwise it shares the memory of a tensor
+            if one.base is None or isinstance(one.base, bytes | bytearray):  # otherwise it shares a tensor's memory
                 found[one.ctypes.data] = one.nbytes
         elif isinstance(one, Mapping) and not isinstance(one, Weights):  # Weights are read on demand, not held
             waiting += [*one.keys(), *one.values()]
@@ -156,7 +156,7 @@ def test_large_matrices_are_packed_like_small_ones(weights: Any) -> None:
 
 @pytest.fixture
 def folder(make_model: Callable[..., Any], tokenizer: Any, tmp_path: Path) -> Path:
-    able = kernels_run(32, 2, torch.float32, torch.device("cpu"))
+    able = kernels_run(32, 2, np.dtype(np.float32), "cpu")
     if not (able and library("sampling", "-O3", "-fopenmp")):
         pytest.skip("needs a C compiler, and a processor with AVX2")
     make_model("llama", **SHAPE).save_pretrained(tmp_path)
