@@ -265,7 +265,7 @@ def test_if_python_and_c_disagree_on_a_structure_torch_computes(
     known: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
     native.log_once.cache_clear()
-    structure = tiles._Attention if where == "kernel" else forward._Batch
+    structure = tiles.CAttention if where == "kernel" else forward._Batch
     longer = type("Longer", (ctypes.Structure,), {"_fields_": [*structure._fields_, ("more", ctypes.c_int64)]})
     if where == "kernel":
         monkeypatch.setattr(tiles, "SIZES", (*tiles.SIZES[:2], ctypes.sizeof(longer)))
