@@ -91,7 +91,7 @@ def run(
             **agreement(draft, records[::_HELD_OUT]),
         }
         with quiet_transformers():
-            draft.to(target.dtype).save_pretrained(folder)
+            draft.to(getattr(torch, target.dtype.name)).save_pretrained(folder)
             target.tokenizer.save_pretrained(folder)
         write_json(folder / "report.json", report)
     shutil.rmtree(work)
