@@ -27,7 +27,8 @@ class LoadedModel:
     name: str
     dtype: torch.dtype
     device: torch.device
-    generation_config: Any = None
+    end_ids: tuple[int, ...] = ()
+    """Tokens that end a text, beside the tokenizer's own."""
     module: PreTrainedModel | None = None
     """The transformers module, in eval mode; None until `model` is first used."""
     load: Callable[[], PreTrainedModel] | None = None
@@ -38,8 +39,8 @@ class LoadedModel:
     @classmethod
     def of(cls, module: Any, tokenizer: Any = None, name: str = "", dtype: torch.dtype | None = None) -> LoadedModel:
         """Wrap an existing transformers module."""
-        settings = getattr(module, "generation_config", None)
-        return cls(module.config, tokenizer, name, dtype or module.dtype, module.device, settings, module)
+        ends = end_ids(getattr(getattr(module, "generation_config", None), "eos_token_id", None))
+        return cls(module.config, tokenizer, name, dtype or module.dtype, module.device, ends, module)
 
     @property
     def model(self) -> Any:
@@ -83,3 +84,11 @@ class LoadedModel:
         from tot.decoders.models.weights import hash_weights
 
         return hash_weights(self.weights, torch.bfloat16)
+
+
+def end_ids(listed: Any) -> tuple[int, ...]:
+    """Return the tokens that an `eos_token_id` lists: none, one, or several. Raises ModelError for other values."""
+    ids = () if listed is None else tuple(listed) if isinstance(listed, list | tuple) else (listed,)
+    if not all(type(one) is int for one in ids):
+        raise ModelError(f"eos_token_id is {listed!r:.60}, which is not a token or a list of tokens")
+    return ids
