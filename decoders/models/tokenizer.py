@@ -164,7 +164,7 @@ def _parse(path: Path) -> Backend:
 
 
 def _compact(serialized: str) -> str:
-    """Spell merges as "a b" instead of ["a", "b"], which is parsed in two thirds of the time, if no token has a blank."""
+    """Spell merges as "a b" instead of ["a", "b"], which is parsed a third faster, if no token has a blank."""
     content = json.loads(serialized)
     merges = content["model"].get("merges") or []
     if all(isinstance(merge, list) and not any(" " in part for part in merge) for merge in merges):
