@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tot.decoders.machine import limit, matrix_rate, read_bandwidth

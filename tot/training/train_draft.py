@@ -90,6 +90,8 @@ def run(
             "parameters": sum(weight.numel() for weight in draft.parameters()),
             **agreement(draft, records[::_HELD_OUT]),
         }
+        import torch
+
         with quiet_transformers():
             draft.to(getattr(torch, target.dtype.name)).save_pretrained(folder)
             target.tokenizer.save_pretrained(folder)
