@@ -1,8 +1,6 @@
 // Products of rows of 8-bit inputs and a strip of packed integers.
 //
-// A few rows, one block, are multiplied with the packed strip itself. For more, a chunk of the strip is unpacked once
-// into the first level of the cache, and all blocks of rows are multiplied with it. Integers are summed exactly within
-// a group, and groups in order, so both give the same result.
+// Integers are summed exactly within a group, and groups in order.
 
 #pragma once
 
@@ -16,24 +14,23 @@
 #else
 #define MAX_ROWS 4  // temporaries of the products need some of the 16 registers, too
 #endif
-#define CHUNK 512           // inputs whose weights are unpacked at a time
-#define UNPACKED_ROWS 64    // rows multiplied with an unpacked chunk: their sums stay in the first level of the cache
 #define LOOP static inline __attribute__((always_inline))
 
-// Where the weights of a strip are read from. Each is a constant in the functions below.
-typedef enum { NIBBLES, CODED_NIBBLES, BYTES, UNPACKED } Source;
+// How the weights of a strip are stored: a constant in the functions below.
+typedef enum { NIBBLES, CODED_NIBBLES, BYTES } Source;
 
-typedef struct {
-    Words lines[CHUNK / INPUTS_PER_WORD][STRIP_VECTORS];
-    Floats scales[CHUNK / (GROUP / 2)][2][STRIP_VECTORS];  // scales and minimums of each group
-} Chunk;
+#ifdef DOT
+#define NIBBLE_RANGE 8
+#else
+#define NIBBLE_RANGE 4
+#endif
 
 // Bits of the integers that products must support: fewer are faster without DOT.
 static inline int range_of(const Matrix *matrix) {
 #ifdef DOT
     return 8;
 #else
-    return matrix->bits == 4 && !has_codebook(matrix) ? 4 : matrix->largest < 64 ? 6 : 8;
+    return matrix->bits == 4 && !has_codebook(matrix) ? NIBBLE_RANGE : matrix->largest < 64 ? 6 : 8;
 #endif
 }
 
@@ -54,7 +51,7 @@ LOOP const uint8_t *load_pair(Source source, int shift, Words codebook, const ui
 #pragma GCC unroll 2
         for (int p = 0; p < STRIP_VECTORS; p++, line += LINE) {
             pair[i][p] = load_words(line);
-            if (p * LINE % 64 == 0 && source != UNPACKED) __builtin_prefetch(line + prefetch, 0, 2);
+            if (p * LINE % 64 == 0) __builtin_prefetch(line + prefetch, 0, 2);
         }
 #pragma GCC unroll 2
     for (int p = 0; p < STRIP_VECTORS; p++) {
@@ -65,7 +62,7 @@ LOOP const uint8_t *load_pair(Source source, int shift, Words codebook, const ui
 #pragma GCC unroll 2
         for (int i = 0; i < 2; i++) {
             if (source == CODED_NIBBLES) pair[i][p] = lookup_bytes(codebook, pair[i][p]);
-            if (shift && source != UNPACKED) pair[i][p] ^= (int32_t)0x80808080;
+            if (shift) pair[i][p] ^= (int32_t)0x80808080;
         }
     }
     return line;
@@ -93,66 +90,63 @@ static inline Words codebook_of(const Matrix *matrix) {
     return all;
 }
 
-// Add the products of `rows` rows and the groups [from, to) of a strip to `out`. The weights are at `line`, or in
-// `chunk` if the source is UNPACKED.
+// Add the products of `rows` rows and a strip to `out`. `rows`, `source`, `range` and `group` are constants.
 LOOP void add_groups(int rows, Source source, int range, int group, const Matrix *matrix, const uint8_t *line,
-                     const Chunk *chunk, int64_t from, int64_t to, const Input *input, const float *input_stats,
-                     Floats (*out)[STRIP_VECTORS]) {
+                     int64_t prefetch, const Input *input, const float *input_stats, Floats (*out)[STRIP_VECTORS]) {
     const int64_t inputs = matrix->inputs, groups = inputs / GROUP;
     const int parts = GROUP / group, words = group / INPUTS_PER_WORD, shift = shift_of(range);
     const float zero = (float)(shift - matrix->zero_point);  // the weight that integer `shift` represents, in scales
     const int has_minimums = matrix->zero_point == 0;
     const Words codebook = source == CODED_NIBBLES ? codebook_of(matrix) : (Words){0};
-    Floats sums[MAX_ROWS][STRIP_VECTORS];  // a copy, in registers
+    Floats sums[MAX_ROWS][STRIP_VECTORS];
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
-        for (int p = 0; p < STRIP_VECTORS; p++) sums[r][p] = out[r][p];
-    if (source == UNPACKED) line = (const uint8_t *)chunk->lines;
-    for (int64_t g = from; g < to; g++) {
+        for (int p = 0; p < STRIP_VECTORS; p++) sums[r][p] = (Floats){0};
+    for (int64_t g = 0; g < groups * parts; g++) {
         Words int_sums[MAX_ROWS][STRIP_VECTORS];
 #pragma GCC unroll 12
         for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
             for (int p = 0; p < STRIP_VECTORS; p++) int_sums[r][p] = (Words){0};
 #pragma GCC unroll 4
-        for (int64_t word = g * words; word < (g + 1) * words; word += 2) {
+        for (int word = 0; word < words; word += 2) {
             Words pair[2][STRIP_VECTORS];
-            line = load_pair(source, shift, codebook, line, PREFETCH_BYTES, pair);
+            line = load_pair(source, shift, codebook, line, prefetch, pair);
 #pragma GCC unroll 12
             for (int r = 0; r < rows; r++) {
-                const int32_t *row = (const int32_t *)(input + r * inputs) + word;
+                const int32_t *row = (const int32_t *)(input + r * inputs + g * group) + word;
                 const Words first = splat_word(row[0]), second = splat_word(row[1]);
 #pragma GCC unroll 2
                 for (int p = 0; p < STRIP_VECTORS; p++)
                     int_sums[r][p] = dot_pair(range, int_sums[r][p], pair[0][p], first, pair[1][p], second);
             }
         }
-        Floats loaded[2][STRIP_VECTORS];
-        if (source != UNPACKED) line = load_scales(matrix, shift, line, PREFETCH_BYTES, loaded);
-        const Floats(*scales)[STRIP_VECTORS] = source == UNPACKED ? chunk->scales[g - from] : loaded;
+        Floats scales[2][STRIP_VECTORS];
+        line = load_scales(matrix, shift, line, prefetch, scales);
         const float *stats = input_stats + STATS * (g / parts);
         const int sum_index = parts == 1 ? 1 : 2 + (int)(g % 2);
+#define PRODUCT(r, p) __builtin_convertvector(widen_sums(range, int_sums[r][p]), Floats)
+        if (has_minimums) {
 #pragma GCC unroll 12
-        for (int r = 0; r < rows; r++, stats += STATS * groups) {
-            const Floats input_scale = splat(stats[0]);
-            if (has_minimums) {
-                const Floats sum = splat(stats[sum_index]);
+            for (int r = 0; r < rows; r++, stats += STATS * groups) {
+                const Floats input_scale = splat(stats[0]), sum = splat(stats[sum_index]);
 #pragma GCC unroll 2
                 for (int p = 0; p < STRIP_VECTORS; p++) {
-                    const Floats product = __builtin_convertvector(widen_sums(range, int_sums[r][p]), Floats);
                     sums[r][p] = add_product(sums[r][p], scales[1][p], sum);
-                    sums[r][p] = add_product(sums[r][p], scales[0][p], product * input_scale);
-                }
-            } else {
-                const Floats offset = splat(zero * stats[sum_index]);
-#pragma GCC unroll 2
-                for (int p = 0; p < STRIP_VECTORS; p++) {
-                    const Floats product = __builtin_convertvector(widen_sums(range, int_sums[r][p]), Floats);
-                    sums[r][p] = add_product(sums[r][p], scales[0][p], add_product(offset, product, input_scale));
+                    sums[r][p] = add_product(sums[r][p], scales[0][p], PRODUCT(r, p) * input_scale);
                 }
             }
+        } else {
+#pragma GCC unroll 12
+            for (int r = 0; r < rows; r++, stats += STATS * groups) {
+                const Floats input_scale = splat(stats[0]), offset = splat(zero * stats[sum_index]);
+#pragma GCC unroll 2
+                for (int p = 0; p < STRIP_VECTORS; p++)
+                    sums[r][p] = add_product(sums[r][p], scales[0][p], add_product(offset, PRODUCT(r, p), input_scale));
+            }
         }
+#undef PRODUCT
     }
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++)
@@ -160,64 +154,30 @@ LOOP void add_groups(int rows, Source source, int range, int group, const Matrix
         for (int p = 0; p < STRIP_VECTORS; p++) out[r][p] = sums[r][p];
 }
 
-// Unpack the groups [from, to) of a strip, which begin at `line`.
-LOOP void unpack_groups(Source source, const Matrix *matrix, const uint8_t *line, int64_t from, int64_t to,
-                        Chunk *chunk) {
-    const int shift = shift_of(range_of(matrix));
-    const int64_t words = matrix->group / INPUTS_PER_WORD, prefetch = (to - from) * group_bytes(matrix);
-    const Words codebook = codebook_of(matrix);
-    Words(*lines)[STRIP_VECTORS] = chunk->lines;
-    for (int64_t g = 0; g < to - from; g++) {
-        for (int64_t word = 0; word < words; word += 2, lines += 2)
-            line = load_pair(source, shift, codebook, line, prefetch, lines);
-        line = load_scales(matrix, shift, line, prefetch, chunk->scales[g]);
-    }
-}
-
-static void unpack(const Matrix *matrix, const uint8_t *strip, int64_t from, int64_t to, Chunk *chunk) {
-    const uint8_t *line = strip + from * group_bytes(matrix);
-    if (matrix->bits == 8)
-        unpack_groups(BYTES, matrix, line, from, to, chunk);
-    else if (has_codebook(matrix))
-        unpack_groups(CODED_NIBBLES, matrix, line, from, to, chunk);
-    else
-        unpack_groups(NIBBLES, matrix, line, from, to, chunk);
-}
-
-// Add the products of at most MAX_ROWS rows as add_groups does.
-LOOP void add_block(int rows, Source source, int range, int group, const Matrix *matrix, const uint8_t *line,
-                    const Chunk *chunk, int64_t from, int64_t to, const Input *input, const float *input_stats,
-                    Floats (*sums)[STRIP_VECTORS]) {
-    const int least = source == UNPACKED ? (MAX_ROWS + 1) / 2 : 1;  // of many rows, equal blocks
-    // `count` is a constant in each case, so that the loops are unrolled.
-#define CASE(count)                                                                                                    \
-    if (rows == count && count >= least && count <= MAX_ROWS)                                                          \
-        add_groups(count, source, range, group, matrix, line, chunk, from, to, input, input_stats, sums);
-    CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
-#undef CASE
-}
-
-// Add the products of at most MAX_ROWS rows and the groups [from, to) of a strip; `chunk` is NULL if not unpacked.
-static void add_products(int rows, const Matrix *matrix, const uint8_t *strip, const Chunk *chunk, int64_t from,
-                         int64_t to, const Input *input, const float *input_stats, Floats (*sums)[STRIP_VECTORS]) {
+// Compute the products of 1 to MAX_ROWS rows and the strip at `line`, and prefetch `prefetch` bytes ahead.
+static void multiply_integers(int rows, const Matrix *matrix, const uint8_t *line, int64_t prefetch, const Input *input,
+                              const float *input_stats, Floats (*out)[STRIP_VECTORS]) {
     const int range = range_of(matrix), half = matrix->group < GROUP;
-    const Source source = chunk ? UNPACKED : matrix->bits == 8 ? BYTES : has_codebook(matrix) ? CODED_NIBBLES : NIBBLES;
-    // The source, range and group are constants in each case, so that each compiles without the others' code.
-#define CASE(source_, range_, group_)                                                                                  \
-    if (source == source_ && range == range_ && half == (group_ < GROUP))                                              \
-        add_block(rows, source_, range_, group_, matrix, strip, chunk, from, to, input, input_stats, sums);
-#define CASES(source, range) CASE(source, range, GROUP) CASE(source, range, GROUP / 2)
-    CASES(BYTES, 8)
-    CASES(UNPACKED, 8)
-    CASE(CODED_NIBBLES, 8, GROUP)
-#ifdef DOT
-    CASES(NIBBLES, 8)
-#else
-    CASES(NIBBLES, 4)
-    CASES(UNPACKED, 4)
-    CASES(UNPACKED, 6)
-    CASES(BYTES, 6)
-    CASE(CODED_NIBBLES, 6, GROUP)
+    const Source source = matrix->bits == 8 ? BYTES : has_codebook(matrix) ? CODED_NIBBLES : NIBBLES;
+    // The parameters are constants in each case, so that loops are unrolled and the others' code is left out.
+#define CASE(count, source_, range_, group_)                                                                           \
+    if (count <= MAX_ROWS && rows == count)                                                                            \
+        return add_groups(count, source_, range_, group_, matrix, line, prefetch, input, input_stats, out);
+#define CASES(source_, range_, group_)                                                                                 \
+    if (source == source_ && range == range_ && half == (group_ < GROUP)) {                                            \
+        CASE(1, source_, range_, group_) CASE(2, source_, range_, group_) CASE(3, source_, range_, group_)             \
+        CASE(4, source_, range_, group_) CASE(5, source_, range_, group_) CASE(6, source_, range_, group_)             \
+        CASE(7, source_, range_, group_) CASE(8, source_, range_, group_)                                              \
+    }
+    CASES(NIBBLES, NIBBLE_RANGE, GROUP)
+    CASES(NIBBLES, NIBBLE_RANGE, GROUP / 2)
+    CASES(BYTES, 8, GROUP)
+    CASES(BYTES, 8, GROUP / 2)
+    CASES(CODED_NIBBLES, 8, GROUP)
+#ifndef DOT
+    CASES(BYTES, 6, GROUP)
+    CASES(BYTES, 6, GROUP / 2)
+    CASES(CODED_NIBBLES, 6, GROUP)
 #endif
 #undef CASES
 #undef CASE

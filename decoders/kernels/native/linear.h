@@ -51,39 +51,7 @@ static inline __attribute__((always_inline)) void store_products(int rows, const
     }
 }
 
-#if WEIGHTS == 8
-// Multiply all rows by one strip.
-static void multiply_strip(const Matrix *matrix, int64_t strip, const Input *input, const float *input_stats,
-                           int64_t rows, Epilogue epilogue, float *out, int64_t out_stride) {
-    const uint8_t *line = matrix->strips + strip * strip_bytes(matrix);
-    const int64_t stats_stride = STATS * (matrix->inputs / GROUP), groups = matrix->inputs / matrix->group;
-    if (rows <= MAX_ROWS) {
-        Floats sums[MAX_ROWS][STRIP_VECTORS] = {0};
-        add_products((int)rows, matrix, line, NULL, 0, groups, input, input_stats, sums);
-        store_products((int)rows, matrix, strip, sums, epilogue, out, out_stride);
-        return;
-    }
-    Chunk chunk;
-    const int64_t passes = (rows + UNPACKED_ROWS - 1) / UNPACKED_ROWS, chunk_groups = CHUNK / matrix->group;
-    for (int64_t pass = 0; pass < passes; pass++) {
-        const int64_t first = rows * pass / passes, count = rows * (pass + 1) / passes - first;
-        const int64_t blocks = (count + MAX_ROWS - 1) / MAX_ROWS;
-        Floats sums[UNPACKED_ROWS][STRIP_VECTORS];
-        memset(sums, 0, count * sizeof *sums);
-        for (int64_t from = 0; from < groups; from += chunk_groups) {
-            const int64_t to = from + chunk_groups < groups ? from + chunk_groups : groups;
-            unpack(matrix, line, from, to, &chunk);
-            for (int64_t b = 0; b < blocks; b++) {
-                const int64_t begin = count * b / blocks, end = count * (b + 1) / blocks, row = first + begin;
-                add_products((int)(end - begin), matrix, NULL, &chunk, from, to, input + row * matrix->inputs,
-                             input_stats + row * stats_stride, sums + begin);
-            }
-        }
-        for (int64_t r = 0; r < count; r++)
-            store_products(1, matrix, strip, sums + r, epilogue, out + (first + r) * out_stride, out_stride);
-    }
-}
-#else
+#if WEIGHTS != 8
 // Multiply `rows` rows, a constant, by the strip that begins at `line`, and prefetch `prefetch` bytes ahead.
 static inline __attribute__((always_inline)) void multiply_block(int rows, const Matrix *matrix, const uint8_t *line,
                                                                  int64_t strip, int64_t prefetch, const Input *input,
@@ -117,27 +85,35 @@ static inline __attribute__((always_inline)) void multiply_block(int rows, const
     }
     store_products(rows, matrix, strip, sums, epilogue, out, out_stride);
 }
+#endif
 
 // Multiply all rows by one strip.
 static void multiply_strip(const Matrix *matrix, int64_t strip, const Input *input, const float *input_stats,
                            int64_t rows, Epilogue epilogue, float *out, int64_t out_stride) {
-    (void)input_stats;
-    const int64_t blocks = (rows + MAX_ROWS - 1) / MAX_ROWS, max = (rows + blocks - 1) / blocks;
+    const int64_t blocks = (rows + MAX_ROWS - 1) / MAX_ROWS;
     const int64_t prefetch = blocks > 1 ? strip_bytes(matrix) : PREFETCH_BYTES;
     const uint8_t *line = matrix->strips + strip * strip_bytes(matrix);
-    for (int64_t row = 0; row < rows; row += max) {
-        const int64_t count = rows - row < max ? rows - row : max;
+    for (int64_t b = 0; b < blocks; b++) {
+        const int64_t row = rows * b / blocks;
+        const int count = (int)(rows * (b + 1) / blocks - row);
         const Input *from = input + row * matrix->inputs;
         float *to = out + row * out_stride;
+#if WEIGHTS == 8
+        Floats sums[MAX_ROWS][STRIP_VECTORS];
+        const float *stats = input_stats + row * STATS * (matrix->inputs / GROUP);
+        multiply_integers(count, matrix, line, prefetch, from, stats, sums);
+        store_products(count, matrix, strip, sums, epilogue, to, out_stride);
+#else
+        (void)input_stats;
         // The number of rows is a constant in each case, so that the loops are unrolled.
 #define CASE(n)                                                                                                        \
     if (n <= MAX_ROWS && count == n)                                                                                   \
         multiply_block(n, matrix, line, strip, prefetch, from, epilogue, to, out_stride);
         CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #undef CASE
+#endif
     }
 }
-#endif
 
 // Compute one thread's share of the outputs of (rows, inputs) x (inputs, outputs).
 static void multiply(const Matrix *matrix, const Input *input, const float *input_stats, int64_t rows,
