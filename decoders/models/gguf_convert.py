@@ -10,12 +10,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from ml_dtypes import bfloat16
+
 from tot.decoders.errors import ModelError, reason
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import torch
 
 # GGUF's `general.architecture` -> the class in transformers. Mistral files use "llama", and run as Llama.
 ARCHITECTURES = {
@@ -55,6 +56,9 @@ _QWEN2_SPLIT = (
 )
 _LLAMA3_SPLIT = _QWEN2_SPLIT.replace(r"\p{N}|", r"\p{N}{1,3}|")
 _SPLITS = {"gpt-2": None, "smollm": None, "qwen2": _QWEN2_SPLIT, "llama-bpe": _LLAMA3_SPLIT}
+
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True)
@@ -219,7 +223,7 @@ def build_tokenizer(file: GGUFFile) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=backend, **options)
 
 
-def build_weights(file: GGUFFile, config: Any, matrices: bool = True) -> dict[str, torch.Tensor]:
+def build_weights(file: GGUFFile, config: Any, matrices: bool = True) -> dict[str, Array]:
     """Return all weights by their names in transformers, in bfloat16. Raises ModelError if file and model differ.
 
     Without `matrices`, return only the first numbers of each matrix."""
@@ -246,17 +250,15 @@ def build_weights(file: GGUFFile, config: Any, matrices: bool = True) -> dict[st
         values = dequantized(tensor, None if whole else 1)
         if config.model_type == "gemma3_text" and len(shape) == 1:
             values -= 1  # transformers adds it again
-        weights[name] = (in_halves(values, source, config) if whole else values[0, :FIRST]).to(torch.bfloat16)
+        weights[name] = (in_halves(values, source, config) if whole else values[0, :FIRST]).astype(bfloat16)
     return weights
 
 
-def dequantized(tensor: Any, rows: int | None = None) -> torch.Tensor:
+def dequantized(tensor: Any, rows: int | None = None) -> Array:
     """Dequantize a `gguf.ReaderTensor`, or its first `rows` rows, to float32."""
     import gguf
-    import numpy as np
-    import torch
 
-    return torch.from_numpy(np.array(gguf.dequantize(tensor.data[:rows], tensor.tensor_type)))
+    return np.array(gguf.dequantize(tensor.data[:rows], tensor.tensor_type))
 
 
 def source_names(names: Iterable[str], config: Any) -> dict[str, str]:
@@ -269,12 +271,12 @@ def source_names(names: Iterable[str], config: Any) -> dict[str, str]:
     return {name: f"{name_map.get_name(stem)}.{suffix}" for name, (stem, _, suffix) in parts.items()}
 
 
-def in_halves(values: torch.Tensor, source: str, config: Any) -> torch.Tensor:
+def in_halves(values: Array, source: str, config: Any) -> Array:
     """Permute rows to transformers' order: RoPE rotates halves of a head there, but adjacent pairs in llama.cpp."""
     if config.model_type != "llama" or not (".attn_q." in source or ".attn_k." in source):
         return values
     heads = config.num_attention_heads if "attn_q" in source else config.num_key_value_heads
-    return values.reshape(heads, -1, 2, *values.shape[1:]).transpose(1, 2).reshape(values.shape)
+    return values.reshape(heads, -1, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
 
 
 def convert(file: GGUFFile, folder: Path, matrices: bool = True) -> None:
@@ -282,7 +284,7 @@ def convert(file: GGUFFile, folder: Path, matrices: bool = True) -> None:
 
     Raises ModelError for a model that can't be converted faithfully; OSError or SafetensorError if writing fails.
     """
-    from safetensors.torch import save_file
+    from safetensors.numpy import save_file
     from transformers import GenerationConfig
 
     try:

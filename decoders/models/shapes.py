@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tot.decoders.models.families import HEAD_NORMS, Mixture, family_of
 
 if TYPE_CHECKING:
-    import torch
+    import numpy as np
 
 Shape = tuple[int, ...]
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -30,7 +30,7 @@ class Heads(NamedTuple):
         return cls(query, int(kv), int(getattr(config, "head_dim", None) or config.hidden_size // query))
 
 
-def slot_bytes(config: Any, dtype: torch.dtype) -> int:
+def slot_bytes(config: Any, dtype: np.dtype[Any]) -> int:
     """Return the bytes of the keys and values of one token, in all layers."""
     heads = Heads.of(config)
     return int(2 * config.num_hidden_layers * heads.kv * heads.dim * dtype.itemsize)
