@@ -20,7 +20,7 @@ from tot.decoders.kernels.native.tiles import make_tiles
 from tot.decoders.models.kv_store import Store
 from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.models.shapes import Heads
-from tot.decoders.models.supported import window_of
+from tot.decoders.models.families import window_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

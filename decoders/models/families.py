@@ -46,8 +46,8 @@ class Family:
 
     architecture: str
     """The class in transformers."""
-    gguf: str = ""
-    """`general.architecture` of its GGUF files, if supported."""
+    gguf: str
+    """`general.architecture` of its GGUF files."""
     norms: Mapping[str, str] = field(default_factory=lambda: _PRE_NORMS)
     """Stems of the norms' weights of a layer, by their names in forward.c."""
     norm_offset: float = 0.0
@@ -83,7 +83,7 @@ _GRANITE = dict.fromkeys(
 )
 FAMILIES = {
     "llama": Family("LlamaForCausalLM", "llama", adjacent_pairs=True),
-    "mistral": Family("MistralForCausalLM", biases={}, defaults={"sliding_window": 4096}),
+    "mistral": Family("MistralForCausalLM", "llama", adjacent_pairs=True, biases={}, defaults={"sliding_window": 4096}),
     "qwen2": Family(
         "Qwen2ForCausalLM",
         "qwen2",
@@ -179,7 +179,7 @@ FAMILIES = {
 }
 """The supported families, by `model_type`. A family is supported once its logits have been verified."""
 
-GGUF_FAMILIES = {family.gguf: name for name, family in FAMILIES.items() if family.gguf}
+GGUF_FAMILIES = {family.gguf: name for name, family in reversed(FAMILIES.items())}
 """`model_type` by `general.architecture` of GGUF files. Mistral files use "llama", and run as Llama."""
 
 

@@ -19,9 +19,10 @@ import numpy as np
 
 from tot.decoders.errors import ModelError, OptionError, TotError, reason
 from tot.decoders.machine import processor_flags
+from tot.decoders.models.families import FAMILIES
 from tot.decoders.models.loaded import LoadedModel, dtype_of, number_type
 from tot.decoders.models.model_names import find_model
-from tot.decoders.models.supported import LLAMA_LIKE, check_supported, missing_weights, read_config
+from tot.decoders.models.supported import check_supported, missing_weights, read_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -189,7 +190,7 @@ def _open_folder(
         check_supported(config)  # again, with the defaults that config.json leaves out
         if unread is not None:
             stored = GGUFWeights(unread, folder, config, dtype)
-        elif config.model_type in LLAMA_LIKE:
+        elif config.model_type in FAMILIES:
             with suppress(LookupError):  # transformers accepts more weight names
                 stored = FolderWeights(folder, config, dtype)
         if tokenizer is None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tot.decoders.errors import ModelError
 from tot.decoders.models.families import setting
 from tot.decoders.models.shapes import Heads
 
@@ -22,22 +23,31 @@ class RotaryTable:
     def __init__(self, config: Any, rope: Rope) -> None:
         self.dim = rotary_dim(config, rope)
         """Dimensions of a head that are rotated."""
-        dims = np.arange(0, self.dim, 2, dtype=np.float32) / np.float32(self.dim)
-        frequencies = 1.0 / (float(rope["rope_theta"]) ** dims.astype(np.float64))
-        scaled, self.scaling = _SCALED[rope.get("rope_type", "default")](frequencies, rope, config)
-        self.frequencies = scaled.astype(np.float32)
+        exponents = np.arange(0, self.dim, 2, dtype=np.float32) / self.dim  # rounded where transformers rounds
+        plain = 1 / (rope["rope_theta"] ** exponents.astype(np.float64)).astype(np.float32)
+        kind = rope.get("rope_type", "default")
+        if kind not in _SCALED:
+            raise ModelError(f"rotary embeddings of the type {kind!r} can't be computed here: use another model")
+        try:
+            frequencies, self.scaling = _SCALED[kind](plain, rope, config)
+        except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+            raise ModelError(f"config.json lacks settings of {kind} rotary embeddings ({error!r}): {rope}") from error
+        self.frequencies: _Floats = frequencies.astype(np.float32)
 
     def rows(self, count: int) -> tuple[_Floats, _Floats]:
         """(count, dim) cosines and sines of the first positions, float32."""
-        half = np.arange(count, dtype=np.float32)[:, None] * self.frequencies
-        angles = np.concatenate((half, half), axis=-1)
-        return np.cos(angles) * np.float32(self.scaling), np.sin(angles) * np.float32(self.scaling)
+        half = (np.arange(count, dtype=np.float32)[:, None] * self.frequencies).astype(np.float64)
+        cosines, sines = ((wave(half) * self.scaling).astype(np.float32) for wave in (np.cos, np.sin))
+        return np.concatenate((cosines, cosines), axis=1), np.concatenate((sines, sines), axis=1)
 
 
 def rotary_dim(config: Any, rope: Rope) -> int:
-    """Return how many dimensions of each head are rotated."""
-    partial = rope.get("partial_rotary_factor") or getattr(config, "partial_rotary_factor", None) or 1.0
-    return int(Heads.of(config).dim * partial)
+    """Return how many dimensions of each head are rotated. Raises ModelError if it is not possible."""
+    partial, dim = rope.get("partial_rotary_factor") or 1.0, Heads.of(config).dim
+    rotated = int(dim * partial)
+    if not 0 < rotated <= dim or rotated % 2:
+        raise ModelError(f"partial_rotary_factor is {partial}, but heads have {dim} dimensions: download it again")
+    return rotated
 
 
 def layer_ropes(config: Any) -> tuple[list[Rope], list[int]]:
@@ -53,26 +63,23 @@ def layer_ropes(config: Any) -> tuple[list[Rope], list[int]]:
     return [parameters], [0 if without is None or without[layer] else -1 for layer in layers]
 
 
-_Frequencies = np.ndarray[Any, np.dtype[np.float64]]
-
-
-def _default(frequencies: _Frequencies, rope: Rope, config: Any) -> tuple[_Frequencies, float]:
+def _default(frequencies: _Floats, rope: Rope, config: Any) -> tuple[_Floats, float]:
     return frequencies, 1.0
 
 
-def _linear(frequencies: _Frequencies, rope: Rope, config: Any) -> tuple[_Frequencies, float]:
+def _linear(frequencies: _Floats, rope: Rope, config: Any) -> tuple[_Floats, float]:
     return frequencies / rope["factor"], 1.0
 
 
-def _llama3(frequencies: _Frequencies, rope: Rope, config: Any) -> tuple[_Frequencies, float]:
+def _llama3(frequencies: _Floats, rope: Rope, config: Any) -> tuple[_Floats, float]:
     """Llama 3.1: interpolate frequencies of few turns in the original context, and blend in between."""
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     turns = rope["original_max_position_embeddings"] * frequencies / (2 * math.pi)
     smooth = np.clip((turns - low) / (high - low), 0, 1)
-    return frequencies * ((1 - smooth) / rope["factor"] + smooth), 1.0
+    return (1 - smooth) * frequencies / rope["factor"] + smooth * frequencies, 1.0
 
 
-def _yarn(frequencies: _Frequencies, rope: Rope, config: Any) -> tuple[_Frequencies, float]:
+def _yarn(frequencies: _Floats, rope: Rope, config: Any) -> tuple[_Floats, float]:
     """YaRN (Peng et al., 2023), sections 3.2 to 3.4."""
     original, dim = rope["original_max_position_embeddings"], 2 * len(frequencies)
     factor = rope.get("factor") or config.max_position_embeddings / original
@@ -89,14 +96,14 @@ def _yarn(frequencies: _Frequencies, rope: Rope, config: Any) -> tuple[_Frequenc
     if scaling is None:
         one, all_dims = rope.get("mscale"), rope.get("mscale_all_dim")
         scaling = _mscale(factor, one) / _mscale(factor, all_dims) if one and all_dims else _mscale(factor, 1.0)
-    return frequencies * (ramp / factor + 1 - ramp), float(scaling)
+    return frequencies / factor * ramp + frequencies * (1 - ramp), float(scaling)
 
 
 def _mscale(factor: float, weight: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
-_SCALED: dict[str, Callable[[_Frequencies, Rope, Any], tuple[_Frequencies, float]]] = {
+_SCALED: dict[str, Callable[[_Floats, Rope, Any], tuple[_Floats, float]]] = {
     "default": _default,
     "linear": _linear,
     "llama3": _llama3,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from tot.decoders.models.families import Experts, Mixture, family_of
@@ -15,49 +16,45 @@ class Part(NamedTuple):
     names: tuple[str, ...]
     shape: Shape
     """The shape of each stored tensor."""
-    take: Callable[[Any], Any] | None = None
-    """Take the weight out of the stored array of numpy or torch; None if the array is the weight."""
-
-    def of(self, arrays: list[Any], join: Callable[[list[Any]], Any]) -> Any:
-        """Return the weight from the stored arrays."""
-        whole = arrays[0] if len(arrays) == 1 else join(arrays)
-        return whole if self.take is None else self.take(whole)
+    view: Callable[[Any], Any] = lambda stored: stored
+    """Return a view of a stored array of numpy or torch; its numbers, in order, are the weight's."""
 
 
 def stored_parts(config: Any, names: Container[str]) -> dict[str, Part]:
     """Return where each weight is stored, by name. `names` are the stored tensors: some families have two layouts."""
     family, mixture, shapes = family_of(config), Mixture.of(config), weight_shapes(config)
     parts = {name: Part((name,), shape) for name, shape in shapes.items()}
-    for number in range(config.num_hidden_layers):
-        layer = f"model.layers.{number}."
-        for stored, stems in family.fused.items():
-            total, first = sum(shapes[f"{layer}{stem}.weight"][0] for stem in stems), 0
-            for stem in stems:
-                outputs, inputs = shapes[name := f"{layer}{stem}.weight"]
-                rows = slice(first, first := first + outputs)
-                parts[name] = Part((f"{layer}{stored}.weight",), (total, inputs), _Rows(rows))
-        if mixture is not None and family.experts is not None:
-            parts |= _expert_parts(f"{layer}{EXPERTS}.", family.experts, mixture, config.hidden_size, names)
+    parts |= {name: Part((stored,), shape, itemgetter(rows)) for name, (stored, rows, shape) in fused_rows(config).items()}
+    for number in range(config.num_hidden_layers if mixture is not None else 0):
+        place = f"model.layers.{number}.{EXPERTS}."
+        parts |= _expert_parts(place, family.experts, mixture, config.hidden_size, names)
     return parts
 
 
-class _Rows(NamedTuple):
-    rows: slice
+def fused_rows(config: Any) -> dict[str, tuple[str, slice, Shape]]:
+    """Return the weights that are rows of a larger one: its name, the rows, and its shape, by name."""
+    family, shapes = family_of(config), weight_shapes(config)
+    fused = {}
+    for number in range(config.num_hidden_layers):
+        for stored, stems in family.fused.items():
+            names, first = [f"model.layers.{number}.{stem}.weight" for stem in stems], 0
+            whole = (sum(shapes[name][0] for name in names), shapes[names[0]][1])
+            for name in names:
+                rows = slice(first, first := first + shapes[name][0])
+                fused[name] = (f"model.layers.{number}.{stored}.weight", rows, whole)
+    return fused
 
-    def __call__(self, stored: Any) -> Any:
-        return stored[self.rows]
 
+class _Experts(NamedTuple):
+    """A view of the gates, or of the ups, of all experts, which follow each other or are stored in turn."""
 
-class _Halves(NamedTuple):
-    """Take the gates, or the ups, of all experts, which follow each other or are stored in turn, and flatten them."""
-
-    part: slice
+    part: slice = slice(None)
     transposed: bool = False
 
     def __call__(self, stored: Any) -> Any:
         if self.transposed:  # (experts, inputs, outputs)
             stored = stored.swapaxes(1, 2)
-        return stored[:, self.part].reshape((-1, *stored.shape[2:]))
+        return stored[:, self.part]
 
 
 def _expert_parts(
@@ -78,15 +75,15 @@ def _expert_parts(
     gates, ups = (slice(0, None, 2), slice(1, None, 2)) if turned else (slice(inner), slice(inner, None))
     gate_up, down = (f"{place}gate_up_proj",), (f"{place}down_proj",)
     parts = {
-        f"{place}gate_proj.weight": Part(gate_up, (count, *both), _Halves(gates, turned)),
-        f"{place}up_proj.weight": Part(gate_up, (count, *both), _Halves(ups, turned)),
+        f"{place}gate_proj.weight": Part(gate_up, (count, *both), _Experts(gates, turned)),
+        f"{place}up_proj.weight": Part(gate_up, (count, *both), _Experts(ups, turned)),
         f"{place}down_proj.weight": Part(
-            down, (count, inner, hidden) if turned else (count, hidden, inner), _Halves(slice(None), turned)
+            down, (count, inner, hidden) if turned else (count, hidden, inner), _Experts(transposed=turned)
         ),
     }
     if experts.biased:
         stored = (f"{place}gate_up_proj_bias",), (count, 2 * inner)
-        parts[f"{place}gate_proj.bias"] = Part(*stored, _Halves(gates))
-        parts[f"{place}up_proj.bias"] = Part(*stored, _Halves(ups))
-        parts[f"{place}down_proj.bias"] = Part((f"{place}down_proj_bias",), (count, hidden), _Halves(slice(None)))
+        parts[f"{place}gate_proj.bias"] = Part(*stored, _Experts(gates))
+        parts[f"{place}up_proj.bias"] = Part(*stored, _Experts(ups))
+        parts[f"{place}down_proj.bias"] = Part((f"{place}down_proj_bias",), (count, hidden), _Experts())
     return parts
