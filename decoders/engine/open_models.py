@@ -19,9 +19,9 @@ from tot.decoders.kernels.native.compiling import SAMPLING
 from tot.decoders.kernels.native.forward import Quantization
 from tot.decoders.kernels.native.library import level, library
 from tot.decoders.machine import give_back
+from tot.decoders.models.families import GGUF_FAMILIES
 from tot.decoders.models.loading import open_model, resolve_device
 from tot.decoders.models.model_names import find_model, gguf_text, model_key
-from tot.decoders.models.families import GGUF_FAMILIES
 
 if TYPE_CHECKING:
     from tot.decoders.models.model_names import Quantize

@@ -78,9 +78,7 @@ ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "swiglu_clamped")
 CLAMPED = (1.702, 7.0)
 """gpt-oss's factor of the gate in the sigmoid, and its limit of gates and ups."""
 _MOST_EXPERTS, _MOST_CHOSEN = 2**12, 64
-_GRANITE = dict.fromkeys(
-    ("embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier"), 1.0
-)
+_GRANITE = dict.fromkeys(("embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier"), 1.0)
 FAMILIES = {
     "llama": Family("LlamaForCausalLM", "llama", adjacent_pairs=True),
     "mistral": Family("MistralForCausalLM", "llama", adjacent_pairs=True, biases={}, defaults={"sliding_window": 4096}),
@@ -249,7 +247,7 @@ class Mixture(NamedTuple):
         inner = setting(config, experts.inner)
         inner = config.intermediate_size if inner is None else inner
         chosen = setting(config, "num_experts_per_tok")
-        if not (0 < count <= _MOST_EXPERTS and 0 < chosen <= min(count, _MOST_CHOSEN) and 0 < inner):
+        if not (0 < count <= _MOST_EXPERTS and 0 < chosen <= min(count, _MOST_CHOSEN) and inner > 0):
             raise ModelError(
                 f"a mixture of {count:,} experts of size {inner:,}, {chosen:,} for each token, can't be run: a model has "
                 f"up to {_MOST_EXPERTS:,} experts, and up to {_MOST_CHOSEN} for each token; download the model again"

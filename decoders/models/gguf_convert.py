@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tot.decoders.errors import ModelError, reason
 from tot.decoders.models.gguf_model import build_config, build_weights, refusal
-from tot.decoders.models.gguf_reader import GGUFFile, read_gguf
+from tot.decoders.models.gguf_reader import GGUFFile
 
 if TYPE_CHECKING:
     from pathlib import Path

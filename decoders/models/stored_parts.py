@@ -24,7 +24,9 @@ def stored_parts(config: Any, names: Container[str]) -> dict[str, Part]:
     """Return where each weight is stored, by name. `names` are the stored tensors: some families have two layouts."""
     family, mixture, shapes = family_of(config), Mixture.of(config), weight_shapes(config)
     parts = {name: Part((name,), shape) for name, shape in shapes.items()}
-    parts |= {name: Part((stored,), shape, itemgetter(rows)) for name, (stored, rows, shape) in fused_rows(config).items()}
+    parts |= {
+        name: Part((stored,), shape, itemgetter(rows)) for name, (stored, rows, shape) in fused_rows(config).items()
+    }
     for number in range(config.num_hidden_layers if mixture is not None else 0):
         place = f"model.layers.{number}.{EXPERTS}."
         parts |= _expert_parts(place, family.experts, mixture, config.hidden_size, names)

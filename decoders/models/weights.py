@@ -64,7 +64,9 @@ class ModuleWeights(Weights):
         self._parts |= {name: Part((name,), ()) for name in self._parameters if name not in stored}
         expected = weight_shapes(module.config) if known else {}
         actual = {name: tuple(self._parameters[part.names[0]].shape) for name, part in self._parts.items()}
-        self.shapes = {name: expected[name] if actual[name] == part.shape else actual[name] for name, part in self._parts.items()}
+        self.shapes = {
+            name: expected[name] if actual[name] == part.shape else actual[name] for name, part in self._parts.items()
+        }
 
     def __getitem__(self, name: str) -> Array:
         import torch

@@ -29,12 +29,9 @@ from tot.decoders.kernels.native.packing import (
     packed,
     room_for,
 )
+from tot.decoders.kernels.native.shared_prefixes import Run
 from tot.decoders.kernels.native.tiles import SIZES, CTiles, Tiles, kernels_run, make_tiles
 from tot.decoders.machine import threads
-from tot.decoders.models.gguf_numbers import Whole
-from tot.decoders.models.kv_store import Store
-from tot.decoders.models.loaded import LoadedModel
-from tot.decoders.kernels.native.shared_prefixes import Run
 from tot.decoders.models.families import (
     ACTIVATIONS,
     FAMILIES,
@@ -44,6 +41,9 @@ from tot.decoders.models.families import (
     family_of,
     layer_windows,
 )
+from tot.decoders.models.gguf_numbers import Whole
+from tot.decoders.models.kv_store import Store
+from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.models.rotary import RotaryTable, layer_ropes
 from tot.decoders.models.shapes import EMBEDDING, EXPERTS, SINKS, Heads, weight_shapes
 from tot.decoders.models.weights import GGUFWeights, Weights
