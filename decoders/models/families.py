@@ -210,7 +210,8 @@ class Scales(NamedTuple):
     logit_cap: float
 
     @classmethod
-    def of(cls, config: Any, head_dim: int) -> Scales:
+    def of(cls, config: Any) -> Scales:
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         attention = setting(config, "attention_multiplier")
         if attention is None:
             attention = (setting(config, "query_pre_attn_scalar") or head_dim) ** -0.5
@@ -249,8 +250,8 @@ class Mixture(NamedTuple):
         chosen = setting(config, "num_experts_per_tok")
         if not (0 < count <= _MOST_EXPERTS and 0 < chosen <= min(count, _MOST_CHOSEN) and inner > 0):
             raise ModelError(
-                f"a mixture of {count:,} experts of size {inner:,}, {chosen:,} for each token, can't be run: a model has "
-                f"up to {_MOST_EXPERTS:,} experts, and up to {_MOST_CHOSEN} for each token; download the model again"
+                f"a mixture of {count:,} experts of size {inner:,}, {chosen:,} for each token, can't be run: a "
+                f"model has up to {_MOST_EXPERTS:,} experts, and up to {_MOST_CHOSEN} for each token"
             )
         normalized = True if experts.normalized is None else bool(setting(config, experts.normalized))
         return cls(count, chosen, inner, normalized)

@@ -36,7 +36,8 @@ class Kernel:
     ) -> Tensor:
         """Compute attention on the CPU. Scores are soft-capped at `cap` unless it is 0.
 
-        `sinks` (heads,) are scores without values. Shapes: query (heads, rows, head_dim); keys, values (kv_heads, slots, head_dim); result (rows, heads, head_dim).
+        `sinks` (heads,) are scores without values. Shapes: query (heads, rows, head_dim);
+        keys, values (kv_heads, slots, head_dim); result (rows, heads, head_dim).
         """
         heads, rows, head_dim = query.shape
         if query.stride(2) != 1:
