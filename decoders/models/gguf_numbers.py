@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from tot.decoders.models.shapes import Array
+
 _Blocks = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
 """(blocks, bytes)"""
-Array = np.ndarray[tuple[int, ...], np.dtype[Any]]
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Whole:
     @property
     def group(self) -> int:
         """Number of inputs in a group."""
-        return self.numbers.shape[1] // self.step.shape[1]
+        return int(self.numbers.shape[1] // self.step.shape[1])
 
     def each(self, change: Callable[[Array], Array]) -> Whole:
         """Apply a function to the numbers, scales and minimums, such as a permutation of the outputs."""

@@ -5,17 +5,15 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
-from tot.decoders.kernels.native.library import lanes, largest_byte, log_once
+from tot.decoders.kernels.native.library import empty, lanes, largest_byte, log_once
 from tot.decoders.machine import free_memory
-from tot.decoders.models.gguf_numbers import Array, Whole
-
-if TYPE_CHECKING:
-    import torch
+from tot.decoders.models.gguf_numbers import Whole
+from tot.decoders.models.shapes import Array
 
 PackedKind = Literal["float32", "bfloat16", "int8-dynamic", "gguf"]
 GROUP = 32
@@ -26,7 +24,7 @@ _AT_ONCE = 256
 """Outputs packed at a time, so that temporary arrays are small enough for the caches."""
 
 
-def room_for(what: str, needed: float, device: torch.device) -> bool:
+def room_for(what: str, needed: float, device: str) -> bool:
     """Return whether `needed` bytes are free to pack `what`. If not, log it once."""
     free = free_memory(device)
     if needed > free:
@@ -75,7 +73,7 @@ def packed(weight: Array | Whole, kind: PackedKind) -> Packed:
             whole = part if isinstance(part, Whole) else quantized(part)
             packed_part, bits, group = _whole_strips(whole, unit), whole.bits, whole.group
         if strips is None:
-            strips = np.empty((-(-outputs // (2 * lanes())), *packed_part.shape[1:]), packed_part.dtype)
+            strips = empty((-(-outputs // (2 * lanes())), *packed_part.shape[1:]), packed_part.dtype)
         begin = first // (2 * lanes())
         strips[begin : begin + len(packed_part)] = packed_part
     assert strips is not None
