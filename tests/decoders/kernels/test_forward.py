@@ -18,7 +18,7 @@ from tot.decoders import OptionError
 from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.kernels.backend import open_backend
 from tot.decoders.kernels.module import TransformersForward
-from tot.decoders.kernels.native import forward, tiles
+from tot.decoders.kernels.native import attention, forward, tiles
 from tot.decoders.kernels.native import library as native
 from tot.decoders.kernels.native.forward import NativeForward, native_forward
 from tot.decoders.models.families import FAMILIES
@@ -269,7 +269,8 @@ def test_if_python_and_c_disagree_on_a_structure_torch_computes(
     longer = type("Longer", (ctypes.Structure,), {"_fields_": [*structure._fields_, ("more", ctypes.c_int64)]})
     if where == "kernel":
         monkeypatch.setattr(tiles, "SIZES", (*tiles.SIZES[:2], ctypes.sizeof(longer)))
-        monkeypatch.setattr(forward, "SIZES", tiles.SIZES)
+        for module in (forward, attention):
+            monkeypatch.setattr(module, "SIZES", tiles.SIZES)
     else:
         monkeypatch.setattr(forward, "_Batch", longer)
     runner = Runner(LoadedModel.of(known()), 100)
