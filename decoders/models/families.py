@@ -229,7 +229,7 @@ class Scales(NamedTuple):
 class Mixture(NamedTuple):
     """The sizes of a mixture of experts."""
 
-    count: int
+    experts: int
     chosen: int
     """Experts of each token."""
     inner: int

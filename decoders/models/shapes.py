@@ -55,7 +55,7 @@ def weight_shapes(config: Any) -> dict[str, Shape]:
     ):
         layer[f"{stem}.weight"] = shape
     biased = {stem for key, stems in family.biases.items() if not key or _enabled(config, key) for stem in stems}
-    inner, count = (config.intermediate_size, 1) if mixture is None else (mixture.inner, mixture.count)
+    inner, count = (config.intermediate_size, 1) if mixture is None else (mixture.inner, mixture.experts)
     place = "mlp" if mixture is None else EXPERTS
     layer |= {f"{place}.{name}_proj.weight": (count * inner, hidden) for name in ("gate", "up")}
     layer[f"{place}.down_proj.weight"] = (count * hidden, inner)
@@ -65,9 +65,9 @@ def weight_shapes(config: Any) -> dict[str, Shape]:
         if stem in biased or (family.experts and family.experts.biased and stem.startswith(EXPERTS))
     }
     if mixture is not None and family.experts is not None:
-        layer[f"{family.experts.router}.weight"] = (mixture.count, hidden)
+        layer[f"{family.experts.router}.weight"] = (mixture.experts, hidden)
         if family.experts.biased:
-            layer[f"{family.experts.router}.bias"] = (mixture.count,)
+            layer[f"{family.experts.router}.bias"] = (mixture.experts,)
     layer |= {f"{stem}.weight": (heads.dim if name in HEAD_NORMS else hidden,) for name, stem in family.norms.items()}
     if family.sinks:
         layer[SINKS] = (heads.query,)

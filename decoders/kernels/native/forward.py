@@ -179,7 +179,7 @@ class NativeForward:
             ctypes.addressof(layers), embedding, self._norm(weights, "model.norm.weight"),
             self._packed["head"].matrix, table, len(layers), config.hidden_size, inner, heads.query,
              heads.kv, 0, 0, self._rotary[0].dim, _GATE + ACTIVATIONS.index(activation_of(config)),
-            *((0, 0, 0) if mixture is None else (mixture.count, mixture.chosen, mixture.normalized)),
+            *((0, 0, 0) if mixture is None else (mixture.experts, mixture.chosen, mixture.normalized)),
             config.rms_norm_eps, scales.attention, scales.attention_cap, scales.embedding, scales.logit_cap,
         )  # fmt: skip
 
