@@ -6,6 +6,7 @@ It shares the target's noise, so it guesses the token that the target is most li
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -161,7 +162,7 @@ class ModelDrafter(Drafter):
 
         With `weigh`, also return the draft's confidence in its top token, from 0 to 9; otherwise 0.
         """
-        cache = self.runner.cache
+        cache, began = self.runner.cache, time.perf_counter()
         chunks = []
         for i, _, branch in frontier:
             start = min(cache.computed_length(branch), len(branch) - 1)
@@ -181,6 +182,7 @@ class ModelDrafter(Drafter):
             same = [i for i, other in enumerate(widths) if other == width]
             for i, tokens in zip(same, candidates(logits[same], [draws[i] for i in same], width), strict=True):
                 top_tokens[i] = tokens
+        self.runner.observe(forward, time.perf_counter() - began)
         if not weigh:
             return [(tokens, 0) for tokens in top_tokens]
         confidence = (logits.amax(-1) - logits.logsumexp(-1)).exp().mul_(9.99).nan_to_num_(0.0).int().tolist()
