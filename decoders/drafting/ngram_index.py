@@ -35,7 +35,7 @@ class NgramIndex:
         self.shortest = shortest
         self.capacity = capacity
         self.written = 0
-        """Number of tokens written so far, including those that were overwritten."""
+        """Number of tokens written so far, overwritten ones included."""
         self._tokens, self._before, self._after = (np.zeros(capacity, np.int32) for _ in range(3))
         # Access to single elements is faster through memory views.
         self._token_at = self._tokens.data
@@ -81,7 +81,7 @@ class NgramIndex:
         gram = age = 0
         for length in range(1, self.longest + 1):
             older = (place - earlier) % self.capacity
-            if earlier < 0 or older <= age:  # the text begins here, or what was here was overwritten
+            if earlier < 0 or older <= age:  # the text begins here, or its earlier tokens were overwritten
                 return
             age = older
             gram = (gram + tokens[earlier] + 1) * _MULTIPLIER & _MASK

@@ -12,8 +12,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -225,7 +225,7 @@ def saved(make_model: Callable[..., Any], tokenizer: Any, tmp_path: Path, monkey
     folder = tmp_path / "model"
     make_model("llama", hidden_size=128, intermediate_size=256, head_dim=32).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    if not kernels_run(32, 2, torch.float32, torch.device("cpu")):
+    if not kernels_run(32, 2, np.dtype(np.float32), "cpu"):
         pytest.skip("needs a C compiler, and a processor with AVX2")
     return folder
 
