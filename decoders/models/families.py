@@ -243,8 +243,7 @@ class Mixture(NamedTuple):
         experts = family_of(config).experts
         if experts is None:
             return None
-        count = getattr(config, "num_experts", None)
-        count = setting(config, "num_local_experts") if count is None else count
+        count = setting(config, "num_local_experts")
         inner = setting(config, experts.inner)
         inner = config.intermediate_size if inner is None else inner
         chosen = setting(config, "num_experts_per_tok")

@@ -36,10 +36,11 @@ def test_rows_equal_the_module_of_transformers(
     np.testing.assert_allclose(table.frequencies, module.inv_freq, rtol=1e-7)
     cosines, sines = table.rows(3000)
     expected = module(torch.empty(0), position_ids=torch.arange(3000)[None])
-    np.testing.assert_allclose(cosines, expected[0][0], atol=1e-5)
-    np.testing.assert_allclose(sines, expected[1][0], atol=1e-5)
-    assert cosines.flags.c_contiguous
-    assert cosines.dtype == np.float32
+    # A last bit of a frequency, in which powers of libraries differ, is an angle of 3000 / 2**24 at the end.
+    tolerance = 2e-7 if scaling["rope_type"] in ("default", "linear") else 3e-4
+    for rows, of_transformers in ((cosines, expected[0][0]), (sines, expected[1][0])):
+        assert rows.dtype == np.float32
+        np.testing.assert_allclose(rows, of_transformers.numpy(), rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("factor", [-0.5, 1.5, 0.3])
@@ -56,13 +57,22 @@ def test_layers_without_rotary_embeddings_and_with_other_bases_are_numbered(make
     assert [kinds[number]["rope_theta"] for number in numbers] == [1e4, 1e6]  # a layer with a window, and a full one
 
 
-def test_the_native_path_imports_no_modelling_code(python: Any, smollm2: str) -> None:
+@pytest.mark.parametrize(
+    "rope",
+    [{"rope_type": "axial", "rope_theta": 1e4}, {"rope_type": "linear", "rope_theta": 1e4}, {"rope_type": "llama3"}],
+)
+def test_rope_settings_that_are_unknown_or_missing_are_refused(make_model: Callable[..., Any], rope: Any) -> None:
+    with pytest.raises(ModelError, match=rope["rope_type"]):
+        RotaryTable(make_model("llama").config, {"rope_theta": 1e4, **rope})
+
+
+def test_the_native_path_imports_neither_torch_nor_transformers(python: Any, smollm2: str) -> None:
     code = (
         "import sys; from tot.decoders import load_decoder, Request, Sampling;"
         f"d = load_decoder('ar', {smollm2!r}, kv_budget=200);"
         "d.generate([Request(prompt='hi', sampling=Sampling(max_tokens=2))]);"
-        "name = d.engine.runner.backend.name; print(name, 'transformers.modeling_utils' in sys.modules)"
+        "print(d.engine.runner.backend.name, [name for name in ('torch', 'transformers') if name in sys.modules])"
     )
     out, err = python("-c", code).communicate(timeout=120)
     assert err == ""
-    assert out.startswith("transformers, ") or out.strip().endswith("False")
+    assert out.startswith("transformers, ") or out.strip().endswith("[]")
