@@ -42,7 +42,7 @@ class Experts(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """What a family computes, where it differs from Llama."""
+    """The differences between a family and Llama."""
 
     architecture: str
     """The class in transformers."""
@@ -205,7 +205,7 @@ class Scales(NamedTuple):
     attention_cap: float
     """Scores are at most this: cap * tanh(score / cap) (Gemma 2, section 2)."""
     residual: float
-    """Factor of what a block adds to the residual stream."""
+    """Factor of the results of attention and of the MLP, before they are added to the residual stream."""
     logits: float
     logit_cap: float
 

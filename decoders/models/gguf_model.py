@@ -134,7 +134,7 @@ class Source(NamedTuple):
 
     name: str
     shape: Shape
-    """The shape of the tensor; that of all experts is (experts * outputs, inputs)."""
+    """The shape of the tensor; the weights of all experts are one matrix (experts * outputs, inputs)."""
     rows: slice = slice(None)
     """The weight's part of the tensor."""
     pairs: int = 0

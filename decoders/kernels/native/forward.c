@@ -15,7 +15,7 @@
 typedef struct {
     Matrix qkv, out, gate_up, down;        // gate_up: LANES gates, LANES ups, ...; the last two of all experts
     const float *norm_in, *norm_mlp;       // before attention, and before the rest of the layer
-    const float *norm_attended, *norm_done;  // of what these add to the state, or NULL
+    const float *norm_attended, *norm_done;  // of their results, or NULL
     const float *norm_query, *norm_key;    // (HEAD_DIM,) or NULL
     const float *sinks;                    // (heads,) or NULL
     Router router;
@@ -124,7 +124,7 @@ static void embed(const Model *m, int64_t token, float *out) {
 
 // The scratch memory of a batch. An entry is a row, or in a mixture a row of one expert.
 typedef struct {
-    float *state, *qkv, *normed, *gated, *added, *stats;  // added: (entries, hidden), what a block adds to the state
+    float *state, *qkv, *normed, *gated, *added, *stats;  // added: (entries, hidden), results that are added to the state later
     Element *query, *attended;
     Input *input;
     float *scores;    // (rows, chosen): weights of the chosen experts
@@ -199,7 +199,7 @@ static Groups groups_of(const Model *m, const Batch *b, const Scratch *scratch, 
     return (Groups){starts, starts + m->experts + 1};
 }
 
-// Add what the layer's second half computed for row r to the state, and write the sum to `out`.
+// Add the result of the layer's second half for row r to the state, and write the sum to `out`.
 static void finish_layer(const Model *m, const Layer *layer, const Scratch *scratch, const Groups *groups, int64_t r,
                          float *out) {
     const int64_t hidden = m->hidden;
@@ -272,7 +272,7 @@ static void run_layers(const Model *m, const Batch *b, Barrier *barrier, int thr
             attend_unit(number, &attention, tiles, units);
         }
         barrier_and_time(b, barrier, thread, ATTENTION, &since);
-        // A norm of what is added needs all of it, so it is stored apart.
+        // If the result is normed before it is added, it is stored apart.
         float *const target = layer->norm_attended ? scratch->added : state;
         const Epilogue epilogue = layer->norm_attended ? STORE : ADD;
 #if WEIGHTS == 8

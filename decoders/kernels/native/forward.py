@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Mapping, Sequence
-from ctypes import POINTER, Structure, byref, c_double, c_float, c_int64, c_void_p, sizeof
+from ctypes import POINTER, byref, c_double, c_int64, c_void_p, sizeof
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -30,6 +30,7 @@ from tot.decoders.kernels.native.packing import (
     room_for,
 )
 from tot.decoders.kernels.native.shared_prefixes import Run
+from tot.decoders.kernels.native.structures import KINDS, Batch, Layer, Matrix, Model
 from tot.decoders.kernels.native.tiles import SIZES, CTiles, Tiles, kernels_run, make_tiles
 from tot.decoders.machine import threads
 from tot.decoders.models.families import (
@@ -51,8 +52,6 @@ from tot.decoders.models.shapes import EMBEDDING, EXPERTS, SINKS, Array, Heads, 
 from tot.decoders.models.weights import GGUFWeights, Weights
 from tot.decoders.timeline import add_spans
 
-_KINDS = 2
-"""Maximum number of kinds of windows, and of rotary embeddings: KINDS in forward.c."""
 Quantization = Literal["int8-dynamic", "gguf"]
 _TABLE = 1024
 """Minimum number of positions whose cosines and sines are computed at a time."""
@@ -67,56 +66,10 @@ _FREE_MEMORY_FACTOR = 2
 """Pack a module's weights only if this multiple of their packed size is free."""
 
 
-class _Matrix(Structure):
-    _fields_ = [
-        *((name, c_void_p) for name in ("strips", "bias")),
-        *((name, c_int64) for name in ("inputs", "outputs", "bits", "group")),
-        *((name, c_double) for name in ("unit", "zero_point")),
-    ]
-
-
-class _Layer(Structure):
-    _fields_ = [
-        *((name, _Matrix) for name in ("qkv", "out", "gate_up", "down")),
-        *((name, c_void_p) for name in ("norm_in", "norm_mlp", "norm_attended", "norm_done", "norm_query", "norm_key")),
-        *((name, c_void_p) for name in ("sinks", "router", "router_bias", "keys", "values")),
-        *((name, c_int64) for name in ("window", "rope")),
-    ]
-
-
-class _Model(Structure):
-    _fields_ = [
-        ("layers", c_void_p),
-        ("embedding", c_void_p),
-        ("norm", c_void_p),
-        ("head", _Matrix),
-        ("table", _Matrix),
-        *(
-            (name, c_int64)
-            for name in (
-                *("layer_count", "hidden", "intermediate", "heads", "kv_heads"),
-                *("kv_head_stride", "slot_stride", "rotary_dim"),
-                *("activation", "experts", "chosen", "normalized"),
-            )
-        ),
-        *((name, c_float) for name in ("epsilon", "scale", "attention_cap", "embedding_scale", "logit_cap")),
-    ]
-
-
-class _Batch(Structure):
-    _fields_ = [
-        *((name, c_void_p) for name in ("tokens", "rope_rows", "write", "keep")),
-        *((name, c_void_p * _KINDS) for name in ("cosines", "sines")),
-        *((name, c_void_p) for name in ("logits", "states", "layers", "scratch", "seconds")),
-        ("tiles", CTiles * _KINDS),
-        *((name, c_int64) for name in ("rows", "kept", "state_count", "threads")),
-    ]
-
-
 class _Product(NamedTuple):
     """Linear layers of one product: the C struct, and the arrays that it points to."""
 
-    matrix: _Matrix
+    matrix: Matrix
     arrays: list[Array]
 
 
@@ -147,7 +100,7 @@ class NativeForward:
         self._scratch = np.empty(0, np.float32)
         self._tables: list[tuple[Array, Array]] = []
 
-    def _pack_all(self, weights: Weights) -> _Model:
+    def _pack_all(self, weights: Weights) -> Model:
         """Pack all weights that are not packed yet. Raises ModelError if a shape differs from the config."""
         config = self._config
         expected = weight_shapes(config)
@@ -162,12 +115,12 @@ class NativeForward:
             if name not in self._packed:
                 self._add_product(weights, name, parts, self._pack(weights, name, parts))
         heads, scales, mixture = Heads.of(config), Scales.of(config), Mixture.of(config)
-        layers = (_Layer * config.num_hidden_layers)()
+        layers = (Layer * config.num_hidden_layers)()
         for number, layer in enumerate(layers):
             self._fill_layer(layer, number, weights)
-        embedding, table = None, _Matrix()
+        embedding, table = None, Matrix()
         if self.weights == "gguf":
-            table = _Matrix.from_buffer_copy(self._packed["head" if tied else "table"].matrix)
+            table = Matrix.from_buffer_copy(self._packed["head" if tied else "table"].matrix)
             table.unit /= self._factor("head") if tied else 1.0
         else:
             self._references.append(np.ascontiguousarray(weights.array(EMBEDDING)))
@@ -175,7 +128,7 @@ class NativeForward:
         self._references.append(layers)
         self._layers = layers
         inner = config.intermediate_size if mixture is None else mixture.inner
-        return _Model(
+        return Model(
             ctypes.addressof(layers), embedding, self._norm(weights, "model.norm.weight"),
             self._packed["head"].matrix, table, len(layers), config.hidden_size, inner, heads.query,
              heads.kv, 0, 0, self._rotary[0].dim, _GATE + ACTIVATIONS.index(activation_of(config)),
@@ -183,7 +136,7 @@ class NativeForward:
             config.rms_norm_eps, scales.attention, scales.attention_cap, scales.embedding, scales.logit_cap,
         )  # fmt: skip
 
-    def _fill_layer(self, layer: _Layer, number: int, weights: Weights) -> None:
+    def _fill_layer(self, layer: Layer, number: int, weights: Weights) -> None:
         """Set the fields of one layer."""
         family, place = family_of(self._config), f"model.layers.{number}."
         for name in _PARTS:
@@ -221,8 +174,8 @@ class NativeForward:
     def use(self, functions: ctypes.CDLL) -> None:
         """Use these C functions, compiled for the model's head dimension and weight format."""
         self._functions = functions
-        functions.forward.argtypes, functions.forward.restype = [POINTER(_Model), POINTER(_Batch)], None
-        functions.scratch_floats.argtypes = [POINTER(_Model), POINTER(_Batch)]
+        functions.forward.argtypes, functions.forward.restype = [POINTER(Model), POINTER(Batch)], None
+        functions.scratch_floats.argtypes = [POINTER(Model), POINTER(Batch)]
         functions.scratch_floats.restype = c_int64
 
     @property
@@ -238,7 +191,7 @@ class NativeForward:
     def close(self) -> None:
         """Free the packed weights and the store."""
         del self._functions
-        self._packed, self._references, self._model, self._scratch = {}, [], _Model(), np.empty(0, np.float32)
+        self._packed, self._references, self._model, self._scratch = {}, [], Model(), np.empty(0, np.float32)
         self._store = self._layers = None
 
     def forward(
@@ -251,12 +204,12 @@ class NativeForward:
         states = empty((kept, len(layers), self._config.hidden_size), np.float32)
         state_layers = np.array(layers, dtype=np.int64)
         seconds = (c_double * 3)()
-        batch = _Batch(
+        batch = Batch(
             *(address(array, np.int64) for array in (tokens, positions, write, keep)),
-            *((c_void_p * _KINDS)(*(address(table[part], np.float32) for table in tables)) for part in (0, 1)),
+            *((c_void_p * KINDS)(*(address(table[part], np.float32) for table in tables)) for part in (0, 1)),
             *(address(array, np.float32) for array in (logits, states)),
             address(state_layers, np.int64), None, ctypes.addressof(seconds),
-            (CTiles * _KINDS)(*map(CTiles.of, pieces)),
+            (CTiles * KINDS)(*map(CTiles.of, pieces)),
             count, kept, len(layers), threads(),
         )  # fmt: skip
         if len(self._scratch) < (needed := self._functions.scratch_floats(byref(self._model), byref(batch))):
@@ -282,7 +235,7 @@ class NativeForward:
 
     def _add_product(self, weights: Weights, name: str, parts: Sequence[str], weight: Packed) -> None:
         strips, *form = weight
-        matrix = _Matrix(address(strips, strips.dtype), None, *reversed(_shape(weights, parts)), *form)
+        matrix = Matrix(address(strips, strips.dtype), None, *reversed(_shape(weights, parts)), *form)
         matrix.unit *= self._factor(name)
         product = self._packed[name] = _Product(matrix, [strips])
         if f"{parts[0]}.bias" in weights:
@@ -292,7 +245,7 @@ class NativeForward:
             matrix.bias = address(product.arrays[-1], np.float32)
 
     def _factor(self, name: str) -> float:
-        """Return what the results of a product are multiplied by."""
+        """Return the factor of the results of a product."""
         scales = Scales.of(self._config)
         return scales.logits if name == "head" else scales.residual if name.endswith((".out", ".down")) else 1.0
 
@@ -362,7 +315,7 @@ def native_forward(
     functions = library(*compiling.forward(heads.dim, loaded.dtype == np.float32, weight_format, lanes()))
     if functions is None or not sizes_agree(functions, "attention_sizes", SIZES):
         return None
-    if not sizes_agree(functions, "forward_sizes", [*map(sizeof, (_Matrix, _Layer, _Model, _Batch)), lanes()]):
+    if not sizes_agree(functions, "forward_sizes", [*map(sizeof, (Matrix, Layer, Model, Batch)), lanes()]):
         return None
     backend = NativeForward(loaded, kind, shared)
     backend.use(functions)

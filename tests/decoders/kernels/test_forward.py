@@ -265,14 +265,14 @@ def test_if_python_and_c_disagree_on_a_structure_torch_computes(
     known: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
     native.log_once.cache_clear()
-    structure = tiles.CAttention if where == "kernel" else forward._Batch
+    structure = tiles.CAttention if where == "kernel" else forward.Batch
     longer = type("Longer", (ctypes.Structure,), {"_fields_": [*structure._fields_, ("more", ctypes.c_int64)]})
     if where == "kernel":
         monkeypatch.setattr(tiles, "SIZES", (*tiles.SIZES[:2], ctypes.sizeof(longer)))
         for module in (forward, attention):
             monkeypatch.setattr(module, "SIZES", tiles.SIZES)
     else:
-        monkeypatch.setattr(forward, "_Batch", longer)
+        monkeypatch.setattr(forward, "Batch", longer)
     runner = Runner(LoadedModel.of(known()), 100)
     assert isinstance(runner.backend, TransformersForward)
     assert runner.backend.name == f"transformers, attention in {'torch' if where == 'kernel' else 'C'}"
