@@ -23,7 +23,8 @@ from filelock import FileLock
 
 from tot.decoders.errors import ModelError, TaskError
 from tot.decoders.files import fingerprint, others_could_write, write_json
-from tot.decoders.models.gguf_convert import GGUFFile, convert, read_gguf
+from tot.decoders.models.gguf_convert import convert
+from tot.decoders.models.gguf_reader import GGUFFile, read_gguf
 
 FORMAT = 2  # version of the manifest and the conversion; increment it when either changes
 MANIFEST = "manifest.json"

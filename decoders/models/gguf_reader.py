@@ -1,11 +1,18 @@
-"""A bounded `gguf.GGUFReader` for damaged files. The original trusts all counts in a header, even past the end."""
+"""A GGUF file: its metadata and tensors, read with a bounded `gguf.GGUFReader`.
+
+The original trusts all counts in a header, even past the end of a damaged file.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+
+from tot.decoders.errors import ModelError, reason
 
 _MAX_LIST_ELEMENTS, _MAX_TENSORS = 2**22, 2**16
 """Maximum elements of all lists in a file's metadata (a vocabulary of 262,144 tokens has 1.4 million), and tensors."""
@@ -35,3 +42,42 @@ class BoundedReader(gguf.GGUFReader):  # type: ignore[misc]
         if count > _MAX_TENSORS:
             raise ValueError(f"it lists {count:,} tensors")
         return super()._build_tensor_info(offs, count)
+
+
+@dataclass(frozen=True)
+class GGUFFile:
+    """A GGUF file's metadata and its memory-mapped tensors (`gguf.ReaderTensor`)."""
+
+    path: Path
+    metadata: dict[str, Any]
+    tensors: dict[str, Any]
+
+    def setting(self, key: str, default: Any = None) -> Any:
+        """Return the metadata value `<architecture>.<key>`."""
+        return self.metadata.get(f"{self.metadata.get('general.architecture')}.{key}", default)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape in torch's order."""
+        return tuple(reversed(self.tensors[name].shape.tolist()))
+
+    def converted_bytes(self, matrices: bool = True) -> int:
+        """Return the bytes of the converted folder: two per weight, plus the size of a large tokenizer."""
+        sizes = [tensor.n_elements for tensor in self.tensors.values() if matrices or len(tensor.shape) == 1]
+        return 2 * sum(map(int, sizes)) + 32 * 2**20
+
+
+def read_gguf(path: Path) -> GGUFFile:
+    """Read the header of a GGUF file, and check that the file holds every tensor it lists.
+
+    Raises ModelError for a file that is not GGUF, is damaged, or ends too early.
+    """
+    try:
+        reader = BoundedReader(path)
+        metadata = {key: field.contents() for key, field in reader.fields.items()}
+        tensors = {str(tensor.name): tensor for tensor in reader.tensors}
+    except FileNotFoundError:
+        raise ModelError(f"there is no file {path}") from None
+    # All errors of the reader, such as for an unknown quantization or an empty file, mean an invalid GGUF file.
+    except (ValueError, LookupError, TypeError, ArithmeticError, MemoryError) as error:
+        raise ModelError(f"{path} is not a readable GGUF file ({reason(error)}): download it again") from error
+    return GGUFFile(path, metadata, tensors)

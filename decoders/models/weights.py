@@ -13,17 +13,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from ml_dtypes import bfloat16
+from numpy.typing import DTypeLike
 
-from tot.decoders.errors import ModelError, OptionError, reason
-from tot.decoders.models.gguf_convert import FIRST, GGUFFile, dequantized, in_halves, read_gguf, source_names
+from tot.decoders.errors import ModelError, reason
+from tot.decoders.models.families import FAMILIES
+from tot.decoders.models.gguf_model import FIRST, Source, dequantized, is_router, sources_of
 from tot.decoders.models.gguf_numbers import Whole, numbers_of
+from tot.decoders.models.gguf_reader import GGUFFile, read_gguf
 from tot.decoders.models.shapes import EMBEDDING, HEAD, Shape, weight_shapes
-from tot.decoders.models.supported import LLAMA_LIKE
+from tot.decoders.models.stored_parts import Part, stored_parts
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class Weights(Mapping[str, "Tensor | Whole"]):
+class Weights(Mapping[str, "Array | Whole"]):
     """Weights by name."""
 
     shapes: Mapping[str, Shape]
@@ -37,14 +42,14 @@ class Weights(Mapping[str, "Tensor | Whole"]):
     def __contains__(self, name: object) -> bool:
         return name in self.shapes
 
-    def first(self, name: str) -> Tensor:
+    def first(self, name: str) -> Array:
         """Return the first numbers of a weight: (FIRST,), or fewer if it is smaller."""
-        return self.tensor(name).flatten()[:FIRST]
+        return self.array(name).reshape(-1)[:FIRST]
 
-    def tensor(self, name: str) -> Tensor:
+    def array(self, name: str) -> Array:
         """Return a weight that is not stored as integers."""
         value = self[name]
-        assert isinstance(value, Tensor), name
+        assert isinstance(value, np.ndarray), name
         return value
 
 
@@ -53,61 +58,79 @@ class ModuleWeights(Weights):
 
     def __init__(self, module: Any) -> None:
         self._parameters = dict(module.named_parameters(remove_duplicate=False))
-        self.shapes = {name: tuple(weight.shape) for name, weight in self._parameters.items()}
+        known = stored_parts(module.config, self._parameters) if module.config.model_type in FAMILIES else {}
+        self._parts = {name: part for name, part in known.items() if all(one in self._parameters for one in part.names)}
+        stored = {one for part in self._parts.values() for one in part.names}
+        self._parts |= {name: Part((name,), ()) for name in self._parameters if name not in stored}
+        expected = weight_shapes(module.config) if known else {}
+        actual = {name: tuple(self._parameters[part.names[0]].shape) for name, part in self._parts.items()}
+        self.shapes = {
+            name: expected[name] if actual[name] == part.shape else actual[name] for name, part in self._parts.items()
+        }
 
-    def __getitem__(self, name: str) -> Tensor:
-        weight: Tensor = self._parameters[name]
-        return weight.detach()
+    def __getitem__(self, name: str) -> Array:
+        import torch
+
+        part = self._parts[name]
+        weight = part.view(self._parameters[part.names[0]].detach().cpu()).reshape(self.shapes[name])
+        if weight.dtype == torch.bfloat16:  # numpy has no such type of its own
+            return np.asarray(weight.contiguous().view(torch.uint16).numpy().view(bfloat16))
+        return np.asarray(weight.numpy())
 
 
 class FolderWeights(Weights):
-    """The weights in the safetensors files of a folder, in `dtype`, for LLAMA_LIKE families.
+    """The weights in the safetensors files of a folder, in `dtype`, for families in FAMILIES.
 
     Raises LookupError if a weight has another name, ModelError if a shape differs from config.json, and the errors of
     safetensors for damaged files.
     """
 
-    def __init__(self, folder: Path, config: Any, dtype: torch.dtype) -> None:
+    def __init__(self, folder: Path, config: Any, dtype: DTypeLike) -> None:
         from safetensors import safe_open
 
         self.shapes = weight_shapes(config)
         self._dtype = dtype
-        self._stored = {name: name for name in self.shapes}
+        files = _files_of(folder)
+        self._parts = stored_parts(config, files)
         if config.tie_word_embeddings:
-            self._stored[HEAD] = EMBEDDING
-        self._files = _files_of(folder, set(self._stored.values()))
+            self._parts[HEAD] = self._parts[EMBEDDING]
+        stored = {one: part.shape for part in self._parts.values() for one in part.names}
+        if missing := stored.keys() - files.keys():
+            raise LookupError(min(missing))
+        self._files = {name: files[name] for name in stored}
         for path in set(self._files.values()):
-            with safe_open(path, "pt") as file:
+            with safe_open(path, "np") as file:
                 for name in (name for name, holder in self._files.items() if holder == path):
-                    _check_shape(name, tuple(file.get_slice(name).get_shape()), self.shapes[name])
+                    _check_shape(name, tuple(file.get_slice(name).get_shape()), stored[name])
 
-    def __getitem__(self, name: str) -> Tensor:
+    def __getitem__(self, name: str) -> Array:
+        part = self._parts[name]
+        arrays = [part.view(self._read(stored, part.shape)) for stored in part.names]
+        whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+        return whole.reshape(self.shapes[name]).astype(self._dtype, copy=False)
+
+    def _read(self, stored: str, shape: Shape) -> Array:
         from safetensors import SafetensorError, safe_open
 
-        stored = self._stored[name]
         try:
-            with safe_open(self._files[stored], "pt") as file:
-                value: Tensor = file.get_tensor(stored)
+            with safe_open(self._files[stored], "np") as file:
+                value: Array = file.get_tensor(stored)
         except (OSError, SafetensorError) as error:
             raise ModelError(f"{self._files[stored]} can't be read ({reason(error)}): download it again") from error
-        _check_shape(name, tuple(value.shape), self.shapes[name])  # the file may have changed
-        copy = value.dim() == 1 or name == EMBEDDING  # a view would keep the whole file mapped
-        return value.to(self._dtype, copy=copy)
+        _check_shape(stored, tuple(value.shape), shape)  # the file may have changed
+        return value
 
 
-def _files_of(folder: Path, names: set[str]) -> dict[str, Path]:
-    """Return the safetensors file of each weight in a folder. Raises LookupError if one is missing."""
+def _files_of(folder: Path) -> dict[str, Path]:
+    """Return the safetensors file of each tensor in a folder."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        shards = json.loads(index.read_text())["weight_map"]
-        return {name: folder / shards[name] for name in names}
+        return {name: folder / shard for name, shard in json.loads(index.read_text())["weight_map"].items()}
     from safetensors import safe_open
 
     path = folder / "model.safetensors"
-    with safe_open(path, "pt") as file:
-        if missing := names - set(file.keys()):
-            raise LookupError(min(missing))
-    return dict.fromkeys(names, path)
+    with safe_open(path, "np") as file:
+        return dict.fromkeys(file.keys(), path)
 
 
 def _check_shape(name: str, actual: Shape, expected: Shape) -> None:
@@ -118,15 +141,12 @@ def _check_shape(name: str, actual: Shape, expected: Shape) -> None:
 class GGUFWeights(Weights):
     """The weights of the GGUF file at `path`, whose conversion without matrices is in `folder`.
 
-    Vectors are in `dtype`, matrices are the integers of the file. Supports LLAMA_LIKE families: raises OptionError for
-    other families, ModelError if the conversion does not match the config.
+    Vectors are in `dtype`, matrices are the integers of the file. Raises ModelError if the conversion does not match
+    the config.
     """
 
-    def __init__(self, path: Path, folder: Path, config: Any, dtype: torch.dtype) -> None:
-        if config.model_type not in LLAMA_LIKE:
-            known = ", ".join(LLAMA_LIKE)
-            raise OptionError(f"the integers of a .gguf file are supported for {known}, not {config.model_type}")
-        from safetensors.torch import load_file
+    def __init__(self, path: Path, folder: Path, config: Any, dtype: DTypeLike) -> None:
+        from safetensors.numpy import load_file
 
         self.folder = folder
         """The folder for packed weights."""
@@ -137,43 +157,44 @@ class GGUFWeights(Weights):
             stored[HEAD] = stored[EMBEDDING]
         for name, shape in self.shapes.items():
             value = stored.get(name)
-            if value is None or value.dim() != 1 or (len(shape) == 1 and tuple(value.shape) != shape):
+            whole = len(shape) == 1 or is_router(name, config)
+            if value is None or (value.shape != shape if whole else value.ndim != 1):
                 raise ModelError(f"the weight {name} is missing, or its shape differs from config.json")
-        self._stored = {name: stored[name].to(dtype) for name in self.shapes}
-        """Vectors, and the first numbers of matrices."""
+        routers = {name: stored[name] for name in self.shapes if is_router(name, config)}
+        self._stored = {name: stored[name].astype(dtype) for name in self.shapes} | routers
+        """Vectors, routers, and the first numbers of matrices."""
 
     @cached_property
     def _file(self) -> GGUFFile:
         return read_gguf(self._path)
 
     @cached_property
-    def _sources(self) -> dict[str, str]:
-        """The names in the file, by their names in transformers."""
-        return source_names(self.shapes, self._config)
+    def _sources(self) -> dict[str, Source]:
+        return sources_of(self._config)
 
-    def __getitem__(self, name: str) -> Tensor | Whole:
-        if len(self.shapes[name]) == 1:
+    def __getitem__(self, name: str) -> Array | Whole:
+        if self._stored[name].shape == self.shapes[name]:
             return self._stored[name]
         source = self._sources[EMBEDDING if name == HEAD and self._config.tie_word_embeddings else name]
-        tensor = self._file.tensors[source]
+        tensor = self._file.tensors[source.name]
         whole = numbers_of(tensor)
         if whole is None:
-            floats: Tensor = in_halves(dequantized(tensor), source, self._config)
-            return floats
-        return whole.each(lambda values: in_halves(values, source, self._config))
+            return source.take(dequantized(tensor))
+        return whole.each(source.take)
 
-    def first(self, name: str) -> Tensor:
-        return self._stored[name][:FIRST]
+    def first(self, name: str) -> Array:
+        return self._stored[name].reshape(-1)[:FIRST]
 
     def close_file(self) -> None:
         """Unmap the file until a matrix is read again."""
         vars(self).pop("_file", None)
 
 
-def hash_weights(weights: Weights, dtype: torch.dtype | None = None) -> str:
+def hash_weights(weights: Weights, dtype: DTypeLike | None = None) -> str:
     """Return a SHA-256 of the first numbers of each weight, optionally converted to `dtype`."""
     digest = hashlib.sha256()
     for name in sorted(weights):
         digest.update(f"{name} {weights.shapes[name]}".encode())
-        digest.update(weights.first(name).cpu().to(dtype=dtype).view(torch.uint8).numpy().tobytes())
+        numbers = weights.first(name)
+        digest.update((numbers if dtype is None else numbers.astype(dtype)).tobytes())
     return digest.hexdigest()

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from filelock import FileLock
 
 from tot.decoders.errors import ModelError, TaskError, reason
@@ -74,10 +73,10 @@ def _mapped(path: Path, shapes: Shapes) -> dict[str, Packed] | None:
         size, products = path.stat().st_size, index["products"]
         if size != index["bytes"] or index["sha256"] != _seal(path, products) or products.keys() != shapes.keys():
             return None
-        if size > (free := free_memory(torch.device("cpu"))):
+        if size > (free := free_memory("cpu")):
             sizes = f"{size / 2**30:.1f} GiB, and {free / 2**30:.1f} are free"
             log_once(logging.WARNING, f"the weights take {sizes}, so parts of them are read from disk repeatedly")
-        content = np.memmap(path, np.uint8, "c")
+        content = np.memmap(path, dtype=np.uint8, mode="r", shape=(size,))
         weights = {}
         for name, (begin, count, strips, groups, *form) in products.items():
             if begin < 0 or begin % _PAGE:
