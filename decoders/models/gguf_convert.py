@@ -128,4 +128,5 @@ def convert(file: GGUFFile, folder: Path, matrices: bool = True) -> None:
     config.save_pretrained(folder)
     GenerationConfig.from_model_config(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    metadata = {"format": "pt", "quantized": str(file.quantized)}
+    save_file(weights, folder / "model.safetensors", metadata=metadata)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from ml_dtypes import bfloat16
 
 Array = np.ndarray[tuple[int, ...], np.dtype[Any]]
 _Blocks = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
@@ -90,7 +91,7 @@ class Whole:
 def numbers_of(tensor: Any) -> Whole | None:
     """Unpack a matrix (`gguf.ReaderTensor`), or the matrices of all experts one below the other.
 
-    Returns None for a matrix of floats."""
+    Returns None for a matrix of floats, which `floats_of` reads."""
     form = FORMATS.get(tensor.tensor_type.name)
     if form is None:
         return None
@@ -105,6 +106,13 @@ def numbers_of(tensor: Any) -> Whole | None:
             stored[i][first : first + len(part)] = values
     numbers, step, *least = stored
     return Whole(numbers, step, least[0] if least else None, form.bits, form.middle, form.codebook)
+
+
+def floats_of(tensor: Any) -> Array:
+    """Return the matrix of floats of a `gguf.ReaderTensor`, in bfloat16 or float32, which hold it exactly."""
+    rows = tensor.data.reshape(-1, tensor.data.shape[-1])
+    floats: Array = np.array(rows.view(bfloat16)) if tensor.tensor_type.name == "BF16" else rows.astype(np.float32)
+    return floats
 
 
 def _nibbles(packed: _Blocks, run: int) -> Array:

@@ -19,8 +19,8 @@ from numpy.typing import DTypeLike
 
 from tot.decoders.errors import ModelError, reason
 from tot.decoders.models.families import FAMILIES
-from tot.decoders.models.gguf_model import FIRST, Source, dequantized, is_router, sources_of
-from tot.decoders.models.gguf_numbers import Whole, numbers_of
+from tot.decoders.models.gguf_model import FIRST, Source, is_router, sources_of
+from tot.decoders.models.gguf_numbers import Whole, floats_of, numbers_of
 from tot.decoders.models.gguf_reader import GGUFFile, read_gguf
 from tot.decoders.models.shapes import EMBEDDING, HEAD, Shape, weight_shapes
 from tot.decoders.models.stored_parts import Part, stored_parts
@@ -141,18 +141,21 @@ def _check_shape(name: str, actual: Shape, expected: Shape) -> None:
 class GGUFWeights(Weights):
     """The weights of the GGUF file at `path`, whose conversion without matrices is in `folder`.
 
-    Vectors are in `dtype`, matrices are the integers of the file. Raises ModelError if the conversion does not match
-    the config.
+    Vectors are in `dtype`, matrices are the integers or floats of the file. Raises ModelError if the conversion does
+    not match the config.
     """
 
     def __init__(self, path: Path, folder: Path, config: Any, dtype: DTypeLike) -> None:
-        from safetensors.numpy import load_file
+        from safetensors import safe_open
 
         self.folder = folder
         """The folder for packed weights."""
         self.shapes = weight_shapes(config)
         self._path, self._config = path, config
-        stored = load_file(folder / "model.safetensors")
+        with safe_open(folder / "model.safetensors", "np") as file:
+            stored: dict[str, Array] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            self.quantized = file.metadata().get("quantized") == "True"
+            """Whether a matrix is stored as integers."""
         if config.tie_word_embeddings and EMBEDDING in stored:
             stored[HEAD] = stored[EMBEDDING]
         for name, shape in self.shapes.items():
@@ -179,7 +182,7 @@ class GGUFWeights(Weights):
         tensor = self._file.tensors[source.name]
         whole = numbers_of(tensor)
         if whole is None:
-            return source.take(dequantized(tensor))
+            return source.take(floats_of(tensor))
         return whole.each(source.take)
 
     def first(self, name: str) -> Array:

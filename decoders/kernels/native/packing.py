@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -14,9 +14,6 @@ import numpy as np
 from tot.decoders.kernels.native.library import lanes, largest_byte, log_once
 from tot.decoders.machine import free_memory
 from tot.decoders.models.gguf_numbers import Array, Whole
-
-if TYPE_CHECKING:
-    import torch
 
 PackedKind = Literal["float32", "bfloat16", "int8-dynamic", "gguf"]
 GROUP = 32
@@ -27,7 +24,7 @@ _AT_ONCE = 256
 """Outputs packed at a time, so that temporary arrays are small enough for the caches."""
 
 
-def room_for(what: str, needed: float, device: torch.device) -> bool:
+def room_for(what: str, needed: float, device: str) -> bool:
     """Return whether `needed` bytes are free to pack `what`. If not, log it once."""
     free = free_memory(device)
     if needed > free:

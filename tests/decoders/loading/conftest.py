@@ -19,7 +19,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tot.decoders.models import gguf_cache, gguf_convert
-from tot.decoders.models.gguf_convert import build_tokenizer, read_gguf
+from tot.decoders.models.gguf_convert import build_tokenizer
+from tot.decoders.models.gguf_reader import GGUFFile, read_gguf
 from tot.decoders.models.loading import load_model
 from tot.decoders.models.model_names import KNOWN_MODELS
 
@@ -130,7 +131,7 @@ def conversions(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The folders that conversions of this test have written to."""
     done: list[Path] = []
 
-    def counted(file: gguf_convert.GGUFFile, place: Path, matrices: bool) -> None:
+    def counted(file: GGUFFile, place: Path, matrices: bool) -> None:
         done.append(place)
         gguf_convert.convert(file, place, matrices)
 

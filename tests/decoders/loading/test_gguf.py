@@ -19,7 +19,8 @@ from transformers import LlamaTokenizer, PreTrainedTokenizerFast
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.errors import ModelError
 from tot.decoders.models import gguf_convert
-from tot.decoders.models.gguf_convert import GGUFFile, build_tokenizer, read_gguf
+from tot.decoders.models.gguf_convert import build_tokenizer
+from tot.decoders.models.gguf_reader import GGUFFile, read_gguf
 from tot.decoders.models.loading import load_model
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
