@@ -45,7 +45,7 @@ def open_engine(
             except OptionError as error:  # unsupported layers, or too little free memory
                 log.info("cannot compute with the quantized weights of %s, so they are dequantized: %s", model, error)
         return _open(model, tokenizer, dtype, device, kv_budget, None)
-    if quantize != "none" and (kind := _device(model, device)) != "cpu":
+    if quantize != "none" and (kind := _device(model, device).partition(":")[0]) != "cpu":
         raise OptionError(f"quantize={quantize} runs on the CPU only, and the device is {kind}: leave quantize out")
     return _open(model, tokenizer, dtype, device, kv_budget, None if quantize == "none" else quantize)
 

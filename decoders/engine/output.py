@@ -62,6 +62,11 @@ class Output:
         return "".join(part.text for part in self.parts) + self._text
 
     @property
+    def first(self) -> int:
+        """Number of tokens drawn before this part."""
+        return self._first
+
+    @property
     def room(self) -> int:
         """Number of tokens that this part may still have."""
         return 0 if self.finish_reason else self._limit - (len(self.tokens) - self._first)

@@ -23,16 +23,13 @@ from tot.decoders.kernels.native.shared_prefixes import Run
 from tot.decoders.machine import free_memory
 from tot.decoders.models.kv_store import SCRATCH
 from tot.decoders.models.loaded import LoadedModel
-from tot.decoders.models.shapes import slot_bytes
+from tot.decoders.models.shapes import Array, slot_bytes
 
 _CPU_SHARE, _GPU_SHARE = 0.25, 0.5
 """Shares of free memory for keys and values if no budget is given; a draft model takes its share of the rest."""
 _MOST_TOKENS = 2**20
 """Limit of the default budget: a search needs fewer tokens, and each takes space in the cache's tables."""
 _UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
-
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(slots=True)

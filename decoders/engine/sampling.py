@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tot.decoders.kernels.native.compiling import SAMPLING
-from tot.decoders.kernels.native.library import Array, address, empty, library
+from tot.decoders.kernels.native.library import address, empty, library
 from tot.decoders.machine import threads
+from tot.decoders.models.shapes import Array
 
 MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-6, 1e38
 """Temperatures up to the minimum are greedy: dividing by less would overflow float32. Larger ones are clamped."""
@@ -163,7 +164,7 @@ def pack_draws(reads: Sequence[Draw | int | Raw], vocab: int) -> bytes:
     empty = bytes(_DRAW.size)
     return b"".join(
         _DRAW.pack(
-            clamped_temperature(target), _log(target.min_p), target.top_p, min(target.top_k, vocab), noise_key(target)
+            clamped_temperature(target), log_of(target.min_p), target.top_p, min(target.top_k, vocab), noise_key(target)
         )
         if isinstance(target, Draw)
         else empty
@@ -177,7 +178,7 @@ def _scratch(logits: Array, reads: Sequence[Draw | int | Raw]) -> Array:
     return empty((threads() * 4 * logits.shape[1] if filters else 0,), np.float32)
 
 
-def _log(value: float) -> float:
+def log_of(value: float) -> float:
     return math.log(value) if value else -math.inf
 
 

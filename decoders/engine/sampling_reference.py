@@ -13,7 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tot.decoders.engine.sampling import MIN_TEMPERATURE, Draw, Raw, clamped_temperature, has_filters, noise_key
+from tot.decoders.engine.sampling import (
+    MIN_TEMPERATURE,
+    Draw,
+    Raw,
+    clamped_temperature,
+    has_filters,
+    log_of,
+    noise_key,
+)
+from tot.decoders.kernels.copies import to_device
 
 _BITS = 24
 
@@ -55,24 +64,41 @@ def gumbel(keys: Tensor, tokens: Tensor) -> Tensor:
 
 
 def read(logits: Any, targets: Sequence[Draw | int | Raw]) -> tuple[list[int], list[float]]:
-    """Return the token and the log-probability of each row, as `read_rows` in sampling.c."""
+    """Return the token and the log-probability of each row, as `read_rows` in sampling.c.
+
+    The results return from the device in one copy."""
     logits = torch.as_tensor(logits)
-    tokens = torch.tensor([target if isinstance(target, int) else 0 for target in targets], device=logits.device)
-    draw_rows = [i for i, target in enumerate(targets) if isinstance(target, Draw)]
-    if draw_rows:
-        draws = [target for target in targets if isinstance(target, Draw)]
-        top = top_tokens(logits if len(draw_rows) == len(targets) else logits[draw_rows], draws, 1)
-        tokens[draw_rows] = top[:, 0].clamp_min(0)  # a row of NaN has no best token
+    given = [target if isinstance(target, int) else 0 for target in targets]
+    rows = [i for i, target in enumerate(targets) if isinstance(target, Draw)]
+    draws = [target for target in targets if isinstance(target, Draw)]
+    if len(rows) == len(targets):
+        tokens = top_tokens(logits, draws, 1)[:, 0].clamp_min(0)  # a row of NaN has no best token
+    else:
+        tokens = to_device(given, torch.int64, logits.device)
+        if rows:
+            chosen = to_device(rows, torch.int64, logits.device)
+            tokens = tokens.index_copy(0, chosen, top_tokens(logits[chosen], draws, 1)[:, 0].clamp_min(0))
     normaliser = torch.logsumexp(logits, dim=-1)
     logprobs = logits.gather(1, tokens[:, None])[:, 0] - normaliser
-    return tokens.tolist(), torch.where(torch.isfinite(normaliser), logprobs, torch.nan).tolist()
+    logprobs = torch.where(torch.isfinite(normaliser), logprobs, torch.nan)
+    tokens_read, logprobs_read = torch.stack([tokens.double(), logprobs.double()]).tolist()  # exact in float64
+    return list(map(int, tokens_read)), logprobs_read
 
 
 def top_tokens(logits: Any, draws: Sequence[Draw], count: int) -> Tensor:
     """Return the top tokens by filtered logits / T + G, (rows, vocab) -> (rows, count); -1 pads shorter rows."""
-    logits, temperatures = _prepare(torch.as_tensor(logits), draws)
-    keys = torch.tensor([noise_key(draw) for draw in draws], device=logits.device)
-    return _top_prepared(logits, temperatures, keys, count)
+    logits = torch.as_tensor(logits)
+    greedy = [i for i, draw in enumerate(draws) if not clamped_temperature(draw)]
+    drawn = [i for i, draw in enumerate(draws) if clamped_temperature(draw)]
+    if not drawn:
+        return _most_likely(logits, count)
+    if not greedy:
+        return _drawn(_prepare(logits, draws), draws, count)
+    rows = to_device([*greedy, *drawn], torch.int64, logits.device)
+    chosen = [draws[i] for i in drawn]
+    first, others = logits[rows[: len(greedy)]], logits[rows[len(greedy) :]]
+    top = torch.cat([_most_likely(first, count), _drawn(_prepare(others, chosen), chosen, count)])
+    return torch.empty_like(top).index_copy_(0, rows, top)
 
 
 def distribution(logits: Any, draw: Draw) -> Tensor:
@@ -82,37 +108,36 @@ def distribution(logits: Any, draw: Draw) -> Tensor:
         point = torch.zeros_like(logits, dtype=torch.float64)
         point[logits.argmax()] = 1.0
         return point
-    scaled, temperatures = _prepare(logits[None], [draw])
-    return (scaled / temperatures[:, None])[0].double().softmax(-1)
+    return _prepare(logits[None], [draw])[0].double().softmax(-1)
 
 
-def _prepare(logits: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
-    """Return logits and temperatures (rows,). Greedy rows have 0; rows with filters are already divided and have 1."""
-    temperatures = torch.tensor([clamped_temperature(draw) for draw in draws], device=logits.device)
+def _prepare(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Return the logits divided by the temperatures and filtered. Rows of greedy draws are unchanged."""
+    clamped = [clamped_temperature(draw) or 1.0 for draw in draws]
+    scaled = logits / to_device(clamped, torch.float32, logits.device)[:, None]
     rows = [i for i, draw in enumerate(draws) if has_filters(draw)]
-    if rows:
-        scaled = filtered(logits[rows] / temperatures[rows, None], [draws[i] for i in rows])
-        logits = logits.index_copy(0, torch.tensor(rows, device=logits.device), scaled)
-        temperatures[rows] = 1.0
-    return logits.contiguous(), temperatures
+    if not rows:
+        return scaled
+    if len(rows) == len(draws):
+        return filtered(scaled, draws)
+    chosen = to_device(rows, torch.int64, logits.device)
+    return scaled.index_copy(0, chosen, filtered(scaled[chosen], [draws[i] for i in rows]))
 
 
-def _top_prepared(logits: Tensor, temperatures: Tensor, keys: Tensor, count: int) -> Tensor:
-    """Return the top tokens of prepared logits, as `draw` in sampling.c."""
-    top = torch.full((len(logits), count), -1, device=logits.device)
-    width = min(count, logits.shape[1])
-    greedy, sampled = (temperatures == 0).nonzero()[:, 0], temperatures.nonzero()[:, 0]
-    if len(greedy):
-        greedy_logits = logits[greedy]
-        best = (
-            greedy_logits.argmax(-1, keepdim=True)
-            if count == 1
-            else greedy_logits.argsort(stable=True, dim=-1, descending=True)[:, :width]
-        )
-        top[greedy, :width] = torch.where(greedy_logits.gather(1, best) > -torch.inf, best, -1)
-    if not len(sampled):
-        return top
-    keys, scaled = keys[sampled], logits[sampled] / temperatures[sampled, None]
+def _most_likely(logits: Tensor, count: int) -> Tensor:
+    """Return the tokens of the highest logits, (rows, vocab) -> (rows, count); ties go to the lowest id."""
+    if count == 1:
+        best = logits.argmax(-1, keepdim=True)
+    else:
+        best = logits.argsort(stable=True, dim=-1, descending=True)[:, :count]
+    best = torch.where(logits.gather(1, best) > -torch.inf, best, -1)
+    return torch.nn.functional.pad(best, (0, count - best.shape[1]), value=-1)
+
+
+def _drawn(scaled: Tensor, draws: Sequence[Draw], count: int) -> Tensor:
+    """Return the top tokens by `scaled` + G, (rows, vocab) -> (rows, count)."""
+    keys = to_device([noise_key(draw) for draw in draws], torch.int64, scaled.device)
+    width = min(count, scaled.shape[1])
     largest = scaled.topk(min(8 * count, scaled.shape[1]), dim=-1)
     scores = largest.values.double() + gumbel(keys[:, None], largest.indices)
     threshold = scores.topk(width, dim=-1).values[:, -1]  # `width` tokens score at least this
@@ -126,9 +151,9 @@ def _top_prepared(logits: Tensor, temperatures: Tensor, keys: Tensor, count: int
     order = order[rows[order].argsort(stable=True)]  # by row, then best first, ties by token id
     rows, tokens = rows[order], tokens[order]
     rank = torch.arange(len(rows), device=rows.device) - torch.searchsorted(rows, rows)
-    within = rank < count
-    top[sampled[rows[within]], rank[within]] = tokens[within]
-    return top
+    top = torch.full((len(scaled), count + 1), -1, device=scaled.device)
+    top[rows, rank.clamp_max(count)] = tokens  # the last column takes all that are not among the first
+    return top[:, :count]
 
 
 def filtered(scaled: Tensor, draws: Sequence[Draw]) -> Tensor:
@@ -137,23 +162,24 @@ def filtered(scaled: Tensor, draws: Sequence[Draw]) -> Tensor:
     Top-k keeps ties with the k-th token. Top-p then keeps a token while the larger ones (ties: lower ids) have less
     than top_p of the remaining probability. `kept_of` in sampling.c applies the same rules.
     """
-    rows = [i for i, draw in enumerate(draws) if draw.top_k or draw.top_p < 1 or draw.min_p]
-    if not rows:
-        return scaled
-    scaled = scaled.clone()
-    for i in rows:
-        draw = draws[i]
-        row = scaled[i]
-        if 0 < draw.top_k < len(row):
-            row[row < row.topk(draw.top_k).values[-1]] = -torch.inf
-        if draw.top_p < 1:
-            values, order = row.sort(descending=True, stable=True)
-            weights = _weights(values - values[0])
-            before = weights.cumsum(-1) - weights
-            row[order[before >= draw.top_p * weights.sum()]] = -torch.inf
-        if draw.min_p:
-            row[row < row.max() + math.log(draw.min_p)] = -torch.inf  # p < min_p * p_max, in logs
-    return scaled
+    vocab = scaled.shape[1]
+    limits = to_device(
+        [
+            [(draw.top_k or vocab) for draw in draws],
+            [draw.top_p if draw.top_p < 1 else math.inf for draw in draws],
+            [log_of(draw.min_p) for draw in draws],
+        ],
+        torch.float64,
+        scaled.device,
+    )
+    values, order = scaled.sort(descending=True, stable=True, dim=-1)
+    last = limits[0].clamp_max(vocab).long() - 1
+    values = values.masked_fill(values < values.gather(1, last[:, None]), -torch.inf)
+    weights = _weights(values - values[:, :1])
+    before = weights.cumsum(-1) - weights
+    excluded = before >= limits[1, :, None] * weights.sum(-1, keepdim=True)
+    excluded |= values < values[:, :1] + limits[2, :, None].float()  # p < min_p * p_max, in logs
+    return scaled.scatter(1, order, values.masked_fill(excluded, -torch.inf))
 
 
 _POWERS_OF_TWO = (1.5252734e-5, 1.5403530e-4, 1.3333558e-3, 9.6181291e-3, 5.5504109e-2, 2.4022651e-1, 6.9314718e-1, 1.0)

@@ -8,17 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, get_args
 
-import numpy as np
-
 from tot.decoders.errors import OptionError, unknown
 from tot.decoders.kernels.native.forward import NativeForward, Quantization, native_forward
 from tot.decoders.kernels.native.packing import GROUP
 from tot.decoders.kernels.native.shared_prefixes import Run
 from tot.decoders.models.families import FAMILIES
 from tot.decoders.models.loaded import LoadedModel
+from tot.decoders.models.shapes import Array
 from tot.decoders.models.weights import GGUFWeights
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Backend(Protocol):

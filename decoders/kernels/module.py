@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tot.decoders.errors import ModelError
 from tot.decoders.kernels.attention import ATTENTION, Plan, attend_blocks, make_blocks, packed_attention
+from tot.decoders.kernels.copies import to_device
 from tot.decoders.kernels.graphs import Graphs, Rows
 from tot.decoders.kernels.linear import PackedLinears
 from tot.decoders.kernels.native.attention import kernel_for
@@ -20,9 +21,7 @@ from tot.decoders.kernels.native.tiles import make_tiles
 from tot.decoders.models.families import window_of
 from tot.decoders.models.kv_store import Store
 from tot.decoders.models.loaded import LoadedModel
-from tot.decoders.models.shapes import Heads
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from tot.decoders.models.shapes import Array, Heads
 
 
 class TransformersForward:
@@ -71,11 +70,12 @@ class TransformersForward:
 
     @torch.inference_mode()
     def forward(self, rows: Array, keep: Array, pieces: Any, layers: Sequence[int] = ()) -> tuple[Any, Array | None]:
-        inputs, kept = (torch.from_numpy(array).to(self._device) for array in (rows, keep))
         if self._graphs is not None and isinstance(pieces, Rows):
-            logits, states = self._graphs.forward(inputs, kept, pieces, layers)
+            logits, states = self._graphs.forward(rows, keep, pieces, layers)
         else:
-            logits, states = self._compute(inputs[:1], inputs[1:2], inputs[2], kept, pieces, layers)
+            numbers = to_device(np.concatenate([rows.reshape(-1), keep]), torch.int64, self._device)
+            tokens, positions, write, kept = torch.split(numbers, [*[rows.shape[1]] * 3, len(keep)])
+            logits, states = self._compute(tokens[None], positions[None], write, kept, pieces, layers)
         on_cpu = logits.device.type == "cpu"
         return logits.numpy() if on_cpu else logits, None if states is None else states.cpu().numpy()
 

@@ -14,10 +14,9 @@ from ml_dtypes import bfloat16
 from tot.decoders.errors import ModelError
 from tot.decoders.models.families import FAMILIES, GGUF_FAMILIES, Family, family_of
 from tot.decoders.models.gguf_reader import GGUFFile
-from tot.decoders.models.shapes import HEAD, SINKS, Shape, weight_shapes
+from tot.decoders.models.shapes import HEAD, SINKS, Array, Shape, weight_shapes
 from tot.decoders.models.stored_parts import fused_rows, stored_parts
 
-Array = np.ndarray[Any, np.dtype[Any]]
 FIRST = 64
 """Numbers of each matrix that a conversion without matrices keeps, to identify the model."""
 _LOCAL_ROPE = 10000.0

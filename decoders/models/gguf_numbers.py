@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from ml_dtypes import bfloat16
 
-Array = np.ndarray[tuple[int, ...], np.dtype[Any]]
+from tot.decoders.models.shapes import Array
+
 _Blocks = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
 """(blocks, bytes)"""
 _AT_ONCE = 256
@@ -39,7 +40,7 @@ class Whole:
     @property
     def group(self) -> int:
         """Number of inputs in a group."""
-        return self.numbers.shape[1] // self.step.shape[1]
+        return int(self.numbers.shape[1] // self.step.shape[1])
 
     def each(self, change: Callable[[Array], Array]) -> Whole:
         """Apply a function to the numbers, scales and minimums, such as a permutation of the outputs."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from tot.decoders.models.families import HEAD_NORMS, Mixture, family_of
 
-if TYPE_CHECKING:
-    import numpy as np
-
 Shape = tuple[int, ...]
+Array = np.ndarray[Any, np.dtype[Any]]
+"""A numpy array of any shape; bfloat16 has the dtype of `ml_dtypes`."""
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 EXPERTS, SINKS = "mlp.experts", "self_attn.sinks"
 """Names in a layer."""

@@ -22,10 +22,8 @@ from tot.decoders.models.families import FAMILIES
 from tot.decoders.models.gguf_model import FIRST, Source, is_router, sources_of
 from tot.decoders.models.gguf_numbers import Whole, floats_of, numbers_of
 from tot.decoders.models.gguf_reader import GGUFFile, read_gguf
-from tot.decoders.models.shapes import EMBEDDING, HEAD, Shape, weight_shapes
+from tot.decoders.models.shapes import EMBEDDING, HEAD, Array, Shape, weight_shapes
 from tot.decoders.models.stored_parts import Part, stored_parts
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Weights(Mapping[str, "Array | Whole"]):

@@ -19,7 +19,7 @@ from ml_dtypes import bfloat16
 
 from tot.decoders.errors import ModelError
 from tot.decoders.kernels.native import compiling
-from tot.decoders.kernels.native.library import Array, address, empty, lanes, library, log_once, sizes_agree
+from tot.decoders.kernels.native.library import address, empty, lanes, library, log_once, sizes_agree
 from tot.decoders.kernels.native.packed_file import packed_in_file
 from tot.decoders.kernels.native.packing import (
     GROUP,
@@ -46,7 +46,7 @@ from tot.decoders.models.gguf_numbers import Whole
 from tot.decoders.models.kv_store import Store
 from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.models.rotary import RotaryTable, layer_ropes
-from tot.decoders.models.shapes import EMBEDDING, EXPERTS, SINKS, Heads, weight_shapes
+from tot.decoders.models.shapes import EMBEDDING, EXPERTS, SINKS, Array, Heads, weight_shapes
 from tot.decoders.models.weights import GGUFWeights, Weights
 from tot.decoders.timeline import add_spans
 

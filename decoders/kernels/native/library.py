@@ -18,7 +18,6 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -28,9 +27,9 @@ from tot.decoders.files import others_could_write
 from tot.decoders.kernels.native.compiling import BUILT, LEVELS, SOURCES, Level, compile_to, file_name, is_whole, source
 from tot.decoders.machine import processor_flags
 from tot.decoders.models.gguf_cache import cache_folder
+from tot.decoders.models.shapes import Array
 
 log = logging.getLogger(__name__)
-Array = np.ndarray[Any, np.dtype[Any]]
 _LINE = 64
 """Bytes of a cache line."""
 

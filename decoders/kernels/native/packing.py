@@ -11,9 +11,10 @@ from typing import Any, Literal, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from tot.decoders.kernels.native.library import lanes, largest_byte, log_once
+from tot.decoders.kernels.native.library import empty, lanes, largest_byte, log_once
 from tot.decoders.machine import free_memory
-from tot.decoders.models.gguf_numbers import Array, Whole
+from tot.decoders.models.gguf_numbers import Whole
+from tot.decoders.models.shapes import Array
 
 PackedKind = Literal["float32", "bfloat16", "int8-dynamic", "gguf"]
 GROUP = 32
@@ -75,7 +76,7 @@ def packed(weight: Array | Whole, kind: PackedKind) -> Packed:
             whole = part if isinstance(part, Whole) else quantized(part)
             packed_part, bits, group = _whole_strips(whole, unit), whole.bits, whole.group
         if strips is None:
-            strips = np.empty((-(-outputs // (2 * lanes())), *packed_part.shape[1:]), packed_part.dtype)
+            strips = empty((-(-outputs // (2 * lanes())), *packed_part.shape[1:]), packed_part.dtype)
         begin = first // (2 * lanes())
         strips[begin : begin + len(packed_part)] = packed_part
     assert strips is not None
