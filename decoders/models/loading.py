@@ -181,7 +181,8 @@ def _open_folder(
 
     from tot.decoders.models.weights import FolderWeights, GGUFWeights, Weights
 
-    check_supported(read_config(folder))  # includes families that this version of transformers lacks
+    written = read_config(folder)
+    check_supported(written)  # includes families that this version of transformers lacks
     if problem := missing_weights(folder):
         raise ModelError(f"{name} can't be loaded: {problem}")
     stored: Weights | None = None
@@ -192,7 +193,7 @@ def _open_folder(
             stored = GGUFWeights(unread, folder, config, dtype)
         elif config.model_type in FAMILIES:
             with suppress(LookupError):  # transformers accepts more weight names
-                stored = FolderWeights(folder, config, dtype)
+                stored = FolderWeights(folder, config, dtype, getattr(written, "quantization_config", None))
         if tokenizer is None:
             if converted:  # complete; the family's class would rebuild it from vocabulary and merges
                 tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
@@ -203,7 +204,9 @@ def _open_folder(
         raise
     except Exception as error:  # three libraries read these files, and tokenizers raises plain Exception
         raise _unreadable(name, error) from error
-    if unread is None:
+    if isinstance(stored, FolderWeights) and stored.quantized:
+        load = partial(_refuse_module, name)
+    elif unread is None:
         load = partial(_load_module, folder, name, config, dtype, device)
     else:
         load = partial(_load_whole_gguf, unread, folder.parent.parent, dtype, device, tokenizer)
@@ -241,6 +244,14 @@ def _load_module(folder: Path, name: str, config: Any, dtype: np.dtype[Any], dev
     if report["missing_keys"]:  # transformers initializes them with random values
         raise ModelError(f"{name} can't be loaded: its files lack {min(report['missing_keys'])}; download it again")
     return _place(model, name, dtype, device)
+
+
+def _refuse_module(name: str) -> Any:
+    raise ModelError(
+        f"the quantized weights of {name} are computed by the C engine only, which needs a CPU with AVX2 or NEON, a C "
+        "compiler, and memory for the packed weights: use a .gguf file of the model, or run it in a server, such as "
+        "vLLM, and ask it with --decoder openai"
+    )
 
 
 def _load_whole_gguf(path: Path, cache_dir: Path, dtype: np.dtype[Any], device: str, tokenizer: Any) -> Any:

@@ -277,8 +277,8 @@ class NativeForward:
 
     def _pack(self, weights: Weights, name: str, parts: Sequence[str]) -> Packed:
         matrices = [weights[f"{part}.weight"] for part in parts]
-        if self.weights == "gguf" and any(isinstance(matrix, np.ndarray) for matrix in matrices):
-            log_once(logging.INFO, "the .gguf file stores some matrices as floats: they are rounded to eight bits")
+        if weights.quantized and any(isinstance(matrix, np.ndarray) for matrix in matrices):
+            log_once(logging.INFO, "the model stores some matrices as floats: they are rounded to eight bits")
         return packed(joined(matrices, name.endswith("gate_up")), self.weights)
 
     def _add_product(self, weights: Weights, name: str, parts: Sequence[str], weight: Packed) -> None:
@@ -342,7 +342,7 @@ def native_forward(
 ) -> NativeForward | None:
     """Return the C backend for a model, or None if it is unavailable here. `shared` as for NativeForward.
 
-    The floats of a GGUF file without integers are packed exactly."""
+    Integers of the files are always packed, and the floats of a GGUF file without integers are packed exactly."""
     heads = Heads.of(loaded.config)
     supported = shared is not None or (_is_supported(loaded.config) and _has_plain_layers(loaded))
     if not supported or not kernels_run(heads.dim, heads.query // heads.kv, loaded.dtype, loaded.device):
@@ -353,7 +353,9 @@ def native_forward(
     else:
         parts = [part for parts in _products(loaded.config, False, False).values() for part in parts]
         linear = [f"{part}.weight" for part in parts]
-        if isinstance(weights, GGUFWeights) and not weights.quantized:
+        if weights.quantized:
+            quantize = quantize or "int8-dynamic"
+        elif quantize == "gguf":
             quantize = None
         kind = quantize or _exact_kind(weights, linear)
         if quantize is not None and any(weights.shapes[name][1] % GROUP for name in linear):
