@@ -62,7 +62,7 @@ class Engine:
         self._owned = owned
         self.runner = Runner(loaded, kv_budget, quantize)
         self.cache = self.runner.cache
-        self.codec = TextCodec(loaded.tokenizer, loaded.generation_config, int(loaded.config.vocab_size))
+        self.codec = TextCodec(loaded.tokenizer, loaded.end_ids, int(loaded.config.vocab_size))
         self.chunk = chunk
         self.forwards = 0
         self.accounts: defaultdict[Purpose, Metrics] = defaultdict(Metrics)

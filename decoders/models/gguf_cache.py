@@ -28,7 +28,7 @@ from tot.decoders.models.gguf_convert import convert
 from tot.decoders.models.gguf_parts import gguf_parts
 from tot.decoders.models.gguf_reader import GGUFFile, read_gguf
 
-FORMAT = 2  # version of the manifest and the conversion; increment it when either changes
+FORMAT = 3  # version of the manifest and the conversion; increment it when either changes
 MANIFEST = "manifest.json"
 
 

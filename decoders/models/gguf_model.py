@@ -12,8 +12,10 @@ import numpy as np
 from ml_dtypes import bfloat16
 
 from tot.decoders.errors import ModelError
+from tot.decoders.models.config import model_config
 from tot.decoders.models.families import FAMILIES, GGUF_FAMILIES, Family, family_of
 from tot.decoders.models.gguf_reader import GGUFFile
+from tot.decoders.models.gguf_tokenizer import end_tokens
 from tot.decoders.models.shapes import HEAD, SINKS, Array, Shape, weight_shapes
 from tot.decoders.models.stored_parts import fused_rows, stored_parts
 
@@ -45,10 +47,8 @@ _LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}
 """Layers of the models of 27B parameters, which scale attention by the hidden size."""
 
 
-def build_config(file: GGUFFile, eos: list[int]) -> Any:
-    """Return the transformers config of a GGUF file. Raises ModelError if the engine can't run it faithfully."""
-    from transformers import AutoConfig
-
+def build_config(file: GGUFFile) -> Any:
+    """Return the config of a GGUF file. Raises ModelError if the engine can't run it faithfully."""
     architecture = file.metadata.get("general.architecture")
     if architecture not in GGUF_FAMILIES:
         raise refusal(file, f"its architecture is {architecture}; supported are {', '.join(GGUF_FAMILIES)}")
@@ -67,9 +67,11 @@ def build_config(file: GGUFFile, eos: list[int]) -> Any:
     hidden, heads = file.setting("embedding_length"), file.setting("attention.head_count")
     head_dim = file.setting("attention.key_length") or hidden // heads
     inner = "expert_feed_forward_length" if family.experts and family.experts.inner == "intermediate_size" else ""
-    return AutoConfig.for_model(
-        name,
+    eos = end_tokens(file.metadata)
+    settings = dict(
+        model_type=name,
         architectures=[family.architecture],
+        dtype="bfloat16",
         vocab_size=file.shape("token_embd.weight")[0],
         hidden_size=hidden,
         intermediate_size=file.setting(inner or "feed_forward_length"),
@@ -86,6 +88,7 @@ def build_config(file: GGUFFile, eos: list[int]) -> Any:
         pad_token_id=file.metadata.get("tokenizer.ggml.padding_token_id"),
         **_other_settings(file, architecture, family),
     )
+    return model_config(settings)
 
 
 def _other_settings(file: GGUFFile, architecture: str, family: Family) -> dict[str, Any]:

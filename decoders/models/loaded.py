@@ -41,7 +41,8 @@ class LoadedModel:
     """float32, float16 or `ml_dtypes.bfloat16`."""
     device: str
     """"cpu" or "cuda:N"."""
-    generation_config: Any = None
+    end_ids: tuple[int, ...] = ()
+    """Tokens that end a text, beside the tokenizer's own."""
     module: PreTrainedModel | None = None
     """The transformers module, in eval mode; None until `model` is first used."""
     load: Callable[[], PreTrainedModel] | None = None
@@ -52,8 +53,8 @@ class LoadedModel:
     @classmethod
     def of(cls, module: Any, tokenizer: Any = None, name: str = "") -> LoadedModel:
         """Wrap an existing transformers module."""
-        settings = getattr(module, "generation_config", None)
-        return cls(module.config, tokenizer, name, dtype_of(module), str(module.device), settings, module)
+        ends = end_ids(getattr(getattr(module, "generation_config", None), "eos_token_id", None))
+        return cls(module.config, tokenizer, name, dtype_of(module), str(module.device), ends, module)
 
     @property
     def model(self) -> Any:
@@ -95,3 +96,11 @@ class LoadedModel:
         from tot.decoders.models.weights import hash_weights
 
         return hash_weights(self.weights, bfloat16)
+
+
+def end_ids(listed: Any) -> tuple[int, ...]:
+    """Return the tokens that an `eos_token_id` lists: none, one, or several. Raises ModelError for other values."""
+    ids = () if listed is None else tuple(listed) if isinstance(listed, list | tuple) else (listed,)
+    if not all(type(one) is int for one in ids):
+        raise ModelError(f"eos_token_id is {listed!r:.60}, which is not a token or a list of tokens")
+    return ids

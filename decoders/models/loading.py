@@ -7,6 +7,7 @@ run. Unsupported models are rejected before their weights are read.
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -19,10 +20,12 @@ import numpy as np
 
 from tot.decoders.errors import ModelError, OptionError, TotError, reason
 from tot.decoders.machine import processor_flags
+from tot.decoders.models.config import model_config
 from tot.decoders.models.families import FAMILIES
-from tot.decoders.models.loaded import LoadedModel, dtype_of, number_type
+from tot.decoders.models.loaded import LoadedModel, dtype_of, end_ids, number_type
 from tot.decoders.models.model_names import find_model
 from tot.decoders.models.supported import check_supported, missing_weights, read_config
+from tot.decoders.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -89,10 +92,9 @@ def open_model(
         return LoadedModel.of(placed, tokenizer, title)
     weight_type = resolve_dtype(dtype, on_device)
     source = find_model(name)
-    with quiet_transformers():
-        if source.is_dir():
-            return _open_folder(source, str(name), weight_type, on_device, tokenizer)
-        return _open_gguf(source, str(name), weight_type, on_device, tokenizer, cache_dir, unread)
+    if source.is_dir():
+        return _open_folder(source, str(name), weight_type, on_device, tokenizer)
+    return _open_gguf(source, str(name), weight_type, on_device, tokenizer, cache_dir, unread)
 
 
 def resolve_device(device: str) -> str:
@@ -152,7 +154,7 @@ def _open_gguf(
         nonlocal build
         cached = cached_model(path, root, distrust, matrices=not unread)
         build = cached.build
-        loaded = _open_folder(cached.folder, name, dtype, device, tokenizer, source, converted=True)
+        loaded = _open_folder(cached.folder, name, dtype, device, tokenizer, source)
         if loaded.stored is None:
             loaded.module = loaded.model
         return loaded
@@ -172,34 +174,26 @@ def _open_folder(
     device: str,
     tokenizer: Any,
     unread: Path | None = None,
-    converted: bool = False,
 ) -> LoadedModel:
-    """Open a folder in transformers format.
-
-    `converted` marks a converted GGUF file. Its matrices may remain in the file, which is then `unread`."""
-    from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
-
+    """Open a folder in transformers format. Weights of a converted GGUF file may remain in the file `unread`."""
     from tot.decoders.models.weights import FolderWeights, GGUFWeights, Weights
 
-    written = read_config(folder)
-    check_supported(written)  # includes families that this version of transformers lacks
+    settings = read_config(folder)
+    check_supported(settings)
     if problem := missing_weights(folder):
         raise ModelError(f"{name} can't be loaded: {problem}")
     stored: Weights | None = None
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        if tokenizer is None:
+            tokenizer = _read_tokenizer(folder)
+        config = model_config(vars(settings))
         check_supported(config)  # again, with the defaults that config.json leaves out
         if unread is not None:
             stored = GGUFWeights(unread, folder, config, dtype)
         elif config.model_type in FAMILIES:
             with suppress(LookupError):  # transformers accepts more weight names
-                stored = FolderWeights(folder, config, dtype, getattr(written, "quantization_config", None))
-        if tokenizer is None:
-            if converted:  # complete; the family's class would rebuild it from vocabulary and merges
-                tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-            else:
-                tokenizer = AutoTokenizer.from_pretrained(folder, config=config, trust_remote_code=False)
-        settings = _generation_config(folder, config)
+                stored = FolderWeights(folder, config, dtype, getattr(settings, "quantization_config", None))
+        ends = _end_ids(folder, config)
     except (TotError, MemoryError):
         raise
     except Exception as error:  # three libraries read these files, and tokenizers raises plain Exception
@@ -207,23 +201,32 @@ def _open_folder(
     if isinstance(stored, FolderWeights) and stored.quantized:
         load = partial(_refuse_module, name)
     elif unread is None:
-        load = partial(_load_module, folder, name, config, dtype, device)
+        load = partial(_load_module, folder, name, dtype, device)
     else:
         load = partial(_load_whole_gguf, unread, folder.parent.parent, dtype, device, tokenizer)
-    return LoadedModel(config, tokenizer, name, dtype, device, settings, load=load, stored=stored)
+    return LoadedModel(config, tokenizer, name, dtype, device, ends, load=load, stored=stored)
 
 
-def _generation_config(folder: Path, config: Any) -> Any:
-    """Return the folder's generation config, or the one derived from the model config."""
-    from transformers import GenerationConfig
+def _read_tokenizer(folder: Path) -> Any:
+    """Return the tokenizer of a folder; one without a tokenizer.json is converted by transformers."""
+    if (folder / "tokenizer.json").exists():
+        return Tokenizer.read(folder)
+    from transformers import AutoTokenizer
 
+    with quiet_transformers():
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+
+
+def _end_ids(folder: Path, config: Any) -> tuple[int, ...]:
+    """Return the tokens that end a text by the folder's generation config; by its model config if it has none."""
     try:
-        return GenerationConfig.from_pretrained(folder)
-    except (OSError, TypeError):
-        return GenerationConfig.from_model_config(config)
+        listed = json.loads((folder / "generation_config.json").read_text(encoding="utf-8")).get("eos_token_id")
+    except (OSError, ValueError, AttributeError):
+        listed = config.eos_token_id
+    return end_ids(listed)
 
 
-def _load_module(folder: Path, name: str, config: Any, dtype: np.dtype[Any], device: str) -> Any:
+def _load_module(folder: Path, name: str, dtype: np.dtype[Any], device: str) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -231,7 +234,6 @@ def _load_module(folder: Path, name: str, config: Any, dtype: np.dtype[Any], dev
         with quiet_transformers():
             model, report = AutoModelForCausalLM.from_pretrained(
                 folder,
-                config=config,
                 dtype=getattr(torch, dtype.name),
                 use_safetensors=True,
                 trust_remote_code=False,

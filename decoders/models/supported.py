@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tot.decoders.errors import ModelError
-from tot.decoders.models.families import ACTIVATIONS, CLAMPED, FAMILIES, Mixture, activation_of, setting
+from tot.decoders.models.families import FAMILIES, Mixture
 from tot.decoders.models.safetensors_integers import layout_of
 
 _MOST_LAYERS = 2**12
@@ -34,8 +34,6 @@ def check_supported(config: Any) -> None:
         unusual = f"rotary embeddings of the type {kind!r}, whose angles change with the length of a text ({family}),"
     elif getattr(config, "use_bidirectional_attention", None):
         unusual = f"bidirectional attention ({family})"
-    elif other := _other_layers(config):
-        unusual = f"{other} ({family})"
     if unusual:
         raise ModelError(
             f"{unusual} can't be run here: use a model of the families {', '.join(FAMILIES)}, or run this one in a "
@@ -43,16 +41,6 @@ def check_supported(config: Any) -> None:
         )
     Mixture.of(config)
     layout_of(getattr(config, "quantization_config", None))
-
-
-def _other_layers(config: Any) -> str:
-    """Describe parts of the layers that the engine does not compute; "" if there are none."""
-    if (activation := activation_of(config)) not in ACTIVATIONS:
-        return f"the activation function {activation!r}"
-    if setting(config, "mlp_only_layers") or (setting(config, "decoder_sparse_step") or 1) != 1:
-        return "mixtures of experts in some layers only"
-    limits = setting(config, "swiglu_alpha"), setting(config, "swiglu_limit")
-    return "" if limits in (CLAMPED, (None, None)) else f"experts with limits {limits}"
 
 
 def _length_dependent_rope(config: Any) -> str | None:

@@ -97,15 +97,16 @@ class FolderWeights(Weights):
         if config.tie_word_embeddings:
             self._parts[HEAD] = self._parts[EMBEDDING]
         stored = {one: part.shape for part in self._parts.values() for one in part.names}
-        self._layout, self._layers = layout_of(quantization), {}
-        for name, shape in list(stored.items()) if self._layout is not None else ():
+        self._layout = layout = layout_of(quantization)
+        self._layers: dict[str, dict[str, Shape]] = {}
+        """The tensors of each quantized layer, by the name of its weight."""
+        for name, shape in list(stored.items()):
             stem = name.removesuffix("weight")
-            if f"{stem}{self._layout.scale}" in files and len(shape) == 2 and name != EMBEDDING:
-                self._layers[name] = tensors = {
-                    f"{stem}{one}": size for one, size in self._layout.tensors(shape).items()
-                }
-                del stored[name]
-                stored |= tensors
+            if layout is None or f"{stem}{layout.scale}" not in files or len(shape) != 2 or name == EMBEDDING:
+                continue
+            del stored[name]
+            self._layers[name] = {f"{stem}{tensor}": size for tensor, size in layout.tensors(shape).items()}
+            stored |= self._layers[name]
         self.quantized = bool(self._layers)
         if missing := stored.keys() - files.keys():
             if self.quantized:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
-from tot.decoders.models.rotary import RotaryTable
+from tot.decoders.errors import ModelError
+from tot.decoders.models.rotary import RotaryTable, layer_ropes
 
 SCALINGS: list[dict[str, Any]] = [
     {"rope_type": "default", "rope_theta": 10000.0},
@@ -30,12 +32,28 @@ def test_rows_equal_the_module_of_transformers(
     make_model: Callable[..., Any], family: str, reference: Any, scaling: dict[str, Any]
 ) -> None:
     config = make_model(family, rope_parameters=scaling).config
-    cosines, sines = RotaryTable(config).rows(3000)
-    expected = reference(config)(torch.empty(0), position_ids=torch.arange(3000)[None])
-    assert torch.equal(cosines, expected[0][0])
-    assert torch.equal(sines, expected[1][0])
-    assert cosines.is_contiguous()
-    assert cosines.dtype == torch.float32
+    table, module = RotaryTable(config, config.rope_parameters), reference(config)
+    np.testing.assert_allclose(table.frequencies, module.inv_freq, rtol=1e-7)
+    cosines, sines = table.rows(3000)
+    expected = module(torch.empty(0), position_ids=torch.arange(3000)[None])
+    np.testing.assert_allclose(cosines, expected[0][0], atol=1e-5)
+    np.testing.assert_allclose(sines, expected[1][0], atol=1e-5)
+    assert cosines.flags.c_contiguous
+    assert cosines.dtype == np.float32
+
+
+@pytest.mark.parametrize("factor", [-0.5, 1.5, 0.3])
+def test_an_impossible_part_of_a_head_is_refused(make_model: Callable[..., Any], factor: float) -> None:
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": factor}
+    with pytest.raises(ModelError, match=f"partial_rotary_factor is {factor}"):
+        RotaryTable(make_model("llama").config, rope)
+
+
+def test_layers_without_rotary_embeddings_and_with_other_bases_are_numbered(make_model: Callable[..., Any]) -> None:
+    smol = make_model("smollm3", num_hidden_layers=5, no_rope_layer_interval=2).config
+    assert layer_ropes(smol) == ([smol.rope_parameters], [0, -1, 0, -1, 0])
+    kinds, numbers = layer_ropes(make_model("gemma3_text").config)
+    assert [kinds[number]["rope_theta"] for number in numbers] == [1e4, 1e6]  # a layer with a window, and a full one
 
 
 def test_the_native_path_imports_no_modelling_code(python: Any, smollm2: str) -> None:

@@ -35,12 +35,14 @@ from tot.decoders.kernels.native.tiles import SIZES, CTiles, Tiles, kernels_run,
 from tot.decoders.machine import threads
 from tot.decoders.models.families import (
     ACTIVATIONS,
+    CLAMPED,
     FAMILIES,
     Mixture,
     Scales,
     activation_of,
     family_of,
     layer_windows,
+    setting,
 )
 from tot.decoders.models.gguf_numbers import Whole
 from tot.decoders.models.kv_store import Store
@@ -387,8 +389,12 @@ def _exact_kind(weights: Weights, names: Sequence[str]) -> PackedKind:
 
 
 def _is_supported(config: Any) -> bool:
-    """Return whether forward.c supports the sizes of a model."""
+    """Return whether forward.c supports the sizes and the layers of a model."""
     if config.model_type not in FAMILIES or activation_of(config) not in ACTIVATIONS:
+        return False
+    limits = setting(config, "swiglu_alpha"), setting(config, "swiglu_limit")
+    some = setting(config, "mlp_only_layers") or (setting(config, "decoder_sparse_step") or 1) > 1
+    if some or limits not in (CLAMPED, (None, None)):  # experts in some layers only, or with other limits
         return False
     mixture, strip = Mixture.of(config), 2 * lanes()
     if mixture is not None:  # the outputs of an expert are whole strips

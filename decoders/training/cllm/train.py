@@ -162,7 +162,7 @@ def _save(model: Any, loaded: LoadedModel, out: Path) -> None:
         model = model.merge_and_unload()
     model.eval().requires_grad_(False)
     with quiet_transformers():
-        model.to(loaded.dtype).save_pretrained(out)
+        model.to(getattr(torch, loaded.dtype.name)).save_pretrained(out)
         loaded.tokenizer.save_pretrained(out)
     (out / CHECKPOINT).unlink(missing_ok=True)
 

@@ -17,8 +17,8 @@ from tot.decoders.engine.runner import Runner
 from tot.decoders.kernels.native import packing
 from tot.decoders.kernels.native.forward import NativeForward
 from tot.decoders.kernels.native.packing import quantized
+from tot.decoders.models.families import FAMILIES
 from tot.decoders.models.loaded import LoadedModel
-from tot.decoders.models.supported import LLAMA_LIKE
 
 
 def stored(weight: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def off(
     return furthest
 
 
-@pytest.mark.parametrize("family", LLAMA_LIKE)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_eight_bit_logits_are_close_to_the_rounded_weights(off: Callable[[str, Any], float], family: str) -> None:
     assert off(family, "int8-dynamic") < 0.1
 
