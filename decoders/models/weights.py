@@ -92,12 +92,14 @@ class FolderWeights(Weights):
 
         self.shapes = weight_shapes(config)
         self._dtype = dtype
-        files = _files_of(folder)
-        self._parts = stored_parts(config, files)
+        files, self._layout = _files_of(folder), layout_of(quantization)
+        known = set(files)
+        if (layout := self._layout) is not None:
+            known |= {f"{name.removesuffix(layout.scale)}weight" for name in files if name.endswith(f".{layout.scale}")}
+        self._parts = stored_parts(config, known)
         if config.tie_word_embeddings:
             self._parts[HEAD] = self._parts[EMBEDDING]
         stored = {one: part.shape for part in self._parts.values() for one in part.names}
-        self._layout = layout = layout_of(quantization)
         self._layers: dict[str, dict[str, Shape]] = {}
         """The tensors of each quantized layer, by the name of its weight."""
         for name, shape in list(stored.items()):
@@ -179,7 +181,7 @@ class GGUFWeights(Weights):
         self._path, self._config = path, config
         with safe_open(folder / "model.safetensors", "np") as file:
             stored: dict[str, Array] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            self.quantized = file.metadata().get("quantized") == "True"
+            self.quantized = file.metadata().get("quantized") != "False"
         if config.tie_word_embeddings and EMBEDDING in stored:
             stored[HEAD] = stored[EMBEDDING]
         for name, shape in self.shapes.items():

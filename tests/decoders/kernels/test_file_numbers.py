@@ -125,6 +125,8 @@ KINDS = {
 class FileNumbers(GGUFWeights):
     """Weights as if a file had these matrices, and a module the vectors."""
 
+    quantized = True
+
     def __init__(self, module: Any, numbers: dict[str, Any], folder: Path) -> None:
         self._vectors, self._numbers = ModuleWeights(module), numbers
         self.shapes, self.folder, self.closed = self._vectors.shapes, folder, False

@@ -18,6 +18,7 @@ import torch
 from tot.decoders import ModelError, Request, Sampling, load_decoder
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.runner import Runner
+from tot.decoders.kernels.native.library import log_once
 from tot.decoders.kernels.native.tiles import kernels_run
 from tot.decoders.models.gguf_numbers import FLOATS, FORMATS
 from tot.decoders.models.gguf_parts import gguf_parts
@@ -241,6 +242,7 @@ def test_floats_beside_integers_are_rounded_to_eight_bits(tiny: Any, tmp_path: P
     (path,) = rewrite(tiny.path, tmp_path / "mixed.gguf", new)
     loaded = open_model(path, dtype="fp32", cache_dir=tmp_path, unread=True)
     assert loaded.stored.quantized
+    log_once.cache_clear()
     with caplog.at_level("INFO"):
         runner = Runner(loaded, 100, "gguf")
     assert runner.backend.name == "C, weights kept in gguf"
