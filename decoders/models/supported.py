@@ -13,6 +13,7 @@ from typing import Any
 
 from tot.decoders.errors import ModelError
 from tot.decoders.models.families import FAMILIES, Mixture
+from tot.decoders.models.safetensors_integers import layout_of
 
 _MOST_LAYERS = 2**12
 
@@ -39,6 +40,7 @@ def check_supported(config: Any) -> None:
             "server, such as llama-server or vLLM, and ask it with --decoder openai"
         )
     Mixture.of(config)
+    layout_of(getattr(config, "quantization_config", None))
 
 
 def _length_dependent_rope(config: Any) -> str | None:

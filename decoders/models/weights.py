@@ -19,9 +19,10 @@ from numpy.typing import DTypeLike
 
 from tot.decoders.errors import ModelError, reason
 from tot.decoders.models.families import FAMILIES
-from tot.decoders.models.gguf_model import FIRST, Source, dequantized, is_router, sources_of
-from tot.decoders.models.gguf_numbers import Whole, numbers_of
+from tot.decoders.models.gguf_model import FIRST, Source, is_router, sources_of
+from tot.decoders.models.gguf_numbers import Whole, floats_of, numbers_of
 from tot.decoders.models.gguf_reader import GGUFFile, read_gguf
+from tot.decoders.models.safetensors_integers import layout_of, stacked
 from tot.decoders.models.shapes import EMBEDDING, HEAD, Array, Shape, weight_shapes
 from tot.decoders.models.stored_parts import Part, stored_parts
 
@@ -30,6 +31,8 @@ class Weights(Mapping[str, "Array | Whole"]):
     """Weights by name."""
 
     shapes: Mapping[str, Shape]
+    quantized: bool = False
+    """Whether a matrix is stored as integers."""
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.shapes)
@@ -42,7 +45,8 @@ class Weights(Mapping[str, "Array | Whole"]):
 
     def first(self, name: str) -> Array:
         """Return the first numbers of a weight: (FIRST,), or fewer if it is smaller."""
-        return self.array(name).reshape(-1)[:FIRST]
+        value = self[name]
+        return (value[:1].floats() if isinstance(value, Whole) else value).reshape(-1)[:FIRST]
 
     def array(self, name: str) -> Array:
         """Return a weight that is not stored as integers."""
@@ -77,35 +81,60 @@ class ModuleWeights(Weights):
 
 
 class FolderWeights(Weights):
-    """The weights in the safetensors files of a folder, in `dtype`, for families in FAMILIES.
+    """The weights in the safetensors files of a folder, in `dtype` or quantized, for families in FAMILIES.
 
-    Raises LookupError if a weight has another name, ModelError if a shape differs from config.json, and the errors of
-    safetensors for damaged files.
+    `quantization` is `quantization_config` in config.json. Raises LookupError if a weight has another name, ModelError
+    if a shape differs from config.json, and the errors of safetensors for damaged files.
     """
 
-    def __init__(self, folder: Path, config: Any, dtype: DTypeLike) -> None:
+    def __init__(self, folder: Path, config: Any, dtype: DTypeLike, quantization: Any = None) -> None:
         from safetensors import safe_open
 
         self.shapes = weight_shapes(config)
         self._dtype = dtype
-        files = _files_of(folder)
-        self._parts = stored_parts(config, files)
+        files, self._layout = _files_of(folder), layout_of(quantization)
+        known = set(files)
+        if (layout := self._layout) is not None:
+            known |= {f"{name.removesuffix(layout.scale)}weight" for name in files if name.endswith(f".{layout.scale}")}
+        self._parts = stored_parts(config, known)
         if config.tie_word_embeddings:
             self._parts[HEAD] = self._parts[EMBEDDING]
         stored = {one: part.shape for part in self._parts.values() for one in part.names}
+        self._layers: dict[str, dict[str, Shape]] = {}
+        """The tensors of each quantized layer, by the name of its weight."""
+        for name, shape in list(stored.items()):
+            stem = name.removesuffix("weight")
+            if layout is None or f"{stem}{layout.scale}" not in files or len(shape) != 2 or name == EMBEDDING:
+                continue
+            del stored[name]
+            self._layers[name] = {f"{stem}{tensor}": size for tensor, size in layout.tensors(shape).items()}
+            stored |= self._layers[name]
+        self.quantized = bool(self._layers)
         if missing := stored.keys() - files.keys():
+            if self.quantized:
+                raise ModelError(f"the files of the model lack {min(missing)}: download it again")
             raise LookupError(min(missing))
         self._files = {name: files[name] for name in stored}
         for path in set(self._files.values()):
             with safe_open(path, "np") as file:
                 for name in (name for name, holder in self._files.items() if holder == path):
                     _check_shape(name, tuple(file.get_slice(name).get_shape()), stored[name])
+                    if self._layout is not None and name.endswith(".g_idx"):
+                        self._layout.check_order(file.get_tensor(name))
 
-    def __getitem__(self, name: str) -> Array:
+    def __getitem__(self, name: str) -> Array | Whole:
         part = self._parts[name]
+        if part.names[0] in self._layers:
+            layers = [part.view(self._read_layer(stored)) for stored in part.names]
+            return layers[0] if len(layers) == 1 else stacked(layers)
         arrays = [part.view(self._read(stored, part.shape)) for stored in part.names]
         whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
         return whole.reshape(self.shapes[name]).astype(self._dtype, copy=False)
+
+    def _read_layer(self, stored: str) -> Whole:
+        assert self._layout is not None
+        tensors = self._layers[stored].items()
+        return self._layout.read({name.rpartition(".")[2]: self._read(name, shape) for name, shape in tensors})
 
     def _read(self, stored: str, shape: Shape) -> Array:
         from safetensors import SafetensorError, safe_open
@@ -139,18 +168,20 @@ def _check_shape(name: str, actual: Shape, expected: Shape) -> None:
 class GGUFWeights(Weights):
     """The weights of the GGUF file at `path`, whose conversion without matrices is in `folder`.
 
-    Vectors are in `dtype`, matrices are the integers of the file. Raises ModelError if the conversion does not match
-    the config.
+    Vectors are in `dtype`, matrices are the integers or floats of the file. Raises ModelError if the conversion does
+    not match the config.
     """
 
     def __init__(self, path: Path, folder: Path, config: Any, dtype: DTypeLike) -> None:
-        from safetensors.numpy import load_file
+        from safetensors import safe_open
 
         self.folder = folder
         """The folder for packed weights."""
         self.shapes = weight_shapes(config)
         self._path, self._config = path, config
-        stored = load_file(folder / "model.safetensors")
+        with safe_open(folder / "model.safetensors", "np") as file:
+            stored: dict[str, Array] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            self.quantized = file.metadata().get("quantized") != "False"
         if config.tie_word_embeddings and EMBEDDING in stored:
             stored[HEAD] = stored[EMBEDDING]
         for name, shape in self.shapes.items():
@@ -177,7 +208,7 @@ class GGUFWeights(Weights):
         tensor = self._file.tensors[source.name]
         whole = numbers_of(tensor)
         if whole is None:
-            return source.take(dequantized(tensor))
+            return source.take(floats_of(tensor))
         return whole.each(source.take)
 
     def first(self, name: str) -> Array:

@@ -7,6 +7,7 @@ transformers module.
 from __future__ import annotations
 
 import ctypes
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from ctypes import POINTER, byref, c_double, c_int64, c_void_p, sizeof
@@ -18,7 +19,7 @@ from ml_dtypes import bfloat16
 
 from tot.decoders.errors import ModelError
 from tot.decoders.kernels.native import compiling
-from tot.decoders.kernels.native.library import address, empty, lanes, library, sizes_agree
+from tot.decoders.kernels.native.library import address, empty, lanes, library, log_once, sizes_agree
 from tot.decoders.kernels.native.packed_file import packed_in_file
 from tot.decoders.kernels.native.packing import (
     GROUP,
@@ -109,7 +110,7 @@ class NativeForward:
                 raise ModelError(f"the shape of {name} is {weights.shapes.get(name)}, but the config requires {shape}")
         tied = config.tie_word_embeddings and self.weights == "gguf"
         products = _products(config, tied, self.weights == "gguf")
-        if isinstance(weights, GGUFWeights) and not self._packed:
+        if isinstance(weights, GGUFWeights) and self.weights == "gguf" and not self._packed:
             self._map_packed(weights, products)
         for name, parts in products.items():
             if name not in self._packed:
@@ -123,7 +124,7 @@ class NativeForward:
             table = Matrix.from_buffer_copy(self._packed["head" if tied else "table"].matrix)
             table.unit /= self._factor("head") if tied else 1.0
         else:
-            self._references.append(np.ascontiguousarray(weights.array(EMBEDDING)))
+            self._references.append(np.ascontiguousarray(weights.array(EMBEDDING), self._dtype))
             embedding = address(self._references[-1], self._dtype)
         self._references.append(layers)
         self._layers = layers
@@ -231,6 +232,8 @@ class NativeForward:
 
     def _pack(self, weights: Weights, name: str, parts: Sequence[str]) -> Packed:
         matrices = [weights[f"{part}.weight"] for part in parts]
+        if weights.quantized and any(isinstance(matrix, np.ndarray) for matrix in matrices):
+            log_once(logging.INFO, "the model stores some matrices as floats: they are rounded to eight bits")
         return packed(joined(matrices, name.endswith("gate_up")), self.weights)
 
     def _add_product(self, weights: Weights, name: str, parts: Sequence[str], weight: Packed) -> None:
@@ -292,7 +295,9 @@ def _shape(weights: Weights, parts: Sequence[str]) -> tuple[int, int]:
 def native_forward(
     loaded: LoadedModel, quantize: Quantization | None = None, shared: NativeForward | None = None
 ) -> NativeForward | None:
-    """Return the C backend for a model, or None if it is unavailable here. `shared` as for NativeForward."""
+    """Return the C backend for a model, or None if it is unavailable here. `shared` as for NativeForward.
+
+    Integers of the files are always packed, and the floats of a GGUF file without integers are packed exactly."""
     heads = Heads.of(loaded.config)
     supported = shared is not None or (_is_supported(loaded.config) and _has_plain_layers(loaded))
     if not supported or not kernels_run(heads.dim, heads.query // heads.kv, loaded.dtype, loaded.device):
@@ -303,6 +308,10 @@ def native_forward(
     else:
         parts = [part for parts in _products(loaded.config, False, False).values() for part in parts]
         linear = [f"{part}.weight" for part in parts]
+        if weights.quantized:
+            quantize = quantize or "int8-dynamic"
+        elif quantize == "gguf":
+            quantize = None
         kind = quantize or _exact_kind(weights, linear)
         if quantize is not None and any(weights.shapes[name][1] % GROUP for name in linear):
             return None
