@@ -21,7 +21,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 from tot.decoders import Engine, LocalDecoder, Request, Sampling, load_decoder, load_model
 from tot.decoders.drafting.draft_model import ModelDrafter
 from tot.decoders.drafting.drafters import Drafter, DrafterChain
+from tot.decoders.drafting.latency_model import LatencyModel
 from tot.decoders.drafting.opening import make_drafter
+from tot.decoders.engine import engine as engine_module
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHATML = (
@@ -52,7 +54,8 @@ MERGES = [
 ]
 _EAGER = {"attn_implementation": "eager"}  # torch's scaled dot-product attention has no logit cap
 _ALTERNATING = ["sliding_attention", "full_attention"]
-FAMILIES = {
+_EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 8}
+FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {},
     "qwen3": {"head_dim": 16},
@@ -67,6 +70,23 @@ FAMILIES = {
     },
     "gemma3_text": {"head_dim": 16, "query_pre_attn_scalar": 12, "sliding_window": 9, "layer_types": _ALTERNATING},
     "phi3": {"pad_token_id": 0},
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "logits_scaling": 0.5,
+        "residual_multiplier": 0.4,
+        "attention_multiplier": 0.2,
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
+    "smollm3": {
+        "pad_token_id": 0,
+        "no_rope_layer_interval": 2,
+        "use_sliding_window": True,
+        "sliding_window": 9,
+    },
+    "seed_oss": {"head_dim": 16, "pad_token_id": 0, "attention_out_bias": True},
+    "qwen3_moe": {**_EXPERTS, "head_dim": 16, "moe_intermediate_size": 32},
+    "gpt_oss": {**_EXPERTS, "head_dim": 16, "sliding_window": 9, **_EAGER},
 }
 VOCAB = 300
 
@@ -142,6 +162,20 @@ def logits_alone() -> Callable[..., Tensor]:
         return logits
 
     return run
+
+
+@pytest.fixture
+def script_latency(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Script the cost of rows of all targets and draft models, because measured times depend on the machine."""
+
+    def script(target: LatencyModel, draft: LatencyModel | None = None) -> None:
+        def scripted(runner: Any) -> LatencyModel:
+            is_target = any(one.runner is runner for one in engine_module._open)
+            return target if is_target else draft or LatencyModel((1, 64), (0.001, 0.002))
+
+        monkeypatch.setattr("tot.decoders.methods.speculative.latency_model", scripted)
+
+    return script
 
 
 @pytest.fixture(params=["llama", pytest.param("qwen2", marks=pytest.mark.families)])

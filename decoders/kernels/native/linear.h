@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include "activation.h"
 #include "integers.h"
 #include "matrix.h"
 
@@ -11,15 +12,6 @@
 #define MAX_ROWS (LANES == 16 ? 12 : 6)
 #endif
 #define WIDENED (WEIGHTS == 16 && PER_WORD == 1)  // bfloat16 weights for float32 inputs
-
-// What to do with a product: store it, add it to the output, or store silu(gate) * up of adjacent gate and up lines.
-typedef enum { STORE, ADD, GATE } Epilogue;
-
-static inline Floats silu(Floats x) {
-    const Floats decay = exponential(-vector_abs(x)), sigmoid = 1.0f / (1.0f + decay);  // sigmoid(|x|)
-    const Words negative = x < 0.0f;
-    return x * (Floats)(((Words)(1.0f - sigmoid) & negative) | ((Words)sigmoid & ~negative));
-}
 
 // Store the products of `rows` rows with a strip; out_stride counts floats.
 static inline __attribute__((always_inline)) void store_products(int rows, const Matrix *matrix, int64_t strip,
@@ -29,10 +21,8 @@ static inline __attribute__((always_inline)) void store_products(int rows, const
     for (int p = 0; p < STRIP_VECTORS; p++) {
         const int64_t column = STRIP * strip + LANES * p, left = matrix->outputs - column;
         if (left <= 0) break;
-#if WEIGHTS == 8
 #pragma GCC unroll 12
         for (int r = 0; r < rows; r++) sums[r][p] *= (float)matrix->unit;
-#endif
         if (matrix->bias) {
             const Floats bias = load_partial(matrix->bias + column, left);
 #pragma GCC unroll 12
@@ -46,7 +36,7 @@ static inline __attribute__((always_inline)) void store_products(int rows, const
             else if (epilogue == STORE)
                 store_partial(target, sums[r][p], left);
             else if (p % 2)
-                store(out + r * out_stride + LANES * strip, silu(sums[r][p - 1]) * sums[r][p]);
+                store(out + r * out_stride + LANES * strip, gated(epilogue, sums[r][p - 1], sums[r][p]));
         }
     }
 }

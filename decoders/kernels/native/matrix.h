@@ -38,7 +38,7 @@ typedef struct {
     const uint8_t *strips;
     const float *bias;  // (outputs,) or NULL
     int64_t inputs, outputs, bits, group;
-    double unit, zero_point;
+    double unit, zero_point;  // products are multiplied by `unit`
     int64_t largest;       // the largest integer
     uint8_t codebook[16];  // the integers that 4-bit numbers stand for; zeros if a number stands for itself
 } Matrix;

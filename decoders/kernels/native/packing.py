@@ -113,7 +113,8 @@ def joined(weights: Sequence[Array | Whole], interleaved: bool) -> Array | Whole
     group = min(weight.group for weight in whole)
     parts = [(weight.numbers, *weight.scales(group)) for weight in whole]
     numbers, step, least = (beside(part, interleaved) for part in zip(*parts, strict=True))
-    bits, zero_points = max(weight.bits for weight in whole), {weight.middle for weight in whole}
+    bits = max(weight.bits for weight in whole)
+    zero_points = {weight.middle for weight in whole}
     if all(weight.least is None for weight in whole) and len(zero_points) == 1:
         return Whole(numbers, step, None, bits, zero_points.pop(), whole[0].codebook)
     return Whole(numbers, step, least, bits)

@@ -18,12 +18,20 @@ from tot.decoders import OptionError, Request, Sampling, load_decoder
 from tot.decoders.engine.runner import Runner
 from tot.decoders.kernels.native import packing
 from tot.decoders.kernels.native.forward import NativeForward
-from tot.decoders.models.gguf_numbers import Array, Whole, numbers_of
+from tot.decoders.models.gguf_numbers import FORMATS, Array, Whole, numbers_of
 from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.models.weights import GGUFWeights, ModuleWeights
 
-FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
-FIXED = {"Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2)}
+FIXED: dict[str, tuple[int, ...]] = {
+    "Q4_1": (0, 2),
+    "Q5_1": (0, 2),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q6_K": (208,),
+    "MXFP4": (),
+}
 """Offsets of a block's 16-bit floats. Other formats have them at the start."""
 
 
@@ -35,6 +43,8 @@ def stored(kind: str, outputs: int, inputs: int, seed: int = 0) -> Any:
     for place in FIXED.get(kind, (0,)):
         halves = random.uniform(0.0003, 0.0006, (len(blocks), 1)).astype(np.float16)
         blocks[:, place : place + 2] = halves.view(np.uint8)
+    if kind == "MXFP4":
+        blocks[:, 0] = random.integers(118, 122, len(blocks))  # the exponent of a scale
     return SimpleNamespace(tensor_type=quantization, data=blocks.reshape(outputs, -1))
 
 
@@ -44,62 +54,69 @@ def floats(tensor: Any) -> Array:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_unpacked_numbers_scales_and_minimums_equal_ggufs(kind: str) -> None:
-    tensor = stored(kind, 6, 512)
+@pytest.mark.parametrize("outputs", [6, 2 * 256 + 3])
+def test_unpacked_numbers_scales_and_minimums_equal_ggufs(kind: str, outputs: int) -> None:
+    tensor = stored(kind, outputs, 512)
     whole = numbers_of(tensor)
     assert whole is not None
-    np.testing.assert_allclose(whole.floats(), floats(tensor), rtol=1e-6, atol=1e-7)
+    assert np.array_equal(whole.floats(), floats(tensor))
+    assert np.array_equal(whole.decoded().floats(), floats(tensor))
     assert int(whole.numbers.max()) < 2**whole.bits
-    assert whole.bits == (4 if kind.startswith("Q4") else 8)
+    assert whole.bits == (8 if kind in ("Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0") else 4)
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "MXFP4"])
+def test_experts_are_unpacked_one_below_the_other(kind: str) -> None:
+    tensor = stored(kind, 4 * 6, 512)
+    expected = floats(tensor)
+    tensor.data = tensor.data.reshape(4, 6, -1)
+    whole = numbers_of(tensor)
+    assert whole is not None
+    assert np.array_equal(whole.floats(), expected)
+
+
+@pytest.mark.parametrize("exponent", [0, 1, 2, 250])
+def test_scales_of_mxfp4_have_all_exponents(exponent: int) -> None:
+    tensor = stored("MXFP4", 2, 64)
+    tensor.data.reshape(4, -1)[:, 0] = exponent
+    whole = numbers_of(tensor)
+    assert whole is not None
+    assert np.array_equal(whole.floats(), floats(tensor))
 
 
 def test_float_tensors_have_no_quantized_numbers() -> None:
     assert numbers_of(SimpleNamespace(tensor_type=gguf.GGMLQuantizationType.F16, data=np.zeros((2, 64)))) is None
 
 
-def coded(outputs: int, inputs: int, seed: int = 0) -> Whole:
-    """Return a random weight with a codebook, as IQ4_NL has."""
-    random = np.random.default_rng(seed)
-    codebook = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.int8)
-    numbers = random.integers(0, 16, (outputs, inputs), dtype=np.uint8)
-    step = random.uniform(2e-5, 4e-5, (outputs, inputs // 32)).astype(np.float32)
-    return Whole(numbers, step, None, bits=4, codebook=codebook)
-
-
-def narrow(outputs: int, inputs: int, seed: int = 0) -> Whole:
-    """Return a random weight of 4-bit numbers with minimums in groups of 16, as of Q2_K."""
-    random = np.random.default_rng(seed)
-    numbers = random.integers(0, 16, (outputs, inputs), dtype=np.uint8)
-    step, least = random.uniform(0.0003, 0.0006, (2, outputs, inputs // 16)).astype(np.float32)
-    return Whole(numbers, step, -8 * least, bits=4)
-
-
-SPECIAL = {"codebook": coded, "groups of 16": narrow}
-
-
-def test_a_weight_is_its_number_in_the_codebook_times_the_scale() -> None:
-    weight = coded(6, 64)
-    values = weight.codebook[weight.numbers]
-    np.testing.assert_allclose(weight.floats(), values * weight.step.repeat(32, 1), rtol=1e-6)
-    np.testing.assert_allclose(weight.decoded().floats(), weight.floats(), atol=1e-9)
-    assert weight.floats().min() < 0 < weight.floats().max()
-
-
 KINDS = {
-    "q_proj": "Q4_K",
-    "k_proj": "Q6_K",
-    "v_proj": "Q8_0",
-    "o_proj": "codebook",
-    "gate_proj": "Q8_0",
-    "up_proj": "Q4_1",
-    "down_proj": "groups of 16",
-    "lm_head": "Q8_0",
-    "embed_tokens": "Q6_K",
+    "llama": {
+        "q_proj": "Q4_K",
+        "k_proj": "Q6_K",
+        "v_proj": "Q8_0",
+        "o_proj": "Q4_0",
+        "gate_proj": "Q8_0",
+        "up_proj": "Q4_1",
+        "down_proj": "Q6_K",
+        "embed_tokens": "Q6_K",
+    },
+    "qwen2": {
+        "q_proj": "IQ4_NL",
+        "k_proj": "Q2_K",
+        "v_proj": "MXFP4",
+        "o_proj": "Q3_K",
+        "gate_proj": "IQ4_XS",
+        "up_proj": "IQ4_NL",
+        "down_proj": "Q2_K",
+        "lm_head": "MXFP4",
+        "embed_tokens": "IQ4_XS",
+    },
 }
 
 
 class FileNumbers(GGUFWeights):
     """Weights as if a file had these matrices, and a module the vectors."""
+
+    quantized = True
 
     def __init__(self, module: Any, numbers: dict[str, Any], folder: Path) -> None:
         self._vectors, self._numbers = ModuleWeights(module), numbers
@@ -123,7 +140,7 @@ def test_a_files_quantized_numbers_are_multiplied_without_conversion(
     tmp_path: Path,
     family: str,
 ) -> None:
-    """Cover mixed formats in one product, four and eight bits, groups of 32 and 16, a codebook, one row and many.
+    """Cover mixed formats in one product, four and eight bits, codebooks, groups of 32 and 16, one row and many.
 
     The embedding is quantized too, alone or as the tied head.
     """
@@ -132,10 +149,9 @@ def test_a_files_quantized_numbers_are_multiplied_without_conversion(
     reference, numbers = copy.deepcopy(model), {}
     for name, other in reference.named_modules():
         if isinstance(other, nn.Linear | nn.Embedding) and not (tied and name == "lm_head"):
-            kind, shape, seed = KINDS[name.rpartition(".")[2]], other.weight.shape, len(numbers)
-            whole = SPECIAL[kind](*shape, seed) if kind in SPECIAL else numbers_of(stored(kind, *shape, seed))
-            numbers[f"{name}.weight"] = whole
-            other.weight = nn.Parameter(torch.from_numpy(whole.floats()))
+            tensor = stored(KINDS[family][name.rpartition(".")[2]], *other.weight.shape, seed=len(numbers))
+            numbers[f"{name}.weight"] = numbers_of(tensor)
+            other.weight = nn.Parameter(torch.from_numpy(floats(tensor)))
         if isinstance(other, nn.Linear):
             other.__class__ = rounding
     if tied:
@@ -156,18 +172,21 @@ def test_a_files_quantized_numbers_are_multiplied_without_conversion(
 
 
 def test_mixed_formats_are_joined_in_a_format_that_holds_them() -> None:
-    kinds = ("Q4_K", "Q6_K", "Q4_0", "Q8_0")
+    kinds = ("Q4_K", "Q6_K", "Q4_0", "Q8_0", "IQ4_XS")
     tensors = [stored(kind, 32, 256, seed) for seed, kind in enumerate(kinds)]
     found = [whole for whole in map(numbers_of, tensors) if whole is not None]
-    whole = packing.joined([*found, coded(32, 256)], interleaved=False)
+    whole = packing.joined(found, interleaved=False)
     assert isinstance(whole, Whole)
     assert (whole.bits, whole.group, whole.codebook) == (8, 16, None)
-    expected = np.concatenate([*map(floats, tensors), coded(32, 256).floats()])
-    np.testing.assert_allclose(whole.floats(), expected, rtol=1e-5, atol=1e-7)
-    whole = packing.joined([coded(32, 256, seed) for seed in (0, 1)], interleaved=False)
+    np.testing.assert_allclose(whole.floats(), np.concatenate([*map(floats, tensors)]), rtol=1e-5, atol=1e-7)
+
+
+def test_formats_with_one_codebook_are_joined_in_four_bits() -> None:
+    tensors = [stored(kind, 32, 256) for kind in ("IQ4_NL", "IQ4_XS")]
+    whole = packing.joined([whole for whole in map(numbers_of, tensors) if whole is not None], interleaved=False)
     assert isinstance(whole, Whole)
     assert (whole.bits, len(whole.codebook)) == (4, 16)
-    assert np.array_equal(whole.floats()[32:], coded(32, 256, 1).floats())
+    np.testing.assert_allclose(whole.floats(), np.concatenate([*map(floats, tensors)]), rtol=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "size"), [("Q4_0", 1 / 2 + 2 / 32), ("Q8_0", 1 + 2 / 32), ("Q6_K", 1 + 2 / 16)])
