@@ -197,7 +197,8 @@ def build_weights(file: GGUFFile, config: Any, matrices: bool = True) -> dict[st
         if name.endswith(norms):
             values = values - family.norm_offset
         if not matrices:
-            weights[name] = values if is_router(name, config) else values.astype(bfloat16)
+            exact = is_router(name, config) or file.matrices == "float32"
+            weights[name] = values if exact else values.astype(bfloat16)
             continue
         part = parts[name]
         stored = weights.setdefault(part.names[0], np.empty(part.shape, bfloat16))

@@ -83,9 +83,10 @@ class GGUFFile:
         return tuple(reversed(self.tensors[name].shape.tolist()))
 
     @property
-    def quantized(self) -> bool:
-        """Whether a matrix is stored as integers."""
-        return any(len(tensor.shape) > 1 and tensor.tensor_type.name in FORMATS for tensor in self.tensors.values())
+    def matrices(self) -> str:
+        """The format that holds all matrices exactly: "integers", "bfloat16" or "float32"."""
+        kinds = {tensor.tensor_type.name for tensor in self.tensors.values() if len(tensor.shape) > 1}
+        return "integers" if kinds.intersection(FORMATS) else "bfloat16" if kinds <= {"BF16"} else "float32"
 
     def converted_bytes(self, matrices: bool = True) -> int:
         """Return the bytes of the converted folder: two per weight, plus the size of a large tokenizer."""

@@ -168,8 +168,8 @@ def _check_shape(name: str, actual: Shape, expected: Shape) -> None:
 class GGUFWeights(Weights):
     """The weights of the GGUF file at `path`, whose conversion without matrices is in `folder`.
 
-    Vectors are in `dtype`, matrices are the integers or floats of the file. Raises ModelError if the conversion does
-    not match the config.
+    Matrices are the integers or floats of the file. Vectors are in `dtype`, or in float32 if bfloat16 does not hold
+    the floats. Raises ModelError if the conversion does not match the config.
     """
 
     def __init__(self, path: Path, folder: Path, config: Any, dtype: DTypeLike) -> None:
@@ -181,7 +181,9 @@ class GGUFWeights(Weights):
         self._path, self._config = path, config
         with safe_open(folder / "model.safetensors", "np") as file:
             stored: dict[str, Array] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            self.quantized = file.metadata().get("quantized") != "False"
+            matrices = file.metadata().get("matrices", "integers")
+        self.quantized = matrices == "integers"
+        self.dtype: np.dtype[Any] = np.dtype(np.float32 if matrices == "float32" else dtype)
         if config.tie_word_embeddings and EMBEDDING in stored:
             stored[HEAD] = stored[EMBEDDING]
         for name, shape in self.shapes.items():
@@ -190,7 +192,7 @@ class GGUFWeights(Weights):
             if value is None or (value.shape != shape if whole else value.ndim != 1):
                 raise ModelError(f"the weight {name} is missing, or its shape differs from config.json")
         routers = {name: stored[name] for name in self.shapes if is_router(name, config)}
-        self._stored = {name: stored[name].astype(dtype) for name in self.shapes} | routers
+        self._stored = {name: stored[name].astype(self.dtype) for name in self.shapes} | routers
         """Vectors, routers, and the first numbers of matrices."""
 
     @cached_property
