@@ -214,7 +214,7 @@ def is_router(name: str, config: Any) -> bool:
 
 
 def dequantized(tensor: Any, rows: slice = slice(None)) -> Array:
-    """Dequantize some rows of a `gguf.ReaderTensor` to float32: (rows, inputs), or (inputs,) for a vector."""
+    """Dequantize some rows of a `GGUFTensor` to float32: (rows, inputs), or (inputs,) for a vector."""
     import gguf
 
     data = tensor.data if tensor.data.ndim == 1 else tensor.data.reshape(-1, tensor.data.shape[-1])[rows]
