@@ -97,7 +97,8 @@ class _Header:
         if kind not in _NUMBERS:
             raise ValueError(f"it has a value of the unknown type {kind}")
         dtype = np.dtype(_NUMBERS[kind])
-        return np.frombuffer(self.take(count * dtype.itemsize), dtype).tolist()
+        values: list[Any] = np.frombuffer(self.take(count * dtype.itemsize), dtype).tolist()
+        return values
 
     def string(self) -> str:
         (length,) = _LENGTH.unpack(self.take(8))
