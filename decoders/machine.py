@@ -11,8 +11,10 @@ import functools
 import gc
 import logging
 import math
+import os
 import platform
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
@@ -32,7 +34,7 @@ def describe(device: torch.device, dtype: torch.dtype | None = None) -> str:
     if device.type == "cuda":
         hardware = torch.cuda.get_device_name(device)
     else:
-        hardware = f"{processor()}, {torch.get_num_threads()} threads"
+        hardware = f"{processor()}, {threads()} threads"
     number_format = "" if dtype is None else f", {str(dtype).split('.')[-1]}"
     return f"{hardware}; torch {torch.__version__}, transformers {transformers.__version__}{number_format}"
 
@@ -117,14 +119,56 @@ def control_groups() -> list[Path]:
     return [_GROUPS / group for group in (inner, *inner.parents)]
 
 
-def fit_threads() -> None:
-    """Limit torch's threads to the CPU quota of the container.
+_chosen: int | None = None
+_calling = threading.local()
 
-    Threads synchronize many times in a forward pass; with fewer processors than threads they mostly wait."""
-    allowed = math.ceil(min((_cpu_quota(group) for group in control_groups()), default=sys.maxsize))
-    if allowed < torch.get_num_threads():
-        log.info("using %d threads, the CPU quota of this container", allowed)
-        torch.set_num_threads(allowed)
+
+def choose_threads(count: int | None) -> None:
+    """Set the number of threads that compute in this process; None follows what the process may use."""
+    global _chosen
+    _chosen = count
+    fit_threads()
+
+
+def use_threads(count: int | None) -> None:
+    """Set the number of threads that compute for the calling Python thread; None is the number of the process."""
+    _calling.count = count
+
+
+def threads() -> int:
+    """Return the number of threads that compute: as set, or else as many processors as the process may use now.
+
+    These are the processors of its affinity, within the CPU quota of its container and OMP_NUM_THREADS.
+    """
+    set_here: int | None = getattr(_calling, "count", None) or _chosen
+    if set_here is not None:
+        return set_here
+    return min(_processors(), _quota(int(time.monotonic())), _omp_limit())
+
+
+def fit_threads() -> None:
+    """Give torch the same number of threads, if it is loaded."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() != (count := threads()):
+        torch.set_num_threads(count)
+
+
+def _processors() -> int:
+    """Return the number of processors that the main thread may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(os.getpid()))
+    return os.cpu_count() or 1
+
+
+@functools.lru_cache(maxsize=1)
+def _quota(second: int) -> int:
+    """Return the CPU quota of the container in processors, rounded up. It is read once in each `second`."""
+    return math.ceil(min((_cpu_quota(group) for group in control_groups()), default=sys.maxsize))
+
+
+def _omp_limit() -> int:
+    limit = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(limit) if limit.isdecimal() and int(limit) else sys.maxsize
 
 
 def _cpu_quota(group: Path) -> float:

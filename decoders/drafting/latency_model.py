@@ -28,7 +28,7 @@ from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.engine.sampling import Draw, read
 from tot.decoders.errors import TaskError
 from tot.decoders.files import others_could_write, write_json
-from tot.decoders.machine import processor_info
+from tot.decoders.machine import processor_info, threads
 from tot.decoders.models.gguf_cache import cache_folder
 
 ROWS = (1, 4, 8, 16, 64)
@@ -115,7 +115,7 @@ def _file_of(runner: Runner) -> Path:
     """The file of a measurement in the cache folder."""
     config = runner.loaded.config
     names = ("model_type", "num_hidden_layers", "hidden_size", "intermediate_size", "num_key_value_heads", "vocab_size")
-    about = [version("tot"), processor_info("model name"), torch.get_num_threads(), runner.backend.name]
+    about = [version("tot"), processor_info("model name"), threads(), runner.backend.name]
     about += [str(runner.dtype), str(runner.device), runner.backend.weight_bytes]
     about += [getattr(config, name, None) for name in names]
     key = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:24]

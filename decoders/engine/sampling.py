@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tot.decoders.kernels.native.compiling import SAMPLING
 from tot.decoders.kernels.native.library import address, library
+from tot.decoders.machine import threads
 
 _BITS = 24
 _MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-6, 1e38
@@ -140,11 +141,12 @@ def _read(functions: ctypes.CDLL, logits: Tensor, targets: Sequence[Draw | int |
         *(target if isinstance(target, int) else -1 if isinstance(target, Draw) else 0 for target in targets)
     )
     logprobs = (ctypes.c_float * len(targets))()
-    hashes, scratch = _token_hashes(logits.shape[1], logits.device), _scratch(logits, targets)
+    hashes, workers = _token_hashes(logits.shape[1], logits.device), threads()
+    scratch = _scratch(logits, targets, workers)
     functions.read_rows(
         address(logits, torch.float32), *logits.shape, address(hashes, torch.int32),
         _pack_draws(targets, logits.shape[1]), tokens, logprobs,
-        address(scratch, torch.float32), torch.get_num_threads(),
+        address(scratch, torch.float32), workers,
     )  # fmt: skip
     return list(tokens), list(logprobs)
 
@@ -171,11 +173,12 @@ def _top_tokens(logits: Tensor, draws: Sequence[Draw], count: int) -> Tensor:
         return _top_tokens_by_torch(logits, temperatures, keys, count)
     logits = logits.contiguous()
     tokens = torch.empty((len(logits), count), dtype=torch.int64)
-    hashes, scratch = _token_hashes(logits.shape[1], logits.device), _scratch(logits, draws)
+    hashes, workers = _token_hashes(logits.shape[1], logits.device), threads()
+    scratch = _scratch(logits, draws, workers)
     functions.draw(
         address(logits, torch.float32), *logits.shape, address(hashes, torch.int32),
         _pack_draws(draws, logits.shape[1]), count, address(tokens, torch.int64),
-        address(scratch, torch.float32), torch.get_num_threads(),
+        address(scratch, torch.float32), workers,
     )  # fmt: skip
     return tokens
 
@@ -193,10 +196,10 @@ def _pack_draws(reads: Sequence[Draw | int | Raw], vocab: int) -> bytes:
     )
 
 
-def _scratch(logits: Tensor, reads: Sequence[Draw | int | Raw]) -> Tensor:
-    """Return the scratch memory that sampling.c needs for rows with filters, for all threads."""
+def _scratch(logits: Tensor, reads: Sequence[Draw | int | Raw], workers: int) -> Tensor:
+    """Return the scratch memory that sampling.c needs for rows with filters, for `workers` threads."""
     filters = any(isinstance(target, Draw) and _has_filters(target) for target in reads)
-    return torch.empty(torch.get_num_threads() * 4 * logits.shape[1] if filters else 0)
+    return torch.empty(workers * 4 * logits.shape[1] if filters else 0)
 
 
 def _log(value: float) -> float:

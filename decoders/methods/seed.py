@@ -22,6 +22,7 @@ from tot.decoders.drafting.opening import make_drafter
 from tot.decoders.drafting.planner import Trial
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.sequence import DecodingSequence
+from tot.decoders.machine import fit_threads, use_threads
 from tot.decoders.methods.method import OpenedMethod, SpeculativeConfig
 from tot.decoders.methods.options import SEEDOptions
 from tot.decoders.methods.speculative import Drafted, Speculation, Speculative
@@ -140,8 +141,12 @@ class _Inline(Executor):
 
 def _worker(device: torch.device) -> Executor:
     """Return an executor with one thread, which leaves the other cores to the target."""
-    initializer = partial(torch.set_num_threads, 1) if device.type == "cpu" else None
-    return ThreadPoolExecutor(1, "tot-draft", initializer)
+
+    def use_one() -> None:
+        use_threads(1)
+        fit_threads()
+
+    return ThreadPoolExecutor(1, "tot-draft", use_one if device.type == "cpu" else None)
 
 
 def open_rounds(engine: Engine, options: SEEDOptions, stack: ExitStack) -> OpenedMethod:

@@ -22,7 +22,7 @@ from tot.decoders.kernels.native.tiles import Kernel, kernel_for, make_tiles
 from tot.decoders.models.loaded import LoadedModel
 
 CPU = torch.device("cpu")
-OPTIONS = ("-fopenmp", "-DHEAD_DIM=32", "-DFLOAT32")
+OPTIONS = ("-DHEAD_DIM=32", "-DFLOAT32")
 formats = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 
 

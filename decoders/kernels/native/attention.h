@@ -7,8 +7,6 @@
 
 #pragma once
 
-#include <omp.h>
-
 #include "element.h"
 
 #ifndef HEAD_DIM
@@ -311,6 +309,10 @@ static Units units_in(void *target, const Tiles *tiles, int64_t kv_heads) {
     const int64_t counts = counts_size(tiles->count * kv_heads);
     memset(target, 0, counts);
     return (Units){parts_of(tiles, kv_heads), (SoftmaxState *)((char *)target + counts), target};
+}
+
+static inline int64_t unit_count(const Tiles *tiles, const Attention *a, const Units *units) {
+    return tiles->count * a->kv_heads * units->parts;
 }
 
 static inline void attend_unit(int64_t number, const Attention *a, const Tiles *tiles, const Units *units) {

@@ -30,6 +30,7 @@ from tot.decoders.kernels.native.packing import (
     room_for,
 )
 from tot.decoders.kernels.native.tiles import SIZES, CTiles, Tiles, kernels_run, make_tiles
+from tot.decoders.machine import threads
 from tot.decoders.models.kv_store import Store
 from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.models.rotary import RotaryTable
@@ -204,7 +205,7 @@ class NativeForward:
             *(address(tensor, torch.int64) for tensor in (tokens, rope_rows, write, keep)),
             *(address(tensor, torch.float32) for tensor in (cosines, sines, logits, states)),
             address(state_layers, torch.int64), None, ctypes.addressof(seconds), CTiles.of(pieces),
-            rows, kept, len(layers), torch.get_num_threads(),
+            rows, kept, len(layers), threads(),
         )  # fmt: skip
         if len(self._scratch) < (needed := self._functions.scratch_floats(byref(self._model), byref(batch))):
             self._scratch = torch.empty(needed, dtype=torch.float32)

@@ -19,6 +19,7 @@ from torch import Tensor
 from tot.decoders.kernels.native.compiling import LEVELS, attention
 from tot.decoders.kernels.native.library import address, level, library, log_once, processor_flags, sizes_agree
 from tot.decoders.kernels.native.shared_prefixes import Run, shared_prefixes, windows
+from tot.decoders.machine import threads
 
 _MAX_GROUPS = 16
 _MAX_HEAD_DIM = 256
@@ -146,7 +147,7 @@ class Kernel:
             *(query.stride(0), query.stride(1), keys.stride(0), keys.stride(1)),
             *(rows, kv_heads, heads // kv_heads, scale, cap),
         )
-        self._attend(byref(attention), byref(CTiles.of(tiles)), torch.get_num_threads())
+        self._attend(byref(attention), byref(CTiles.of(tiles)), threads())
         return out
 
 

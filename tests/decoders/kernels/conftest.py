@@ -54,7 +54,7 @@ def rounding() -> type[nn.Linear]:
 @pytest.fixture
 def native_forwards() -> None:
     able = kernels_run(16, 1, torch.float32, torch.device("cpu"))
-    if not (able and native.library("sampling", "-O3", "-fopenmp")):
+    if not (able and native.library("sampling", "-O3")):
         pytest.skip("needs a C compiler, and a processor with AVX2")
 
 
