@@ -17,41 +17,48 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import psutil
-import torch
 
+_ARM = {"asimd": (16, 1), "asimddp": (16, 20), "bf16": (26, 14)}
+"""Features of ARM processors: the getauxval entry in which Linux lists each, and its bit there."""
 _RUNS = 5
 _BYTES = 2**28
 _SIZE = 2048
 
 
-def describe(device: torch.device, dtype: torch.dtype | None = None) -> str:
+def describe(device: str, dtype: Any = None) -> str:
     """Describe in one line: processor or GPU, threads, versions, and dtype."""
-    import transformers  # takes seconds to import
+    if device != "cpu":
+        import torch
 
-    if device.type == "cuda":
         hardware = torch.cuda.get_device_name(device)
     else:
         hardware = f"{processor()}, {threads()} threads"
-    number_format = "" if dtype is None else f", {str(dtype).split('.')[-1]}"
-    return f"{hardware}; torch {torch.__version__}, transformers {transformers.__version__}{number_format}"
+    number_format = "" if dtype is None else f", {dtype}"
+    return f"{hardware}; torch {version('torch')}, transformers {version('transformers')}{number_format}"
 
 
-def read_bandwidth(device: str | torch.device = "cpu", size: int = _BYTES) -> float:
+def read_bandwidth(device: str = "cpu", size: int = _BYTES) -> float:
     """Measure the read bandwidth of all threads, in bytes per second, with a sum over `size` bytes.
 
     `size` should exceed the caches. To bound the time to read weights, pass their size, so that caches have the same
     effect.
     """
+    import torch
+
     values = torch.ones(size // 8, dtype=torch.int64, device=device)  # the sum of integers is vectorized
     return size / _best(values.sum, device)
 
 
-def matrix_rate(dtype: torch.dtype = torch.bfloat16, device: str | torch.device = "cpu", size: int = _SIZE) -> float:
+def matrix_rate(dtype: str = "bfloat16", device: str = "cpu", size: int = _SIZE) -> float:
     """Measure floating-point operations per second of a product of two `size` x `size` matrices (2 size³ of them)."""
-    left, right = (torch.rand(size, size, device=device).to(dtype) for _ in range(2))
+    import torch
+
+    left, right = (torch.rand(size, size, device=device).to(getattr(torch, dtype)) for _ in range(2))
     return 2 * size**3 / _best(lambda: left @ right, device)
 
 
@@ -60,22 +67,26 @@ def limit(weight_bytes: float, operations: float, bandwidth: float, rate: float)
     return max(weight_bytes / bandwidth, operations / rate)
 
 
-def _best(work: Callable[[], object], device: str | torch.device) -> float:
+def _best(work: Callable[[], object], device: str) -> float:
     """Return the seconds of the fastest run, after a warm-up run."""
+    import torch
+
     times = []
     with torch.inference_mode():
         for _ in range(_RUNS + 1):
             began = time.perf_counter()
             work()
-            if torch.device(device).type == "cuda":
+            if device != "cpu":
                 torch.cuda.synchronize(device)
             times.append(time.perf_counter() - began)
     return min(times[1:])
 
 
-def free_memory(device: torch.device) -> int:
+def free_memory(device: str) -> int:
     """Return the free bytes of a device, within the container's limit on the CPU."""
-    if device.type == "cuda":
+    if device != "cpu":
+        import torch
+
         return int(torch.cuda.mem_get_info(device)[0])
     return min(int(psutil.virtual_memory().available), sys.maxsize, *map(_free_in_group, control_groups()))
 
@@ -85,7 +96,8 @@ def give_back() -> None:
 
     glibc keeps freed allocations below 32 MiB, which includes most weights of a model."""
     gc.collect()
-    if torch.cuda.is_available():
+    torch = sys.modules.get("torch")  # without it, no memory of a GPU is held
+    if torch is not None and torch.cuda.is_available():
         torch.cuda.empty_cache()
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # not every C library has it
@@ -119,45 +131,41 @@ def control_groups() -> list[Path]:
     return [_GROUPS / group for group in (inner, *inner.parents)]
 
 
-_chosen: int | None = None
-_calling = threading.local()
+_process: int | None = None
+_of_thread = threading.local()
 
 
 def choose_threads(count: int | None) -> None:
-    """Set the number of threads that compute in this process; None follows what the process may use."""
-    global _chosen
-    _chosen = count
-    fit_threads()
+    """Set the number of threads that compute in this process; None means all that it may use."""
+    global _process
+    _process = count
 
 
 def use_threads(count: int | None) -> None:
-    """Set the number of threads that compute for the calling Python thread; None is the number of the process."""
-    _calling.count = count
+    """Set the number of threads for the forward passes that the calling thread starts; None: as for the process."""
+    _of_thread.count = count
 
 
 def threads() -> int:
-    """Return the number of threads that compute: as set, or else as many processors as the process may use now.
+    """Return the number of threads for a forward pass that the calling thread starts.
 
-    These are the processors of its affinity, within the CPU quota of its container and OMP_NUM_THREADS.
-    """
-    set_here: int | None = getattr(_calling, "count", None) or _chosen
-    if set_here is not None:
-        return set_here
-    return min(_processors(), _quota(int(time.monotonic())), _omp_limit())
+    If none is set, it is the number of processors in the affinity of the process, at most the CPU quota of its
+    container and OMP_NUM_THREADS."""
+    own: int | None = getattr(_of_thread, "count", None)
+    return own or _process or max(1, min(_processors(), _quota(int(time.monotonic())), _omp_limit()))
 
 
-def fit_threads() -> None:
-    """Give torch the same number of threads, if it is loaded."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.get_num_threads() != (count := threads()):
+def fit_torch() -> None:
+    """Set torch's number of threads to `threads()`."""
+    import torch
+
+    if torch.get_num_threads() != (count := threads()):
         torch.set_num_threads(count)
 
 
 def _processors() -> int:
     """Return the number of processors that the main thread may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(os.getpid()))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(os.getpid())) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @functools.lru_cache(maxsize=1)
@@ -167,8 +175,8 @@ def _quota(second: int) -> int:
 
 
 def _omp_limit() -> int:
-    limit = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    return int(limit) if limit.isdecimal() and int(limit) else sys.maxsize
+    limit = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return int(limit) if limit.isdecimal() else sys.maxsize
 
 
 def _cpu_quota(group: Path) -> float:
@@ -191,3 +199,13 @@ def processor_info(what: str) -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(what)), "")
+
+
+@functools.cache
+def processor_flags() -> frozenset[str]:
+    """Return the features of the processor as Linux names them; on ARM from the bits of getauxval."""
+    if platform.machine() == "aarch64" and sys.platform == "linux":
+        entry = ctypes.CDLL(None).getauxval
+        entry.argtypes, entry.restype = [ctypes.c_ulong], ctypes.c_ulong
+        return frozenset(name for name, (number, bit) in _ARM.items() if entry(number) >> bit & 1)
+    return frozenset(processor_info("flags").split())

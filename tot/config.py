@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from tot.decoders.budget import Budget
-from tot.decoders.decoder import REMOTE, Decoder, find_method
+from tot.decoders.decoder import REMOTE, Decoder, LocalDecoder, find_method
 from tot.decoders.errors import ModelError, OptionError, readable
 from tot.decoders.models.model_names import Quantize, has_chat_template, warn_of_no_template
 from tot.decoders.request import Purpose
@@ -281,8 +281,9 @@ class SearchConfig(BaseModel):
                 "or use a decoder other than openai"
             )
         for one in chosen:
-            dtype = str(getattr(getattr(one, "model", None), "dtype", "torch.float32"))
-            if dtype != "torch.float32":
+            model = one.engine.loaded if isinstance(one, LocalDecoder) else getattr(one, "model", None)
+            dtype = str(getattr(model, "dtype", "float32")).removeprefix("torch.")
+            if dtype != "float32":
                 raise OptionError(f"reproducible runs compute in float32, but this decoder's model is in {dtype}")
         if not any(isinstance(one, str) for one in chosen):
             return self

@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
-
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.radix_cache import RadixCacheFullError
 from tot.decoders.engine.runner import Chunk, Runner
@@ -116,7 +114,7 @@ def _file_of(runner: Runner) -> Path:
     config = runner.loaded.config
     names = ("model_type", "num_hidden_layers", "hidden_size", "intermediate_size", "num_key_value_heads", "vocab_size")
     about = [version("tot"), processor_info("model name"), threads(), runner.backend.name]
-    about += [str(runner.dtype), str(runner.device), runner.backend.weight_bytes]
+    about += [str(runner.dtype), runner.device, runner.backend.weight_bytes]
     about += [getattr(config, name, None) for name in names]
     key = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:24]
     return cache_folder() / "latency" / f"{key}.json"

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tot.decoders.kernels.copies import to_device
 from tot.decoders.kernels.native.shared_prefixes import Run, shared_prefixes, windows
 
 _Array = np.ndarray[Any, Any]
@@ -67,32 +68,37 @@ def bucket(n: int, smallest: int = 1) -> int:
     return -(-n // step) * step
 
 
+class _Cut(NamedTuple):
+    """A block in numbers on the host. Row i of an entry is at position `start + i`, key j at `depth + j`."""
+
+    rows: _Array
+    """(entries * rows,): row numbers."""
+    slots: _Array
+    """(entries, keys): slot numbers."""
+    depth: _Array
+    """(entries,)"""
+    start: _Array
+    """(entries,)"""
+    positions: int
+    """Rows of an entry, or 1 if all rows see the same keys."""
+
+
 def make_blocks(
     runs: Sequence[Run], heads_per_kv: int, dtype: torch.dtype, device: torch.device, window: int | None = None
 ) -> tuple[list[int], tuple[Block, ...]]:
     """Split the attention of `runs` into blocks. Returns the packing order of the runs, and the blocks in row numbers.
 
-    With a `window`, rows attend to that number of tokens, and runs keep their order."""
+    With a `window`, rows attend to that number of tokens, and runs keep their order. All numbers go to the device in
+    one copy."""
     shares, tails = shared_prefixes(runs, _WORTH_SHARING[device.type]) if window is None else windows(runs, window)
-    first_row = np.concatenate([[0], np.cumsum([runs[tail.run].rows for tail in tails])])
+    first_row = np.concatenate([[0], np.cumsum([runs[tail.run].rows for tail in tails], dtype=np.int64)])
     total = int(first_row[-1])
-    lowest = torch.finfo(dtype).min
-
-    def block(entries: int, rows: _Array, slots: _Array, visible: _Array) -> Block:
-        bias = torch.zeros(visible.shape, dtype=dtype).masked_fill_(torch.from_numpy(~visible), lowest)
-        if visible.shape[1] > 1:
-            bias = bias.repeat(1, heads_per_kv, 1)
-        all_rows = len(rows) == total and bool((rows == np.arange(total)).all())
-        row_ids = None if all_rows else torch.from_numpy(rows.astype(np.int64)).to(device)
-        slot_ids = torch.from_numpy(slots.astype(np.int64).reshape(-1)).to(device)
-        return Block(entries, row_ids, slot_ids, bias[:, None].to(device))
-
-    blocks = []
+    cuts = []
     for share in shares:
         keys = bucket(len(share.slots), smallest=64)
-        slots = np.pad(share.slots, (0, keys - len(share.slots)), mode="edge")
-        visible = (np.arange(keys) < len(share.slots))[None, None]
-        blocks.append(block(1, np.arange(first_row[share.first], first_row[share.last]), slots, visible))
+        slots = np.pad(share.slots, (0, keys - len(share.slots)), mode="edge")[None]
+        last = np.array([len(share.slots) - 1])
+        cuts.append(_Cut(np.arange(first_row[share.first], first_row[share.last]), slots, np.zeros_like(last), last, 1))
 
     groups: dict[tuple[int, int, int], list[int]] = defaultdict(list)
     for i, tail in enumerate(tails):
@@ -108,14 +114,25 @@ def make_blocks(
                 for i in members
             ]
         )
-        depth = np.array([tails[i].depth for i in members])[:, None, None]
-        start = np.array([runs[tails[i].run].start for i in members])[:, None, None]
-        position, row = depth + np.arange(keys)[None, None], start + np.arange(rows)[None, :, None]
-        visible = position <= row  # causal; also hides padding
+        depth = np.array([tails[i].depth for i in members])
+        start = np.array([runs[tails[i].run].start for i in members])
+        cuts.append(_Cut((first_row[members][:, None] + np.arange(rows)).reshape(-1), slots, depth, start, rows))
+
+    numbers = [array for cut in cuts for array in (cut.rows, cut.slots.reshape(-1), cut.depth, cut.start)]
+    copy = to_device(np.concatenate([np.zeros(0, dtype=np.int64), *numbers]), torch.int64, device)
+    copies = iter(torch.split(copy, [len(array) for array in numbers]) if numbers else ())
+    blocks = []
+    for cut, row_ids, slot_ids, depths, starts in zip(cuts, copies, copies, copies, copies, strict=True):
+        position = depths[:, None, None] + torch.arange(cut.slots.shape[1], device=device)
+        row = starts[:, None, None] + torch.arange(cut.positions, device=device)[:, None]
+        hidden = position > row  # causal; also hides padding
         if window is not None:
-            visible &= position > row - window
-        row_ids = (first_row[members][:, None] + np.arange(rows)[None]).reshape(-1)
-        blocks.append(block(len(members), row_ids, slots, visible))
+            hidden |= position <= row - window
+        bias = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, torch.finfo(dtype).min)
+        if cut.positions > 1:
+            bias = bias.repeat(1, heads_per_kv, 1)
+        all_rows = len(cut.rows) == total and bool((cut.rows == np.arange(total)).all())
+        blocks.append(Block(len(cut.slots), None if all_rows else row_ids, slot_ids, bias[:, None]))
     return [tail.run for tail in tails], tuple(blocks)
 
 

@@ -6,6 +6,7 @@ captured.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,29 +17,35 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tot.decoders.errors import reason
 from tot.decoders.kernels.attention import ATTENTION, Block, packed_attention
+from tot.decoders.kernels.copies import to_device
 from tot.decoders.kernels.native.shared_prefixes import Run
 from tot.decoders.models.kv_store import SCRATCH
 
+log = logging.getLogger(__name__)
 _MAX_ROWS = 64
 _MAX_BYTES = 2**28
 """Maximum bytes of keys and values that a graph reads, all rows together. Above, blocks read shared prefixes once."""
+_POOL_BYTES = 2**30
+"""Bytes of all graphs of a model above which they are dropped before the next one is captured."""
 _MIN_KEYS = 256
 _WARMUP_FORWARDS = 1
 """Forward passes of a shape before its graph is captured. Capturing takes as long as two forward passes."""
 _capturing = threading.Lock()
 """Torch captures one graph at a time."""
 
+_Numbers = np.ndarray[Any, np.dtype[np.int64]]
 Compute = Callable[..., tuple[Tensor, Tensor | None]]
-"""A function with the signature of `TransformersForward.forward`, whose pieces are blocks."""
+"""A function with the signature of `TransformersForward._compute`, whose pieces are blocks."""
 
 
 class Rows(NamedTuple):
     """The slots that the rows of a small forward pass attend to, padded with unused rows and keys."""
 
-    slots: np.ndarray[Any, np.dtype[np.int64]]
+    slots: _Numbers
     """(rows, keys): slot numbers."""
-    lengths: np.ndarray[Any, np.dtype[np.int64]]
+    lengths: _Numbers
     """(rows,): the number of visible slots."""
 
 
@@ -68,21 +75,24 @@ class GraphedStep:
     def __init__(self, shape: tuple[int, ...], window: int | None, dtype: torch.dtype, device: torch.device) -> None:
         """Allocate inputs for `shape` (rows, keys), and for layers without a window and with this one."""
         rows, keys = shape
-        self._numbers = torch.empty((4, rows), dtype=torch.int64, device=device)
-        """Tokens, positions, slots to write to, and the rows to keep."""
-        self._lengths = torch.empty(rows, dtype=torch.int64, device=device)
-        self._slots = torch.empty(shape, dtype=torch.int64, device=device)
+        self._inputs = torch.zeros(5 * rows + rows * keys, dtype=torch.int64, device=device)
+        self._numbers = self._inputs[: 5 * rows].view(5, rows)
+        """Tokens, positions, slots to write to, the rows to keep, and the numbers of visible slots."""
+        self._slots = self._inputs[5 * rows :]
         self._key_indices = torch.arange(keys, device=device)
         self._biases = torch.tensor([torch.finfo(dtype).min, 0.0], dtype=dtype, device=device)
         self._windows = {None, window}
 
-    def load(self, numbers: Tensor, keep: Tensor, rows: Rows) -> None:
-        """Copy the inputs: `numbers` (3, rows) are tokens, positions and slots to write to; `keep` (kept,) are rows."""
-        self._numbers.zero_()
-        self._numbers[:3, : numbers.shape[1]] = numbers
-        self._numbers[3, : len(keep)] = keep
-        self._lengths.copy_(torch.from_numpy(rows.lengths))
-        self._slots.copy_(torch.from_numpy(rows.slots))
+    def load(self, numbers: _Numbers, keep: _Numbers, rows: Rows) -> None:
+        """Copy the inputs to the device, all at once.
+
+        `numbers` (3, rows) are tokens, positions and slots to write to; `keep` (kept,) are rows."""
+        padded = np.zeros(self._numbers.shape, dtype=np.int64)
+        padded[:3, : numbers.shape[1]] = numbers
+        padded[3, : len(keep)] = keep
+        padded[4] = rows.lengths
+        inputs = np.concatenate([padded.reshape(-1), rows.slots.reshape(-1)])
+        self._inputs.copy_(to_device(inputs, torch.int64, self._inputs.device))
 
     def pieces(self) -> dict[int | None, tuple[Block, ...]]:
         """Return the blocks of the rows' attention, by the sliding window of a layer."""
@@ -90,15 +100,16 @@ class GraphedStep:
 
     def compute(self, compute: Compute, layers: Sequence[int] = ()) -> tuple[Tensor, Tensor | None]:
         """Call `compute` on the inputs, with all padded rows. The first rows of its results are the kept rows."""
-        tokens, positions, write, keep = self._numbers
+        tokens, positions, write, keep, _ = self._numbers
         return compute(tokens[None], positions[None], write, keep, self.pieces(), layers)
 
     def _block(self, window: int | None) -> Block:
-        visible = self._key_indices < self._lengths[:, None]
+        lengths = self._numbers[4, :, None]
+        visible = self._key_indices < lengths
         if window is not None:
-            visible &= self._key_indices >= self._lengths[:, None] - window
+            visible &= self._key_indices >= lengths - window
         bias = self._biases[visible.long()]
-        return Block(len(bias), None, self._slots.view(-1), bias[:, None, None])
+        return Block(len(bias), None, self._slots, bias[:, None, None])
 
 
 class Captured(NamedTuple):
@@ -109,25 +120,30 @@ class Captured(NamedTuple):
 
 
 class Graphs:
-    """The CUDA graphs of one model and its key-value store."""
+    """The CUDA graphs of one model and its key-value store, in at most `_POOL_BYTES` and one graph more."""
 
     def __init__(
         self, compute: Compute, window: int | None, dtype: torch.dtype, device: torch.device, bytes_a_key: int
     ) -> None:
         self._compute = compute
+        self._device = device
         self._bytes_a_key = bytes_a_key
         self._make = partial(GraphedStep, window=window, dtype=dtype, device=device)
         self._captured: dict[tuple[int, ...], Captured] = {}
         self._requests: Counter[tuple[int, ...]] = Counter()
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool: Any = None
         """The memory pool of all graphs, which never run at the same time."""
+        self._pool_bytes = 0
+        self._failed = False
+        """Whether a capture has failed. Forward passes then run without graphs."""
 
     def cut(self, runs: Sequence[Run]) -> Rows | None:
         """Return the slots that a graph reads for these runs, or None if they cannot use a graph, or not yet."""
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         if (
-            ALL_ATTENTION_FUNCTIONS[ATTENTION] is not packed_attention
+            self._failed
+            or ALL_ATTENTION_FUNCTIONS[ATTENTION] is not packed_attention
             or (rows := cut_rows(runs, self._bytes_a_key)) is None
         ):
             return None  # attention is replaced, such as for profiling, and parts of a graph can't be timed
@@ -135,7 +151,7 @@ class Graphs:
         return rows if self._requests[rows.slots.shape] > _WARMUP_FORWARDS else None
 
     def forward(
-        self, numbers: Tensor, keep: Tensor, rows: Rows, layers: Sequence[int] = ()
+        self, numbers: _Numbers, keep: _Numbers, rows: Rows, layers: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
         """Compute the logits and states of the kept rows from the inputs of `GraphedStep.load`.
 
@@ -146,17 +162,42 @@ class Graphs:
             step.load(numbers, keep, rows)
             logits, states = step.compute(self._compute, layers)
             if not layers:
-                self._captured[shape] = self._capture(step)
+                self._add(shape, step)
             return logits[:count], None if states is None else states[:count]
         captured = self._captured[shape]
         captured.step.load(numbers, keep, rows)
         captured.graph.replay()
         return captured.logits[:count].clone(), None
 
+    def _add(self, shape: tuple[int, ...], step: GraphedStep) -> None:
+        """Capture the graph of a shape. Drop all graphs first if they take too much memory."""
+        if self._pool_bytes > _POOL_BYTES:
+            self._drop()
+        try:
+            self._captured[shape] = self._capture(step)
+        except RuntimeError as error:  # out of memory, or an operation that no graph can hold
+            log.warning("a CUDA graph can't be captured, so decoding is slower: %s", reason(error))
+            self._failed = True
+            self._drop()
+
+    def _drop(self) -> None:
+        """Free the graphs. Their pool is freed only as a whole, and not while one of them runs."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self._captured.clear()
+        self._requests.clear()
+        self._pool, self._pool_bytes = None, 0
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def _capture(self, step: GraphedStep) -> Captured:
         """Capture a step that ran once, so that libraries have allocated their workspaces."""
         graph = torch.cuda.CUDAGraph()
         # thread_local: other threads may use the GPU during the capture
-        with _capturing, torch.cuda.graph(graph, self._pool, capture_error_mode="thread_local"):
-            logits, _ = step.compute(self._compute)
+        with _capturing:
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            reserved = torch.cuda.memory_reserved(self._device)
+            with torch.cuda.graph(graph, self._pool, capture_error_mode="thread_local"):
+                logits, _ = step.compute(self._compute)
+            self._pool_bytes += max(0, torch.cuda.memory_reserved(self._device) - reserved)
         return Captured(step, graph, logits)

@@ -1,11 +1,9 @@
-"""The key-value store of a backend: a pair of tensors per layer, allocated once."""
+"""The key-value store of a backend: a pair of arrays per layer, allocated once."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
-
-import torch
-from torch import Tensor
 
 from tot.decoders.models.shapes import Heads
 
@@ -14,23 +12,20 @@ SCRATCH = 0
 
 
 class Store(NamedTuple):
-    """Keys and values, one tensor (kv_heads, slots, head_dim) per layer."""
+    """Keys and values, one array (kv_heads, slots, head_dim) per layer."""
 
-    keys: tuple[Tensor, ...]
-    values: tuple[Tensor, ...]
+    keys: tuple[Any, ...]
+    values: tuple[Any, ...]
 
     @classmethod
-    def allocate(cls, config: Any, slots: int, dtype: torch.dtype, device: torch.device) -> Store:
-        """Allocate `slots` slots, including SCRATCH."""
+    def allocate(cls, config: Any, slots: int, empty: Callable[[tuple[int, int, int]], Any]) -> Store:
+        """Allocate `slots` slots, including SCRATCH. `empty` makes an array of a shape, for numpy or torch."""
         heads = Heads.of(config)
 
-        def tensors() -> tuple[Tensor, ...]:
-            layers = [
-                torch.empty((heads.kv, slots, heads.dim), dtype=dtype, device=device)
-                for _ in range(config.num_hidden_layers)
-            ]
-            for tensor in layers:
-                tensor[:, SCRATCH] = 0
+        def arrays() -> tuple[Any, ...]:
+            layers = [empty((heads.kv, slots, heads.dim)) for _ in range(config.num_hidden_layers)]
+            for array in layers:
+                array[:, SCRATCH] = 0
             return tuple(layers)
 
-        return cls(tensors(), tensors())
+        return cls(arrays(), arrays())

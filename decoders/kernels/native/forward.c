@@ -68,6 +68,7 @@ static void apply_rope(float *head, const float *norm, float epsilon, const floa
 }
 
 static int64_t max_int64(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t min_int64(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static int64_t batch_units_size(const Model *m, const Batch *b) {
     return units_size(&b->tiles, m->kv_heads, m->heads / m->kv_heads);
@@ -111,8 +112,8 @@ static Scratch scratch_at(float *memory, const Model *m, const Batch *b) {
     const int64_t query_width = m->heads * HEAD_DIM, max_width = max_width_of(m), rows = b->rows;
     const int64_t stats = STATS * (max_width / GROUP + 1), prepared = 2 * max_width + stats;
     Scratch s = {.own_floats = (FEW_ROWS * prepared + 15) / 16 * 16};
-#define PLACE(type, field, count)             \
-    s.field = (type)(memory + s.floats);      \
+#define PLACE(type, field, count)                                                                                      \
+    s.field = (type)(memory + s.floats);                                                                               \
     s.floats += ((count) + 15) / 16 * 16;
     PLACE(Step *, steps, steps_of(m, b) * (int64_t)(sizeof(Step) / sizeof(float)))
     PLACE(void *, units, batch_units_size(m, b) / (int64_t)sizeof(float))
@@ -169,9 +170,9 @@ static Inputs prepare(const Job *job, Worker *worker, const void *rows, int64_t 
     const int64_t count = job->batch->rows, groups = STATS * (width / GROUP);
     float *normed = s->normed, *stats = s->stats;
     Input *input = s->input;
-#define PREPARE(r)                                                                                                  \
-    prepare_row(job->model, (const char *)rows + (r) * row_bytes, norm, width, normed + (r) * width, input + (r) * width, \
-                stats + (r) * groups)
+#define PREPARE(r)                                                                                                     \
+    prepare_row(job->model, (const char *)rows + (r) * row_bytes, norm, width, normed + (r) * width,                   \
+                input + (r) * width, stats + (r) * groups)
     if (count <= FEW_ROWS) {
         const int64_t max_width = max_width_of(job->model);
         normed = s->own + worker->thread * s->own_floats;
@@ -194,7 +195,9 @@ static void copy_states(const Job *job, Worker *worker, int64_t layer) {
                        job->scratch.state + b->keep[kept.from] * hidden, hidden * sizeof(float));
 }
 
-static int64_t units_of(const Matrix *matrix, int64_t unit) { return (strips_of(matrix) + unit - 1) / unit; }
+static int64_t units_of(const Matrix *matrix, int64_t unit) {
+    return (strips_of(matrix) + unit - 1) / unit;
+}
 
 // Units of strips that a thread takes at once: more if they are small.
 static int64_t most_units(const Matrix *matrix, int64_t unit, int64_t rows) {
@@ -203,11 +206,9 @@ static int64_t most_units(const Matrix *matrix, int64_t unit, int64_t rows) {
 }
 
 // For each span of a product's strips, in units of `unit` strips.
-#define EACH_STRIPS(span, matrix, unit)                                                                             \
-    for (Span span = {0}; next_span(&worker, LINEAR, units_of(matrix, unit),                    \
-                                    most_units(matrix, unit, rows), &span);)
-
-static int64_t min_int64(int64_t a, int64_t b) { return a < b ? a : b; }
+#define EACH_STRIPS(span, matrix, unit)                                                                                \
+    for (Span span = {0};                                                                                              \
+         next_span(&worker, LINEAR, units_of(matrix, unit), most_units(matrix, unit, rows), &span);)
 
 // The heads [from, to) of the product of queries, keys and values: rotate queries and keys, and keep keys and values.
 static void place_heads(const Job *job, const Layer *layer, int64_t from, int64_t to) {
@@ -253,7 +254,8 @@ static void run_layers(void *argument, int thread) {
         Inputs input = prepare(job, &worker, s->state, hidden * sizeof(float), layer->norm_in, hidden,
                                units_of(&layer->qkv, HEAD_STRIPS));
         EACH_STRIPS(span, &layer->qkv, HEAD_STRIPS) {
-            const int64_t first = span.from * HEAD_STRIPS, last = min_int64(span.to * HEAD_STRIPS, strips_of(&layer->qkv));
+            const int64_t first = span.from * HEAD_STRIPS;
+            const int64_t last = min_int64(span.to * HEAD_STRIPS, strips_of(&layer->qkv));
             multiply(&layer->qkv, input.numbers, input.stats, rows, STORE, s->qkv, qkv_width, first, last);
             place_heads(job, layer, first * STRIP / HEAD_DIM, min_int64(last * STRIP, qkv_width) / HEAD_DIM);
         }
@@ -273,7 +275,8 @@ static void run_layers(void *argument, int thread) {
         input = prepare(job, &worker, s->state, hidden * sizeof(float), layer->norm_mlp, hidden,
                         units_of(&layer->gate_up, GATE_STRIPS));
         EACH_STRIPS(span, &layer->gate_up, GATE_STRIPS) {
-            const int64_t first = span.from * GATE_STRIPS, last = min_int64(span.to * GATE_STRIPS, strips_of(&layer->gate_up));
+            const int64_t first = span.from * GATE_STRIPS;
+            const int64_t last = min_int64(span.to * GATE_STRIPS, strips_of(&layer->gate_up));
             multiply(&layer->gate_up, input.numbers, input.stats, rows, GATE, s->gated, inner, first, last);
             if (INPUT(s->gated, s->gated_input) != (void *)s->gated)
                 for (int64_t r = 0; r < rows; r++)

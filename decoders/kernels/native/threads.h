@@ -1,5 +1,5 @@
-// Work in steps: threads take spans of a step's units from a counter, and begin the next step once all units are
-// finished, by whomever. A slow thread takes fewer, and nobody waits for a thread that holds none.
+// Work in steps. Threads take spans of a step's units from a counter, so a slow thread takes fewer. The next step begins
+// once all units are finished, so a thread that holds none delays no other.
 
 #pragma once
 

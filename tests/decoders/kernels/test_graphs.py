@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tot.decoders import Request, Sampling, load_decoder
+from tot.decoders import LocalDecoder, Request, Sampling, load_decoder
 from tot.decoders.engine.recording import recording
-from tot.decoders.kernels import graphs
+from tot.decoders.kernels import backend as kernels_backend
+from tot.decoders.kernels import graphs, module
 from tot.decoders.kernels.attention import attend_blocks, make_blocks
 from tot.decoders.kernels.graphs import GraphedStep, cut_rows
+from tot.decoders.kernels.module import TransformersForward
 from tot.decoders.kernels.native.shared_prefixes import Run
 
 CPU = torch.device("cpu")
@@ -39,7 +42,7 @@ def test_separate_rows_attend_to_the_same_keys_as_blocks(shapes: list[tuple[int,
     assert rows is not None
     count = sum(run.rows for run in runs)
     step = GraphedStep(rows.slots.shape, window, torch.float32, CPU)
-    step.load(torch.zeros((3, count), dtype=torch.int64), torch.arange(count), rows)
+    step.load(np.zeros((3, count), dtype=np.int64), np.arange(count), rows)
     keys, values = torch.randn(2, 2, 800, 16)
     query = torch.randn(4, len(rows.lengths), 16)
     whole = attend_blocks(query[:, :count], keys, values, blocks, 0.3)
@@ -64,6 +67,96 @@ def test_larger_keys_allow_fewer_rows() -> None:
         fits, more = limit // bytes_a_key // 16, 2 * limit // bytes_a_key // 16
         assert cut_rows(runs_of(*[(fits, 1)] * 16), bytes_a_key) is not None
         assert cut_rows(runs_of(*[(more, 1)] * 16), bytes_a_key) is None
+
+
+class Replay:
+    """Computes a step again into the same buffer, as a CUDA graph does."""
+
+    def __init__(self, again: Callable[[], torch.Tensor]) -> None:
+        self.again, self.logits = again, again()
+
+    def replay(self) -> None:
+        self.logits.copy_(self.again())
+
+
+class ReplayedGraphs(graphs.Graphs):
+    """Graphs on the CPU, each of which takes a quarter of the pool."""
+
+    def __init__(self, backend: TransformersForward, error: Exception | None = None) -> None:
+        super().__init__(backend._compute, backend._window, torch.float32, CPU, 1024)
+        self.error = error
+        self.held: list[int] = []
+        """Number of graphs held before each capture."""
+
+    def _capture(self, step: GraphedStep) -> graphs.Captured:
+        if self.error is not None:
+            raise self.error
+        replay = Replay(lambda: step.compute(self._compute)[0].clone())
+        self._pool_bytes += 2**28
+        self.held.append(len(self._captured))
+        return graphs.Captured(step, replay, replay.logits)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def replayed(
+    make_model: Callable[..., Any], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., tuple[LocalDecoder, ReplayedGraphs]]]:
+    """Open a decoder of a family whose small forwards are replayed on the CPU."""
+    monkeypatch.setattr(kernels_backend, "native_forward", lambda *given: None)
+    monkeypatch.setattr(module, "kernel_for", lambda *given: None)
+    with ExitStack() as stack:
+
+        def make(family: str, error: Exception | None = None) -> tuple[LocalDecoder, ReplayedGraphs]:
+            model = make_model(family, readable=True)
+            decoder = stack.enter_context(load_decoder("ar", model, tokenizer=tokenizer, kv_budget=6000))
+            backend = decoder.engine.runner.backend
+            assert isinstance(backend, TransformersForward)
+            made = backend._graphs = ReplayedGraphs(backend, error)
+            return decoder, made
+
+        yield make
+
+
+REQUESTS = [
+    Request(prompt=f"the {i} in an {'ab ' * i}", sampling=Sampling(n=3, temperature=1.0, max_tokens=20, seed=i))
+    for i in range(3)
+]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_replayed_steps_write_the_same_texts_as_plain_forwards(
+    family: str, replayed: Callable[..., tuple[LocalDecoder, ReplayedGraphs]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder, made = replayed(family)
+    texts = [one.tokens for one in decoder.generate(REQUESTS)]
+    assert made.held
+    monkeypatch.setattr(graphs, "_WARMUP_FORWARDS", 10**9)
+    decoder.engine.reset()
+    count = len(made.held)
+    assert [one.tokens for one in decoder.generate(REQUESTS)] == texts
+    assert len(made.held) == count
+
+
+def test_graphs_are_dropped_once_they_take_more_than_their_pool(
+    replayed: Callable[..., tuple[LocalDecoder, ReplayedGraphs]],
+) -> None:
+    decoder, made = replayed("llama")
+    made._pool_bytes = graphs._POOL_BYTES - 2**28
+    for samples in (1, 2, 4, 8, 16):  # each a shape of its own
+        sampling = Sampling(n=samples, max_tokens=6, temperature=1.0, ignore_eos=True)
+        decoder.generate([Request(prompt="an", sampling=sampling)])
+    assert made.held[:3] == [0, 1, 0]  # the first two fill the pool
+    assert made.held[3:] == [*range(1, len(made.held) - 2)]
+    assert made._pool_bytes == (len(made.held) - 2) * 2**28
+
+
+def test_a_failed_capture_costs_no_request(replayed: Callable[..., tuple[LocalDecoder, ReplayedGraphs]]) -> None:
+    decoder, made = replayed("llama", RuntimeError("CUDA out of memory"))
+    texts = [one.tokens for one in decoder.generate(REQUESTS)]
+    assert made._failed
+    assert made.cut(runs_of((40, 1))) is None
+    decoder.engine.reset()
+    assert [one.tokens for one in decoder.generate(REQUESTS)] == texts
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -91,6 +184,6 @@ def test_graphs_write_the_same_texts_as_plain_forwards(
     monkeypatch.setattr(graphs.Graphs, "_capture", lambda *given: captured.append(1) or capture(*given))
     quick = {method: texts(method) for method in ("ar", "sd", "seed")}
     assert captured
-    monkeypatch.setattr(graphs, "_ASKED", 10**9)
+    monkeypatch.setattr(graphs, "_WARMUP_FORWARDS", 10**9)
     plain = texts("ar")
     assert quick == dict.fromkeys(quick, plain)

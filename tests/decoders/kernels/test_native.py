@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 from tot.decoders.errors import OptionError
 from tot.decoders.kernels.native import compiling, tiles
@@ -40,7 +42,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def made() -> ctypes.CDLL:
     """Load sampling.c like a new process."""
     native._opened.cache_clear()
-    functions = native.library("sampling", *OPTIONS)
+    current = native.level()
+    functions = native._opened("sampling", *OPTIONS, *(() if current is None else current.options))
     assert functions is not None
     assert functions.draw
     return functions
@@ -150,8 +153,8 @@ def test_missing_processor_features_are_logged_once(
         monkeypatch.setattr(module, "processor_flags", lambda: frozenset({"avx2", "sse4_2"}))
     with caplog.at_level(logging.INFO):
         for _ in range(2):
-            assert not tiles.kernels_run(64, 1, torch.float32, torch.device("cpu"))
-    problem = "this processor lacks f16c, fma, so attention in torch.float32 uses torch, which is slower"
+            assert not tiles.kernels_run(64, 1, np.dtype(np.float32), "cpu")
+    problem = "this processor lacks f16c, fma, so attention in float32 uses torch, which is slower"
     assert caplog.messages == [problem]
 
 
@@ -202,7 +205,7 @@ def make_folder(library: Path) -> None:
 
 
 def need_missing_library(library: Path) -> None:
-    """Link against a missing library, as without libgomp. An older glibc fails in the same call."""
+    """Link against a missing library, as an old system may. An older glibc fails in the same call."""
     folder = library.parent
     subprocess.run(["cc", "-shared", "-x", "c", "/dev/null", "-o", str(folder / "libmissing.so")], check=True)
     options = ("-Wl,--no-as-needed", f"-L{folder}", "-lmissing")
@@ -219,7 +222,8 @@ def ready(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     library = Path(made()._name)
     (tmp_path / BUILT).mkdir()
     placed = library.replace(tmp_path / BUILT / library.name)
-    (tmp_path / "sampling.c").write_bytes(source("sampling"))
+    for file in ("sampling.c", "threads.h", "waiting.h"):
+        shutil.copy(compiling.SOURCES / file, tmp_path)
     for module in (native, compiling):
         monkeypatch.setattr(module, "SOURCES", tmp_path)
     forget()
@@ -288,20 +292,20 @@ def test_a_library_in_the_wheel_is_not_compiled(cache: Path, tmp_path: Path, mon
 # -- arguments of C functions ---------------------------------------------------------------------------------------
 
 
-def test_c_gets_contiguous_cpu_tensors_of_the_expected_dtype_only() -> None:
-    numbers = torch.arange(12.0).view(3, 4)
-    assert native.address(numbers, torch.float32) == numbers.data_ptr()
-    assert native.address(numbers[:, 1:3], torch.float32, strided=True) == numbers.data_ptr() + 4
-    for wrong, strided in (
-        (numbers.double(), False),
-        (numbers.T, False),
-        (numbers[:, ::2], True),
-        (numbers[:, 1:], False),
-    ):
-        with pytest.raises(TypeError, match=r"contiguous tensor of torch.float32 on the CPU, and got torch.float"):
-            native.address(wrong, torch.float32, strided)
-    with pytest.raises(TypeError, match="on meta"):
-        native.address(numbers.to("meta"), torch.float32)
+def test_c_gets_contiguous_arrays_of_the_expected_dtype_only() -> None:
+    numbers = np.arange(12, dtype=np.float32).reshape(3, 4)
+    assert native.address(numbers, np.float32) == numbers.ctypes.data
+    for wrong in (numbers.astype(np.float64), numbers.T, numbers[:, ::2], numbers[:, 1:]):
+        with pytest.raises(TypeError, match=r"contiguous array of float32, and got float"):
+            native.address(wrong, np.float32)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (0,), (7,), (1, 1, 1)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int64])
+def test_new_arrays_begin_at_a_cache_line(shape: tuple[int, ...], dtype: Any) -> None:
+    made = native.empty(shape, dtype)
+    assert (made.shape, made.dtype, made.flags.c_contiguous, made.flags.writeable) == (shape, dtype, True, True)
+    assert made.ctypes.data % 64 == 0 or not made.size
 
 
 def test_a_library_with_other_structure_sizes_is_not_called(

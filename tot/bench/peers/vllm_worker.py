@@ -14,6 +14,7 @@ from typing import Any
 
 def serve(replies: Any) -> None:
     """The first command loads the model; each other command has waves to run."""
+    import torch
     import vllm  # type: ignore[import-not-found,unused-ignore]
 
     load = json.loads(sys.stdin.readline())
@@ -23,6 +24,7 @@ def serve(replies: Any) -> None:
         max_model_len=load["context"],
         enable_prefix_caching=True,
         skip_tokenizer_init=True,
+        **share_of_free_memory(torch),
     )
     replies({"about": f"vLLM {vllm.__version__}, {load['dtype']}"})
     for line in sys.stdin:
@@ -34,6 +36,14 @@ def serve(replies: Any) -> None:
             replies({"seconds": time.perf_counter() - began, "tokens": tokens})
         except Exception as error:  # the benchmark continues without this side  # noqa: BLE001
             replies({"error": f"{type(error).__name__}: {error}"})
+
+
+def share_of_free_memory(torch: Any) -> dict[str, float]:
+    """Return vLLM's option for the memory of a GPU. It refuses to start on more than other sides leave free."""
+    if not torch.cuda.is_available():
+        return {}
+    free, total = torch.cuda.mem_get_info()
+    return {"gpu_memory_utilization": 0.8 * free / total}
 
 
 def draw(vllm: Any, model: Any, wave: list[dict[str, Any]]) -> int:
