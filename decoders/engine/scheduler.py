@@ -70,19 +70,22 @@ class Scheduler:
         self._cache = cache
         self._chunk = chunk
 
-    def admit(self) -> None:
-        """Pause requests until the next step fits, then admit requests while their reservations fit."""
+    def admit(self) -> list[Job]:
+        """Pause requests until the next step fits, then admit requests while their reservations fit. Return these."""
         self._make_room()
+        admitted: list[Job] = []
         reserved = sum(_growth(job, _AHEAD) for job in self.running)
         while self.waiting:
             job = self.waiting[0]
             head = job.text[:-1]
             growth = _growth(job, _AHEAD)
             if self._cache.live + self._cache.new_slots(head) + reserved + growth > self._cache.capacity:
-                return
+                break
             job.branch, job.head = self._cache.open(head), 0
             reserved += growth
             self.running.append(self.waiting.popleft())
+            admitted.append(job)
+        return admitted
 
     def _make_room(self) -> None:
         """Pause the youngest requests until the next step of the others fits."""

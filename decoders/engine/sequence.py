@@ -160,6 +160,8 @@ class Job:
     """Cost of the requests of the same purpose."""
     computed: int = 0
     """Prompt tokens computed for this job, including those computed again after a pause."""
+    kept: bool = False
+    """Whether its prompt was computed and given to the prefix cache."""
     paused: bool = False
     """Whether it was paused. A job is paused at most once."""
     started: float = field(default_factory=time.monotonic)

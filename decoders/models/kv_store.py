@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,3 +37,25 @@ class Store(NamedTuple):
             return tuple(layers)
 
         return cls(tensors(), tensors())
+
+    def bytes_of(self, slots: int) -> int:
+        """Return the size of `slots` slots, in bytes."""
+        return sum(len(array) * slots * array.shape[2] for array in self._arrays)
+
+    def read(self, slots: Sequence[int]) -> bytes:
+        """Return a copy of the keys and values in slots."""
+        return b"".join(array[:, slots].tobytes() for array in self._arrays)
+
+    def write(self, slots: Sequence[int], content: memoryview) -> None:
+        """Set the keys and values in slots to what `read` returned for as many slots."""
+        start = 0
+        for array in self._arrays:
+            shape = len(array), len(slots), array.shape[2]
+            size = math.prod(shape)
+            array[:, slots] = np.frombuffer(content[start : start + size], dtype=np.uint8).reshape(shape)
+            start += size
+
+    @property
+    def _arrays(self) -> Iterator[np.ndarray[Any, np.dtype[np.uint8]]]:
+        """The bytes of keys and values, (kv_heads, slots, bytes) for each layer."""
+        return (array.view(torch.uint8).numpy() for array in (*self.keys, *self.values))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ class Weights(Mapping[str, "Tensor | Whole"]):
     """Weights by name."""
 
     shapes: Mapping[str, Shape]
+    files: Sequence[Path] = ()
+    """The files that hold the weights, if they are in files."""
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.shapes)
@@ -76,7 +78,8 @@ class FolderWeights(Weights):
         if config.tie_word_embeddings:
             self._stored[HEAD] = EMBEDDING
         self._files = _files_of(folder, set(self._stored.values()))
-        for path in set(self._files.values()):
+        self.files = sorted(set(self._files.values()))
+        for path in self.files:
             with safe_open(path, "pt") as file:
                 for name in (name for name, holder in self._files.items() if holder == path):
                     _check_shape(name, tuple(file.get_slice(name).get_shape()), self.shapes[name])
@@ -131,6 +134,7 @@ class GGUFWeights(Weights):
         self.folder = folder
         """The folder for packed weights."""
         self.shapes = weight_shapes(config)
+        self.files = [path, folder / "model.safetensors"]
         self._path, self._config = path, config
         stored = load_file(folder / "model.safetensors")
         if config.tie_word_embeddings and EMBEDDING in stored:

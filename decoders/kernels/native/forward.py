@@ -7,10 +7,12 @@ transformers module.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from ctypes import POINTER, Structure, byref, c_double, c_float, c_int64, c_void_p, sizeof
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -30,6 +32,7 @@ from tot.decoders.kernels.native.packing import (
     room_for,
 )
 from tot.decoders.kernels.native.tiles import SIZES, CTiles, Tiles, kernels_run, make_tiles
+from tot.decoders.machine import processor
 from tot.decoders.models.kv_store import Store
 from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.models.rotary import RotaryTable
@@ -178,6 +181,17 @@ class NativeForward:
     @property
     def name(self) -> str:
         return f"C, weights kept in {self.weights}"
+
+    @property
+    def store(self) -> Store | None:
+        """The keys and values, once they are allocated."""
+        return self._store
+
+    @property
+    def code(self) -> str:
+        """Identifies what computes keys and values from weights: the library, the number formats, the processor."""
+        seal = Path(self._functions._name).read_bytes()[-hashlib.sha256().digest_size :]
+        return f"{seal.hex()} {self.weights} {self._dtype} {processor()}"
 
     @property
     def weight_bytes(self) -> float:
