@@ -11,45 +11,54 @@ import functools
 import gc
 import logging
 import math
+import os
 import platform
 import sys
+import threading
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import psutil
-import torch
 
+_ARM = {"asimd": (16, 1), "asimddp": (16, 20), "bf16": (26, 14)}
+"""Features of ARM processors: the getauxval entry in which Linux lists each, and its bit there."""
 _RUNS = 5
 _BYTES = 2**28
 _SIZE = 2048
 
 
-def describe(device: torch.device, dtype: torch.dtype | None = None) -> str:
+def describe(device: str, dtype: Any = None) -> str:
     """Describe in one line: processor or GPU, threads, versions, and dtype."""
-    import transformers  # takes seconds to import
+    if device != "cpu":
+        import torch
 
-    if device.type == "cuda":
         hardware = torch.cuda.get_device_name(device)
     else:
-        hardware = f"{processor()}, {torch.get_num_threads()} threads"
-    number_format = "" if dtype is None else f", {str(dtype).split('.')[-1]}"
-    return f"{hardware}; torch {torch.__version__}, transformers {transformers.__version__}{number_format}"
+        hardware = f"{processor()}, {threads()} threads"
+    number_format = "" if dtype is None else f", {dtype}"
+    return f"{hardware}; torch {version('torch')}, transformers {version('transformers')}{number_format}"
 
 
-def read_bandwidth(device: str | torch.device = "cpu", size: int = _BYTES) -> float:
+def read_bandwidth(device: str = "cpu", size: int = _BYTES) -> float:
     """Measure the read bandwidth of all threads, in bytes per second, with a sum over `size` bytes.
 
     `size` should exceed the caches. To bound the time to read weights, pass their size, so that caches have the same
     effect.
     """
+    import torch
+
     values = torch.ones(size // 8, dtype=torch.int64, device=device)  # the sum of integers is vectorized
     return size / _best(values.sum, device)
 
 
-def matrix_rate(dtype: torch.dtype = torch.bfloat16, device: str | torch.device = "cpu", size: int = _SIZE) -> float:
+def matrix_rate(dtype: str = "bfloat16", device: str = "cpu", size: int = _SIZE) -> float:
     """Measure floating-point operations per second of a product of two `size` x `size` matrices (2 size³ of them)."""
-    left, right = (torch.rand(size, size, device=device).to(dtype) for _ in range(2))
+    import torch
+
+    left, right = (torch.rand(size, size, device=device).to(getattr(torch, dtype)) for _ in range(2))
     return 2 * size**3 / _best(lambda: left @ right, device)
 
 
@@ -58,22 +67,26 @@ def limit(weight_bytes: float, operations: float, bandwidth: float, rate: float)
     return max(weight_bytes / bandwidth, operations / rate)
 
 
-def _best(work: Callable[[], object], device: str | torch.device) -> float:
+def _best(work: Callable[[], object], device: str) -> float:
     """Return the seconds of the fastest run, after a warm-up run."""
+    import torch
+
     times = []
     with torch.inference_mode():
         for _ in range(_RUNS + 1):
             began = time.perf_counter()
             work()
-            if torch.device(device).type == "cuda":
+            if device != "cpu":
                 torch.cuda.synchronize(device)
             times.append(time.perf_counter() - began)
     return min(times[1:])
 
 
-def free_memory(device: torch.device) -> int:
+def free_memory(device: str) -> int:
     """Return the free bytes of a device, within the container's limit on the CPU."""
-    if device.type == "cuda":
+    if device != "cpu":
+        import torch
+
         return int(torch.cuda.mem_get_info(device)[0])
     return min(int(psutil.virtual_memory().available), sys.maxsize, *map(_free_in_group, control_groups()))
 
@@ -83,7 +96,8 @@ def give_back() -> None:
 
     glibc keeps freed allocations below 32 MiB, which includes most weights of a model."""
     gc.collect()
-    if torch.cuda.is_available():
+    torch = sys.modules.get("torch")  # without it, no memory of a GPU is held
+    if torch is not None and torch.cuda.is_available():
         torch.cuda.empty_cache()
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # not every C library has it
@@ -117,14 +131,28 @@ def control_groups() -> list[Path]:
     return [_GROUPS / group for group in (inner, *inner.parents)]
 
 
-def fit_threads() -> None:
-    """Limit torch's threads to the CPU quota of the container.
+_of_thread = threading.local()
+
+
+def threads() -> int:
+    """Return the number of threads for a forward pass in C that the calling thread starts."""
+    own: int | None = getattr(_of_thread, "count", None)
+    return own or _usable()
+
+
+def use_threads(count: int | None) -> None:
+    """Set the number of threads for the forward passes that the calling thread starts; None: all usable ones."""
+    _of_thread.count = count
+
+
+def _usable() -> int:
+    """Return the number of processors that this process may use, at most OMP_NUM_THREADS.
 
     Threads synchronize many times in a forward pass; with fewer processors than threads they mostly wait."""
-    allowed = math.ceil(min((_cpu_quota(group) for group in control_groups()), default=sys.maxsize))
-    if allowed < torch.get_num_threads():
-        log.info("using %d threads, the CPU quota of this container", allowed)
-        torch.set_num_threads(allowed)
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    quota = math.ceil(min((_cpu_quota(group) for group in control_groups()), default=sys.maxsize))
+    return max(1, min(processors, quota, int(limit) if limit.isdigit() else sys.maxsize))
 
 
 def _cpu_quota(group: Path) -> float:
@@ -147,3 +175,13 @@ def processor_info(what: str) -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(what)), "")
+
+
+@functools.cache
+def processor_flags() -> frozenset[str]:
+    """Return the features of the processor as Linux names them; on ARM from the bits of getauxval."""
+    if platform.machine() == "aarch64" and sys.platform == "linux":
+        entry = ctypes.CDLL(None).getauxval
+        entry.argtypes, entry.restype = [ctypes.c_ulong], ctypes.c_ulong
+        return frozenset(name for name, (number, bit) in _ARM.items() if entry(number) >> bit & 1)
+    return frozenset(processor_info("flags").split())

@@ -199,7 +199,7 @@ class Completion:
     """For each step, if the decoder records it: (position, guesses for the tokens from there). `jacobi` records the
     guesses that a step verified, `fastcot` the remaining ones."""
     states: Any = field(default=None, compare=False)
-    """(tokens, requested layers, hidden), a float16 tensor on the CPU: the hidden states that each of `tokens` was
+    """(tokens, requested layers, hidden), a float16 array: the hidden states that each of `tokens` was
     sampled from. Has an additional row if the token after the text was evaluated, so the last row is at the end of the
     text if the model or `keep_stop` ended it."""
 
@@ -207,9 +207,9 @@ class Completion:
         """Concatenate this completion and its continuation `more`."""
         joined: dict[str, Any] = {name: getattr(self, name) + getattr(more, name) for name in _JOINED}
         if self.states is not None and more.states is not None:
-            from torch import cat  # torch is loaded if there are states
+            from numpy import concatenate
 
-            joined["states"] = cat([self.states[: len(self.tokens)], more.states])
+            joined["states"] = concatenate([self.states[: len(self.tokens)], more.states])
         return replace(more, **joined)
 
     @property

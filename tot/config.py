@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from tot.decoders.budget import Budget
-from tot.decoders.decoder import REMOTE, Decoder, find_method
+from tot.decoders.decoder import REMOTE, Decoder, LocalDecoder, find_method
 from tot.decoders.errors import ModelError, OptionError, readable
 from tot.decoders.models.model_names import Quantize, has_chat_template, warn_of_no_template
 from tot.decoders.request import Purpose
@@ -84,7 +84,7 @@ class SearchConfig(BaseModel):
     kv_budget: str | None = Field(None, description="Size of the key-value cache, in tokens or bytes (1.5GiB).")
     prefix_cache: bool = Field(
         True,
-        description="Keep the beginnings of prompts on disk (tot cache), so that later runs need not compute them again.",
+        description="Keep computed prompts in the cache folder, so that later runs start sooner.",
     )
     search: Any = Field(
         None,
@@ -286,8 +286,8 @@ class SearchConfig(BaseModel):
                 "or use a decoder other than openai"
             )
         for one in chosen:
-            dtype = str(getattr(getattr(one, "model", None), "dtype", "torch.float32"))
-            if dtype != "torch.float32":
+            dtype = str(one.engine.loaded.dtype) if isinstance(one, LocalDecoder) else "float32"
+            if dtype != "float32":
                 raise OptionError(f"reproducible runs compute in float32, but this decoder's model is in {dtype}")
         if not any(isinstance(one, str) for one in chosen):
             return self

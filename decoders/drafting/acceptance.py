@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from tot.decoders.drafting.drafters import Draft
-from tot.decoders.engine.sampling import Draw, Raw, Read, Sampled, distribution, noise_key
+from tot.decoders.engine.sampling import Draw, Raw, Read, Sampled, distribution, noise_key, read
 
+Array = np.ndarray[Any, np.dtype[np.float64]]
 _ACCEPTANCE = 0x5DEECE66D1CE4E5B
 """Separates the noise of acceptance from the noise of drawing."""
 
@@ -55,16 +56,16 @@ class Rejection(Coupled):
         tokens = [draft.tokens[child] for child in children]
         accepted, residual = reject(target, tokens, draft.weights.get(node), uniform)
         token = tokens[accepted] if accepted is not None else _draw_token(residual, uniform())
-        logprob = float(sampled.logits[token] - sampled.logits.logsumexp(-1))
+        logprob = read(sampled.logits[None], [token])[0].logprob
         return Sampled(token, logprob, states=sampled.states), None if accepted is None else children[accepted]
 
 
 def reject(
-    target: Tensor,
+    target: Array,
     candidates: Sequence[int],
-    draft: Tensor | None,
+    draft: Array | None,
     uniform: Callable[[], float],
-) -> tuple[int | None, Tensor]:
+) -> tuple[int | None, Array]:
     """Return the index of the accepted candidate, or None and the distribution to draw from instead.
 
     `target` p and `draft` q are (vocab,) probabilities; `candidates` were drawn from q in this order. Without q, the
@@ -73,27 +74,27 @@ def reject(
     p, q = target, draft
     for index, x in enumerate(candidates):
         if q is None:
-            point = torch.zeros_like(p)
+            point = np.zeros_like(p)
             point[x] = 1.0
         proposal = point if q is None else q
         if uniform() * float(proposal[x]) < float(p[x]):  # u < p(x) / q(x)
             return index, p
-        p = _normalised((p - proposal).clamp_(min=0.0), p)  # Leviathan et al., eq. 4
+        p = _normalised(np.maximum(p - proposal, 0.0), p)  # Leviathan et al., eq. 4
         if q is not None:
-            q = q.clone()
+            q = q.copy()
             q[x] = 0.0
             q = _normalised(q, q)  # the next candidate was drawn from the rest
     return None, p
 
 
-def _normalised(weights: Tensor, otherwise: Tensor) -> Tensor:
+def _normalised(weights: Array, otherwise: Array) -> Array:
     total = weights.sum()
     return weights / total if float(total) > 0 else otherwise
 
 
-def _draw_token(probabilities: Tensor, uniform: float) -> int:
+def _draw_token(probabilities: Array, uniform: float) -> int:
     """Return the token at which the cumulative probability exceeds `uniform`."""
     cumulative = probabilities.cumsum(-1)
-    token = int(torch.searchsorted(cumulative, uniform * float(cumulative[-1]), right=True))
-    support = probabilities.nonzero()[:, 0]
+    token = int(np.searchsorted(cumulative, uniform * float(cumulative[-1]), side="right"))
+    support = probabilities.nonzero()[0]
     return int(support[-1]) if token > int(support[-1]) else token

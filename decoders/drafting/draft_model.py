@@ -5,17 +5,18 @@ It shares the target's noise, so it guesses the token that the target is most li
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
-from torch.nn.functional import pad
+import numpy as np
 
 from tot.decoders.drafting.drafters import Draft, DraftContext, Drafter
 from tot.decoders.drafting.planner import SpeculationPlanner
 from tot.decoders.engine.radix_cache import Branch, RadixCacheFullError
 from tot.decoders.engine.runner import Chunk, Runner
-from tot.decoders.engine.sampling import candidates, distribution
+from tot.decoders.engine.sampling import candidates, distribution, read
 from tot.decoders.errors import ModelError
 from tot.decoders.kernels.backend import Backend
 from tot.decoders.kernels.native.forward import Quantization
@@ -174,7 +175,7 @@ class ModelDrafter(Drafter):
         for tip, row, draw in zip(frontier, logits, draws, strict=True):
             if contexts[tip.context].weigh and draw.temperature > 0:
                 missing = self.vocabulary - len(row)  # tokens that only the target has
-                drafts[tip.context].weights[tip.node] = pad(distribution(row, draw), (0, missing))
+                drafts[tip.context].weights[tip.node] = np.pad(distribution(row, draw), (0, missing))
         top_tokens: list[list[int]] = [[] for _ in frontier]
         widths = [contexts[tip.context].widths[depth] for tip in frontier]
         for width in sorted(set(widths)):
@@ -183,7 +184,8 @@ class ModelDrafter(Drafter):
                 top_tokens[i] = tokens
         if not weigh:
             return [(tokens, 0) for tokens in top_tokens]
-        confidence = (logits.amax(-1) - logits.logsumexp(-1)).exp().mul_(9.99).nan_to_num_(0.0).int().tolist()
+        best = read(logits, logits.argmax(-1).tolist())
+        confidence = [0 if math.isnan(token.logprob) else int(9.99 * math.exp(token.logprob)) for token in best]
         return list(zip(top_tokens, confidence, strict=True))
 
     def end(self, key: int) -> None:

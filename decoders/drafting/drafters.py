@@ -8,9 +8,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from torch import Tensor
+import numpy as np
 
 from tot.decoders.drafting.planner import SpeculationPlanner
 from tot.decoders.engine.runner import Runner
@@ -49,7 +49,7 @@ class Draft:
     """By node: the expected probability that all tokens up to it are accepted. 1 without a planner."""
     levels: dict[int, Hashable] = field(default_factory=dict)
     """By node whose children a model drafted: the kind of that forward. It succeeds if a child is accepted."""
-    weights: dict[int, Tensor] = field(default_factory=dict)
+    weights: dict[int, np.ndarray[Any, np.dtype[np.float64]]] = field(default_factory=dict)
     """By node (-1 for the text's end): the probabilities that its children were drawn with, (vocab of the target,)."""
     probes: list[list[int]] = field(default_factory=list)
     """Token sequences to feed after the text's end, beside the tree. The target draws a token after each; probes are

@@ -9,9 +9,6 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import torch
-from torch import nn
-
 from tot.decoders.errors import OptionError
 from tot.decoders.models.loaded import LoadedModel
 
@@ -32,6 +29,9 @@ def first_layers(loaded: LoadedModel, layers: int | None = None) -> LoadedModel:
     config._attn_implementation = "eager"  # the backend sets its own; this is a copy of the target's
 
     def load() -> Any:
+        import torch
+        from torch import nn
+
         model = loaded.model
         with torch.device("meta"):
             shallow = type(model)(config)

@@ -20,15 +20,13 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
-
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.radix_cache import RadixCacheFullError
 from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.engine.sampling import Draw, read
 from tot.decoders.errors import TaskError
 from tot.decoders.files import others_could_write, write_json
-from tot.decoders.machine import processor_info
+from tot.decoders.machine import processor_info, threads
 from tot.decoders.models.gguf_cache import cache_folder
 
 ROWS = (1, 4, 8, 16, 64)
@@ -115,8 +113,8 @@ def _file_of(runner: Runner) -> Path:
     """The file of a measurement in the cache folder."""
     config = runner.loaded.config
     names = ("model_type", "num_hidden_layers", "hidden_size", "intermediate_size", "num_key_value_heads", "vocab_size")
-    about = [version("tot"), processor_info("model name"), torch.get_num_threads(), runner.backend.name]
-    about += [str(runner.dtype), str(runner.device), runner.backend.weight_bytes]
+    about = [version("tot"), processor_info("model name"), threads(), runner.backend.name]
+    about += [str(runner.dtype), runner.device, runner.backend.weight_bytes]
     about += [getattr(config, name, None) for name in names]
     key = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:24]
     return cache_folder() / "latency" / f"{key}.json"

@@ -74,8 +74,8 @@ def _load_drafter(draft: Any, named: bool, engine: Engine) -> ModelDrafter:
     loaded = open_model(
         draft,
         tokenizer=None if named else target.tokenizer,
-        dtype=str(target.dtype).removeprefix("torch.") if named else "auto",
-        device=str(target.device),
+        dtype=target.dtype.name if named else "auto",
+        device=target.device,
         unread=engine.runner.quantize == "gguf",
     )
     check_vocabulary(loaded.tokenizer, target.tokenizer)

@@ -18,8 +18,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import torch
-
 from tot.decoders.budget import Meter, Metrics
 from tot.decoders.engine.last_open import LastOpen
 from tot.decoders.engine.output import Output
@@ -31,7 +29,6 @@ from tot.decoders.engine.sequence import BatchDrafter, Handle, Job, PolicyFactor
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.errors import ModelError, RequestError, TotError
 from tot.decoders.kernels.native.forward import Quantization
-from tot.decoders.machine import fit_threads
 from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.request import FinishReason, Purpose, Request
 from tot.decoders.timeline import LANE, Load, Span, Timeline, recorded, span
@@ -63,13 +60,12 @@ class Engine:
         owned: bool = False,
         prefix_cache: bool = False,
     ) -> None:
-        fit_threads()
         self._loaded: LoadedModel | None = loaded
         self._owned = owned
         self.runner = Runner(loaded, kv_budget, quantize)
         self.cache = self.runner.cache
         self._prefixes = PrefixCache.open(loaded, self.runner.backend, self.cache) if prefix_cache else None
-        self.codec = TextCodec(loaded.tokenizer, loaded.generation_config, int(loaded.config.vocab_size))
+        self.codec = TextCodec(loaded.tokenizer, loaded.end_ids, int(loaded.config.vocab_size))
         self.chunk = chunk
         self.forwards = 0
         self.accounts: defaultdict[Purpose, Metrics] = defaultdict(Metrics)
@@ -225,7 +221,6 @@ class Engine:
                 for future, _ in self._calls:
                     future.set_exception(self._broken)
 
-    @torch.inference_mode()
     def _loop(self) -> None:
         while self._receive():
             for job in self._scheduler.admit():

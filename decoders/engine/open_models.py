@@ -24,8 +24,6 @@ from tot.decoders.models.model_names import find_model, gguf_text, model_key
 from tot.decoders.models.supported import LLAMA_LIKE
 
 if TYPE_CHECKING:
-    import torch
-
     from tot.decoders.models.model_names import Quantize
 
 log = logging.getLogger(__name__)
@@ -48,25 +46,25 @@ def open_engine(
             except OptionError as error:  # unsupported layers, or too little free memory
                 log.info("cannot compute with the quantized weights of %s, so they are dequantized: %s", model, error)
         return _open(model, tokenizer, dtype, device, kv_budget, None, prefix_cache)
-    if quantize != "none" and (kind := _device(model, device).type) != "cpu":
+    if quantize != "none" and (kind := _device(model, device).partition(":")[0]) != "cpu":
         raise OptionError(f"quantize={quantize} runs on the CPU only, and the device is {kind}: leave quantize out")
-    kind = None if quantize == "none" else quantize
-    return _open(model, tokenizer, dtype, device, kv_budget, kind, prefix_cache)
+    quantization = None if quantize == "none" else quantize
+    return _open(model, tokenizer, dtype, device, kv_budget, quantization, prefix_cache)
 
 
 def _uses_file_quantization(model: Any, dtype: str, device: str) -> bool:
     """Return whether to compute with the quantized weights of a .gguf file. Decided before the slow loading."""
-    if dtype != "auto" or not isinstance(model, str | Path) or _device(model, device).type != "cpu":
+    if dtype != "auto" or not isinstance(model, str | Path) or _device(model, device) != "cpu":
         return False
     path = find_model(model)
     supported = path.suffix == ".gguf" and gguf_text(path, "general.architecture") in LLAMA_LIKE
     return supported and level() is not None and library(*SAMPLING) is not None
 
 
-def _device(model: Any, device: str) -> torch.device:
+def _device(model: Any, device: str) -> str:
     """Return the device of a model. A model object stays on its device by default."""
     if device == "auto" and not isinstance(model, str | Path):
-        return model.device  # type: ignore[no-any-return]
+        return str(model.device)
     return resolve_device(device)
 
 

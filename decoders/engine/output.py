@@ -10,9 +10,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import torch
+import numpy as np
 from tokenizers.decoders import DecodeStream
-from torch import Tensor
 
 from tot.decoders.engine.sampling import Draw, Sampled
 from tot.decoders.engine.text import TextCodec
@@ -27,7 +26,7 @@ class Output:
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         """Log-probability of each token."""
-        self.states: list[Tensor | None] = []
+        self.states: list[np.ndarray[Any, np.dtype[np.float16]] | None] = []
         """Hidden states of each token, and of the token after the text if that was sampled."""
         self.finish_reason: FinishReason | None = None
         self.choice_logprobs: tuple[ChoiceLogprob, ...] = ()
@@ -61,6 +60,11 @@ class Output:
     @property
     def text(self) -> str:
         return "".join(part.text for part in self.parts) + self._text
+
+    @property
+    def first(self) -> int:
+        """Number of tokens drawn before this part."""
+        return self._first
 
     @property
     def room(self) -> int:
@@ -175,7 +179,7 @@ class Output:
             choice_logprobs=self.choice_logprobs,
             parts=parts,
             trajectory=tuple(self.trajectory),
-            states=torch.stack(states) if (states := [row for row in self.states if row is not None]) else None,
+            states=np.stack(states) if (states := [row for row in self.states if row is not None]) else None,
         )
 
     def _part(self) -> Part:

@@ -4,8 +4,8 @@ A prompt is cut into blocks of 64 tokens, with one file each. A file is named by
 computes it, and of all tokens up to the end of its block. So a prompt finds the blocks that it shares with any earlier
 prompt, such as demonstrations, a system prompt or tool descriptions. Loaded and computed numbers are equal bit for bit.
 
-Files are written by a thread, and the least recently used ones are deleted. The cache is optional: a file or folder that
-can't be used costs time, never a request.
+Files are written by a thread, and the least recently used ones are deleted. The cache is optional: a file or folder
+that can't be used costs time, never a request.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class PrefixCache:
 
     def load(self, branch: Branch) -> None:
         """Load the blocks of a branch that are not computed, up to the first one that has no file."""
-        tokens, computed = self._cache.tokens(branch), self._cache.computed_length(branch)
+        tokens, computed, now = self._cache.tokens(branch), self._cache.computed_length(branch), time.time_ns()
         for number, path in enumerate(self._paths(tokens)):
             block = slice(number * BLOCK, (number + 1) * BLOCK)
             if block.stop <= computed:
@@ -99,24 +99,23 @@ class PrefixCache:
                 return
             self._store.write(branch.slots[block], content)
             self._cache.mark_computed(branch.slots[block])
-            _touch(path, number)
+            _set_used(path, now, number)
 
     def save(self, branch: Branch, new: int) -> None:
-        """Write the blocks of a computed prompt, of which `new` tokens were new, if it begins like no earlier prompt."""
+        """Write the blocks of a computed prompt with `new` new tokens, if it begins like no earlier prompt."""
         if new < max(_MIN_TOKENS, len(branch) / 2) or not self._prompts_left:
             return
         self._prompts_left -= 1
         most = _MAX_BYTES // _PROMPT_SHARE // self._size
-        tokens = self._cache.tokens(branch)
-        blocks = []
+        tokens, now, blocks = self._cache.tokens(branch), time.time_ns(), []
         for number, path in enumerate(islice(self._paths(tokens), most)):
             block = slice(number * BLOCK, (number + 1) * BLOCK)
             if path.exists():
-                _touch(path, number)
+                _set_used(path, now, number)
             else:
                 rest = _packed(tokens[block]) + self._store.read(branch.slots[block])
                 blocks.append((number, path, rest))
-        writer = threading.Thread(target=self._write, args=[blocks], name="tot-prefixes", daemon=True)
+        writer = threading.Thread(target=self._write, args=[blocks, now], name="tot-prefixes", daemon=True)
         self._writers.append(writer)
         writer.start()
 
@@ -152,20 +151,20 @@ class PrefixCache:
             path.unlink()
         return None
 
-    def _write(self, blocks: Sequence[tuple[int, Path, bytes]]) -> None:
+    def _write(self, blocks: Sequence[tuple[int, Path, bytes]], now: int) -> None:
         """Write files, each complete or not at all, and delete the least recently used ones."""
         try:
             for number, path, rest in blocks:
                 with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".", delete=False) as file:
+                    unfinished = Path(file.name)
                     try:
                         file.write(_HEADER.pack(_FORMAT, zlib.crc32(rest)))
                         file.write(rest)
                         file.close()
-                        os.replace(file.name, path)
-                    except BaseException:
-                        os.unlink(file.name)
-                        raise
-                _touch(path, number)
+                        unfinished.replace(path)
+                    finally:
+                        unfinished.unlink(missing_ok=True)
+                _set_used(path, now, number)
             self._evict()
         except OSError as error:
             self._prompts_left = 0
@@ -173,14 +172,17 @@ class PrefixCache:
 
     def _evict(self) -> None:
         """Delete the least recently used files until the rest is within the limit."""
-        with os.scandir(self._folder) as entries:
-            files = sorted((state.st_mtime_ns, state.st_size, entry.path) for entry in entries if (state := entry.stat()))
+        files = []
+        for path in self._folder.iterdir():
+            with suppress(FileNotFoundError):  # another process has just deleted it
+                state = path.lstat()
+                files.append((state.st_mtime_ns, state.st_size, path))
         used = sum(size for _, size, _ in files)
         limit = min(_MAX_BYTES, (used + shutil.disk_usage(self._folder).free) // _DISK_SHARE)
-        for _, size, path in files:
+        for _, size, path in sorted(files):
             if used <= limit:
                 return
-            Path(path).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
             used -= size
 
 
@@ -188,8 +190,8 @@ def _packed(tokens: Sequence[int]) -> bytes:
     return np.array(tokens, dtype=np.int32).tobytes()
 
 
-def _touch(path: Path, number: int) -> None:
-    """Mark the file of a block as used now. Later blocks, which are useless alone, are evicted first."""
-    now = time.time_ns() - number * 1_000_000
+def _set_used(path: Path, now: int, number: int) -> None:
+    """Mark the file of a block as used. Later blocks of a prompt, which are useless alone, count as older."""
+    used = now - number * 1_000_000
     with suppress(OSError):
-        os.utime(path, ns=(now, now))
+        os.utime(path, ns=(used, used))

@@ -13,6 +13,7 @@ Layers are wrapped only during a recording.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,12 +21,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import torch
-from torch import nn
-
 from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import TotError
-from tot.decoders.kernels.attention import ATTENTION, packed_attention
 from tot.decoders.timeline import LANE, Span, Timeline, timed
 
 
@@ -36,16 +33,16 @@ def recording(engine: Engine, timeline: Timeline | None = None) -> Iterator[Time
     On a GPU, each part is synchronized to get its own time. Raises RequestError if the engine is closed.
     """
     timeline = timeline or Timeline(clock_of(engine.runner.device), detailed=True)
-    wrapped: list[tuple[nn.Linear, Any, Any]] = []
+    wrapped: list[tuple[Any, Any, Any]] = []
     began = 0.0
 
     def start() -> None:
         nonlocal began
         module = engine.runner.backend.module  # the C backend records its own parts
         for layer in () if module is None else module.modules():
-            if isinstance(layer, nn.Linear):
+            if isinstance(layer, sys.modules["torch"].nn.Linear):
                 original, wrapper = vars(layer).get("forward"), timed("linear", layer.forward)
-                layer.forward = wrapper  # type: ignore[method-assign]
+                layer.forward = wrapper
                 wrapped.append((layer, original, wrapper))
         _time_attention(+1)
         engine.timeline = timeline
@@ -59,7 +56,7 @@ def recording(engine: Engine, timeline: Timeline | None = None) -> Iterator[Time
             if vars(layer).get("forward") is wrapper:  # the engine may have restored the layer
                 del layer.forward
                 if original is not None:
-                    layer.forward = original  # type: ignore[method-assign]
+                    layer.forward = original
 
     engine.call(start)  # between two steps
     try:
@@ -82,16 +79,20 @@ def _time_attention(change: int) -> None:
         if not before or not _active[0]:
             from transformers import AttentionInterface
 
+            from tot.decoders.kernels.attention import ATTENTION, packed_attention
+
             AttentionInterface.register(
                 ATTENTION, timed("attention", packed_attention) if _active[0] else packed_attention
             )
 
 
-def clock_of(device: torch.device) -> Callable[[], float]:
+def clock_of(device: str) -> Callable[[], float]:
     """Return a clock in seconds that first waits for all work queued on the device."""
-    return partial(_synchronized, device) if device.type == "cuda" else time.perf_counter
+    return partial(_synchronized, device) if device != "cpu" else time.perf_counter
 
 
-def _synchronized(device: torch.device) -> float:
+def _synchronized(device: str) -> float:
+    import torch
+
     torch.cuda.synchronize(device)
     return time.perf_counter()

@@ -13,8 +13,6 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from tot.decoders.engine.radix_cache import Branch, RadixCache
 from tot.decoders.engine.sampling import Read, Sampled, read
@@ -25,10 +23,10 @@ from tot.decoders.kernels.native.shared_prefixes import Run
 from tot.decoders.machine import free_memory
 from tot.decoders.models.kv_store import SCRATCH
 from tot.decoders.models.loaded import LoadedModel
-from tot.decoders.models.shapes import slot_bytes
+from tot.decoders.models.shapes import Array, slot_bytes
 
-_MEMORY_SHARE = {"cpu": 0.25, "cuda": 0.5}
-"""Share of free memory for keys and values if no budget is given; a draft model takes its share of the rest."""
+_CPU_SHARE, _GPU_SHARE = 0.25, 0.5
+"""Shares of free memory for keys and values if no budget is given; a draft model takes its share of the rest."""
 _MOST_TOKENS = 2**20
 """Limit of the default budget: a search needs fewer tokens, and each takes space in the cache's tables."""
 _UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
@@ -53,15 +51,15 @@ class Chunk:
 class Forward:
     """The result of one forward."""
 
-    logits: Tensor
-    """(rows read, vocab), float32."""
+    logits: Any
+    """(rows read, vocab), float32; a torch tensor on a GPU, otherwise an array."""
     rows: list[list[int]]
     """For each chunk, the row of `logits` of each of its reads."""
     own_from: list[int]
     """For each chunk, the first position that it computed; the cache or another chunk has those before."""
     layers: Sequence[int] = ()
-    states: Tensor | None = None
-    """(rows read, layers, hidden), float16 on the CPU."""
+    states: Array | None = None
+    """(rows read, layers, hidden), float16."""
 
     def sample(self, chunks: Sequence[Chunk], layers: Sequence[Sequence[int]] = ()) -> list[list[Sampled]]:
         """Serve the reads of the chunks. Returns one list per chunk, with the states of its `layers`."""
@@ -117,7 +115,9 @@ class Runner:
         """Return the slots of a budget in tokens (a number) or bytes ("1.5GiB"); default: a share of free memory."""
         free = free_memory(self.device)
         if budget is None:
-            capacity = min(_MOST_TOKENS, int(_MEMORY_SHARE[self.device.type] * free // self.slot_bytes))
+            capacity = min(
+                _MOST_TOKENS, int((_CPU_SHARE if self.device == "cpu" else _GPU_SHARE) * free // self.slot_bytes)
+            )
         elif isinstance(budget, str) and not budget.strip().isdigit():
             match = re.fullmatch(r"\s*([\d.]+)\s*([kmg]i?b)\s*", budget, re.IGNORECASE)
             try:
@@ -182,7 +182,7 @@ class Runner:
 
     def _run(
         self, runs: list[Run], writes: list[list[int]], reads: list[tuple[int, int]], layers: Sequence[int]
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Any, Array | None]:
         """Pack the rows of `runs`. Returns logits (rows read, vocab), and states if `layers` is not empty."""
         order: list[int]
         pieces: Any  # a type of the backend
@@ -192,8 +192,8 @@ class Runner:
         tokens = [token(slot) for run in order for slot in runs[run].path[runs[run].start :].tolist()]
         positions = [position for run in order for position in range(runs[run].start, len(runs[run].path))]
         write = [slot for run in order for slot in writes[run]]
-        rows = torch.tensor([tokens, positions, write])
-        keep = torch.tensor([first[run] + offset for run, offset in reads], dtype=torch.int64)
-        logits, states = self.backend.forward(rows[:1], rows[1:2], rows[2], keep, pieces, layers)
-        limit = torch.finfo(torch.float16).max
-        return logits, None if states is None else states.clamp(-limit, limit).half().cpu()
+        rows = np.array([tokens, positions, write], dtype=np.int64)
+        keep = np.array([first[run] + offset for run, offset in reads], dtype=np.int64)
+        logits, states = self.backend.forward(rows, keep, pieces, layers)
+        limit = np.finfo(np.float16).max
+        return logits, None if states is None else states.clip(-limit, limit).astype(np.float16)

@@ -12,17 +12,16 @@ import math
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from tot.decoders.kernels.copies import to_device
 from tot.decoders.kernels.native.compiling import SAMPLING
-from tot.decoders.kernels.native.library import address, library
+from tot.decoders.kernels.native.library import address, empty, library
+from tot.decoders.machine import threads
+from tot.decoders.models.shapes import Array
 
-_BITS = 24
-_MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-6, 1e38
+MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-6, 1e38
 """Temperatures up to the minimum are greedy: dividing by less would overflow float32. Larger ones are clamped."""
 _DRAW = struct.Struct("ffdqq")
 """The layout of `Draw` in sampling.c."""
@@ -55,10 +54,10 @@ class Sampled(NamedTuple):
 
     token: int
     logprob: float
-    logits: Tensor | None = None
+    logits: Array | None = None
     """The row, (vocab,) in float32, if `Raw` requested it. Without a draw, the token is 0."""
-    states: Tensor | None = None
-    """(layers, hidden) in float16 on the CPU: the states that the token was drawn from, if requested."""
+    states: Array | None = None
+    """(layers, hidden) in float16: the states that the token was drawn from, if requested."""
 
 
 def noise_key(draw: Draw) -> int:
@@ -67,129 +66,105 @@ def noise_key(draw: Draw) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
 
 
-def _mix(words: Tensor) -> Tensor:
-    """Murmur3's finaliser, a bijection of 32-bit words (int32: products wrap, masks make shifts logical)."""
-    words = words ^ ((words >> 16) & 0xFFFF)
-    words *= -0x7A143595  # 0x85EBCA6B
-    words ^= (words >> 13) & 0x7FFFF
-    words *= -0x3D4D51CB  # 0xC2B2AE35
-    words ^= (words >> 16) & 0xFFFF
+@lru_cache(maxsize=4)
+def _token_hashes(size: int) -> Array:
+    """Return the hash of every token id, the part of the noise that all rows share: Murmur3's finaliser."""
+    words = np.arange(size, dtype=np.uint32)
+    words ^= words >> 16
+    words *= np.uint32(0x85EBCA6B)
+    words ^= words >> 13
+    words *= np.uint32(0xC2B2AE35)
+    words ^= words >> 16
     return words
 
 
-@lru_cache(maxsize=4)
-def _token_hashes(size: int, device: torch.device) -> Tensor:
-    """Return the hash of every token id: the part of the noise that all rows share."""
-    return _mix(torch.arange(size, dtype=torch.int32, device=device))
-
-
-def _gaps(keys: Tensor, hashes: Tensor) -> Tensor:
-    """Return 24 uniform bits for (key, hashed token id), int32; shapes broadcast."""
-    low, high = keys.to(torch.int32), (keys >> 32).to(torch.int32)
-    words = _mix(hashes ^ low)
-    words ^= high
-    words *= -0x61C88647  # 0x9E3779B9
-    gaps: Tensor = (words ^ ((words >> 15) & 0x1FFFF)) & (2**_BITS - 1)
-    return gaps
-
-
-def _noise(gaps: Tensor) -> Tensor:
-    """Gumbel noise in float64: -log(-log(u)), u = 1 - (gap + 1/2) / 2^24."""
-    return -torch.log(-torch.log1p(-(gaps.double() + 0.5) / 2**_BITS))
-
-
-def gumbel(keys: Tensor, tokens: Tensor) -> Tensor:
-    """Gumbel noise in float64 for (key, token id) pairs; `keys` are int64 from `noise_key`, shapes broadcast."""
-    return _noise(_gaps(keys, _mix(tokens.to(torch.int32))))
-
-
-def read(logits: Tensor, reads: Sequence[Read]) -> list[Sampled]:
-    """Serve one read per row. `logits` is (rows, vocab) in float32.
+def read(logits: Any, reads: Sequence[Read]) -> list[Sampled]:
+    """Serve one read per row. `logits` is (rows, vocab) in float32: an array, or a torch tensor on any device.
 
     Rows that are not finite give NaN log-probabilities. Ties at temperature 0 go to the token with the lowest id.
     """
     targets = [target.draw or target if isinstance(target, Raw) else target for target in reads]
-    functions = _functions(logits)
-    tokens, logprobs = _read_by_torch(logits, targets) if functions is None else _read(functions, logits, targets)
-    rows = [logits[i] if isinstance(target, Raw) else None for i, target in enumerate(reads)]
+    functions, logits = _compiled(), _on_cpu(logits)
+    if functions is not None and isinstance(logits, np.ndarray):
+        tokens, logprobs = _read(functions, logits, targets)
+    else:
+        tokens, logprobs = _reference().read(logits, targets)
+    rows = [_row(logits, i) if isinstance(target, Raw) else None for i, target in enumerate(reads)]
     return list(map(Sampled, tokens, logprobs, rows))
 
 
-def candidates(logits: Tensor, draws: Sequence[Draw], count: int) -> list[list[int]]:
+def candidates(logits: Any, draws: Sequence[Draw], count: int) -> list[list[int]]:
     """Return the top `count` tokens of each row by filtered logits / T + G; `read` would draw the first.
 
-    `logits` is (rows, vocab) in float32. A row has fewer tokens if the filters leave fewer. At temperature 0 the tokens
-    are the most likely ones.
+    `logits` is as for `read`. A row has fewer tokens if the filters leave fewer. At temperature 0 the tokens are the
+    most likely ones.
     """
-    return [[token for token in row if token >= 0] for row in _top_tokens(logits, draws, count).tolist()]
+    functions, logits = _compiled(), _on_cpu(logits)
+    if functions is not None and isinstance(logits, np.ndarray):
+        tokens = _draw(functions, logits, draws, count)
+    else:
+        tokens = _reference().top_tokens(logits, draws, count)
+    return [[token for token in row if token >= 0] for row in tokens.tolist()]
 
 
-def distribution(logits: Tensor, draw: Draw) -> Tensor:
+def distribution(logits: Any, draw: Draw) -> Array:
     """Return the probability of drawing each token, (vocab,) in float64: after temperature, filtered, renormalised."""
-    if draw.temperature <= _MIN_TEMPERATURE:
-        point = torch.zeros_like(logits, dtype=torch.float64)
-        point[logits.argmax()] = 1.0
-        return point
-    return _prepare(logits[None], [draw])[0].double().softmax(-1)
+    return np.asarray(_reference().distribution(logits, draw).cpu().numpy())
 
 
-def _read(functions: ctypes.CDLL, logits: Tensor, targets: Sequence[Draw | int | Raw]) -> tuple[list[int], list[float]]:
+def _on_cpu(logits: Any) -> Any:
+    """Return a torch tensor on the CPU as an array without copying it, and any other logits as they are."""
+    if isinstance(logits, np.ndarray) or logits.device.type != "cpu":
+        return logits
+    return logits.detach().numpy()
+
+
+def _row(logits: Any, row: int) -> Array:
+    return np.asarray(logits[row] if isinstance(logits, np.ndarray) else logits[row].cpu().numpy())
+
+
+def _reference() -> Any:
+    """Return the module of the torch functions, which is imported where the C functions do not run."""
+    from tot.decoders.engine import sampling_reference
+
+    return sampling_reference
+
+
+def _read(functions: ctypes.CDLL, logits: Array, targets: Sequence[Draw | int | Raw]) -> tuple[list[int], list[float]]:
     """Read tokens and log-probabilities with sampling.c, in few calls because every step does this."""
-    logits = logits.contiguous()
+    logits = np.ascontiguousarray(logits)
     tokens = (ctypes.c_int64 * len(targets))(
         *(target if isinstance(target, int) else -1 if isinstance(target, Draw) else 0 for target in targets)
     )
     logprobs = (ctypes.c_float * len(targets))()
-    hashes, scratch = _token_hashes(logits.shape[1], logits.device), _scratch(logits, targets)
+    scratch = _scratch(logits, targets)
     functions.read_rows(
-        address(logits, torch.float32), *logits.shape, address(hashes, torch.int32),
-        _pack_draws(targets, logits.shape[1]), tokens, logprobs,
-        address(scratch, torch.float32), torch.get_num_threads(),
+        address(logits, np.float32), *logits.shape, address(_token_hashes(logits.shape[1]), np.uint32),
+        pack_draws(targets, logits.shape[1]), tokens, logprobs, address(scratch, np.float32), threads(),
     )  # fmt: skip
     return list(tokens), list(logprobs)
 
 
-def _read_by_torch(logits: Tensor, targets: Sequence[Draw | int | Raw]) -> tuple[list[int], list[float]]:
-    """PyTorch version of `read_rows` in sampling.c. The results return from the device in one copy."""
-    given = [target if isinstance(target, int) else 0 for target in targets]
-    rows = [i for i, target in enumerate(targets) if isinstance(target, Draw)]
-    draws = [target for target in targets if isinstance(target, Draw)]
-    if len(rows) == len(targets):
-        tokens = _top_tokens(logits, draws, 1)[:, 0].clamp_min(0)  # a row of NaN has no best token
-    else:
-        tokens = to_device(given, torch.int64, logits.device)
-        if rows:
-            chosen = to_device(rows, torch.int64, logits.device)
-            tokens = tokens.index_copy(0, chosen, _top_tokens(logits[chosen], draws, 1)[:, 0].clamp_min(0))
-    normaliser = torch.logsumexp(logits, dim=-1)
-    logprobs = logits.gather(1, tokens[:, None])[:, 0] - normaliser
-    logprobs = torch.where(torch.isfinite(normaliser), logprobs, torch.nan)
-    tokens_read, logprobs_read = torch.stack([tokens.double(), logprobs.double()]).tolist()  # exact in float64
-    return list(map(int, tokens_read)), logprobs_read
-
-
-def _top_tokens(logits: Tensor, draws: Sequence[Draw], count: int) -> Tensor:
+def _draw(functions: ctypes.CDLL, logits: Array, draws: Sequence[Draw], count: int) -> Array:
     """Return the top tokens by filtered logits / T + G, (rows, vocab) -> (rows, count); -1 pads shorter rows."""
-    functions = _functions(logits)
-    if functions is None:
-        return _top_tokens_by_torch(logits, draws, count)
-    logits = logits.contiguous()
-    tokens = torch.empty((len(logits), count), dtype=torch.int64)
-    hashes, scratch = _token_hashes(logits.shape[1], logits.device), _scratch(logits, draws)
+    logits, tokens, scratch = (
+        np.ascontiguousarray(logits),
+        empty((len(logits), count), np.int64),
+        _scratch(logits, draws),
+    )
     functions.draw(
-        address(logits, torch.float32), *logits.shape, address(hashes, torch.int32),
-        _pack_draws(draws, logits.shape[1]), count, address(tokens, torch.int64),
-        address(scratch, torch.float32), torch.get_num_threads(),
+        address(logits, np.float32), *logits.shape, address(_token_hashes(logits.shape[1]), np.uint32),
+        pack_draws(draws, logits.shape[1]), count, address(tokens, np.int64), address(scratch, np.float32), threads(),
     )  # fmt: skip
     return tokens
 
 
-def _pack_draws(reads: Sequence[Draw | int | Raw], vocab: int) -> bytes:
+def pack_draws(reads: Sequence[Draw | int | Raw], vocab: int) -> bytes:
     """Pack sampling.c's Draw of each row; zeros for rows without a draw."""
     empty = bytes(_DRAW.size)
     return b"".join(
         _DRAW.pack(
-            _clamped_temperature(target), _log(target.min_p), target.top_p, min(target.top_k, vocab), noise_key(target)
+            clamped_temperature(target), log_of(target.min_p), target.top_p, min(target.top_k, vocab), noise_key(target)
         )
         if isinstance(target, Draw)
         else empty
@@ -197,88 +172,23 @@ def _pack_draws(reads: Sequence[Draw | int | Raw], vocab: int) -> bytes:
     )
 
 
-def _scratch(logits: Tensor, reads: Sequence[Draw | int | Raw]) -> Tensor:
+def _scratch(logits: Array, reads: Sequence[Draw | int | Raw]) -> Array:
     """Return the scratch memory that sampling.c needs for rows with filters, for all threads."""
-    filters = any(isinstance(target, Draw) and _has_filters(target) for target in reads)
-    return torch.empty(torch.get_num_threads() * 4 * logits.shape[1] if filters else 0)
+    filters = any(isinstance(target, Draw) and has_filters(target) for target in reads)
+    return empty((threads() * 4 * logits.shape[1] if filters else 0,), np.float32)
 
 
-def _log(value: float) -> float:
+def log_of(value: float) -> float:
     return math.log(value) if value else -math.inf
 
 
-def _clamped_temperature(draw: Draw) -> float:
+def clamped_temperature(draw: Draw) -> float:
     """Return the clamped temperature; 0 means greedy."""
-    return min(draw.temperature, _MAX_TEMPERATURE) if draw.temperature > _MIN_TEMPERATURE else 0.0
+    return min(draw.temperature, _MAX_TEMPERATURE) if draw.temperature > MIN_TEMPERATURE else 0.0
 
 
-def _has_filters(draw: Draw) -> bool:
-    return _clamped_temperature(draw) > 0 and bool(draw.top_k or draw.top_p < 1 or draw.min_p)
-
-
-def _prepare(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Return the logits divided by the temperatures and filtered. Rows of greedy draws are unchanged."""
-    clamped = [_clamped_temperature(draw) or 1.0 for draw in draws]
-    scaled = logits / to_device(clamped, torch.float32, logits.device)[:, None]
-    rows = [i for i, draw in enumerate(draws) if _has_filters(draw)]
-    if not rows:
-        return scaled
-    if len(rows) == len(draws):
-        return filtered(scaled, draws)
-    chosen = to_device(rows, torch.int64, logits.device)
-    return scaled.index_copy(0, chosen, filtered(scaled[chosen], [draws[i] for i in rows]))
-
-
-def _top_tokens_by_torch(logits: Tensor, draws: Sequence[Draw], count: int) -> Tensor:
-    """PyTorch version of `draw` in sampling.c."""
-    greedy = [i for i, draw in enumerate(draws) if not _clamped_temperature(draw)]
-    drawn = [i for i, draw in enumerate(draws) if _clamped_temperature(draw)]
-    if not drawn:
-        return _most_likely(logits, count)
-    if not greedy:
-        return _drawn(_prepare(logits, draws), draws, count)
-    rows = to_device([*greedy, *drawn], torch.int64, logits.device)
-    chosen = [draws[i] for i in drawn]
-    first, others = logits[rows[: len(greedy)]], logits[rows[len(greedy) :]]
-    top = torch.cat([_most_likely(first, count), _drawn(_prepare(others, chosen), chosen, count)])
-    return torch.empty_like(top).index_copy_(0, rows, top)
-
-
-def _most_likely(logits: Tensor, count: int) -> Tensor:
-    """Return the tokens of the highest logits, (rows, vocab) -> (rows, count); ties go to the lowest id."""
-    if count == 1:
-        best = logits.argmax(-1, keepdim=True)
-    else:
-        best = logits.argsort(stable=True, dim=-1, descending=True)[:, :count]
-    best = torch.where(logits.gather(1, best) > -torch.inf, best, -1)
-    return torch.nn.functional.pad(best, (0, count - best.shape[1]), value=-1)
-
-
-def _drawn(scaled: Tensor, draws: Sequence[Draw], count: int) -> Tensor:
-    """Return the top tokens by `scaled` + G, (rows, vocab) -> (rows, count)."""
-    keys = to_device([noise_key(draw) for draw in draws], torch.int64, scaled.device)
-    width = min(count, scaled.shape[1])
-    largest = scaled.topk(min(8 * count, scaled.shape[1]), dim=-1)
-    scores = largest.values.double() + gumbel(keys[:, None], largest.indices)
-    threshold = scores.topk(width, dim=-1).values[:, -1]  # `width` tokens score at least this
-    # scaled + G >= threshold  <=>  1 - u <= 1 - exp(-w), which is at most w = exp(scaled - threshold).
-    gaps = _gaps(keys[:, None], _token_hashes(scaled.shape[1], scaled.device))
-    bound = threshold.float()
-    bound -= 1e-6 * bound.abs() + 1e-3  # float32 rounds: lower the bound
-    max_gaps = torch.exp(scaled - bound[:, None]).mul_(2.0**_BITS).add_(1)
-    rows, tokens = ((gaps <= max_gaps) & (scaled > -torch.inf)).nonzero(as_tuple=True)
-    order = (scaled[rows, tokens].double() + _noise(gaps[rows, tokens])).argsort(descending=True, stable=True)
-    order = order[rows[order].argsort(stable=True)]  # by row, then best first, ties by token id
-    rows, tokens = rows[order], tokens[order]
-    rank = torch.arange(len(rows), device=rows.device) - torch.searchsorted(rows, rows)
-    top = torch.full((len(scaled), count + 1), -1, device=scaled.device)
-    top[rows, rank.clamp_max(count)] = tokens  # the last column takes all that are not among the first
-    return top[:, :count]
-
-
-def _functions(logits: Tensor) -> ctypes.CDLL | None:
-    """Return the functions of sampling.c if they support these logits, else None."""
-    return _compiled() if logits.device.type == "cpu" and logits.dtype == torch.float32 else None
+def has_filters(draw: Draw) -> bool:
+    return clamped_temperature(draw) > 0 and bool(draw.top_k or draw.top_p < 1 or draw.min_p)
 
 
 @lru_cache(maxsize=1)
@@ -292,48 +202,3 @@ def _compiled() -> ctypes.CDLL | None:
         functions.size_of_draw.restype = number
         assert functions.size_of_draw() == _DRAW.size
     return functions
-
-
-def filtered(scaled: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Return `scaled` (rows, vocab) with -inf for the tokens that top-k, top-p and min-p exclude.
-
-    Top-k keeps ties with the k-th token. Top-p then keeps a token while the larger ones (ties: lower ids) have less
-    than top_p of the remaining probability. `kept_of` in sampling.c applies the same rules.
-    """
-    vocab = scaled.shape[1]
-    limits = to_device(
-        [
-            [(draw.top_k or vocab) for draw in draws],
-            [draw.top_p if draw.top_p < 1 else math.inf for draw in draws],
-            [_log(draw.min_p) for draw in draws],
-        ],
-        torch.float64,
-        scaled.device,
-    )
-    values, order = scaled.sort(descending=True, stable=True, dim=-1)
-    last = limits[0].clamp_max(vocab).long() - 1
-    values = values.masked_fill(values < values.gather(1, last[:, None]), -torch.inf)
-    weights = _weights(values - values[:, :1])
-    before = weights.cumsum(-1) - weights
-    excluded = before >= limits[1, :, None] * weights.sum(-1, keepdim=True)
-    excluded |= values < values[:, :1] + limits[2, :, None].float()  # p < min_p * p_max, in logs
-    return scaled.scatter(1, order, values.masked_fill(excluded, -torch.inf))
-
-
-_POWERS_OF_TWO = (1.5252734e-5, 1.5403530e-4, 1.3333558e-3, 9.6181291e-3, 5.5504109e-2, 2.4022651e-1, 6.9314718e-1, 1.0)
-"""Polynomial coefficients of 2^x for |x| <= 1/2, accurate to 1e-7."""
-
-
-def _weights(below: Tensor) -> Tensor:
-    """Return e^x for x <= 0 in float64, with the operations of `weight` in sampling.c.
-
-    Results are multiples of 2^-35, so sums are exact in any order.
-    """
-    scaled = (below * 1.44269504).clamp_min(-126.0)
-    shifted = scaled + 12582912.0
-    rest = scaled - (shifted - 12582912.0)
-    power = torch.full_like(rest, _POWERS_OF_TWO[0])
-    for factor in _POWERS_OF_TWO[1:]:
-        power = power * rest + factor
-    power = power * ((shifted.view(torch.int32) - 0x4B400000 + 127) << 23).view(torch.float32)
-    return ((power + 2.0**-12) - 2.0**-12).double()

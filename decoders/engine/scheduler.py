@@ -1,8 +1,9 @@
 """Scheduler: chooses which requests run, and the chunks of the next forward.
 
 First come, first served. A pausable request reserves slots for its next tokens only; other requests reserve all the
-slots that they may need. When slots run out, the youngest pausable request returns to the front of the queue. It is
-computed again with all its slots reserved. So each request is paused at most once and always finishes.
+slots that they may need. When slots run out, the youngest pausable request returns to the front of the queue, and its
+text is computed again when slots are free. Each pause doubles its reservation. A request with all of its slots reserved
+is not paused, so each request is paused a few times at most and always finishes.
 
 A step takes up to `chunk` rows of prompts, and the chunks that the policies of requests with computed prompts propose.
 """
@@ -19,8 +20,8 @@ from tot.decoders.engine.sequence import Job
 from tot.decoders.errors import ModelError
 from tot.decoders.timeline import Load
 
-_AHEAD = 256
-"""Number of tokens for which a pausable request reserves slots."""
+_AHEAD = 32
+"""Number of tokens per sample for which a pausable request reserves slots; doubled by each pause."""
 
 
 @dataclass
@@ -74,14 +75,17 @@ class Scheduler:
         """Pause requests until the next step fits, then admit requests while their reservations fit. Return these."""
         self._make_room()
         admitted: list[Job] = []
-        reserved = sum(_growth(job, _AHEAD) for job in self.running)
+        reserved = sum(_reservation(job) for job in self.running)
         while self.waiting:
-            job = self.waiting[0]
-            head = job.text[:-1]
-            growth = _growth(job, _AHEAD)
-            if self._cache.live + self._cache.new_slots(head) + reserved + growth > self._cache.capacity:
+            job, texts = self.waiting[0], self.waiting[0].policy.texts()
+            head = job.prompt[:-1]
+            slots = self._cache.new_slots(head) + sum(len(text) - len(job.prompt) for text in texts.values())
+            job.protected = not job.policy.pausable or job.policy.need(_ahead(job)) >= job.policy.growth()
+            growth = _reservation(job)
+            if self._cache.live + slots + reserved + growth > self._cache.capacity:
                 break
             job.branch, job.head = self._cache.open(head), 0
+            job.resumed = {sample: self._cache.open(text[:-1]) for sample, text in texts.items()}
             reserved += growth
             self.running.append(self.waiting.popleft())
             admitted.append(job)
@@ -89,14 +93,14 @@ class Scheduler:
 
     def _make_room(self) -> None:
         """Pause the youngest requests until the next step of the others fits."""
-        needed = {job: _growth(job, 1) for job in self.running}
+        needed = {job: job.policy.growth() if job.protected else job.policy.need(1) for job in self.running}
         for job in reversed(list(self.running)):
             if self._cache.live + sum(needed.values()) <= self._cache.capacity:
                 return
-            if _pausable(job):
+            if not job.protected:
                 job.policy.pause()
-                job.paused = True
-                self._cache.release(job.branch)
+                job.pauses += 1
+                self._release(job)
                 self.running.remove(job)
                 self.waiting.appendleft(job)
                 del needed[job]
@@ -107,16 +111,20 @@ class Scheduler:
         scheduled: set[int] = set()
         room = self._chunk
         for job in self.running:
-            slots, end = job.branch.slots, len(job.branch)
-            start = job.head = self._cache.computed_length(job.branch, job.head)
-            while start < end and slots[start] in scheduled:
-                start += 1
-            stop = min(end, start + room)
-            if start < stop:
-                step.add(job, [Chunk(job.branch, start, stop)])
-                scheduled.update(slots[start:stop])
-                room -= stop - start
-            if stop == end:
+            job.head = self._cache.computed_length(job.branch, job.head)
+            ready = True
+            for branch in (job.branch, *job.resumed.values()):
+                slots, end = branch.slots, len(branch)
+                start = self._cache.computed_length(branch, job.head)
+                while start < end and slots[start] in scheduled:
+                    start += 1
+                stop = min(end, start + room)
+                if start < stop:
+                    step.add(job, [Chunk(branch, start, stop)])
+                    scheduled.update(slots[start:stop])
+                    room -= stop - start
+                ready &= stop == end
+            if ready:
                 step.ready.append(job)
         return step
 
@@ -141,15 +149,20 @@ class Scheduler:
             self.waiting.remove(job)
             return
         job.policy.release()
-        self._cache.release(job.branch)
+        self._release(job)
         self.running.remove(job)
 
+    def _release(self, job: Job) -> None:
+        """Release the branches that the policy has not taken."""
+        for branch in (job.branch, *job.resumed.values()):
+            self._cache.release(branch)
+        job.resumed = {}
 
-def _pausable(job: Job) -> bool:
-    return job.policy.pausable and not job.paused
+
+def _ahead(job: Job) -> int:
+    return _AHEAD << job.pauses
 
 
-def _growth(job: Job, tokens: int) -> int:
-    """Return the most slots that a request takes for its next `tokens`, or for all if it cannot be paused."""
-    growth = job.policy.growth()
-    return growth - max(0, job.outputs[0].room - tokens) if _pausable(job) else growth
+def _reservation(job: Job) -> int:
+    """Return the slots to reserve for a request beyond the slots that it has."""
+    return job.policy.growth() if job.protected else job.policy.need(_ahead(job))

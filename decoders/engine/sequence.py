@@ -135,9 +135,17 @@ class Policy(ABC):
         """Whether `pause` works between two steps. If not, admission reserves all of `growth`."""
         return False
 
-    def pause(self) -> None:
-        """Release all branches. The next `propose` resumes from a `job.branch` that holds the text."""
+    def need(self, tokens: int) -> int:
+        """Return the most slots that the job takes until each of its samples has drawn `tokens` more tokens."""
         raise NotImplementedError(f"{type(self).__name__} cannot be paused")
+
+    def pause(self) -> None:
+        """Release all branches. The next `propose` resumes from `job.resumed`."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be paused")
+
+    def texts(self) -> dict[int, list[int]]:
+        """Return the tokens of each unfinished sample, prompt included, by sample; nothing before the first pause."""
+        return {}
 
 
 @dataclass(eq=False)
@@ -152,7 +160,9 @@ class Job:
     meter: Meter
     handle: Handle
     branch: Branch = field(init=False)
-    """Holds `text` as of admission without its last token, which the policy feeds and reads first."""
+    """Holds the prompt without its last token, which the policy feeds and reads first."""
+    resumed: dict[int, Branch] = field(default_factory=dict)
+    """After a pause, by sample: a branch that holds its text without the last token, for the policy to take."""
     policy: Policy = field(init=False)
     head: int = 0
     """Number of leading positions of `branch` that are known to be computed."""
@@ -162,14 +172,11 @@ class Job:
     """Prompt tokens computed for this job, including those computed again after a pause."""
     kept: bool = False
     """Whether its prompt was computed and given to the prefix cache."""
-    paused: bool = False
-    """Whether it was paused. A job is paused at most once."""
+    pauses: int = 0
+    """Number of times that it was paused."""
+    protected: bool = False
+    """Whether all of its slots are reserved, so that it is not paused."""
     started: float = field(default_factory=time.monotonic)
-
-    @property
-    def text(self) -> list[int]:
-        """The prompt, plus the tokens drawn so far if the job has one sample."""
-        return [*self.prompt, *self.outputs[0].tokens] if len(self.outputs) == 1 else self.prompt
 
     @property
     def running(self) -> list[Output]:

@@ -20,12 +20,13 @@ from tot.decoders.request import Message, Request
 
 
 class TextCodec:
-    """Encode prompts and decode outputs for one tokenizer. Thread-safe.
+    """Encode prompts and decode outputs for one tokenizer, ours or a fast one of transformers. Thread-safe.
 
-    `rows` is the number of rows in the model's embedding. Encoding a token without a row raises RequestError.
+    `end_ids` are tokens that end a text, beside the tokenizer's own. `rows` is the number of rows in the model's
+    embedding. Encoding a token without a row raises RequestError.
     """
 
-    def __init__(self, tokenizer: Any, generation_config: Any = None, rows: int | None = None) -> None:
+    def __init__(self, tokenizer: Any, end_ids: Iterable[int] = (), rows: int | None = None) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise ModelError(
@@ -34,15 +35,15 @@ class TextCodec:
         self.tokenizer = tokenizer
         self.backend = backend
         self._size = len(tokenizer) if rows is None else min(len(tokenizer), rows)
-        listed = getattr(generation_config, "eos_token_id", None)
-        ends = [listed] if isinstance(listed, int) else list(listed or ())
+        ends = list(end_ids)
         if tokenizer.eos_token_id is not None:
             ends.append(tokenizer.eos_token_id)
-        self._added: dict[int, str] = {i: token.content for i, token in tokenizer.added_tokens_decoder.items()}
+        added = tokenizer.added_tokens_decoder
+        self._added: dict[int, str] = {i: token.content for i, token in added.items()}
         self._turn_end = self._find_turn_end()
         self.end_ids = frozenset(ends if self._turn_end is None else [*ends, self._turn_end])
         """Tokens that end a text."""
-        special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+        special = {i for i, token in added.items() if token.special}
         self._special = self.end_ids | special | self._markers()
         # Longest first. Runs of blanks that some tokenizers add as control tokens are text.
         contents = (content for i, content in self._added.items() if i in self._special)

@@ -35,16 +35,17 @@ _WARMUP_FORWARDS = 1
 _capturing = threading.Lock()
 """Torch captures one graph at a time."""
 
+_Numbers = np.ndarray[Any, np.dtype[np.int64]]
 Compute = Callable[..., tuple[Tensor, Tensor | None]]
-"""A function with the signature of `TransformersForward.forward`, whose pieces are blocks."""
+"""A function with the signature of `TransformersForward._compute`, whose pieces are blocks."""
 
 
 class Rows(NamedTuple):
     """The slots that the rows of a small forward pass attend to, padded with unused rows and keys."""
 
-    slots: np.ndarray[Any, np.dtype[np.int64]]
+    slots: _Numbers
     """(rows, keys): slot numbers."""
-    lengths: np.ndarray[Any, np.dtype[np.int64]]
+    lengths: _Numbers
     """(rows,): the number of visible slots."""
 
 
@@ -82,10 +83,10 @@ class GraphedStep:
         self._biases = torch.tensor([torch.finfo(dtype).min, 0.0], dtype=dtype, device=device)
         self._windows = {None, window}
 
-    def load(self, numbers: Tensor, keep: Tensor, rows: Rows) -> None:
+    def load(self, numbers: _Numbers, keep: _Numbers, rows: Rows) -> None:
         """Copy the inputs to the device, all at once.
 
-        `numbers` (3, rows) are tokens, positions and slots to write to; `keep` (kept,) are rows; both on the CPU."""
+        `numbers` (3, rows) are tokens, positions and slots to write to; `keep` (kept,) are rows."""
         padded = np.zeros(self._numbers.shape, dtype=np.int64)
         padded[:3, : numbers.shape[1]] = numbers
         padded[3, : len(keep)] = keep
@@ -150,7 +151,7 @@ class Graphs:
         return rows if self._requests[rows.slots.shape] > _WARMUP_FORWARDS else None
 
     def forward(
-        self, numbers: Tensor, keep: Tensor, rows: Rows, layers: Sequence[int] = ()
+        self, numbers: _Numbers, keep: _Numbers, rows: Rows, layers: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
         """Compute the logits and states of the kept rows from the inputs of `GraphedStep.load`.
 

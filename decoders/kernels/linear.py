@@ -47,7 +47,7 @@ def _can_be_packed(layers: list[nn.Linear]) -> bool:
     if any(layer.weight.dtype != torch.bfloat16 or layer.weight.device.type != "cpu" for layer in layers):
         return False
     needed = _FREE_MEMORY_FACTOR * sum(layer.weight.nbytes for layer in layers)
-    return room_for("the weights of linear layers", needed, layers[0].weight.device)
+    return room_for("the weights of linear layers", needed, "cpu")
 
 
 def _linear(weight: Tensor, bias: Tensor | None, rows: Tensor) -> Tensor:

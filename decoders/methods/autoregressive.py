@@ -6,8 +6,10 @@ choices, and it decodes the answer after a rationale.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
+from tot.decoders.engine.output import Output
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.engine.sequence import ChoiceScorer, DecodingSequence, Job, Policy
@@ -24,37 +26,47 @@ class Autoregressive(Policy):
         self._sequences: list[DecodingSequence] | None = None
         self._choices = job.codec.encode_choices(job.request)
         self._trigger = job.codec.encode(job.request.answer_trigger or "")
-        self._in_answer: set[int] = set()
+        self._heads: dict[int, list[int]] = {}
+        """By sample, once it answers: the tokens before the answer."""
 
     def growth(self) -> int:
-        answer = len(self._trigger) + _RETOKENISED_SLOTS if self._trigger else 0
-        if self._choices:
-            answer += sum(map(len, self._choices))
-        elif self._trigger:
-            answer += self._job.request.answer_tokens
-        running = self._running()
-        # A scorer has all of its slots.
-        scored = {sequence.output.index for sequence in running if sequence.scorer is not None}
-        if self._choices and not self._trigger:
-            return 0 if scored else 1 + answer
-        texts = [output for output in self._job.running if output.index not in scored]
-        waiting = sum(output.index not in self._in_answer for output in texts)
-        # Triggers that are pending.
-        answering = (sequence for sequence in running if sequence.output.index in self._in_answer - scored)
-        pending = sum(len(sequence.pending) for sequence in answering)
-        return 1 + sum(output.room for output in texts) + answer * waiting + pending
+        return self.need(sys.maxsize)
+
+    def need(self, tokens: int) -> int:
+        request, slots = self._job.request, 1
+        choices = sum(map(len, self._choices))
+        sequences = {sequence.output.index: sequence for sequence in self._running()}
+        for output in self._job.running:
+            sequence, answering = sequences.get(output.index), output.index in self._heads
+            if sequence is not None and sequence.scorer is not None:  # it has all of its slots
+                continue
+            room = 0 if self._choices and (answering or not self._trigger) else output.room
+            if self._trigger and not answering:
+                slots += len(self._trigger) + _RETOKENISED_SLOTS
+                room += 0 if self._choices else request.answer_tokens
+            elif answering and sequence is not None:
+                slots += len(sequence.pending)  # the trigger
+            slots += choices + min(room, tokens)
+        return slots
 
     def decoding(self) -> list[DecodingSequence]:
         """Return the samples that are about to draw tokens; others score choices."""
         if self._sequences is None:
-            cache, last = self._job.cache, self._job.text[-1:]
-            self._sequences = [
-                DecodingSequence(self._job, output, cache.fork(self._job.branch), last) for output in self._job.outputs
-            ]
-            if self._choices and not self._trigger:
-                for sequence in self._sequences:
-                    sequence.scorer = ChoiceScorer(cache, sequence.branch, sequence.pending, self._choices)
+            self._sequences = [self._sequence(output) for output in self._job.running]
         return [sequence for sequence in self._running() if sequence.scorer is None]
+
+    def _sequence(self, output: Output) -> DecodingSequence:
+        """Begin or resume a sample."""
+        job = self._job
+        branch = job.resumed.pop(output.index) if output.index in job.resumed else job.cache.fork(job.branch)
+        sequence = DecodingSequence(job, output, branch, self._text(output)[len(branch) :])
+        if self._choices and (output.index in self._heads or not self._trigger):
+            sequence.scorer = ChoiceScorer(job.cache, branch, sequence.pending, self._choices)
+        return sequence
+
+    def _text(self, output: Output) -> list[int]:
+        """Return the tokens of a sample, prompt included."""
+        return [*self._heads.get(output.index, self._job.prompt), *output.tokens[output.first :]]
 
     def propose(self) -> list[Chunk]:
         self.decoding()
@@ -80,7 +92,7 @@ class Autoregressive(Policy):
             self.take(sequence, rows)
             if output.finish_reason is None:
                 continue
-            if self._trigger and output.index not in self._in_answer:
+            if self._trigger and output.index not in self._heads:
                 self._begin_answer(sequence)
             else:
                 self._job.cache.release(sequence.branch)
@@ -111,7 +123,7 @@ class Autoregressive(Policy):
         fed = min(len(sequence.branch), len(job.prompt) + retained)
         job.cache.rollback(sequence.branch, fed)
         sequence.pending = ids[fed:]
-        self._in_answer.add(output.index)
+        self._heads[output.index] = ids
         if self._choices:
             sequence.scorer = ChoiceScorer(job.cache, sequence.branch, sequence.pending, self._choices)
 
@@ -124,11 +136,14 @@ class Autoregressive(Policy):
 
     @property
     def pausable(self) -> bool:
-        return len(self._job.outputs) == 1 and not self._trigger and not self._choices
+        return True
 
     def pause(self) -> None:
         self.release()
         self._sequences = None
+
+    def texts(self) -> dict[int, list[int]]:
+        return {output.index: self._text(output) for output in self._job.running} if self._job.pauses else {}
 
     def release(self) -> None:
         for sequence in self._sequences or ():

@@ -96,16 +96,23 @@ class FastCoT(Speculative):
         if first and self._trigger:  # not earlier: the request may be refused or cancelled
             question = _question(self._job)
             for sequence in sequences:
+                if sequence.output.index in self._heads:  # resumed in the answer
+                    continue
                 self._buffers.begin(sequence.key, question)
                 if self._cap == 0:
                     self._cut(sequence)
                     self._begin_answer(sequence)
         return super().decoding()
 
+    @property
+    def pausable(self) -> bool:
+        """A cut depends on the approximate tokens, which a pause loses."""
+        return self._cap is None and not self._options.trajectory
+
     def take(self, sequence: DecodingSequence, rows: Iterator[list[Sampled]]) -> None:
         super().take(sequence, rows)
         index, output = sequence.output.index, sequence.output
-        if index in self._in_answer or not self._trigger:
+        if index in self._heads or not self._trigger:
             return
         self._iterations[index] += 1
         if self._options.trajectory and output.finish_reason is None:

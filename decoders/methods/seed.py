@@ -11,17 +11,16 @@ import queue
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from typing import Any
-
-import torch
 
 from tot.decoders.drafting.drafters import DraftContext, Drafter
 from tot.decoders.drafting.opening import make_drafter
 from tot.decoders.drafting.planner import Trial
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.sequence import DecodingSequence
+from tot.decoders.machine import use_threads
 from tot.decoders.methods.method import OpenedMethod, SpeculativeConfig
 from tot.decoders.methods.options import SEEDOptions
 from tot.decoders.methods.speculative import Drafted, Speculation, Speculative
@@ -48,7 +47,7 @@ class Rounds(Speculation):
         """Sequences whose drafts are in progress or queued."""
         self._verifying: tuple[int, float] | None = None
         """Key of the draft in verification, and its start on the timeline."""
-        self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._stream = _new_stream(device)
 
     def draft_all(self, sequences: Sequence[DecodingSequence]) -> None:
         """Submit a draft for each branch that has none in progress, and take the front of the queue."""
@@ -90,7 +89,7 @@ class Rounds(Speculation):
     def _draft(self, key: int, context: DraftContext) -> tuple[Drafted, float]:
         """Draft for a branch, and return the draft and the seconds it took. Runs in the executor."""
         began = time.perf_counter()
-        with torch.inference_mode(), torch.cuda.stream(self._stream), self.span(f"branch {key}", key):
+        with _on(self._stream), self.span(f"branch {key}", key):
             (draft,) = self.drafter.draft([context], self.planner(1, context.purpose))
             if self._stream is not None:
                 self._stream.synchronize()
@@ -138,10 +137,27 @@ class _Inline(Executor):
         return future
 
 
-def _worker(device: torch.device) -> Executor:
+def _new_stream(device: str) -> Any:
+    """Return a stream on which the device's work does not wait for the target's; None on the CPU."""
+    if device == "cpu":
+        return None
+    import torch
+
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _on(stream: Any) -> AbstractContextManager[Any]:
+    """Return a context whose work runs on a stream."""
+    if stream is None:
+        return nullcontext()
+    import torch
+
+    return torch.cuda.stream(stream)
+
+
+def _worker(device: str) -> Executor:
     """Return an executor with one thread, which leaves the other cores to the target."""
-    initializer = partial(torch.set_num_threads, 1) if device.type == "cpu" else None
-    return ThreadPoolExecutor(1, "tot-draft", initializer)
+    return ThreadPoolExecutor(1, "tot-draft", partial(use_threads, 1) if device == "cpu" else None)
 
 
 def open_rounds(engine: Engine, options: SEEDOptions, stack: ExitStack) -> OpenedMethod:

@@ -194,8 +194,8 @@ class Speculative(Autoregressive):
         self._probes: dict[int, list[Branch]] = {}
         """By sample: the branches of the draft's probes."""
 
-    def growth(self) -> int:
-        return super().growth() + self._speculation.rows * len(self._job.running)
+    def need(self, tokens: int) -> int:
+        return super().need(tokens) + self._speculation.rows * len(self._job.running)
 
     def turn(self) -> list[DecodingSequence]:
         """Return the samples of this step: samples with a draft, and samples that score choices."""

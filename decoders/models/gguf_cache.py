@@ -25,7 +25,7 @@ from tot.decoders.errors import ModelError, TaskError
 from tot.decoders.files import fingerprint, others_could_write, write_json
 from tot.decoders.models.gguf_convert import GGUFFile, convert, read_gguf
 
-FORMAT = 2  # version of the manifest and the conversion; increment it when either changes
+FORMAT = 3  # version of the manifest and the conversion; increment it when either changes
 MANIFEST = "manifest.json"
 
 

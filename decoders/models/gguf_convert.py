@@ -6,16 +6,22 @@ scaled RoPE, extra or missing tensors) are rejected.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from ml_dtypes import bfloat16
+
 from tot.decoders.errors import ModelError, reason
+from tot.decoders.models.config import model_config
+from tot.decoders.models.gguf_tokenizer import UnknownTokenizerError, build_tokenizer, end_tokens
+from tot.decoders.models.shapes import Array, weight_shapes
+from tot.decoders.models.supported import LLAMA_LIKE
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import torch
 
 # GGUF's `general.architecture` -> the class in transformers. Mistral files use "llama", and run as Llama.
 ARCHITECTURES = {
@@ -31,30 +37,6 @@ _LOCAL_ROPE, _GLOBAL_EVERY = 10000.0, 6
 
 FIRST = 64
 """Numbers of each matrix that a conversion without matrices keeps, to identify the model."""
-_CONTROL, _USER_DEFINED = 3, 4  # token types
-_ENDS = {
-    *(
-        "<|im_end|>",
-        "<|eot_id|>",
-        "<|eom_id|>",
-        "<|end|>",
-        "<|endoftext|>",
-        "<|end_of_text|>",
-        "<|return|>",
-        "<|call|>",
-    ),
-    *("<|calls|>", "<|flush|>", "<end_of_turn>", "<end_of_utterance>", "<turn|>", "<EOT>", "_<EOT>", "[EOT]"),
-    *("[EOS]", "<eos>", "</s>"),
-}
-"""Tokens that llama.cpp treats as the end of a turn or text by name, regardless of the file's end token."""
-
-# `tokenizer.ggml.pre` names the pre-tokenizer; the file does not contain its rule.
-_QWEN2_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_LLAMA3_SPLIT = _QWEN2_SPLIT.replace(r"\p{N}|", r"\p{N}{1,3}|")
-_SPLITS = {"gpt-2": None, "smollm": None, "qwen2": _QWEN2_SPLIT, "llama-bpe": _LLAMA3_SPLIT}
 
 
 @dataclass(frozen=True)
@@ -99,9 +81,7 @@ def read_gguf(path: Path) -> GGUFFile:
 
 
 def build_config(file: GGUFFile) -> Any:
-    """Return the transformers config of a GGUF file. Raises ModelError if the engine can't run it faithfully."""
-    from transformers import AutoConfig
-
+    """Return the config of a GGUF file. Raises ModelError if the engine can't run it faithfully."""
     architecture = file.metadata.get("general.architecture")
     if architecture not in ARCHITECTURES:
         raise _refusal(file, f"its architecture is {architecture}; supported are {', '.join(ARCHITECTURES)}")
@@ -130,10 +110,11 @@ def build_config(file: GGUFFile) -> Any:
             "layer_types": [f"{'sliding' if layer % _GLOBAL_EVERY else 'full'}_attention" for layer in layers],
             "query_pre_attn_scalar": hidden // heads if len(layers) == 62 else head_dim,  # the 27B only
         }
-    eos = _end_ids(file)
-    return AutoConfig.for_model(
-        _FAMILIES.get(architecture, architecture),
+    eos = end_tokens(file.metadata)
+    settings = dict(
+        model_type=_FAMILIES.get(architecture, architecture),
         architectures=[ARCHITECTURES[architecture]],
+        dtype="bfloat16",
         vocab_size=file.shape("token_embd.weight")[0],
         hidden_size=hidden,
         intermediate_size=file.setting("feed_forward_length"),
@@ -150,85 +131,15 @@ def build_config(file: GGUFFile) -> Any:
         pad_token_id=file.metadata.get("tokenizer.ggml.padding_token_id"),
         **others,
     )
+    return model_config(settings)
 
 
-def _end_ids(file: GGUFFile) -> list[int]:
-    """Return the tokens that end a text: the file's end tokens, then tokens with known names."""
-    declared = (file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
-    tokens = file.metadata["tokenizer.ggml.tokens"]
-    kinds = file.metadata.get("tokenizer.ggml.token_type", [_CONTROL] * len(tokens))
-    named = (i for i, (token, kind) in enumerate(zip(tokens, kinds, strict=False)) if _ends(token, kind))
-    return list(dict.fromkeys([*(i for i in declared if i is not None and 0 <= i < len(tokens)), *named]))
-
-
-def _ends(token: str, kind: int) -> bool:
-    """Return whether a token ends a text by its name. A text token "</s>" is HTML, as in Gemma."""
-    return token in _ENDS and (kind == _CONTROL or token != "</s>")
-
-
-def build_tokenizer(file: GGUFFile) -> Any:
-    """Return the tokenizer of a GGUF file, as a fast tokenizer of transformers.
-
-    Byte-level tokenizers are built here, as transformers falls back to GPT-2's pre-tokenizer for unknown ones (such as
-    SmolLM's), which gives other tokens. transformers builds SentencePiece tokenizers.
-    """
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    metadata = {key.removeprefix("tokenizer.ggml."): value for key, value in file.metadata.items()}
-    special = {}
-    for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-        if (index := metadata.get(f"{theirs}_token_id")) is not None:
-            special[f"{ours}_token"] = metadata["tokens"][index]
-    rule = metadata.get("pre")
-    # By default llama.cpp adds BOS to SentencePiece and Llama 3 text only.
-    add_bos = metadata.get("add_bos_token", metadata["model"] == "llama" or rule == "llama-bpe")
-    options = {
-        **special,
-        "add_bos_token": bool(add_bos) and "bos_token" in special,
-        "chat_template": metadata.get("tokenizer.chat_template"),
-        "model_max_length": file.setting("context_length"),
-        "clean_up_tokenization_spaces": False,
-    }
-    if metadata["model"] == "llama":
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(file.path.parent, gguf_file=file.path.name, **options)
-        # The file's location would be saved with the tokenizer.
-        for leak in ("is_local", "local_files_only", "name_or_path"):
-            tokenizer.init_kwargs.pop(leak, None)
-        return tokenizer
-    if metadata["model"] != "gpt2" or rule not in _SPLITS:
-        raise _refusal(file, f"its tokenizer ({metadata['model']}, {rule}) is not supported")
-
-    vocab = {token: index for index, token in enumerate(metadata["tokens"])}
-    merges = [tuple(merge.split(" ")) for merge in metadata["merges"]]
-    backend = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=rule == "llama-bpe"))
-    by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=_SPLITS[rule] is None)
-    if rule == "smollm":  # llama.cpp: "\p{N}" first, then GPT-2's rule
-        backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), by_bytes])
-    elif (split := _SPLITS[rule]) is not None:
-        backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(split), "isolated"), by_bytes])
-    else:
-        backend.pre_tokenizer = by_bytes
-    if rule == "qwen2":
-        backend.normalizer = normalizers.NFC()
-    backend.decoder = decoders.ByteLevel()
-    for kind, token in zip(metadata.get("token_type", ()), metadata["tokens"], strict=False):
-        control = kind == _CONTROL or _ends(token, kind)
-        if control or kind == _USER_DEFINED:
-            backend.add_tokens([AddedToken(token, normalized=False, special=control)])
-    return PreTrainedTokenizerFast(tokenizer_object=backend, **options)
-
-
-def build_weights(file: GGUFFile, config: Any, matrices: bool = True) -> dict[str, torch.Tensor]:
+def build_weights(file: GGUFFile, config: Any, matrices: bool = True) -> dict[str, Array]:
     """Return all weights by their names in transformers, in bfloat16. Raises ModelError if file and model differ.
 
     Without `matrices`, return only the first numbers of each matrix."""
-    import torch
-    from transformers import AutoModelForCausalLM
 
-    with torch.device("meta"):
-        empty = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    expected = {name: tuple(weight.shape) for name, weight in empty.state_dict().items()}
+    expected = weight_shapes(config) if config.model_type in LLAMA_LIKE else _module_shapes(config)
     if config.tie_word_embeddings:
         expected.pop("lm_head.weight")
     sources = source_names(expected, config)
@@ -246,17 +157,25 @@ def build_weights(file: GGUFFile, config: Any, matrices: bool = True) -> dict[st
         values = dequantized(tensor, None if whole else 1)
         if config.model_type == "gemma3_text" and len(shape) == 1:
             values -= 1  # transformers adds it again
-        weights[name] = (in_halves(values, source, config) if whole else values[0, :FIRST]).to(torch.bfloat16)
+        weights[name] = (in_halves(values, source, config) if whole else values[0, :FIRST]).astype(bfloat16)
     return weights
 
 
-def dequantized(tensor: Any, rows: int | None = None) -> torch.Tensor:
+def _module_shapes(config: Any) -> dict[str, tuple[int, ...]]:
+    """Return the weight shapes of a module of transformers."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        empty = AutoModelForCausalLM.from_config(AutoConfig.for_model(**vars(config)))
+    return {name: tuple(weight.shape) for name, weight in empty.state_dict().items()}
+
+
+def dequantized(tensor: Any, rows: int | None = None) -> Array:
     """Dequantize a `gguf.ReaderTensor`, or its first `rows` rows, to float32."""
     import gguf
-    import numpy as np
-    import torch
 
-    return torch.from_numpy(np.array(gguf.dequantize(tensor.data[:rows], tensor.tensor_type)))
+    return np.array(gguf.dequantize(tensor.data[:rows], tensor.tensor_type))
 
 
 def source_names(names: Iterable[str], config: Any) -> dict[str, str]:
@@ -269,12 +188,12 @@ def source_names(names: Iterable[str], config: Any) -> dict[str, str]:
     return {name: f"{name_map.get_name(stem)}.{suffix}" for name, (stem, _, suffix) in parts.items()}
 
 
-def in_halves(values: torch.Tensor, source: str, config: Any) -> torch.Tensor:
+def in_halves(values: Array, source: str, config: Any) -> Array:
     """Permute rows to transformers' order: RoPE rotates halves of a head there, but adjacent pairs in llama.cpp."""
     if config.model_type != "llama" or not (".attn_q." in source or ".attn_k." in source):
         return values
     heads = config.num_attention_heads if "attn_q" in source else config.num_key_value_heads
-    return values.reshape(heads, -1, 2, *values.shape[1:]).transpose(1, 2).reshape(values.shape)
+    return values.reshape(heads, -1, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
 
 
 def convert(file: GGUFFile, folder: Path, matrices: bool = True) -> None:
@@ -282,20 +201,21 @@ def convert(file: GGUFFile, folder: Path, matrices: bool = True) -> None:
 
     Raises ModelError for a model that can't be converted faithfully; OSError or SafetensorError if writing fails.
     """
-    from safetensors.torch import save_file
-    from transformers import GenerationConfig
+    from safetensors.numpy import save_file
 
     try:
-        config, tokenizer = build_config(file), build_tokenizer(file)
+        config, tokenizer = build_config(file), build_tokenizer(file.metadata)
         weights = build_weights(file, config, matrices)
     except (ModelError, OSError, MemoryError):
         raise
+    except UnknownTokenizerError as error:
+        raise _refusal(file, str(error)) from error
     except Exception as error:  # libraries raise various errors for missing or invalid metadata
         cause = f"no {error}" if isinstance(error, KeyError) else reason(error)
         raise ModelError(f"{file.path} is not a readable GGUF file ({cause}): download it again") from error
-    config.dtype = "bfloat16"
-    config.save_pretrained(folder)
-    GenerationConfig.from_model_config(config).save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(vars(config), indent=1))
+    ends = {name: getattr(config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    (folder / "generation_config.json").write_text(json.dumps(ends))
     tokenizer.save_pretrained(folder)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 

@@ -10,14 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
+
+from tot.decoders.models.shapes import Array
 
 _Blocks = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
 """(blocks, bytes)"""
-_Numbers = np.ndarray[tuple[int, ...], np.dtype[Any]]
-_AT_ONCE = 2048
-"""Outputs rounded at a time; temporary memory is four times their size."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +22,11 @@ class Whole:
     """A weight as integers: least + number * step, with a scale (`step`) and a minimum (`least`) for each output and
     group of inputs. Without minimums: (number - middle) * step, where `middle` is the zero point."""
 
-    numbers: Tensor
+    numbers: Array
     """(outputs, inputs), uint8."""
-    step: Tensor
+    step: Array
     """(outputs, groups), float32."""
-    least: Tensor | None
+    least: Array | None
     bits: int = 8
     """4 if no number is above 15."""
     middle: float = 0.0
@@ -37,9 +34,9 @@ class Whole:
     @property
     def group(self) -> int:
         """Number of inputs in a group."""
-        return self.numbers.shape[1] // self.step.shape[1]
+        return int(self.numbers.shape[1] // self.step.shape[1])
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> Whole:
+    def each(self, change: Callable[[Array], Array]) -> Whole:
         """Apply a function to the numbers, scales and minimums, such as a permutation of the outputs."""
         least = None if self.least is None else change(self.least)
         return replace(self, numbers=change(self.numbers), step=change(self.step), least=least)
@@ -47,23 +44,25 @@ class Whole:
     def __getitem__(self, outputs: slice) -> Whole:
         return self.each(lambda part: part[outputs])
 
-    def floats(self) -> Tensor:
+    def floats(self) -> Array:
         """Dequantize to (outputs, inputs), float32."""
         step, least = self.scales(1)
         return self.numbers * step + least
 
-    def scales(self, group: int) -> tuple[Tensor, Tensor]:
+    def scales(self, group: int) -> tuple[Array, Array]:
         """Return the scales and minimums for groups of `group` inputs, a divisor of `self.group`."""
-        least, repeats = -self.middle * self.step if self.least is None else self.least, self.group // group
-        return self.step.repeat_interleave(repeats, 1), least.repeat_interleave(repeats, 1)
+        least = np.float32(-self.middle) * self.step if self.least is None else self.least
+        repeats = self.group // group
+        return self.step.repeat(repeats, axis=1), least.repeat(repeats, axis=1)
 
     def up_to(self, largest: int) -> Whole:
         """Return the weight with all numbers at most `largest`, rescaled and rounded if one is above it."""
         if int(self.numbers.max()) <= largest:
             return self
         ratio = largest / 255
-        rounded = [(part * ratio).round().to(torch.uint8) for part in torch.split(self.numbers, _AT_ONCE)]
-        return replace(self, numbers=torch.cat(rounded), step=self.step / ratio, middle=self.middle * ratio)
+        rounded = np.rint(np.arange(256) * ratio).astype(np.uint8)
+        step = self.step / np.float32(ratio)
+        return replace(self, numbers=rounded[self.numbers], step=step, middle=self.middle * ratio)
 
 
 def numbers_of(tensor: Any) -> Whole | None:
@@ -73,34 +72,34 @@ def numbers_of(tensor: Any) -> Whole | None:
         return None
     size, bits, read = unpack
     numbers, step, least = read(np.asarray(tensor.data).reshape(-1, size))
-    whole, steps = (torch.from_numpy(part.reshape(len(tensor.data), -1)) for part in (numbers, step))
+    numbers, step = (part.reshape(len(tensor.data), -1) for part in (numbers, step))
     if isinstance(least, int):
-        return Whole(whole, steps.float(), None, bits, least)
-    return Whole(whole, steps.float(), torch.from_numpy(least.reshape(steps.shape)).float(), bits)
+        return Whole(numbers, step, None, bits, least)
+    return Whole(numbers, step, least.reshape(step.shape), bits)
 
 
-def _nibbles(packed: _Blocks, run: int) -> _Numbers:
+def _nibbles(packed: _Blocks, run: int) -> Array:
     """Unpack the lower nibbles of each `run` bytes, then their upper nibbles."""
     return _shifted(packed, run, (0, 4), 15)
 
 
-def _shifted(packed: _Blocks, run: int, shifts: tuple[int, ...], mask: int) -> _Numbers:
+def _shifted(packed: _Blocks, run: int, shifts: tuple[int, ...], mask: int) -> Array:
     """Unpack the bits `mask` of each `run` bytes, shifted right by each of `shifts` in turn, to (blocks, numbers)."""
     shifted = packed.reshape(len(packed), -1, 1, run) >> np.array(shifts, dtype=np.uint8)[:, None]
     return (shifted & np.uint8(mask)).reshape(len(packed), -1)
 
 
-def _half(blocks: _Blocks, offset: int) -> _Numbers:
+def _half(blocks: _Blocks, offset: int) -> Array:
     """Read the float16 at a byte offset of each block, as (blocks, 1) float32."""
     return blocks[:, offset : offset + 2].copy().view(np.float16).astype(np.float32)
 
 
-def _fifth_bits(blocks: _Blocks, offset: int) -> _Numbers:
+def _fifth_bits(blocks: _Blocks, offset: int) -> Array:
     """Unpack the bits of four bytes to (blocks, 32), each as 16 or 0."""
     return np.unpackbits(blocks[:, offset : offset + 4], axis=1, bitorder="little") << np.uint8(4)
 
 
-def _scales_and_minimums(blocks: _Blocks) -> tuple[_Numbers, _Numbers]:
+def _scales_and_minimums(blocks: _Blocks) -> tuple[Array, Array]:
     """Unpack (blocks, 8) scales and minimums: 6-bit numbers in 12 bytes, times a float16 scale for each of the two."""
     low, middle, high = (blocks[:, offset : offset + 4] for offset in (4, 8, 12))
     scales = np.concatenate([low & 63, (high & 15) | (low >> 2 & 48)], axis=1)
@@ -108,17 +107,17 @@ def _scales_and_minimums(blocks: _Blocks) -> tuple[_Numbers, _Numbers]:
     return _half(blocks, 0) * scales, -_half(blocks, 2) * minimums
 
 
-def _q6_k(blocks: _Blocks) -> tuple[_Numbers, _Numbers, int]:
+def _q6_k(blocks: _Blocks) -> tuple[Array, Array, int]:
     numbers = _nibbles(blocks[:, :128], 64) | _shifted(blocks[:, 128:192], 32, (0, 2, 4, 6), 3) << np.uint8(4)
     return numbers, _half(blocks, 208) * blocks[:, 192:208].view(np.int8), 32
 
 
-def _q5_k(blocks: _Blocks) -> tuple[_Numbers, _Numbers, _Numbers]:
+def _q5_k(blocks: _Blocks) -> tuple[Array, Array, Array]:
     fifth = _shifted(blocks[:, 16:48], 32, tuple(range(8)), 1) << np.uint8(4)
     return _nibbles(blocks[:, 48:], 32) | fifth, *_scales_and_minimums(blocks)
 
 
-_FORMATS: dict[str, tuple[int, int, Callable[[_Blocks], tuple[_Numbers, _Numbers, _Numbers | int]]]] = {
+_FORMATS: dict[str, tuple[int, int, Callable[[_Blocks], tuple[Array, Array, Array | int]]]] = {
     "Q4_0": (18, 4, lambda b: (_nibbles(b[:, 2:], 16), _half(b, 0), 8)),
     "Q4_1": (20, 4, lambda b: (_nibbles(b[:, 4:], 16), _half(b, 0), _half(b, 2))),
     "Q5_0": (22, 8, lambda b: (_nibbles(b[:, 6:], 16) | _fifth_bits(b, 2), _half(b, 0), 16)),

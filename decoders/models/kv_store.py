@@ -1,14 +1,12 @@
-"""The key-value store of a backend: a pair of tensors per layer, allocated once."""
+"""The key-value store of a backend: a pair of arrays per layer, allocated once."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from tot.decoders.models.shapes import Heads
 
@@ -17,45 +15,41 @@ SCRATCH = 0
 
 
 class Store(NamedTuple):
-    """Keys and values, one tensor (kv_heads, slots, head_dim) per layer."""
+    """Keys and values, one array (kv_heads, slots, head_dim) per layer."""
 
-    keys: tuple[Tensor, ...]
-    values: tuple[Tensor, ...]
+    keys: tuple[Any, ...]
+    values: tuple[Any, ...]
 
     @classmethod
-    def allocate(cls, config: Any, slots: int, dtype: torch.dtype, device: torch.device) -> Store:
-        """Allocate `slots` slots, including SCRATCH."""
+    def allocate(cls, config: Any, slots: int, empty: Callable[[tuple[int, int, int]], Any]) -> Store:
+        """Allocate `slots` slots, including SCRATCH. `empty` makes an array of a shape, for numpy or torch."""
         heads = Heads.of(config)
 
-        def tensors() -> tuple[Tensor, ...]:
-            layers = [
-                torch.empty((heads.kv, slots, heads.dim), dtype=dtype, device=device)
-                for _ in range(config.num_hidden_layers)
-            ]
-            for tensor in layers:
-                tensor[:, SCRATCH] = 0
+        def arrays() -> tuple[Any, ...]:
+            layers = [empty((heads.kv, slots, heads.dim)) for _ in range(config.num_hidden_layers)]
+            for array in layers:
+                array[:, SCRATCH] = 0
             return tuple(layers)
 
-        return cls(tensors(), tensors())
+        return cls(arrays(), arrays())
 
     def bytes_of(self, slots: int) -> int:
         """Return the size of `slots` slots, in bytes."""
-        return sum(len(array) * slots * array.shape[2] for array in self._arrays)
+        return sum(len(array) * slots * array.shape[2] for array in self._bytes())
 
     def read(self, slots: Sequence[int]) -> bytes:
-        """Return a copy of the keys and values in slots."""
-        return b"".join(array[:, slots].tobytes() for array in self._arrays)
+        """Return a copy of the keys and values in slots. Only for numpy's arrays."""
+        return b"".join(array[:, slots].tobytes() for array in self._bytes())
 
     def write(self, slots: Sequence[int], content: memoryview) -> None:
-        """Set the keys and values in slots to what `read` returned for as many slots."""
+        """Set the keys and values in slots to the result of `read` for the same number of slots."""
         start = 0
-        for array in self._arrays:
+        for array in self._bytes():
             shape = len(array), len(slots), array.shape[2]
             size = math.prod(shape)
             array[:, slots] = np.frombuffer(content[start : start + size], dtype=np.uint8).reshape(shape)
             start += size
 
-    @property
-    def _arrays(self) -> Iterator[np.ndarray[Any, np.dtype[np.uint8]]]:
-        """The bytes of keys and values, (kv_heads, slots, bytes) for each layer."""
-        return (array.view(torch.uint8).numpy() for array in (*self.keys, *self.values))
+    def _bytes(self) -> Iterator[np.ndarray[Any, np.dtype[np.uint8]]]:
+        """Yield the bytes of each layer's keys, then of its values: (kv_heads, slots, bytes)."""
+        return (array.view(np.uint8) for array in (*self.keys, *self.values))

@@ -8,14 +8,26 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from ml_dtypes import bfloat16
+
 from tot.decoders.errors import ModelError
 from tot.decoders.models.shapes import EMBEDDING, HEAD
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel
 
     from tot.decoders.models.weights import Weights
+
+
+def dtype_of(module: Any) -> np.dtype[Any]:
+    """Return the dtype of a torch module's weights, as numpy's."""
+    return number_type(str(module.dtype).removeprefix("torch."))
+
+
+def number_type(name: str) -> np.dtype[Any]:
+    """Return the dtype of a name: "float32", "float16" or "bfloat16"."""
+    return np.dtype(bfloat16 if name == "bfloat16" else name)
 
 
 @dataclass(eq=False)
@@ -25,9 +37,12 @@ class LoadedModel:
     config: Any
     tokenizer: Any
     name: str
-    dtype: torch.dtype
-    device: torch.device
-    generation_config: Any = None
+    dtype: np.dtype[Any]
+    """float32, float16 or `ml_dtypes.bfloat16`."""
+    device: str
+    """"cpu" or "cuda:N"."""
+    end_ids: tuple[int, ...] = ()
+    """Tokens that end a text, beside the tokenizer's own."""
     module: PreTrainedModel | None = None
     """The transformers module, in eval mode; None until `model` is first used."""
     load: Callable[[], PreTrainedModel] | None = None
@@ -36,10 +51,10 @@ class LoadedModel:
     """The weights in files, if they can be read without a module."""
 
     @classmethod
-    def of(cls, module: Any, tokenizer: Any = None, name: str = "", dtype: torch.dtype | None = None) -> LoadedModel:
+    def of(cls, module: Any, tokenizer: Any = None, name: str = "") -> LoadedModel:
         """Wrap an existing transformers module."""
-        settings = getattr(module, "generation_config", None)
-        return cls(module.config, tokenizer, name, dtype or module.dtype, module.device, settings, module)
+        ends = end_ids(getattr(getattr(module, "generation_config", None), "eos_token_id", None))
+        return cls(module.config, tokenizer, name, dtype_of(module), str(module.device), ends, module)
 
     @property
     def model(self) -> Any:
@@ -78,8 +93,14 @@ class LoadedModel:
     @cached_property
     def identity(self) -> str:
         """A hash that identifies the model in any storage format: of the first numbers of each weight, as bfloat16."""
-        import torch
-
         from tot.decoders.models.weights import hash_weights
 
-        return hash_weights(self.weights, torch.bfloat16)
+        return hash_weights(self.weights, bfloat16)
+
+
+def end_ids(listed: Any) -> tuple[int, ...]:
+    """Return the tokens that an `eos_token_id` lists: none, one, or several. Raises ModelError for other values."""
+    ids = () if listed is None else tuple(listed) if isinstance(listed, list | tuple) else (listed,)
+    if not all(type(one) is int for one in ids):
+        raise ModelError(f"eos_token_id is {listed!r:.60}, which is not a token or a list of tokens")
+    return ids

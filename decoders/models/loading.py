@@ -6,7 +6,9 @@ run. Unsupported models are rejected before their weights are read.
 
 from __future__ import annotations
 
-import platform
+import ctypes
+import json
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,13 +16,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tot.decoders.errors import ModelError, OptionError, TotError, reason
-from tot.decoders.models.loaded import LoadedModel
+from tot.decoders.machine import processor_flags
+from tot.decoders.models.config import model_config
+from tot.decoders.models.loaded import LoadedModel, dtype_of, end_ids, number_type
 from tot.decoders.models.model_names import find_model
 from tot.decoders.models.supported import LLAMA_LIKE, check_supported, missing_weights, read_config
+from tot.decoders.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel
 
 DTYPES = {
@@ -74,64 +80,67 @@ def open_model(
     """Open a model like `load_model`, but load its weights and its module only when they are first used.
 
     `unread` keeps the quantized integers of a .gguf file; use it only for an Engine with quantize="gguf"."""
-    torch_device = resolve_device(device)
+    on_device = resolve_device(device)
     if not isinstance(name, str | Path):
         if tokenizer is None:
             raise OptionError("a model object comes without a tokenizer: pass tokenizer= as well")
         check_supported(name.config)
-        object_dtype = name.dtype if dtype == "auto" else resolve_dtype(dtype, torch_device)
+        object_dtype = dtype_of(name) if dtype == "auto" else resolve_dtype(dtype, on_device)
         title = name.config.name_or_path or type(name).__name__
-        placed = _place(name, title, object_dtype, name.device if device == "auto" else torch_device)
-        return LoadedModel.of(placed, tokenizer, title, object_dtype)
-    torch_dtype = resolve_dtype(dtype, torch_device)
+        placed = _place(name, title, object_dtype, str(name.device) if device == "auto" else on_device)
+        return LoadedModel.of(placed, tokenizer, title)
+    weight_type = resolve_dtype(dtype, on_device)
     source = find_model(name)
-    with quiet_transformers():
-        if source.is_dir():
-            return _open_folder(source, str(name), torch_dtype, torch_device, tokenizer)
-        return _open_gguf(source, str(name), torch_dtype, torch_device, tokenizer, cache_dir, unread)
+    if source.is_dir():
+        return _open_folder(source, str(name), weight_type, on_device, tokenizer)
+    return _open_gguf(source, str(name), weight_type, on_device, tokenizer, cache_dir, unread)
 
 
-def resolve_device(device: str) -> torch.device:
+def resolve_device(device: str) -> str:
     """Return the device of a name; "auto" is CUDA if available. Raises OptionError if torch can't use the device."""
+    if device == "cpu" or (device == "auto" and not _has_gpu_driver()):
+        return "cpu"
     import torch
 
     if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"cuda(:\d+)?", device):
         raise OptionError(f"device {device!r} is not known: choose auto, cpu, cuda or cuda:N")
     count = torch.cuda.device_count()
-    if device != "cpu" and int(device.partition(":")[2] or 0) >= count:
+    if int(device.partition(":")[2] or 0) >= count:
         raise OptionError(f"torch finds no device {device!r} ({count} CUDA devices): choose cpu or auto")
-    return torch.device(device)
+    return device
 
 
-def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """Return the torch dtype of a name; "auto" is bfloat16 if `device` computes in it. Raises OptionError."""
-    import torch
+def _has_gpu_driver() -> bool:
+    """Return whether torch could find a GPU, without importing it."""
+    if Path("/dev/kfd").exists():  # AMD
+        return True
+    for name in ("libcuda.so.1", "nvcuda.dll"):
+        with suppress(OSError):
+            ctypes.CDLL(name)
+            return True
+    return False
 
+
+def resolve_dtype(dtype: str, device: str) -> np.dtype[Any]:
+    """Return the dtype of a name; "auto" is bfloat16 if `device` computes in it. Raises OptionError."""
     if dtype not in DTYPES:
         raise OptionError(f"dtype {dtype!r} is not known: choose {', '.join(DTYPES)}")
-    has_bfloat16 = device.type == "cuda" or _cpu_computes_in_bf16()
-    torch_dtype: torch.dtype = getattr(torch, DTYPES[dtype] or ("bfloat16" if has_bfloat16 else "float32"))
-    return torch_dtype
+    return number_type(DTYPES[dtype] or ("bfloat16" if device != "cpu" or _cpu_computes_in_bf16() else "float32"))
 
 
 def _cpu_computes_in_bf16() -> bool:
-    import torch
-
-    if platform.machine().lower() in ("arm64", "aarch64"):
-        # On ARM, oneDNN's check requires bf16 instructions; on x86 it accepts AVX-512 and emulates them.
-        return bool(getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", bool)())
-    limited = torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "AVX2")  # by ATEN_CPU_CAPABILITY or the processor
-    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return not limited and any(getattr(torch.cpu, check, bool)() for check in checks)
+    """Return whether the processor has bfloat16 products, within the limit that is set for torch."""
+    limited = os.environ.get("ATEN_CPU_CAPABILITY", "") in ("default", "avx2")
+    return not limited and bool({"avx512_bf16", "amx_bf16", "bf16"} & processor_flags())
 
 
 def _open_gguf(
     path: Path,
     name: str,
-    dtype: torch.dtype,
-    device: torch.device,
+    dtype: np.dtype[Any],
+    device: str,
     tokenizer: Any,
     cache_dir: Path | None,
     unread: bool,
@@ -144,7 +153,7 @@ def _open_gguf(
         nonlocal build
         cached = cached_model(path, root, distrust, matrices=not unread)
         build = cached.build
-        loaded = _open_folder(cached.folder, name, dtype, device, tokenizer, source, converted=True)
+        loaded = _open_folder(cached.folder, name, dtype, device, tokenizer, source)
         if loaded.stored is None:
             loaded.module = loaded.model
         return loaded
@@ -160,67 +169,69 @@ def _open_gguf(
 def _open_folder(
     folder: Path,
     name: str,
-    dtype: torch.dtype,
-    device: torch.device,
+    dtype: np.dtype[Any],
+    device: str,
     tokenizer: Any,
     unread: Path | None = None,
-    converted: bool = False,
 ) -> LoadedModel:
-    """Open a folder in transformers format.
-
-    `converted` marks a converted GGUF file. Its matrices may remain in the file, which is then `unread`."""
-    from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
-
+    """Open a folder in transformers format. Weights of a converted GGUF file may remain in the file `unread`."""
     from tot.decoders.models.weights import FolderWeights, GGUFWeights, Weights
 
-    check_supported(read_config(folder))  # includes families that this version of transformers lacks
+    settings = read_config(folder)
+    check_supported(settings)
     if problem := missing_weights(folder):
         raise ModelError(f"{name} can't be loaded: {problem}")
     stored: Weights | None = None
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        if tokenizer is None:
+            tokenizer = _read_tokenizer(folder)
+        config = model_config(vars(settings))
         check_supported(config)  # again, with the defaults that config.json leaves out
         if unread is not None:
             stored = GGUFWeights(unread, folder, config, dtype)
         elif config.model_type in LLAMA_LIKE:
             with suppress(LookupError):  # transformers accepts more weight names
                 stored = FolderWeights(folder, config, dtype)
-        if tokenizer is None:
-            if converted:  # complete; the family's class would rebuild it from vocabulary and merges
-                tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-            else:
-                tokenizer = AutoTokenizer.from_pretrained(folder, config=config, trust_remote_code=False)
-        settings = _generation_config(folder, config)
+        ends = _end_ids(folder, config)
     except (TotError, MemoryError):
         raise
     except Exception as error:  # three libraries read these files, and tokenizers raises plain Exception
         raise _unreadable(name, error) from error
     if unread is None:
-        load = partial(_load_module, folder, name, config, dtype, device)
+        load = partial(_load_module, folder, name, dtype, device)
     else:
         load = partial(_load_whole_gguf, unread, folder.parent.parent, dtype, device, tokenizer)
-    return LoadedModel(config, tokenizer, name, dtype, device, settings, load=load, stored=stored)
+    return LoadedModel(config, tokenizer, name, dtype, device, ends, load=load, stored=stored)
 
 
-def _generation_config(folder: Path, config: Any) -> Any:
-    """Return the folder's generation config, or the one derived from the model config."""
-    from transformers import GenerationConfig
+def _read_tokenizer(folder: Path) -> Any:
+    """Return the tokenizer of a folder; one without a tokenizer.json is converted by transformers."""
+    if (folder / "tokenizer.json").exists():
+        return Tokenizer.read(folder)
+    from transformers import AutoTokenizer
 
+    with quiet_transformers():
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+
+
+def _end_ids(folder: Path, config: Any) -> tuple[int, ...]:
+    """Return the tokens that end a text by the folder's generation config; by its model config if it has none."""
     try:
-        return GenerationConfig.from_pretrained(folder)
-    except (OSError, TypeError):
-        return GenerationConfig.from_model_config(config)
+        listed = json.loads((folder / "generation_config.json").read_text(encoding="utf-8")).get("eos_token_id")
+    except (OSError, ValueError, AttributeError):
+        listed = config.eos_token_id
+    return end_ids(listed)
 
 
-def _load_module(folder: Path, name: str, config: Any, dtype: torch.dtype, device: torch.device) -> Any:
+def _load_module(folder: Path, name: str, dtype: np.dtype[Any], device: str) -> Any:
+    import torch
     from transformers import AutoModelForCausalLM
 
     try:
         with quiet_transformers():
             model, report = AutoModelForCausalLM.from_pretrained(
                 folder,
-                config=config,
-                dtype=dtype,
+                dtype=getattr(torch, dtype.name),
                 use_safetensors=True,
                 trust_remote_code=False,
                 output_loading_info=True,
@@ -234,24 +245,23 @@ def _load_module(folder: Path, name: str, config: Any, dtype: torch.dtype, devic
     return _place(model, name, dtype, device)
 
 
-def _load_whole_gguf(path: Path, cache_dir: Path, dtype: torch.dtype, device: torch.device, tokenizer: Any) -> Any:
+def _load_whole_gguf(path: Path, cache_dir: Path, dtype: np.dtype[Any], device: str, tokenizer: Any) -> Any:
     """Load the module of a GGUF file, with converted weights."""
-    dtype_name = str(dtype).removeprefix("torch.")
-    return load_model(path, tokenizer=tokenizer, dtype=dtype_name, device=str(device), cache_dir=cache_dir).module
+    return load_model(path, tokenizer=tokenizer, dtype=dtype.name, device=device, cache_dir=cache_dir).module
 
 
 def _unreadable(name: str, error: Exception) -> ModelError:
     return ModelError(f"{name} can't be loaded ({reason(error)}): download it or save it again")
 
 
-def _place(model: Any, name: str, dtype: torch.dtype, device: torch.device) -> Any:
+def _place(model: Any, name: str, dtype: np.dtype[Any], device: str) -> Any:
     """Put a module in eval mode, on a device and in a dtype."""
     import torch
 
     try:
         for weight in model.parameters():  # model.to(dtype) would also round RoPE's float32 frequencies
             if weight.is_floating_point():
-                weight.data = weight.data.to(dtype)
+                weight.data = weight.data.to(getattr(torch, dtype.name))
         model.to(device)
     except torch.OutOfMemoryError as error:
         raise ModelError(f"{name} does not fit on {device}: use dtype='bf16', device='cpu' or another model") from error

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    import torch
+import numpy as np
 
 Shape = tuple[int, ...]
+Array = np.ndarray[Any, np.dtype[Any]]
+"""A numpy array of any shape; bfloat16 has the dtype of `ml_dtypes`."""
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -26,7 +27,7 @@ class Heads(NamedTuple):
         return cls(query, int(kv), int(getattr(config, "head_dim", None) or config.hidden_size // query))
 
 
-def slot_bytes(config: Any, dtype: torch.dtype) -> int:
+def slot_bytes(config: Any, dtype: np.dtype[Any]) -> int:
     """Return the bytes of the keys and values of one token, in all layers."""
     heads = Heads.of(config)
     return int(2 * config.num_hidden_layers * heads.kv * heads.dim * dtype.itemsize)

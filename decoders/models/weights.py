@@ -13,17 +13,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from ml_dtypes import bfloat16
+from numpy.typing import DTypeLike
 
 from tot.decoders.errors import ModelError, OptionError, reason
 from tot.decoders.models.gguf_convert import FIRST, GGUFFile, dequantized, in_halves, read_gguf, source_names
 from tot.decoders.models.gguf_numbers import Whole, numbers_of
-from tot.decoders.models.shapes import EMBEDDING, HEAD, Shape, weight_shapes
+from tot.decoders.models.shapes import EMBEDDING, HEAD, Array, Shape, weight_shapes
 from tot.decoders.models.supported import LLAMA_LIKE
 
 
-class Weights(Mapping[str, "Tensor | Whole"]):
+class Weights(Mapping[str, "Array | Whole"]):
     """Weights by name."""
 
     shapes: Mapping[str, Shape]
@@ -39,14 +40,14 @@ class Weights(Mapping[str, "Tensor | Whole"]):
     def __contains__(self, name: object) -> bool:
         return name in self.shapes
 
-    def first(self, name: str) -> Tensor:
+    def first(self, name: str) -> Array:
         """Return the first numbers of a weight: (FIRST,), or fewer if it is smaller."""
-        return self.tensor(name).flatten()[:FIRST]
+        return self.array(name).reshape(-1)[:FIRST]
 
-    def tensor(self, name: str) -> Tensor:
+    def array(self, name: str) -> Array:
         """Return a weight that is not stored as integers."""
         value = self[name]
-        assert isinstance(value, Tensor), name
+        assert isinstance(value, np.ndarray), name
         return value
 
 
@@ -57,9 +58,13 @@ class ModuleWeights(Weights):
         self._parameters = dict(module.named_parameters(remove_duplicate=False))
         self.shapes = {name: tuple(weight.shape) for name, weight in self._parameters.items()}
 
-    def __getitem__(self, name: str) -> Tensor:
-        weight: Tensor = self._parameters[name]
-        return weight.detach()
+    def __getitem__(self, name: str) -> Array:
+        import torch
+
+        weight = self._parameters[name].detach().cpu()
+        if weight.dtype == torch.bfloat16:  # numpy has no such type of its own
+            return np.asarray(weight.view(torch.uint16).numpy().view(bfloat16))
+        return np.asarray(weight.numpy())
 
 
 class FolderWeights(Weights):
@@ -69,7 +74,7 @@ class FolderWeights(Weights):
     safetensors for damaged files.
     """
 
-    def __init__(self, folder: Path, config: Any, dtype: torch.dtype) -> None:
+    def __init__(self, folder: Path, config: Any, dtype: DTypeLike) -> None:
         from safetensors import safe_open
 
         self.shapes = weight_shapes(config)
@@ -80,22 +85,21 @@ class FolderWeights(Weights):
         self._files = _files_of(folder, set(self._stored.values()))
         self.files = sorted(set(self._files.values()))
         for path in self.files:
-            with safe_open(path, "pt") as file:
+            with safe_open(path, "np") as file:
                 for name in (name for name, holder in self._files.items() if holder == path):
                     _check_shape(name, tuple(file.get_slice(name).get_shape()), self.shapes[name])
 
-    def __getitem__(self, name: str) -> Tensor:
+    def __getitem__(self, name: str) -> Array:
         from safetensors import SafetensorError, safe_open
 
         stored = self._stored[name]
         try:
-            with safe_open(self._files[stored], "pt") as file:
-                value: Tensor = file.get_tensor(stored)
+            with safe_open(self._files[stored], "np") as file:
+                value: Array = file.get_tensor(stored)
         except (OSError, SafetensorError) as error:
             raise ModelError(f"{self._files[stored]} can't be read ({reason(error)}): download it again") from error
         _check_shape(name, tuple(value.shape), self.shapes[name])  # the file may have changed
-        copy = value.dim() == 1 or name == EMBEDDING  # a view would keep the whole file mapped
-        return value.to(self._dtype, copy=copy)
+        return value.astype(self._dtype, copy=False)
 
 
 def _files_of(folder: Path, names: set[str]) -> dict[str, Path]:
@@ -107,7 +111,7 @@ def _files_of(folder: Path, names: set[str]) -> dict[str, Path]:
     from safetensors import safe_open
 
     path = folder / "model.safetensors"
-    with safe_open(path, "pt") as file:
+    with safe_open(path, "np") as file:
         if missing := names - set(file.keys()):
             raise LookupError(min(missing))
     return dict.fromkeys(names, path)
@@ -125,11 +129,11 @@ class GGUFWeights(Weights):
     other families, ModelError if the conversion does not match the config.
     """
 
-    def __init__(self, path: Path, folder: Path, config: Any, dtype: torch.dtype) -> None:
+    def __init__(self, path: Path, folder: Path, config: Any, dtype: DTypeLike) -> None:
         if config.model_type not in LLAMA_LIKE:
             known = ", ".join(LLAMA_LIKE)
             raise OptionError(f"the integers of a .gguf file are supported for {known}, not {config.model_type}")
-        from safetensors.torch import load_file
+        from safetensors.numpy import load_file
 
         self.folder = folder
         """The folder for packed weights."""
@@ -141,9 +145,9 @@ class GGUFWeights(Weights):
             stored[HEAD] = stored[EMBEDDING]
         for name, shape in self.shapes.items():
             value = stored.get(name)
-            if value is None or value.dim() != 1 or (len(shape) == 1 and tuple(value.shape) != shape):
+            if value is None or value.ndim != 1 or (len(shape) == 1 and tuple(value.shape) != shape):
                 raise ModelError(f"the weight {name} is missing, or its shape differs from config.json")
-        self._stored = {name: stored[name].to(dtype) for name in self.shapes}
+        self._stored = {name: stored[name].astype(dtype) for name in self.shapes}
         """Vectors, and the first numbers of matrices."""
 
     @cached_property
@@ -155,7 +159,7 @@ class GGUFWeights(Weights):
         """The names in the file, by their names in transformers."""
         return source_names(self.shapes, self._config)
 
-    def __getitem__(self, name: str) -> Tensor | Whole:
+    def __getitem__(self, name: str) -> Array | Whole:
         if len(self.shapes[name]) == 1:
             return self._stored[name]
         source = self._sources[EMBEDDING if name == HEAD and self._config.tie_word_embeddings else name]
@@ -165,7 +169,7 @@ class GGUFWeights(Weights):
             return in_halves(dequantized(tensor), source, self._config)
         return whole.each(lambda values: in_halves(values, source, self._config))
 
-    def first(self, name: str) -> Tensor:
+    def first(self, name: str) -> Array:
         return self._stored[name][:FIRST]
 
     def close_file(self) -> None:
@@ -173,10 +177,11 @@ class GGUFWeights(Weights):
         vars(self).pop("_file", None)
 
 
-def hash_weights(weights: Weights, dtype: torch.dtype | None = None) -> str:
+def hash_weights(weights: Weights, dtype: DTypeLike | None = None) -> str:
     """Return a SHA-256 of the first numbers of each weight, optionally converted to `dtype`."""
     digest = hashlib.sha256()
     for name in sorted(weights):
         digest.update(f"{name} {weights.shapes[name]}".encode())
-        digest.update(weights.first(name).cpu().to(dtype=dtype).view(torch.uint8).numpy().tobytes())
+        numbers = weights.first(name)
+        digest.update((numbers if dtype is None else numbers.astype(dtype)).tobytes())
     return digest.hexdigest()

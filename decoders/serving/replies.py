@@ -158,10 +158,10 @@ class ServedReply:
 
 @cache
 def _byte_of() -> dict[str, int]:
-    """Return the byte for each character of a byte-level vocabulary."""
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-    return {character: byte for byte, character in bytes_to_unicode().items()}
+    """Return the byte for each character of a byte-level vocabulary: itself if it is printable, else the next free."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
 
 
 def _top(scored: Scored) -> list[list[tuple[int, float]]]:

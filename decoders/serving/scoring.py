@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
+import numpy as np
+from scipy.special import log_softmax
 
 from tot.decoders.engine.radix_cache import Branch
 from tot.decoders.engine.runner import Chunk
@@ -56,13 +57,12 @@ class Scoring(Policy):
         text = self._text
         if self._top:
             done = len(text.logprobs)
-            logits = torch.stack([row.logits for row in rows if row.logits is not None])
-            logprobs = logits.log_softmax(-1)
-            chosen = torch.tensor(self._tokens[done : done + len(rows)], device=logits.device)
-            text.logprobs += logprobs.gather(1, chosen[:, None])[:, 0].tolist()
-            best = logprobs.topk(min(self._top, logprobs.shape[1]))
-            pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-            text.top += [list(zip(tokens, values, strict=True)) for tokens, values in pairs]
+            for row, token in zip(rows, self._tokens[done : done + len(rows)], strict=True):
+                assert row.logits is not None
+                logprobs = log_softmax(row.logits)
+                best = np.argsort(-logprobs, stable=True)[: self._top]
+                text.logprobs.append(float(logprobs[token]))
+                text.top.append([(int(other), float(logprobs[other])) for other in best])
         else:
             text.logprobs += [row.logprob for row in rows]
         if len(text.logprobs) == len(self._tokens):

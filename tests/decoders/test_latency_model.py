@@ -10,8 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 from tot.decoders import Engine, LocalDecoder, Request, RequestError, Sampling, load_decoder, load_model
 from tot.decoders.drafting import latency_model as latency_module
@@ -232,7 +232,7 @@ def saved(make_model: Callable[..., Any], tokenizer: Any, tmp_path: Path, monkey
     folder = tmp_path / "model"
     make_model("llama", hidden_size=128, intermediate_size=256, head_dim=32).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    if not kernels_run(32, 2, torch.float32, torch.device("cpu")):
+    if not kernels_run(32, 2, np.dtype(np.float32), "cpu"):
         pytest.skip("needs a C compiler, and a processor with AVX2")
     return folder
 

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
-import torch
 
 from tot.decoders import Engine, RequestError, load_decoder, load_model, machine
 from tot.decoders.engine import runner
 
-CPU = torch.device("cpu")
+CPU = "cpu"
 CYCLES = """
 import sys
 import psutil
@@ -56,7 +56,7 @@ def test_a_closed_engine_holds_no_keys_and_values(make_model: Callable[..., Any]
     engine = Engine(load_model(make_model(), tokenizer=tokenizer), 500)
     engine.close()
     backend: Any = engine.runner.backend
-    assert not any(isinstance(one, torch.Tensor) and one.numel() for one in vars(backend).values())
+    assert not any(isinstance(one, np.ndarray) and one.size for one in vars(backend).values())
     assert not any(backend._store)
 
 
@@ -119,13 +119,9 @@ def test_threads_are_limited_by_the_containers_cpu_time(
     (tmp_path / "outer" / "inner").mkdir(parents=True)
     (tmp_path / "outer" / "cpu.max").write_text(outer)
     (tmp_path / "outer" / "inner" / "cpu.max").write_text(inner)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(4)
-        machine.fit_threads()
-        assert torch.get_num_threads() == threads
-    finally:
-        torch.set_num_threads(before)
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: range(4))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert machine.threads() == threads
 
 
 def test_without_control_groups_the_system_reports_the_free_memory(

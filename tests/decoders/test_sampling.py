@@ -20,8 +20,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from tot.decoders.engine import sampling
-from tot.decoders.engine.sampling import Draw, Sampled, candidates, filtered, gumbel, noise_key, read
+from tot.decoders.engine import sampling, sampling_reference
+from tot.decoders.engine.sampling import Draw, Sampled, candidates, noise_key, read
+from tot.decoders.engine.sampling_reference import filtered, gumbel
 
 VOCAB = 40
 WORD = 2**32
@@ -295,7 +296,7 @@ def test_ties_go_to_the_lowest_id(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tokens(read(logits, [draw(0.0)] * 2)) == [1, 0]
     monkeypatch.setattr(sampling, "_compiled", lambda: None)
     monkeypatch.setattr(
-        sampling, "_gaps", lambda keys, ids: torch.full(torch.broadcast_shapes(keys.shape, ids.shape), 9)
+        sampling_reference, "_gaps", lambda keys, ids: torch.full(torch.broadcast_shapes(keys.shape, ids.shape), 9)
     )
     assert tokens(read(logits, [draw()] * 2)) == [1, 0]
 

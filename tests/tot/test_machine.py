@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tot.decoders.machine import limit, matrix_rate, read_bandwidth
@@ -22,7 +21,7 @@ def test_rates_come_from_the_fastest_run_after_the_warm_up(monkeypatch: pytest.M
     times = iter([0, 1, *(t for lap in (4, 3, 2, 5, 6) for t in (10, 10 + lap))] * 2)
     monkeypatch.setattr("tot.decoders.machine.time.perf_counter", lambda: next(times))
     assert read_bandwidth(size=800) == 400.0
-    assert matrix_rate(torch.float32, size=4) == 2 * 4**3 / 2
+    assert matrix_rate("float32", size=4) == 2 * 4**3 / 2
 
 
 def step(rows: int, context: int) -> Load:

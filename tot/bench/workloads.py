@@ -127,7 +127,7 @@ def mixed_ids(tokenizer: Any, length: int = 1000) -> list[int]:
     """
     words = [word for entry in load_task("gsm8k").data("demonstrations") for word in entry["question"].split()]
     text = " ".join(random.Random(0).choices(words, k=length))
-    ids: list[int] = tokenizer(text)["input_ids"][:length]
+    ids: list[int] = tokenizer.encode(text)[:length]
     return ids
 
 

@@ -54,13 +54,14 @@ class Head(Evaluator):
         return "head", self.path, tuple((tuple(thought.parts), thought.text) for thought in thoughts)
 
     async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[Evaluation]:
+        import numpy as np
         import torch
 
         head = load_head(self.path)
         head.check(ctx)
         endings = await ctx.each(nodes, lambda node: ctx.ending(node, [head.layer]))
         states = [state[0] for state, _ in endings if state is not None]
-        values = iter(head.probabilities(torch.stack(states)).tolist() if states else ())
+        values = iter(head.probabilities(torch.from_numpy(np.stack(states))).tolist() if states else ())
         evaluated = [(None if state is None else next(values), reply) for state, reply in endings]
         return [Evaluation(value) if reply is None else reply.evaluation(value) for value, reply in evaluated]
 

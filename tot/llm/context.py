@@ -26,7 +26,7 @@ from tot.tree.thought import Drawn, State, Thought, is_thinking
 from tot.tree.tree import Node, ThoughtTree
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import numpy as np
 
 
 _T = TypeVar("_T")
@@ -66,7 +66,7 @@ class Context:
         self._max_tokens = max_tokens
         self.evaluations: dict[Hashable, Evaluation] = {}
         self._layers = tuple(layers)
-        self._endings: dict[Hashable, Tensor] = {}
+        self._endings: dict[Hashable, np.ndarray[Any, Any]] = {}
         """Hidden states (layers, hidden) at the end of each sampled text, by the tokens of its path."""
 
     def to(self, purpose: Purpose) -> Context:
@@ -179,7 +179,7 @@ class Context:
             if one.states is not None and (one.finish_reason == "eos" or len(one.states) > len(one.tokens)):
                 drawn = Thought(parts={template: one.text}, drawn={template: Drawn(text=one.text, tokens=one.tokens)})
                 if (key := tokens_of((*thoughts, drawn))) is not None:
-                    self._endings[key] = one.states[-1].clone()
+                    self._endings[key] = one.states[-1].copy()
         return [
             Reply(template, request, completion, self.decoder, int(failed))
             for completion, failed in zip(completions, unread, strict=True)

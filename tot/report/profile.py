@@ -126,7 +126,7 @@ class Profile:
     @cached_property
     def peak(self) -> tuple[float, float]:
         """The machine's peak bytes and operations per second, measured on first access."""
-        return read_bandwidth(self._device), matrix_rate(self._dtype, self._device)
+        return read_bandwidth(self._device), matrix_rate(self._dtype.name, self._device)
 
     def seconds(self) -> dict[tuple[str, str, str], float]:
         """Return seconds by (purpose, part, layer kind); their sum is the time from creation to the end.

@@ -90,8 +90,10 @@ def run(
             "parameters": sum(weight.numel() for weight in draft.parameters()),
             **agreement(draft, records[::_HELD_OUT]),
         }
+        import torch
+
         with quiet_transformers():
-            draft.to(target.dtype).save_pretrained(folder)
+            draft.to(getattr(torch, target.dtype.name)).save_pretrained(folder)
             target.tokenizer.save_pretrained(folder)
         write_json(folder / "report.json", report)
     shutil.rmtree(work)

@@ -16,11 +16,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.numpy import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
@@ -148,7 +149,7 @@ class Keep(Evaluator):
             save_file({**self.kept(ctx), **new}, unfinished, {"question": ctx.state(ctx.tree.root).question})
         return [Evaluation(0.0) if reply is None else reply.evaluation(0.0) for _, reply in replies]
 
-    def kept(self, ctx: Context) -> dict[str, Tensor]:
+    def kept(self, ctx: Context) -> dict[str, np.ndarray[Any, Any]]:
         """Return the states at the ends of a search's paths, (layers, hidden), by node; {} for a damaged shard."""
         try:
             return load_file(self._shard(ctx))
@@ -167,7 +168,7 @@ async def read_paths(work: Evaluated, rollouts: Path, keeping: Keep, decoders: d
     semaphore, task, done = asyncio.Semaphore(_AT_ONCE), CheckedTask(work.task), 0
     samples = sorted(read_samples(rollouts), key=lambda sample: (sample["index"], sample["repeat"]))
 
-    async def one(sample: dict[str, Any]) -> list[tuple[Tensor, float, float]]:
+    async def one(sample: dict[str, Any]) -> list[tuple[np.ndarray[Any, Any], float, float]]:
         nonlocal done
         async with semaphore:
             tree, leaves = await asyncio.to_thread(read_leaves, rollouts, sample, work.task)
@@ -196,7 +197,7 @@ async def read_paths(work: Evaluated, rollouts: Path, keeping: Keep, decoders: d
         raise OptionError("no question has a complete solution: give more, or a model that finishes its answers")
     states, labels, along = zip(*chain.from_iterable(questions), strict=True)
     return Paths(
-        dict(zip(keeping.read, torch.stack(states, dim=1), strict=True)),
+        dict(zip(keeping.read, torch.from_numpy(np.stack(states, axis=1)), strict=True)),
         torch.tensor(labels),
         torch.tensor(along),
         torch.repeat_interleave(torch.arange(len(questions)), torch.tensor([*map(len, questions)])),

@@ -15,12 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import torch
-from torch import Tensor, nn
+import numpy as np
+from ml_dtypes import bfloat16
 
 from tot.decoders.errors import ModelError
 from tot.decoders.kernels.native import compiling
-from tot.decoders.kernels.native.library import address, lanes, library, sizes_agree
+from tot.decoders.kernels.native.library import address, empty, lanes, library, sizes_agree
 from tot.decoders.kernels.native.packed_file import packed_in_file
 from tot.decoders.kernels.native.packing import (
     GROUP,
@@ -32,11 +32,11 @@ from tot.decoders.kernels.native.packing import (
     room_for,
 )
 from tot.decoders.kernels.native.tiles import SIZES, CTiles, Tiles, kernels_run, make_tiles
-from tot.decoders.machine import processor
+from tot.decoders.machine import processor, threads
 from tot.decoders.models.kv_store import Store
 from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.models.rotary import RotaryTable
-from tot.decoders.models.shapes import EMBEDDING, Heads, weight_shapes
+from tot.decoders.models.shapes import EMBEDDING, Array, Heads, weight_shapes
 from tot.decoders.models.supported import LLAMA_LIKE, window_of
 from tot.decoders.models.weights import GGUFWeights, Weights
 from tot.decoders.timeline import add_spans
@@ -99,10 +99,10 @@ class _Batch(Structure):
 
 
 class _Product(NamedTuple):
-    """Linear layers of one product: the C struct, and the tensors that it points to."""
+    """Linear layers of one product: the C struct, and the arrays that it points to."""
 
     matrix: _Matrix
-    tensors: list[Tensor]
+    arrays: list[Array]
 
 
 class NativeForward:
@@ -125,8 +125,8 @@ class NativeForward:
         self._references: list[Any] = []  # C gets addresses only
         self._store: Store | None = None
         self._model = self._pack_all(loaded.weights)
-        self._scratch = torch.empty(0)
-        self._table = (torch.empty(0), torch.empty(0))
+        self._scratch = np.empty(0, np.float32)
+        self._table = (self._scratch, self._scratch)
 
     def _pack_all(self, weights: Weights) -> _Model:
         """Pack all weights that are not packed yet. Raises ModelError if a shape differs from the config."""
@@ -148,28 +148,29 @@ class NativeForward:
                 setattr(layer, name, self._packed[f"{number}.{name}"].matrix)
             for name, vector in _NORMS.items():
                 if (weight := f"model.layers.{number}.{vector}.weight") in expected:
-                    setattr(layer, name, self._float_address(weights.tensor(weight)))
+                    setattr(layer, name, self._float_address(weights.array(weight)))
         embedding, table = None, _Matrix()
         if self.weights == "gguf":
             table = self._packed["head" if tied else "table"].matrix
         else:
-            self._references.append(weights.tensor(EMBEDDING))
+            self._references.append(np.ascontiguousarray(weights.array(EMBEDDING)))
             embedding = address(self._references[-1], self._dtype)
         heads = Heads.of(config)
         self._references.append(layers)
         self._layers = layers
         return _Model(
-            ctypes.addressof(layers), embedding, self._float_address(weights.tensor("model.norm.weight")),
+            ctypes.addressof(layers), embedding, self._float_address(weights.array("model.norm.weight")),
             self._packed["head"].matrix, table, len(layers), config.hidden_size, config.intermediate_size, heads.query,
             heads.kv, 0, 0, heads.dim, config.rms_norm_eps, heads.dim**-0.5,
         )  # fmt: skip
 
     def reserve(self, slots: int) -> None:
         """Allocate the key-value store."""
-        self._store = Store.allocate(self._config, slots, self._dtype, torch.device("cpu"))
+        self._store = Store.allocate(self._config, slots, partial(empty, dtype=self._dtype))
         for layer, keys, values in zip(self._layers, *self._store, strict=True):
             layer.keys, layer.values = address(keys, self._dtype), address(values, self._dtype)
-        self._model.kv_head_stride, self._model.slot_stride = self._store.keys[0].stride()[:2]
+        _, slots, dim = self._store.keys[0].shape
+        self._model.kv_head_stride, self._model.slot_stride = slots * dim, dim
 
     def use(self, functions: ctypes.CDLL) -> None:
         """Use these C functions, compiled for the model's head dimension and weight format."""
@@ -196,48 +197,48 @@ class NativeForward:
     @property
     def weight_bytes(self) -> float:
         products = self._packed.values()
-        size = sum(product.tensors[0].nbytes for product in products)
+        size = sum(product.arrays[0].nbytes for product in products)
         return float(size / sum(product.matrix.inputs * product.matrix.outputs for product in products))
 
     def close(self) -> None:
         """Free the packed weights and the store."""
         del self._functions
-        self._packed, self._references, self._model, self._scratch = {}, [], _Model(), torch.empty(0)
+        self._packed, self._references, self._model, self._scratch = {}, [], _Model(), np.empty(0, np.float32)
         self._store = self._layers = None
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, write: Tensor, keep: Tensor, pieces: Tiles, layers: Sequence[int] = ()
-    ) -> tuple[Tensor, Tensor | None]:
-        rows, kept = tokens.shape[1], len(keep)
-        cosines, sines, rope_rows = self._rope_table(positions)
-        logits = torch.empty((kept, self._config.vocab_size), dtype=torch.float32)
-        states = torch.empty((kept, len(layers), self._config.hidden_size))
-        state_layers = torch.tensor(layers, dtype=torch.int64)
+        self, rows: Array, keep: Array, pieces: Tiles, layers: Sequence[int] = ()
+    ) -> tuple[Array, Array | None]:
+        tokens, positions, write = rows
+        count, kept = len(tokens), len(keep)
+        cosines, sines = self._rope_table(int(positions.max()) + 1)
+        logits = empty((kept, self._config.vocab_size), np.float32)
+        states = empty((kept, len(layers), self._config.hidden_size), np.float32)
+        state_layers = np.array(layers, dtype=np.int64)
         seconds = (c_double * 3)()
         batch = _Batch(
-            *(address(tensor, torch.int64) for tensor in (tokens, rope_rows, write, keep)),
-            *(address(tensor, torch.float32) for tensor in (cosines, sines, logits, states)),
-            address(state_layers, torch.int64), None, ctypes.addressof(seconds), CTiles.of(pieces),
-            rows, kept, len(layers), torch.get_num_threads(),
+            *(address(array, np.int64) for array in (tokens, positions, write, keep)),
+            *(address(array, np.float32) for array in (cosines, sines, logits, states)),
+            address(state_layers, np.int64), None, ctypes.addressof(seconds), CTiles.of(pieces),
+            count, kept, len(layers), threads(),
         )  # fmt: skip
         if len(self._scratch) < (needed := self._functions.scratch_floats(byref(self._model), byref(batch))):
-            self._scratch = torch.empty(needed, dtype=torch.float32)
-        batch.scratch = self._scratch.data_ptr()
+            self._scratch = empty((needed,), np.float32)
+        batch.scratch = address(self._scratch, np.float32)
         self._functions.forward(byref(self._model), byref(batch))
         add_spans({"linear": seconds[0], "attention": seconds[1]})
         return logits, states if layers else None
 
-    def _rope_table(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return cosines and sines (positions, head_dim), and the index of each row in them."""
-        needed = int(positions.max()) + 1
+    def _rope_table(self, needed: int) -> tuple[Array, Array]:
+        """Return cosines and sines (positions, head_dim) of at least `needed` positions."""
         if len(self._table[0]) < needed:
-            self._table = self._rotary.rows(max(_TABLE, 2 * needed))
-        return *self._table, positions
+            cosines, sines = self._rotary.rows(max(_TABLE, 2 * needed))
+            self._table = np.ascontiguousarray(cosines), np.ascontiguousarray(sines)
+        return self._table
 
-    def _float_address(self, vector: Tensor) -> int:
-        floats = vector.float().contiguous()
-        self._references.append(floats)
-        return floats.data_ptr()
+    def _float_address(self, vector: Array) -> int:
+        self._references.append(np.array(vector, dtype=np.float32))
+        return address(self._references[-1], np.float32)
 
     def _pack(self, weights: Weights, name: str, parts: Sequence[str]) -> Packed:
         matrices = [weights[f"{part}.weight"] for part in parts]
@@ -245,12 +246,12 @@ class NativeForward:
 
     def _add_product(self, weights: Weights, name: str, parts: Sequence[str], weight: Packed) -> None:
         strips, *form = weight
-        matrix = _Matrix(strips.data_ptr(), None, *reversed(_shape(weights, parts)), *form)
+        matrix = _Matrix(address(strips, strips.dtype), None, *reversed(_shape(weights, parts)), *form)
         product = self._packed[name] = _Product(matrix, [strips])
         if f"{parts[0]}.bias" in weights:
-            biases = [weights.tensor(f"{part}.bias") for part in parts]
-            product.tensors.append(beside(biases, name.endswith("gate_up")).float().contiguous())
-            matrix.bias = product.tensors[-1].data_ptr()
+            biases = [weights.array(f"{part}.bias") for part in parts]
+            product.arrays.append(np.array(beside(biases, name.endswith("gate_up")), dtype=np.float32))
+            matrix.bias = address(product.arrays[-1], np.float32)
 
     def _map_packed(self, weights: GGUFWeights, products: Mapping[str, Sequence[str]]) -> None:
         """Map the packed integers of a GGUF file. They are packed once and cached in a file."""
@@ -317,7 +318,7 @@ def native_forward(
         if not room_for("the weights for the forward in C", needed, loaded.device):
             return None
     weight_format = kind if kind in ("float32", "bfloat16") else "whole"
-    functions = library(*compiling.forward(heads.dim, loaded.dtype == torch.float32, weight_format, lanes()))
+    functions = library(*compiling.forward(heads.dim, loaded.dtype == np.float32, weight_format, lanes()))
     if functions is None or not sizes_agree(functions, "attention_sizes", SIZES):
         return None
     if not sizes_agree(functions, "forward_sizes", [*map(sizeof, (_Matrix, _Layer, _Model, _Batch)), lanes()]):
@@ -330,9 +331,9 @@ def native_forward(
 def _exact_kind(weights: Weights, names: Sequence[str]) -> PackedKind:
     """Return the smallest packed format that keeps the weights exactly."""
     narrow = all(
-        weight.dtype == torch.bfloat16 or bool((weight == weight.bfloat16()).all())
+        weight.dtype == bfloat16 or bool((weight == weight.astype(bfloat16)).all())
         for weight in (weights[name] for name in names)
-        if isinstance(weight, Tensor)
+        if isinstance(weight, np.ndarray)
     )
     return "bfloat16" if narrow else "float32"
 
@@ -350,9 +351,11 @@ def _has_plain_layers(loaded: LoadedModel) -> bool:
     if loaded.module is None and loaded.stored is not None:
         return True
     model: Any = loaded.model
+    from torch import nn
+
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if not all(type(module) is nn.Linear and "forward" not in vars(module) for module in linears):
         return False
-    table: Tensor = model.model.embed_tokens.weight
+    table: Any = model.model.embed_tokens.weight
     on_cpu = all(weight.device.type == "cpu" for weight in model.parameters())
-    return on_cpu and table.dtype == loaded.dtype and table.is_contiguous()
+    return on_cpu and str(table.dtype) == f"torch.{loaded.dtype}"

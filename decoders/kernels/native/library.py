@@ -10,28 +10,28 @@ import atexit
 import ctypes
 import functools
 import logging
+import math
 import os
-import platform
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import DTypeLike
 
 from tot.decoders.errors import OptionError, reason, unknown
 from tot.decoders.files import others_could_write
 from tot.decoders.kernels.native.compiling import BUILT, LEVELS, SOURCES, Level, compile_to, file_name, is_whole, source
-from tot.decoders.machine import processor_info
+from tot.decoders.machine import processor_flags
 from tot.decoders.models.gguf_cache import cache_folder
+from tot.decoders.models.shapes import Array
 
 log = logging.getLogger(__name__)
-_HWCAP, _ARM = 16, {"asimd": 1, "asimddp": 20}
-"""The getauxval entry in which Linux lists the features of an ARM processor, and the bit of each."""
+_LINE = 64
+"""Bytes of a cache line."""
 
 
 def library(name: str, *options: str) -> ctypes.CDLL | None:
@@ -105,15 +105,20 @@ def sizes_agree(functions: ctypes.CDLL, name: str, sizes: Sequence[int]) -> bool
     return c_sizes == tuple(sizes)
 
 
-def address(tensor: Tensor, dtype: torch.dtype, strided: bool = False) -> int:
-    """Return the address of a tensor's data for C. Raises TypeError if it has another dtype, layout or device.
+def address(array: Array, dtype: DTypeLike) -> int:
+    """Return the address of an array's data for C. Raises TypeError if it has another dtype or is not contiguous."""
+    if array.dtype != dtype or not array.flags.c_contiguous:
+        actual = f"{array.dtype} with strides of {array.strides} bytes"
+        raise TypeError(f"C needs a contiguous array of {np.dtype(dtype)}, and got {actual}")
+    return int(array.ctypes.data)
 
-    The tensor must be contiguous; if `strided`, only in the last dimension, as C gets the strides of the others."""
-    ordered = tensor.stride(-1) == 1 if strided else tensor.is_contiguous()
-    if tensor.dtype != dtype or tensor.device.type != "cpu" or not ordered:
-        actual = f"{tensor.dtype} on {tensor.device} with strides {tensor.stride()}"
-        raise TypeError(f"C needs a contiguous tensor of {dtype} on the CPU, and got {actual}")
-    return tensor.data_ptr()
+
+def empty(shape: Sequence[int], dtype: DTypeLike) -> Array:
+    """Return a new array that begins at a cache line, so that no vector in a row of 64 bytes spans two lines."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    memory = np.empty(size + _LINE, dtype=np.uint8)
+    start = -memory.ctypes.data % _LINE
+    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def _folder() -> Path:
@@ -142,15 +147,6 @@ def _folder_for_now() -> Path:
     folder = tempfile.mkdtemp(prefix="tot-native-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
-
-
-@functools.cache
-def processor_flags() -> frozenset[str]:
-    """Return the features of the processor as Linux names them; on ARM from the bits of getauxval."""
-    if platform.machine() == "aarch64" and sys.platform == "linux":
-        bits = ctypes.CDLL(None).getauxval(_HWCAP)
-        return frozenset(name for name, bit in _ARM.items() if bits >> bit & 1)
-    return frozenset(processor_info("flags").split())
 
 
 def level() -> Level | None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 from filelock import FileLock
 
 from tot.decoders.errors import ModelError, TaskError, reason
@@ -73,15 +73,15 @@ def _mapped(path: Path, shapes: Shapes) -> dict[str, Packed] | None:
         size, products = path.stat().st_size, index["products"]
         if size != index["bytes"] or index["sha256"] != _seal(path, products) or products.keys() != shapes.keys():
             return None
-        if size > (free := free_memory(torch.device("cpu"))):
+        if size > (free := free_memory("cpu")):
             sizes = f"{size / 2**30:.1f} GiB, and {free / 2**30:.1f} are free"
             log_once(logging.WARNING, f"the weights take {sizes}, so parts of them are read from disk repeatedly")
-        content = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+        content = np.memmap(path, dtype=np.uint8, mode="r", shape=(size,))
         weights = {}
         for name, (begin, count, strips, groups, *form) in products.items():
             if begin < 0 or begin % _PAGE:
                 return None
-            packed = Packed(content[begin : begin + count].view(strips, groups, -1), *form)
+            packed = Packed(content[begin : begin + count].reshape(strips, groups, -1), *form)
             if not packed.fits(*shapes[name]):
                 return None
             weights[name] = packed
@@ -107,7 +107,7 @@ def _write(path: Path, products: Mapping[str, Callable[[], Packed]]) -> None:
         for name, pack in products.items():
             strips, *form = pack()
             offsets[name] = [file.tell(), strips.nbytes, *strips.shape[:2], *form]
-            file.write(strips.numpy().data)
+            file.write(strips.data)
             file.write(bytes(-file.tell() % _PAGE))
         file.flush()
         os.fsync(file.fileno())

@@ -5,25 +5,26 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-import torch
-from torch import Tensor, nn
+import ml_dtypes
+import numpy as np
 
-from tot.decoders.kernels.native.library import lanes, largest_byte, log_once
+from tot.decoders.kernels.native.library import empty, lanes, largest_byte, log_once
 from tot.decoders.machine import free_memory
 from tot.decoders.models.gguf_numbers import Whole
+from tot.decoders.models.shapes import Array
 
 PackedKind = Literal["float32", "bfloat16", "int8-dynamic", "gguf"]
 GROUP = 32
 """Inputs that share a scale: GROUP in linear.h."""
-_JOINED: dict[PackedKind, int] = {"float32": 1, "bfloat16": 2, "int8-dynamic": 4, "gguf": 4}
-"""Adjacent inputs of one output in a line. A line has one output per vector lane; a strip has two lines."""
-_AT_ONCE = 2048
-"""Outputs packed at a time: temporary memory is several float32 copies of them."""
+_FLOATS: dict[PackedKind, Any] = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+"""The number formats of the kinds that are not integers."""
+_AT_ONCE = 256
+"""Outputs packed at a time, so that temporary arrays are small enough for the caches."""
 
 
-def room_for(what: str, needed: float, device: torch.device) -> bool:
+def room_for(what: str, needed: float, device: str) -> bool:
     """Return whether `needed` bytes are free to pack `what`. If not, log it once."""
     free = free_memory(device)
     if needed > free:
@@ -35,7 +36,7 @@ def room_for(what: str, needed: float, device: torch.device) -> bool:
 class Packed(NamedTuple):
     """A packed weight matrix."""
 
-    strips: Tensor
+    strips: Array
     """Strips of outputs in the first dimension."""
     bits: int = 0
     """Bits of an integer; 0 for floats. The fields below are for integers, too."""
@@ -54,45 +55,46 @@ class Packed(NamedTuple):
         groups = inputs // self.group
         group_bytes = self.group * self.bits // 8 + (2 if self.middle else 4)  # of one output
         shape = (-(-outputs // (2 * lanes())), groups, 2 * lanes() * group_bytes)
-        return self.strips.dtype == torch.uint8 and self.strips.shape == shape
+        return self.strips.dtype == np.uint8 and self.strips.shape == shape
 
 
-def packed(weight: Tensor | Whole, kind: PackedKind) -> Packed:
+@np.errstate(over="ignore", invalid="ignore")  # damaged weights may be infinite or NaN
+def packed(weight: Array | Whole, kind: PackedKind) -> Packed:
     """Pack a weight (outputs, inputs) into strips."""
-    outputs = len(weight.step if isinstance(weight, Whole) else weight)
-    floats = kind in ("float32", "bfloat16")
+    outputs, floats = len(weight.step if isinstance(weight, Whole) else weight), _FLOATS.get(kind)
     if isinstance(weight, Whole):
         weight = weight.up_to(largest_byte())
     unit, strips, bits, group = 1.0 if floats else _unit(weight), None, 0, GROUP
     for first in range(0, outputs, _AT_ONCE):
         part = weight[first : first + _AT_ONCE]
-        if isinstance(part, Tensor) and floats:
-            packed_part = _strips(part.to(getattr(torch, kind)), _JOINED[kind])
+        if isinstance(part, np.ndarray) and floats:
+            packed_part = _lines(part.astype(floats, copy=False)).view(floats)
         else:
             whole = part if isinstance(part, Whole) else quantized(part)
-            packed_part, bits, group = _whole_strips(whole, _JOINED[kind], unit), whole.bits, whole.group
+            packed_part, bits, group = _whole_strips(whole, unit), whole.bits, whole.group
         if strips is None:
-            strips = packed_part.new_empty((-(-outputs // (2 * lanes())), *packed_part.shape[1:]))
+            strips = empty((-(-outputs // (2 * lanes())), *packed_part.shape[1:]), packed_part.dtype)
         begin = first // (2 * lanes())
         strips[begin : begin + len(packed_part)] = packed_part
     assert strips is not None
     return Packed(strips, bits, group, unit, weight.middle if isinstance(weight, Whole) else 0.0)
 
 
-def _unit(weight: Tensor | Whole) -> float:
+def _unit(weight: Array | Whole) -> float:
     """Return a power of two such that no scale or minimum is more than 2^15 times it."""
     sizes = (weight.step, weight.least) if isinstance(weight, Whole) else (weight,)
-    largest = max(abs(float(end)) for size in sizes if size is not None for end in torch.aminmax(size))
+    parts = (size[i : i + _AT_ONCE] for size in sizes if size is not None for i in range(0, len(size), _AT_ONCE))
+    largest = max(float(np.abs(part.astype(np.float32, copy=False)).max()) for part in parts)
     return 2.0 ** (math.frexp(largest)[1] - 15) if 0 < largest < math.inf else 1.0
 
 
-def joined(weights: Sequence[Tensor | Whole], interleaved: bool) -> Tensor | Whole:
+def joined(weights: Sequence[Array | Whole], interleaved: bool) -> Array | Whole:
     """Concatenate weights as `beside` does. Integers of several formats become one common format, rounded if needed."""
     if len(weights) == 1:
         return weights[0]
-    tensors = [weight for weight in weights if isinstance(weight, Tensor)]
-    if len(tensors) == len(weights):
-        return beside(tensors, interleaved)
+    arrays = [weight for weight in weights if isinstance(weight, np.ndarray)]
+    if len(arrays) == len(weights):
+        return beside(arrays, interleaved)
     whole = [weight.up_to(largest_byte()) if isinstance(weight, Whole) else quantized(weight) for weight in weights]
     group = min(weight.group for weight in whole)
     parts = [(weight.numbers, *weight.scales(group)) for weight in whole]
@@ -103,38 +105,47 @@ def joined(weights: Sequence[Tensor | Whole], interleaved: bool) -> Tensor | Who
     return Whole(numbers, step, least, bits)
 
 
-def beside(tensors: Sequence[Tensor], interleaved: bool) -> Tensor:
-    """Concatenate the outputs of tensors. If `interleaved`, take one line of outputs of each in turn."""
+def beside(arrays: Sequence[Array], interleaved: bool) -> Array:
+    """Concatenate the outputs of arrays. If `interleaved`, take one line of outputs of each in turn."""
     if not interleaved:
-        return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
-    return torch.stack([tensor.reshape(-1, lanes(), *tensor.shape[1:]) for tensor in tensors], dim=1).flatten(0, 2)
+        return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    parts = [array.reshape(-1, lanes(), *array.shape[1:]) for array in arrays]
+    return np.stack(parts, axis=1).reshape(-1, *arrays[0].shape[1:])
 
 
-def _strips(weight: Tensor, joined: int) -> Tensor:
-    """Pack (outputs, inputs) into (strips, inputs / joined, 2, lanes, joined), outputs padded with zeros."""
-    weight = nn.functional.pad(weight, (0, 0, 0, -weight.shape[0] % (2 * lanes())))
-    return weight.reshape(-1, 2, lanes(), weight.shape[1] // joined, joined).permute(0, 3, 1, 2, 4).contiguous()
+def _padded(array: Array) -> Array:
+    """Append zero outputs up to a multiple of a strip."""
+    missing = -len(array) % (2 * lanes())
+    return np.concatenate([array, np.zeros((missing, *array.shape[1:]), array.dtype)]) if missing else array
 
 
-def _whole_strips(whole: Whole, joined: int, unit: float) -> Tensor:
-    """Pack integers into bytes (strips, groups, ...). Each group has lines as in `_strips`, then float16 scales.
+def _lines(weight: Array) -> Array:
+    """Pack (outputs, inputs) into (strips, lines, outputs of a strip), uint32, outputs padded with zeros.
+
+    A word holds adjacent inputs of one output: one float32, two bfloat16 or four integers."""
+    words = np.ascontiguousarray(_padded(weight)).view(np.uint32)
+    return np.ascontiguousarray(words.reshape(-1, 2 * lanes(), words.shape[1]).swapaxes(1, 2))
+
+
+def _whole_strips(whole: Whole, unit: float) -> Array:
+    """Pack integers into bytes (strips, groups, ...). Each group has lines as in `_lines`, then float16 scales.
 
     The scales and minimums are (2, 2, lanes); without minimums the scales are (2, lanes). With 4 bits, every second
     line is stored in the upper halves of the bytes of the line before it."""
-    lines = _strips(whole.numbers, joined)
+    lines = _lines(whole.numbers)
     if whole.bits == 4:
         lines = lines[:, ::2] | lines[:, 1::2] << 4
     stored = [whole.step] if whole.least is None else [whole.step, whole.least]
-    scales = torch.stack(stored, -1) / unit
-    scales = nn.functional.pad(scales.half(), (0, 0, 0, 0, 0, -len(scales) % (2 * lanes())))
-    by_group = scales.reshape(len(lines), 2, lanes(), -1, len(stored)).permute(0, 3, 1, 4, 2).contiguous().flatten(2)
-    return torch.cat([lines.reshape(*by_group.shape[:2], -1), by_group.view(torch.uint8)], dim=2)
+    scales = _padded((np.stack(stored, -1) / np.float32(unit)).astype(np.float16))
+    scales = scales.reshape(len(lines), 2, lanes(), -1, len(stored)).transpose(0, 3, 1, 4, 2)
+    parts = [np.ascontiguousarray(part).view(np.uint8) for part in (lines, scales)]
+    return np.concatenate([part.reshape(len(lines), whole.step.shape[1], -1) for part in parts], axis=2)
 
 
-def quantized(weight: Tensor) -> Whole:
+def quantized(weight: Array) -> Whole:
     """Quantize a weight (outputs, inputs) to integers from 0 to `largest_byte()`, by output and group of inputs."""
-    groups = weight.float().reshape(len(weight), -1, GROUP)
-    minimum, maximum = groups.amin(-1), groups.amax(-1)
-    scale = (maximum - minimum) / largest_byte()
-    integers = ((groups - minimum[..., None]) / scale.clamp_min(1e-30)[..., None]).round().to(torch.uint8)
-    return Whole(integers.flatten(1), scale, minimum)
+    groups = weight.astype(np.float32, copy=False).reshape(len(weight), -1, GROUP)
+    minimum, maximum = groups.min(-1), groups.max(-1)
+    scale = (maximum - minimum) / np.float32(largest_byte())
+    numbers = np.rint((groups - minimum[..., None]) / np.maximum(scale, np.float32(1e-30))[..., None])
+    return Whole(numbers.astype(np.uint8).reshape(weight.shape), scale, minimum)

@@ -6,19 +6,18 @@ its own. The kernel computes an online softmax over the pieces, so nothing is pa
 
 from __future__ import annotations
 
-import ctypes
 import logging
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_void_p, sizeof
-from typing import NamedTuple
+from ctypes import Structure, c_float, c_int32, c_int64, c_void_p, sizeof
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
+from ml_dtypes import bfloat16
 
-from tot.decoders.kernels.native.compiling import LEVELS, attention
-from tot.decoders.kernels.native.library import address, level, library, log_once, processor_flags, sizes_agree
+from tot.decoders.kernels.native.compiling import LEVELS
+from tot.decoders.kernels.native.library import level, log_once
 from tot.decoders.kernels.native.shared_prefixes import Run, shared_prefixes, windows
+from tot.decoders.machine import processor_flags
 
 _MAX_GROUPS = 16
 _MAX_HEAD_DIM = 256
@@ -104,7 +103,9 @@ class CTiles(Structure):
         return cls(*addresses, len(tiles.starts) - 1, tiles.rows)
 
 
-class _Attention(Structure):
+class CAttention(Structure):
+    """The struct Attention of attention.h."""
+
     _fields_ = [
         *((name, c_void_p) for name in ("query", "keys", "values", "out")),
         *((name, c_int64) for name in ("head_stride", "row_stride", "kv_head_stride", "slot_stride")),
@@ -114,60 +115,18 @@ class _Attention(Structure):
     ]
 
 
-SIZES = (6 * sizeof(c_int32), sizeof(CTiles), sizeof(_Attention))
+SIZES = (6 * sizeof(c_int32), sizeof(CTiles), sizeof(CAttention))
 """Bytes of the structs Piece, Tiles and Attention."""
 
 
-class Kernel:
-    """Attention over tiles, for one head dimension and number format."""
-
-    def __init__(self, functions: ctypes.CDLL, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-        self._attend = functions.attend
-        self._attend.argtypes = [POINTER(_Attention), POINTER(CTiles), c_int64]
-        self._attend.restype = None
-
-    def __call__(
-        self, query: Tensor, keys: Tensor, values: Tensor, tiles: Tiles, scale: float, cap: float = 0.0
-    ) -> Tensor:
-        """Compute attention on the CPU. Scores are soft-capped at `cap` unless it is 0.
-
-        Shapes: query (heads, rows, head_dim); keys, values (kv_heads, slots, head_dim); result (rows, heads, head_dim).
-        """
-        heads, rows, head_dim = query.shape
-        if query.stride(2) != 1:
-            query = query.contiguous()
-        if keys.stride() != values.stride():
-            raise TypeError(f"keys have strides {keys.stride()}, values {values.stride()}: they must be equal")
-        out = torch.empty((rows, heads, head_dim), dtype=query.dtype)
-        kv_heads = keys.shape[0]
-        attention = _Attention(
-            *(address(tensor, self._dtype, strided=True) for tensor in (query, keys, values, out)),
-            *(query.stride(0), query.stride(1), keys.stride(0), keys.stride(1)),
-            *(rows, kv_heads, heads // kv_heads, scale, cap),
-        )
-        self._attend(byref(attention), byref(CTiles.of(tiles)), torch.get_num_threads())
-        return out
-
-
-def kernel_for(head_dim: int, groups: int, dtype: torch.dtype, device: torch.device) -> Kernel | None:
-    """Return the kernel for a model with `groups` query heads per key-value head, or None if torch must be used."""
-    if not kernels_run(head_dim, groups, dtype, device):
-        return None
-    functions = library(*attention(head_dim, dtype == torch.float32))
-    if functions is None or not sizes_agree(functions, "attention_sizes", SIZES):
-        return None
-    return Kernel(functions, dtype)
-
-
-def kernels_run(head_dim: int, groups: int, dtype: torch.dtype, device: torch.device) -> bool:
+def kernels_run(head_dim: int, groups: int, dtype: np.dtype[Any], device: str) -> bool:
     """Return whether attention.c supports such a model on this processor."""
-    if device.type != "cpu" or groups > _MAX_GROUPS or head_dim > _MAX_HEAD_DIM:
+    if device != "cpu" or groups > _MAX_GROUPS or head_dim > _MAX_HEAD_DIM:
         return False
-    step = 16 if dtype == torch.float32 else 32
-    if dtype not in (torch.float32, torch.bfloat16) or head_dim % step:
+    step = 16 if dtype == np.float32 else 32
+    if dtype not in (np.float32, bfloat16) or head_dim % step:
         return False
-    suitable = [candidate for candidate in LEVELS if dtype == torch.float32 or candidate.bfloat16]
+    suitable = [candidate for candidate in LEVELS if dtype == np.float32 or candidate.bfloat16]
     if level() not in suitable:
         missing = ", ".join(sorted(suitable[-1].needs - processor_flags())) if suitable else ""
         cause = f"this processor lacks {missing}" if missing else "the C kernels do not support this processor level"

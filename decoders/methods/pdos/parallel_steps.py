@@ -58,7 +58,7 @@ class ParallelSteps(Autoregressive):
         extra = 0
         for sequence in self._running():
             line = self._lines.get(sequence.output.index)
-            if line is not None and sequence.output.index not in self._in_answer:
+            if line is not None and sequence.output.index not in self._heads:
                 extra += line.output.reserve - line.output.room + max(0, len(sequence.pending) - 1)
         return super().growth() + extra
 
@@ -256,7 +256,7 @@ class ParallelSteps(Autoregressive):
         fed = min(max(0, len(branch) - line.base), retained - first)
         job.cache.rollback(branch, line.base + fed)
         sequence.pending = [*unfed, *ids[fed:]]
-        self._in_answer.add(output.index)
+        self._heads[output.index] = [*job.cache.tokens(branch), *sequence.pending]
         if self._choices:
             sequence.scorer = ChoiceScorer(job.cache, branch, sequence.pending, self._choices)
 

@@ -128,11 +128,6 @@ class SteppedOutput(Passage):
             return self._limit
         return self._limit - (self.lead()[0] - self._first) if self.skeleton else self.room
 
-    @property
-    def first(self) -> int:
-        """Number of tokens drawn before the open part of the text."""
-        return self._first
-
     def lead(self) -> tuple[int, str]:
         """Return the number of whole tokens in the text, and the rest of it to encode."""
         return self.whole(self._text)

@@ -98,16 +98,14 @@ def train(
     _save(model, loaded, out)
 
 
-def _gradients(
-    model: nn.Module, batch: Sequence[Layout], device: torch.device, options: TrainOptions
-) -> tuple[float, float]:
+def _gradients(model: nn.Module, batch: Sequence[Layout], device: str, options: TrainOptions) -> tuple[float, float]:
     """Accumulate a step's gradients, and return the mean consistency loss and the mean AR loss of the texts."""
     # bf16 only on devices that support it: emulated, it is many times slower than float32.
-    mixed = resolve_dtype("auto", device) == torch.bfloat16
+    mixed = resolve_dtype("auto", device) == "bfloat16"
     consistency = ar = 0.0
     for first in range(0, len(batch), options.together):
         texts = batch[first : first + options.together]
-        with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
+        with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=mixed):
             logits = _logits(model, texts, device)
         pairs = list(zip(logits, texts, strict=True))
         consistency_part = torch.stack([consistency_loss(*pair) for pair in pairs]).sum() / len(batch)
@@ -139,7 +137,7 @@ def _trainable(loaded: LoadedModel, options: TrainOptions) -> Any:
     return model
 
 
-def _logits(model: nn.Module, texts: Sequence[Layout], device: torch.device) -> Sequence[Tensor]:
+def _logits(model: nn.Module, texts: Sequence[Layout], device: str) -> Sequence[Tensor]:
     """Return the logits (length, vocab) of each text, from one packed sequence in which no text attends to another.
 
     The mask is additive, as not every attention function accepts a bool mask.
@@ -164,7 +162,7 @@ def _save(model: Any, loaded: LoadedModel, out: Path) -> None:
         model = model.merge_and_unload()
     model.eval().requires_grad_(False)
     with quiet_transformers():
-        model.to(loaded.dtype).save_pretrained(out)
+        model.to(getattr(torch, loaded.dtype.name)).save_pretrained(out)
         loaded.tokenizer.save_pretrained(out)
     (out / CHECKPOINT).unlink(missing_ok=True)
 

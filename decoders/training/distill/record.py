@@ -10,7 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -70,9 +72,10 @@ class Recorder:
             handle.result()
 
 
-def _top(logits: Tensor) -> tuple[Tensor, Tensor]:
+def _top(row: np.ndarray[Any, np.dtype[np.float32]]) -> tuple[Tensor, Tensor]:
+    logits = torch.from_numpy(row)
     values, tokens = logits.topk(min(TOP, len(logits)))
-    return tokens.int().cpu(), (values - logits.logsumexp(-1)).half().cpu()
+    return tokens.int(), (values - logits.logsumexp(-1)).half()
 
 
 class RecordedAutoregressive(Autoregressive):

@@ -124,7 +124,7 @@ def _at_positions(model: Any, records: Sequence[Record]) -> tuple[Tensor, Tensor
         length = len(record.tokens) - 1
         tokens[i, :length] = record.tokens[:-1]  # padding is at the end, and attention is causal
         recorded[i, record.first - 1 : length] = True
-    with torch.autocast("cpu", torch.bfloat16, enabled=resolve_dtype("auto", tokens.device) == torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16, enabled=resolve_dtype("auto", "cpu") == "bfloat16"):
         hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state
         logits = model.lm_head(hidden[recorded])
     top, target_logprobs = (torch.cat([getattr(record, name) for record in records]) for name in ("top", "logprobs"))

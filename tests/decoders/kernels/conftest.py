@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from ml_dtypes import bfloat16
 from torch import Tensor, nn
 
 from tot.decoders.engine.runner import Chunk, Runner
@@ -53,7 +55,7 @@ def rounding() -> type[nn.Linear]:
 
 @pytest.fixture
 def native_forwards() -> None:
-    able = kernels_run(16, 1, torch.float32, torch.device("cpu"))
+    able = kernels_run(16, 1, np.dtype(np.float32), "cpu")
     if not (able and native.library("sampling", "-O3", "-fopenmp")):
         pytest.skip("needs a C compiler, and a processor with AVX2")
 
@@ -92,7 +94,7 @@ def computed() -> Callable[..., list[Tensor]]:
             for branch in branches:
                 runner.cache.rollback(branch, 0)
             runner.cache.clear()
-        return [result.logits[rows] for rows in result.rows]
+        return [torch.from_numpy(result.logits[rows]) for rows in result.rows]
 
     return run
 
@@ -100,7 +102,7 @@ def computed() -> Callable[..., list[Tensor]]:
 @pytest.fixture
 def halved(known: Callable[..., Any]) -> Callable[..., Any]:
     """Map a family to such a model in bfloat16."""
-    if not kernels_run(32, 1, torch.bfloat16, torch.device("cpu")):
+    if not kernels_run(32, 1, np.dtype(bfloat16), "cpu"):
         pytest.skip("needs a processor with bfloat16 products")
 
     def make(family: str = "llama") -> Any:

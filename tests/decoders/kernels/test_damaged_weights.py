@@ -14,8 +14,10 @@ from tot.decoders import ModelError, Request, Sampling, load_decoder
 from tot.decoders.engine import sampling
 from tot.decoders.engine.sampling import Draw
 from tot.decoders.kernels.attention import attend, attend_in_steps
+from tot.decoders.kernels.native.attention import kernel_for
 from tot.decoders.kernels.native.shared_prefixes import Run
-from tot.decoders.kernels.native.tiles import kernel_for, kernels_run, make_tiles
+from tot.decoders.kernels.native.tiles import kernels_run, make_tiles
+from tot.decoders.models.loaded import number_type
 
 CPU = torch.device("cpu")
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 32}
@@ -35,7 +37,7 @@ KERNELS = [
 def test_one_nan_weight_fails_the_request(
     make_model: Callable[..., Any], tokenizer: Any, family: str, dtype: torch.dtype, quantize: Any
 ) -> None:
-    if quantize is not None and not kernels_run(32, 2, dtype, CPU):
+    if quantize is not None and not kernels_run(32, 2, number_type(str(dtype).removeprefix("torch.")), "cpu"):
         pytest.skip("needs a C compiler, and a processor with AVX2 (or bfloat16 products)")
     sound = make_model(family, **WIDE).to(dtype)
     request = Request(prompt="the rain on the", sampling=Sampling(max_tokens=3, ignore_eos=True))

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from tot.decoders import OptionError
 from tot.decoders.engine.runner import Chunk, Runner
-from tot.decoders.kernels.backend import TransformersForward, open_backend
-from tot.decoders.kernels.native import forward, tiles
+from tot.decoders.kernels.backend import open_backend
+from tot.decoders.kernels.module import TransformersForward
+from tot.decoders.kernels.native import attention, forward, tiles
 from tot.decoders.kernels.native import library as native
 from tot.decoders.kernels.native.forward import NativeForward, native_forward
 from tot.decoders.models.loaded import LoadedModel
@@ -157,7 +158,7 @@ def test_a_chunk_without_reads_is_computed(
         branch = runner.cache.open(tokens)
         assert len(runner.forward([Chunk(branch, 0, 20)]).logits) == 0
         logits = runner.forward([Chunk(branch, 20, 30, [0])]).logits
-    torch.testing.assert_close(logits, whole, atol=1e-4, rtol=0)
+    torch.testing.assert_close(torch.from_numpy(logits), whole, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("family", LLAMA_LIKE)
@@ -194,7 +195,7 @@ def test_a_long_sequence_of_forks_rollbacks_and_evictions(
             result = runner.forward(chunks)
         i = rng.randrange(len(branches))
         expected = logits_alone(reference, cache.tokens(branches[i]))[-1]
-        torch.testing.assert_close(result.logits[result.rows[i][0]], expected, atol=1e-3, rtol=1e-4)
+        torch.testing.assert_close(torch.from_numpy(result.logits[result.rows[i][0]]), expected, atol=1e-3, rtol=1e-4)
     assert reused
     assert evicted
     runner.close()
@@ -264,11 +265,12 @@ def test_if_python_and_c_disagree_on_a_structure_torch_computes(
     known: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
     native.log_once.cache_clear()
-    structure = tiles._Attention if where == "kernel" else forward._Batch
+    structure = tiles.CAttention if where == "kernel" else forward._Batch
     longer = type("Longer", (ctypes.Structure,), {"_fields_": [*structure._fields_, ("more", ctypes.c_int64)]})
     if where == "kernel":
         monkeypatch.setattr(tiles, "SIZES", (*tiles.SIZES[:2], ctypes.sizeof(longer)))
-        monkeypatch.setattr(forward, "SIZES", tiles.SIZES)
+        for module in (forward, attention):
+            monkeypatch.setattr(module, "SIZES", tiles.SIZES)
     else:
         monkeypatch.setattr(forward, "_Batch", longer)
     runner = Runner(LoadedModel.of(known()), 100)

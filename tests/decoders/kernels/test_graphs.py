@@ -13,10 +13,10 @@ import torch
 from tot.decoders import LocalDecoder, Request, Sampling, load_decoder
 from tot.decoders.engine.recording import recording
 from tot.decoders.kernels import backend as kernels_backend
-from tot.decoders.kernels import graphs
+from tot.decoders.kernels import graphs, module
 from tot.decoders.kernels.attention import attend_blocks, make_blocks
-from tot.decoders.kernels.backend import TransformersForward
 from tot.decoders.kernels.graphs import GraphedStep, cut_rows
+from tot.decoders.kernels.module import TransformersForward
 from tot.decoders.kernels.native.shared_prefixes import Run
 
 CPU = torch.device("cpu")
@@ -42,7 +42,7 @@ def test_separate_rows_attend_to_the_same_keys_as_blocks(shapes: list[tuple[int,
     assert rows is not None
     count = sum(run.rows for run in runs)
     step = GraphedStep(rows.slots.shape, window, torch.float32, CPU)
-    step.load(torch.zeros((3, count), dtype=torch.int64), torch.arange(count), rows)
+    step.load(np.zeros((3, count), dtype=np.int64), np.arange(count), rows)
     keys, values = torch.randn(2, 2, 800, 16)
     query = torch.randn(4, len(rows.lengths), 16)
     whole = attend_blocks(query[:, :count], keys, values, blocks, 0.3)
@@ -103,7 +103,7 @@ def replayed(
 ) -> Iterator[Callable[..., tuple[LocalDecoder, ReplayedGraphs]]]:
     """Open a decoder of a family whose small forwards are replayed on the CPU."""
     monkeypatch.setattr(kernels_backend, "native_forward", lambda *given: None)
-    monkeypatch.setattr(kernels_backend, "kernel_for", lambda *given: None)
+    monkeypatch.setattr(module, "kernel_for", lambda *given: None)
     with ExitStack() as stack:
 
         def make(family: str, error: Exception | None = None) -> tuple[LocalDecoder, ReplayedGraphs]:

@@ -8,9 +8,10 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 from tot.decoders.errors import OptionError
 from tot.decoders.kernels.native import compiling, tiles
@@ -150,8 +151,8 @@ def test_missing_processor_features_are_logged_once(
         monkeypatch.setattr(module, "processor_flags", lambda: frozenset({"avx2", "sse4_2"}))
     with caplog.at_level(logging.INFO):
         for _ in range(2):
-            assert not tiles.kernels_run(64, 1, torch.float32, torch.device("cpu"))
-    problem = "this processor lacks f16c, fma, so attention in torch.float32 uses torch, which is slower"
+            assert not tiles.kernels_run(64, 1, np.dtype(np.float32), "cpu")
+    problem = "this processor lacks f16c, fma, so attention in float32 uses torch, which is slower"
     assert caplog.messages == [problem]
 
 
@@ -288,20 +289,20 @@ def test_a_library_in_the_wheel_is_not_compiled(cache: Path, tmp_path: Path, mon
 # -- arguments of C functions ---------------------------------------------------------------------------------------
 
 
-def test_c_gets_contiguous_cpu_tensors_of_the_expected_dtype_only() -> None:
-    numbers = torch.arange(12.0).view(3, 4)
-    assert native.address(numbers, torch.float32) == numbers.data_ptr()
-    assert native.address(numbers[:, 1:3], torch.float32, strided=True) == numbers.data_ptr() + 4
-    for wrong, strided in (
-        (numbers.double(), False),
-        (numbers.T, False),
-        (numbers[:, ::2], True),
-        (numbers[:, 1:], False),
-    ):
-        with pytest.raises(TypeError, match=r"contiguous tensor of torch.float32 on the CPU, and got torch.float"):
-            native.address(wrong, torch.float32, strided)
-    with pytest.raises(TypeError, match="on meta"):
-        native.address(numbers.to("meta"), torch.float32)
+def test_c_gets_contiguous_arrays_of_the_expected_dtype_only() -> None:
+    numbers = np.arange(12, dtype=np.float32).reshape(3, 4)
+    assert native.address(numbers, np.float32) == numbers.ctypes.data
+    for wrong in (numbers.astype(np.float64), numbers.T, numbers[:, ::2], numbers[:, 1:]):
+        with pytest.raises(TypeError, match=r"contiguous array of float32, and got float"):
+            native.address(wrong, np.float32)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (0,), (7,), (1, 1, 1)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int64])
+def test_new_arrays_begin_at_a_cache_line(shape: tuple[int, ...], dtype: Any) -> None:
+    made = native.empty(shape, dtype)
+    assert (made.shape, made.dtype, made.flags.c_contiguous, made.flags.writeable) == (shape, dtype, True, True)
+    assert made.ctypes.data % 64 == 0 or not made.size
 
 
 def test_a_library_with_other_structure_sizes_is_not_called(

@@ -19,7 +19,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tot.decoders.models import gguf_cache, gguf_convert
-from tot.decoders.models.gguf_convert import build_tokenizer, read_gguf
+from tot.decoders.models.gguf_convert import read_gguf
+from tot.decoders.models.gguf_tokenizer import build_tokenizer
 from tot.decoders.models.loading import load_model
 from tot.decoders.models.model_names import KNOWN_MODELS
 
@@ -121,7 +122,7 @@ def folder(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama with its tokenizer, in transformers format."""
     place = tmp_path_factory.mktemp("models") / "tiny"
     tiny.model.save_pretrained(place)
-    build_tokenizer(read_gguf(tiny.path)).save_pretrained(place)
+    build_tokenizer(read_gguf(tiny.path).metadata).save_pretrained(place)
     return place
 
 

@@ -192,7 +192,7 @@ def test_weights_that_do_not_fit_the_config_are_converted_again_even_if_the_mani
     assert read_manifest(made.folder) is not None
     loaded = open_model(tiny.path, cache_dir=tmp_path, unread=True)
     assert len(conversions) == 2
-    assert loaded.weights.tensor("model.norm.weight").shape == (64,)
+    assert loaded.weights.array("model.norm.weight").shape == (64,)
 
 
 @pytest.mark.parametrize("cached_hash", ["../../elsewhere", "0" * 63, "0" * 65, "G" * 64, 3, None, ["0" * 64]])

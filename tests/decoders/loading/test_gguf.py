@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ from transformers import LlamaTokenizer, PreTrainedTokenizerFast
 
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.errors import ModelError
-from tot.decoders.models import gguf_convert
-from tot.decoders.models.gguf_convert import GGUFFile, build_tokenizer, read_gguf
+from tot.decoders.models.gguf_convert import read_gguf
+from tot.decoders.models.gguf_tokenizer import build_tokenizer, end_tokens
 from tot.decoders.models.loading import load_model
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -55,7 +54,7 @@ def test_the_cached_tokenizer_equals_the_files(
     family: str, pre: str, tmp_path: Path, write_gguf: Callable[..., Any]
 ) -> None:
     made = write_gguf(tmp_path / "tiny.gguf", family, **{"pre": pre, "tokenizer.ggml.add_bos_token": 0})
-    direct = build_tokenizer(read_gguf(made.path))
+    direct = build_tokenizer(read_gguf(made.path).metadata)
     cached = load_model(made.path, cache_dir=tmp_path).tokenizer
     assert cached.backend_tokenizer.to_str() == direct.backend_tokenizer.to_str()  # loaded from the cache
     for text in TEXTS:
@@ -63,10 +62,8 @@ def test_the_cached_tokenizer_equals_the_files(
         assert cached.decode(cached.encode(text)) == text
     assert (cached.bos_token_id, cached.eos_token_id, cached.pad_token_id) == (1, 2, 0)
     assert cached.chat_template == TEMPLATE
-    assert cached.model_max_length == 128
-    assert cached.apply_chat_template([{"role": "user", "content": "hello"}], tokenize=False) == (
-        "<|im_start|>user\nhello<|im_end|>\n"
-    )
+    turn = {"role": "user", "content": "hello"}
+    assert cached.apply_chat_template([turn], add_generation_prompt=False) == "<|im_start|>user\nhello<|im_end|>\n"
     ids = cached.encode("<think>hello<|tool|>")
     assert (ids[0], ids[-1]) == (4, 3)  # added tokens are never split; only control tokens are hidden
     assert cached.decode(ids, skip_special_tokens=True) == "<think>hello"
@@ -92,9 +89,12 @@ def test_smollm_splits_digits_before_anything_else(tiny: Any) -> None:
 
     transformers gives ['Ġ', 'Ġ', '5'] for two spaces and a digit.
     """
-    tokenizer = build_tokenizer(read_gguf(tiny.path))
-    assert tokenizer.tokenize("hello  5") == ["hello", "ĠĠ", "5"]
-    assert tokenizer.tokenize("<|im_start|>1 hello") == ["<|im_start|>", "1", "Ġhello"]
+    tokenizer = build_tokenizer(read_gguf(tiny.path).metadata)
+    for text, tokens in (
+        ("hello  5", ["hello", "ĠĠ", "5"]),
+        ("<|im_start|>1 hello", ["<|im_start|>", "1", "Ġhello"]),
+    ):
+        assert [tokenizer.convert_ids_to_tokens(i) for i in tokenizer.encode(text)] == tokens
 
 
 def test_llama3_files_get_a_beginning_of_text_token_that_survives_the_cache(
@@ -118,7 +118,7 @@ def test_sentencepiece_vocabularies_survive_the_cache(tiny: Any, tmp_path: Path)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    direct = build_tokenizer(read_gguf(tmp_path / "spm.gguf"))
+    direct = build_tokenizer(read_gguf(tmp_path / "spm.gguf").metadata)
     direct.save_pretrained(tmp_path / "saved")
     tiny.model.config.save_pretrained(tmp_path / "saved")
     cached = PreTrainedTokenizerFast.from_pretrained(tmp_path / "saved")
@@ -152,7 +152,7 @@ def test_end_tokens_are_the_files_own_and_the_names_that_llama_cpp_knows(
 ) -> None:
     metadata = {f"tokenizer.ggml.{name}_token_id": token for name, token in declared.items()}
     metadata |= {"tokenizer.ggml.tokens": list(tokens), "tokenizer.ggml.token_type": list(tokens.values())}
-    assert gguf_convert._end_ids(GGUFFile(Path("any.gguf"), metadata, {})) == ends
+    assert end_tokens(metadata) == ends
 
 
 def test_a_chat_model_with_another_declared_end_stops_at_the_end_of_its_turn(
@@ -161,13 +161,13 @@ def test_a_chat_model_with_another_declared_end_stops_at_the_end_of_its_turn(
     named = {f"tokenizer.ggml.{name}_token_id": 0 for name in ("eos", "eot")}
     loaded = load_model(write_gguf(tmp_path / "chatml.gguf", **named).path, cache_dir=tmp_path)
     assert loaded.tokenizer.eos_token_id == 0
-    assert TextCodec(loaded.tokenizer, loaded.model.generation_config).end_ids == {0, 2}
+    assert TextCodec(loaded.tokenizer, loaded.end_ids).end_ids == {0, 2}
 
 
 def test_an_end_token_of_type_normal_is_one_control_token(tiny: Any) -> None:
     file = read_gguf(tiny.path)
     kinds = [1 if kind == 3 and i == 2 else kind for i, kind in enumerate(file.metadata["tokenizer.ggml.token_type"])]
-    tokenizer = build_tokenizer(replace(file, metadata={**file.metadata, "tokenizer.ggml.token_type": kinds}))
+    tokenizer = build_tokenizer({**file.metadata, "tokenizer.ggml.token_type": kinds})
     assert tokenizer.encode("hello<|im_end|>")[-1] == 2
     assert 2 not in TextCodec(tokenizer).encode("hello<|im_end|>")
 

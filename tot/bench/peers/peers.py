@@ -224,7 +224,7 @@ def steps(peers: Peers) -> None:
     loaded, demand, ids = peers.ours.engine.loaded, Demand.of(peers.ours.engine), peers.prompt
     peers.bench.say("bandwidth, matrix products …")
     bandwidth = read_bandwidth(loaded.device, demand.weight_bytes)
-    rate = matrix_rate(loaded.dtype, loaded.device)
+    rate = matrix_rate(loaded.dtype.name, loaded.device)
 
     def step(decoder: LocalDecoder, work: tuple[int, list[int]]) -> Measured:
         count, prompt = work

@@ -10,15 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tot.bench.engines import SideError, about, generate, replay
 from tot.bench.harness import Side
 from tot.bench.options import PeersOptions
 from tot.bench.peers.worker import PeerWorker
 from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.decoders.errors import TotError
-from tot.decoders.machine import describe
+from tot.decoders.machine import describe, threads
 from tot.decoders.models.gguf_cache import cache_folder, cached_model
 from tot.decoders.models.loading import load_model, resolve_device, resolve_dtype
 from tot.decoders.models.model_names import find_model
@@ -98,14 +96,14 @@ def _llama(options: PeersOptions, stack: ExitStack, precision: str, name: str) -
         raise SideError(f"llama.cpp cannot read {options.model}: pass a .gguf file as --model")
     load: dict[str, Any] = {"model": str(file), "precision": precision, "folder": str(cache_folder() / "peers")}
     longest = options.prompt_tokens + options.new_tokens
-    load |= {"threads": torch.get_num_threads(), "cells": _CELLS + 2 * longest}
+    load |= {"threads": threads(), "cells": _CELLS + 2 * longest}
     return _worker(name, stack, options.llama, "llama", load, {})
 
 
 def _vllm(options: PeersOptions, stack: ExitStack, name: str) -> Peer:
     path = find_model(options.model)
     folder = path if path.is_dir() else cached_model(path, cache_folder() / "models").folder
-    dtype = str(resolve_dtype("auto", resolve_device("auto"))).removeprefix("torch.")
+    dtype = resolve_dtype("auto", resolve_device("auto")).name
     load = {"model": str(folder), "dtype": dtype, "context": max(_CONTEXT, options.prompt_tokens + options.new_tokens)}
     return _worker(name, stack, options.vllm, "vllm", load, _VLLM)
 
@@ -115,7 +113,7 @@ def _worker(
 ) -> Peer:
     if not python.exists():
         raise SideError(f"{python} does not exist: run `make peers`, or give an interpreter with --{program} PYTHON")
-    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-    worker = PeerWorker(python, _WORKERS / f"{program}_worker.py", load, environment={**threads, **environment})
+    environment = {"OMP_NUM_THREADS": str(threads()), **environment}
+    worker = PeerWorker(python, _WORKERS / f"{program}_worker.py", load, environment=environment)
     stack.callback(worker.close)
     return Peer(name, worker.run, worker.about)
