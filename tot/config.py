@@ -286,7 +286,8 @@ class SearchConfig(BaseModel):
                 "or use a decoder other than openai"
             )
         for one in chosen:
-            dtype = str(one.engine.loaded.dtype) if isinstance(one, LocalDecoder) else "float32"
+            model = one.engine.loaded if isinstance(one, LocalDecoder) else getattr(one, "model", None)
+            dtype = str(getattr(model, "dtype", "float32")).removeprefix("torch.")
             if dtype != "float32":
                 raise OptionError(f"reproducible runs compute in float32, but this decoder's model is in {dtype}")
         if not any(isinstance(one, str) for one in chosen):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -162,7 +163,7 @@ class ModelDrafter(Drafter):
 
         With `weigh`, also return the draft's confidence in its top token, from 0 to 9; otherwise 0.
         """
-        cache = self.runner.cache
+        cache, began = self.runner.cache, time.perf_counter()
         chunks = []
         for i, _, branch in frontier:
             start = min(cache.computed_length(branch), len(branch) - 1)
@@ -182,6 +183,7 @@ class ModelDrafter(Drafter):
             same = [i for i, other in enumerate(widths) if other == width]
             for i, tokens in zip(same, candidates(logits[same], [draws[i] for i in same], width), strict=True):
                 top_tokens[i] = tokens
+        self.runner.observe(forward, time.perf_counter() - began)
         if not weigh:
             return [(tokens, 0) for tokens in top_tokens]
         best = read(logits, logits.argmax(-1).tolist())

@@ -99,6 +99,8 @@ class Verified(NamedTuple):
     """The tokens that the target drew after the draft's first probes."""
     accepted: int
     """Number of draft tokens that are now part of the text; one more token was drawn after them."""
+    tokens: Sequence[int]
+    """The tokens by which the text grew."""
 
 
 class Drafter(ABC):
@@ -106,6 +108,12 @@ class Drafter(ABC):
 
     runner: Runner | None = None
     """The runner of its model, if it has one."""
+    judges_itself = False
+    """Whether it learns the acceptance of its drafts without verification. Other drafters draft in timed trials."""
+
+    def may_draft(self, planner: SpeculationPlanner | None) -> bool:
+        """Return whether it may draft in this step."""
+        return self.judges_itself or planner is None or planner.trying
 
     @abstractmethod
     def draft(self, contexts: Sequence[DraftContext], planner: SpeculationPlanner | None = None) -> list[Draft]:
@@ -124,10 +132,14 @@ class DrafterChain(Drafter):
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = drafters
         self.runner = next((drafter.runner for drafter in drafters if drafter.runner is not None), None)
+        self.judges_itself = all(drafter.judges_itself for drafter in drafters)
+
+    def may_draft(self, planner: SpeculationPlanner | None) -> bool:
+        return any(drafter.may_draft(planner) for drafter in self._drafters)
 
     def draft(self, contexts: Sequence[DraftContext], planner: SpeculationPlanner | None = None) -> list[Draft]:
         drafts = [Draft() for _ in contexts]
-        for drafter in self._drafters:
+        for drafter in (drafter for drafter in self._drafters if drafter.may_draft(planner)):
             missing = [i for i, draft in enumerate(drafts) if not draft.tokens]
             for i, draft in zip(missing, drafter.draft([contexts[i] for i in missing], planner), strict=True):
                 drafts[i] = draft

@@ -1,50 +1,58 @@
-"""Latency of a forward by its number of rows, measured on first use for each model.
+"""Latency of a forward by its rows and their context, learned from the forwards that are run anyway.
 
-For models in files the measurement is kept in the cache folder for a day, by processor, threads and the model's sizes:
-the next process starts a second sooner.
+Nothing is measured at start-up. The first estimate comes from the cache folder, by processor, threads and the model's
+sizes, otherwise from the model's sizes alone. Each forward refines it, and the file is rewritten now and then.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import time
+import math
 from bisect import bisect_right
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from tot.decoders.engine.engine import Engine
-from tot.decoders.engine.radix_cache import RadixCacheFullError
-from tot.decoders.engine.runner import Chunk, Runner
-from tot.decoders.engine.sampling import Draw, read
+from tot.decoders.engine.runner import Runner
 from tot.decoders.errors import TaskError
 from tot.decoders.files import others_could_write, write_json
 from tot.decoders.machine import processor_info, threads
 from tot.decoders.models.gguf_cache import cache_folder
+from tot.decoders.models.shapes import Heads
 
 ROWS = (1, 4, 8, 16, 64)
-_CONTEXT = 128
-"""Number of tokens that each row attends to."""
-_MAX_SECONDS = 0.4
-"""Larger batches are not measured after a forward this slow (seconds): latency is then linear in rows."""
-_KEPT_SECONDS = 86_400
-"""How long a measurement in the cache folder is used."""
-_DRAW = Draw(1.0, 0, 1.0, 0.0, 0, 0, 0)
+_SHAPE = (1.0, 1.3, 1.7, 2.6, 8.0)
+"""First estimate of the seconds of `ROWS`, in multiples of one row's. It is low, so that more rows are tried."""
+_BANDWIDTH = 2e10
+"""First estimate of the bytes of weights that a second reads."""
+_ATTENTION = 0.5
+"""First estimate of the cost of an operation of attention, as a multiple of one of a linear layer in many rows."""
+_SCALE_RATE, _SHAPE_RATE = 0.02, 0.1
+"""Share of an observed deviation by which all rows, and the observed number of rows, are corrected."""
+_KNOWN = 16
+"""Number of observations that a file counts as."""
+_MAX_RATIO = 4.0
+"""Larger deviations are interruptions, say by another process, and count as this ratio."""
 
 
 @dataclass(frozen=True)
 class LatencyModel:
-    """Seconds of one forward by its number of rows, interpolated and extrapolated linearly."""
+    """Seconds of a forward: linear between the given numbers of rows, plus `key_seconds` per key of each row."""
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
+    """Seconds by rows, without attention."""
+    key_seconds: float = 0.0
+
+    def at(self, context: float) -> LatencyModel:
+        """Return the model for rows that attend to `context` keys each."""
+        pairs = zip(self.rows, self.seconds, strict=True)
+        return LatencyModel(self.rows, tuple(base + rows * context * self.key_seconds for rows, base in pairs))
 
     def of(self, rows: int) -> float:
         """Return the seconds of a forward with this many rows."""
@@ -61,56 +69,74 @@ class LatencyModel:
     def _segment(self, rows: int) -> int:
         return max(0, min(bisect_right(self.rows, rows) - 1, len(self.rows) - 2))
 
-    @classmethod
-    def fit(cls, measured: Sequence[tuple[int, float]]) -> LatencyModel:
-        """Fit (rows, seconds) pairs. Latency never decreases with rows: a smaller measurement is noise."""
-        rows, seconds = zip(*sorted(measured), strict=True)
-        return cls(rows, tuple(accumulate(seconds, max)))
+    def refined(self, rows: int, keys: int, seconds: float, rate: float = _SCALE_RATE) -> LatencyModel:
+        """Return the model after a forward of `rows` that attended to `keys` in total, counted once for each row.
+
+        `rate` is the share of the deviation that scales the whole model.
+        """
+        attention = keys * self.key_seconds
+        expected = self.of(rows) + attention
+        deviation = math.log(min(max(seconds / expected, 1 / _MAX_RATIO), _MAX_RATIO))
+        scale, start = math.exp(rate * deviation), self._segment(rows)
+        weights = dict.fromkeys(range(len(self.rows)), 0.0)
+        if len(self.rows) > 1:
+            share = (rows - self.rows[start]) / (self.rows[start + 1] - self.rows[start])
+            weights[start], weights[start + 1] = 1 - min(share, 1.0), min(share, 1.0)
+        local = _SHAPE_RATE * deviation * (1 - attention / expected)
+        bases = (base * scale * math.exp(local * weights[i]) for i, base in enumerate(self.seconds))
+        key_seconds = self.key_seconds * scale * math.exp(_SHAPE_RATE * deviation * attention / expected)
+        # More rows never take less time: a smaller estimate is noise.
+        return replace(self, seconds=tuple(accumulate(bases, max)), key_seconds=key_seconds)
 
 
-_latency_models: WeakKeyDictionary[Any, LatencyModel] = WeakKeyDictionary()
-"""The latency model of each loaded model."""
+class Latency:
+    """The latency model of one loaded model, refined by the forwards of its runner."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._path = None if runner.loaded.module is not None else _file_of(runner)
+        stored = None if self._path is None else _stored(self._path)
+        self.model = stored or _first_estimate(runner)
+        self._count = 0 if stored is None else _KNOWN
+
+    def observe(self, rows: int, keys: int, seconds: float) -> None:
+        """Refine the model by a forward. Larger ones than `ROWS` are prompts."""
+        if rows > ROWS[-1] or seconds <= 0:
+            return
+        self._count += 1
+        self.model = self.model.refined(rows, keys, seconds, max(_SCALE_RATE, 1 / self._count))
+        if self._path is not None and self._count > _KNOWN and self._count.bit_count() == 1:
+            with suppress(OSError, TaskError):  # without the file the next process begins with the first estimate
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                data = {"rows": self.model.rows, "seconds": self.model.seconds, "key_seconds": self.model.key_seconds}
+                write_json(self._path, data)
+                self._path.chmod(0o600)
+
+
+_latencies: WeakKeyDictionary[Any, Latency] = WeakKeyDictionary()
+"""By loaded model."""
 
 
 def latency_model(runner: Runner) -> LatencyModel:
-    """Measure the seconds of one forward and its sampling by rows, once per model, in about twenty forwards.
+    """Return the latency model of a runner's model. From the first call on, its forwards refine it."""
+    latency = _latencies.get(runner.loaded)
+    if latency is None:
+        latency = _latencies[runner.loaded] = Latency(runner)
+    runner.on_forward = latency.observe
+    return latency.model
 
-    Each row is a branch after a common text. The result is the minimum of three, because disturbances only add time.
-    Call this only while the runner is idle. If nothing fits into the cache now, the result is one second for any number
-    of rows, and the next call measures again.
-    """
-    if runner.loaded in _latency_models:
-        return _latency_models[runner.loaded]
-    path = None if runner.loaded.module is not None else _file_of(runner)
-    if path is not None and (stored := _stored(path)) is not None:
-        return _latency_models.setdefault(runner.loaded, stored)
-    measured: list[tuple[int, float]] = []
-    cache = runner.cache
-    base = cache.open()
-    try:
-        cache.extend(base, [0] * min(_CONTEXT, max(1, cache.capacity // 4), max(1, runner.context // 2)))
-        runner.forward([Chunk(base, cache.computed_length(base), len(base), [_DRAW])])
-        max_rows = int(runner.loaded.config.vocab_size) - 1  # each branch begins with a different token
-        for rows in ROWS:
-            if rows <= max_rows and (not measured or measured[-1][1] < _MAX_SECONDS):
-                measured.append((rows, _min_seconds(runner, base, rows)))
-    except RadixCacheFullError:
-        pass
-    finally:
-        cache.rollback(base, 0)
-    if not measured:
-        return LatencyModel((1,), (1.0,))
-    fitted = LatencyModel.fit(measured)
-    if path is not None:
-        with suppress(OSError, TaskError):  # without the file the next process measures again
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, {"rows": fitted.rows, "seconds": fitted.seconds})
-            path.chmod(0o600)
-    return _latency_models.setdefault(runner.loaded, fitted)
+
+def _first_estimate(runner: Runner) -> LatencyModel:
+    """Estimate from the model's sizes: one row reads all weights, and more rows take longer as `_SHAPE` says."""
+    layers, head = runner.loaded.linear_sizes
+    seconds = max(1, layers + head) * runner.backend.weight_bytes / _BANDWIDTH
+    row = seconds * (_SHAPE[-1] - _SHAPE[-2]) / (ROWS[-1] - ROWS[-2])
+    heads, count = Heads.of(runner.loaded.config), int(runner.loaded.config.num_hidden_layers)
+    key = row * _ATTENTION * 2 * heads.query * heads.dim * count / max(1, layers + head)
+    return LatencyModel(ROWS, tuple(seconds * multiple for multiple in _SHAPE), key)
 
 
 def _file_of(runner: Runner) -> Path:
-    """The file of a measurement in the cache folder."""
+    """The file of a model's latencies in the cache folder."""
     config = runner.loaded.config
     names = ("model_type", "num_hidden_layers", "hidden_size", "intermediate_size", "num_key_value_heads", "vocab_size")
     about = [version("tot"), processor_info("model name"), threads(), runner.backend.name]
@@ -121,42 +147,15 @@ def _file_of(runner: Runner) -> Path:
 
 
 def _stored(path: Path) -> LatencyModel | None:
-    """Read a measurement; None if it is missing, too old, damaged or possibly another user's."""
+    """Read a file of latencies; None if it is missing, damaged or possibly another user's."""
     try:
-        if others_could_write(path, trust_root=True) or not 0 <= time.time() - path.stat().st_mtime < _KEPT_SECONDS:
+        if others_could_write(path, trust_root=True):
             return None
         data = json.loads(path.read_text())
         rows, seconds = tuple(map(int, data["rows"])), tuple(map(float, data["seconds"]))
+        key_seconds = float(data["key_seconds"])
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
-    known = rows == ROWS[: len(rows)] and len(rows) == len(seconds) > 0
-    rising = known and seconds[0] > 0 and list(seconds) == sorted(seconds) and seconds[-1] < 1e4
-    return LatencyModel(rows, seconds) if rising else None
-
-
-def _min_seconds(runner: Runner, base: Any, rows: int) -> float:
-    """Return the minimum of up to three measurements after a warm-up."""
-    _seconds(runner, base, rows)
-    times = [_seconds(runner, base, rows)]
-    while len(times) < 3 and sum(times) < _MAX_SECONDS:
-        times.append(_seconds(runner, base, rows))
-    return min(times)
-
-
-def _seconds(runner: Runner, base: Any, rows: int) -> float:
-    forks = [runner.cache.fork(base) for _ in range(rows)]
-    try:
-        for token, fork in enumerate(forks):
-            runner.cache.extend(fork, [1 + token])
-        began = time.perf_counter()
-        forward = runner.forward([Chunk(fork, len(base), len(fork), [_DRAW]) for fork in forks])
-        read(forward.logits, [_DRAW] * len(forward.logits))
-        return time.perf_counter() - began
-    finally:
-        for fork in forks:
-            runner.cache.rollback(fork, 0)
-
-
-def engine_latency_model(engine: Engine) -> LatencyModel:
-    """Return the latency model of an engine's model. Safe while the engine runs."""
-    return _latency_models.get(engine.loaded) or engine.call(partial(latency_model, engine.runner))
+    rising = rows == ROWS and len(seconds) == len(rows) and list(seconds) == sorted(seconds)
+    valid = rising and 0 < seconds[0] <= seconds[-1] < 1e4 and 0 <= key_seconds < 1
+    return LatencyModel(rows, seconds, key_seconds) if valid else None

@@ -3,8 +3,8 @@
 A drafted token is worth its row if the time that the row adds yields more tokens than the same time without it. So two
 measurements set the length and breadth of drafts: the latency of a forward by rows, and the share of drafts accepted.
 Nothing is drafted if packing alone fills the machine. A decision about a token never depends on the token itself,
-because rejection rules would then change the distribution. The estimates may be wrong, so a timed trial decides whether
-to draft at all.
+because rejection rules would then change the distribution. Plain steps also show which lookup drafts would have been
+accepted. Other drafters, such as draft models, draft in timed trials.
 """
 
 from __future__ import annotations
@@ -74,8 +74,11 @@ class SpeculationPlanner:
         draft: LatencyModel | None,
         branches: int,
         pace: float = 1.0,
+        trying: bool = True,
     ) -> None:
         self.statistics = statistics
+        self.trying = trying
+        """Whether drafters that need timed trials may draft."""
         self.drafting = 0.0
         """Seconds of the draft's forwards."""
         self._target = target
@@ -89,9 +92,14 @@ class SpeculationPlanner:
         self._tokens, self._rows, self.drafting = plan._tokens, plan._rows, plan.drafting
 
     @property
+    def seconds(self) -> float:
+        """Expected seconds of the plan so far."""
+        return self._target.of(self._rows) + self.drafting
+
+    @property
     def rate(self) -> float:
         """Expected tokens per second of the plan so far."""
-        return self._tokens / (self._target.of(self._rows) + self.drafting)
+        return self._tokens / self.seconds
 
     def admit(self, chance: float) -> bool:
         """Add a token with this acceptance chance to the plan if it is worth its row. Return whether it is."""

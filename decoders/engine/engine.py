@@ -277,6 +277,7 @@ class Engine:
                 log.exception("a forward pass failed")
                 step.failed.update(dict.fromkeys(step.jobs, error))
             else:
+                self.runner.observe(forward, times[-1] - times[1])
                 load = step.load(forward) if self.timeline is not None and self.timeline.detailed else None
                 self._count_forward(step, forward)
                 with span("commit"):

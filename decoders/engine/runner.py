@@ -7,7 +7,7 @@ branches share is computed once. The runner knows nothing of requests or decodin
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -57,6 +57,10 @@ class Forward:
     """For each chunk, the row of `logits` of each of its reads."""
     own_from: list[int]
     """For each chunk, the first position that it computed; the cache or another chunk has those before."""
+    computed: int = 0
+    """Number of rows that were computed."""
+    keys: int = 0
+    """Number of keys that the computed rows attended to, counted for each row."""
     layers: Sequence[int] = ()
     states: Array | None = None
     """(rows read, layers, hidden), float16."""
@@ -98,6 +102,8 @@ class Runner:
         self.cache = RadixCache(self._capacity(kv_budget))
         self.backend: Backend = open_backend(loaded, quantize, shared)
         """Computes the forwards."""
+        self.on_forward: Callable[[int, int, float], None] | None = None
+        """Called with rows, keys and seconds of each forward that read all of its rows."""
         try:
             self.backend.reserve(self.cache.capacity + 1)  # one more for SCRATCH
         except BaseException:
@@ -178,7 +184,13 @@ class Runner:
         logit_rows = {row: i for i, row in enumerate(reads)}
         self.cache.mark_computed(slot for write in writes for slot in write if slot != SCRATCH)
         rows = [[logit_rows[row_of[slot]] for slot in chunk.read_slots] for chunk in chunks]
-        return Forward(logits, rows, own_from, layers, states)
+        keys = sum(run.rows * len(run.path) for run in runs)
+        return Forward(logits, rows, own_from, sum(run.rows for run in runs), keys, layers, states)
+
+    def observe(self, forward: Forward, seconds: float) -> None:
+        """Report the time of a forward and its sampling. Prompts, which are hardly read, do not count."""
+        if self.on_forward is not None and len(forward.logits) == forward.computed:
+            self.on_forward(forward.computed, forward.keys, seconds)
 
     def _run(
         self, runs: list[Run], writes: list[list[int]], reads: list[tuple[int, int]], layers: Sequence[int]

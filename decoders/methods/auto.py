@@ -40,7 +40,7 @@ class AutoDrafter(DrafterChain):
 
     def draft(self, contexts: Sequence[DraftContext], planner: SpeculationPlanner | None = None) -> list[Draft]:
         assert planner is not None  # auto always plans
-        if self._model is None:
+        if self._model is None or not self._model.may_draft(planner):
             return [self._best(context, planner) for context in contexts]
         drafts = []
         for context in contexts:
@@ -53,9 +53,10 @@ class AutoDrafter(DrafterChain):
 
     def _best(self, context: DraftContext, planner: SpeculationPlanner, minimum: float = 0.0) -> Draft:
         """Return the best quick draft, or an empty one if its first token's chance is too small."""
-        plans = [copy(planner) for _ in self._quick]
-        drafts = [drafter.draft([context], plan)[0] for drafter, plan in zip(self._quick, plans, strict=True)]
-        plan, draft = max(zip(plans, drafts, strict=True), key=lambda pair: pair[0].rate)
+        plans = [(copy(planner), drafter) for drafter in self._quick if drafter.may_draft(planner)]
+        plan, draft = max(
+            ((plan, drafter.draft([context], plan)[0]) for plan, drafter in plans), key=lambda pair: pair[0].rate
+        )
         if not draft.tokens or planner.statistics.chance(draft.kinds[0]) < max(minimum, _MIN_CHANCE):
             return Draft()
         planner.take(plan)

@@ -90,7 +90,7 @@ class Rounds(Speculation):
         """Draft for a branch, and return the draft and the seconds it took. Runs in the executor."""
         began = time.perf_counter()
         with _on(self._stream), self.span(f"branch {key}", key):
-            (draft,) = self.drafter.draft([context], self.planner(1, context.purpose))
+            (draft,) = self.drafter.draft([context], self.planner([context]))
             if self._stream is not None:
                 self._stream.synchronize()
         return Drafted(context, draft), time.perf_counter() - began

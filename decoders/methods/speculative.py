@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from tot.decoders.drafting.acceptance import Coupled, Rejection
 from tot.decoders.drafting.drafters import Draft, DraftContext, Drafter, Verified
-from tot.decoders.drafting.latency_model import LatencyModel, engine_latency_model, latency_model
+from tot.decoders.drafting.latency_model import latency_model
 from tot.decoders.drafting.planner import AcceptanceStatistics, SpeculationPlanner, Trial
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.radix_cache import Branch
@@ -53,11 +53,6 @@ class Speculation:
         """By sequence: the draft to verify next."""
         self._texts: dict[int, list[int]] = {}
         """By sequence: the prompt and the tokens drawn or given."""
-        self._latency: tuple[LatencyModel, LatencyModel | None] | None = None
-        """Latencies of the target and the draft model."""
-        if config.adapt:
-            drafting = None if drafter.runner is None else latency_model(drafter.runner)
-            self._latency = engine_latency_model(engine), drafting
         self._trials: dict[tuple[int, frozenset[Purpose]], Trial] = {}
         """By the bit length of the number of branches, and their purposes."""
         self._current: tuple[Trial, int, float] | None = None
@@ -76,10 +71,12 @@ class Speculation:
         began = time.perf_counter()
         contexts = [self.context(sequence) for sequence in sequences]
         self._count_step(sequences)
-        if not self._should_draft(contexts, began):
+        planner = self.planner(contexts)
+        if planner is not None and not self.drafter.judges_itself:
+            planner.trying = self._is_trying(contexts, planner.seconds, began)
+        if not self.drafter.may_draft(planner):
             self.drafts |= {context.key: Drafted(context, Draft()) for context in contexts}
             return
-        planner = self.planner(len(contexts))
         groups = [contexts]
         if planner is not None:  # one plan for all, with the statistics of each purpose
             contexts = sorted(contexts, key=operator.attrgetter("purpose"))
@@ -121,25 +118,28 @@ class Speculation:
         for purpose in {sequence.job.request.purpose for sequence in sequences}:
             self.statistics[purpose].step += 1
 
-    def _should_draft(self, contexts: Sequence[DraftContext], now: float) -> bool:
-        """Record the previous step, and return whether to draft in this one."""
-        if self._latency is None:
-            return True
+    def _is_trying(self, contexts: Sequence[DraftContext], plain: float, now: float) -> bool:
+        """Record the previous step, and return whether drafters that need a trial may draft in this one.
+
+        `plain` are the seconds of a step without drafts.
+        """
         if self._current is not None and self._gained:
             trial, branches, began = self._current
             trial.step(self._gained / branches, self._ended - began - self._draft_seconds, self._draft_seconds)
         self._gained, self._draft_seconds = 0, 0.0
-        plain = self._latency[0].of(len(contexts))
         purposes = frozenset(context.purpose for context in contexts)
         trial = self._trials.setdefault((len(contexts).bit_length(), purposes), Trial(plain))
         self._current = trial, len(contexts), now
         return trial.drafts
 
-    def planner(self, branches: int, purpose: Purpose = "generate") -> SpeculationPlanner | None:
-        """Return a plan for a forward of `branches`, or None if drafts do not adapt."""
-        if self._latency is None:
+    def planner(self, contexts: Sequence[DraftContext]) -> SpeculationPlanner | None:
+        """Return a plan for a forward of these texts, or None if drafts do not adapt."""
+        if not self.config.adapt:
             return None
-        return SpeculationPlanner(self.statistics[purpose], *self._latency, branches, self._pace)
+        mean = sum(len(context.tokens) for context in contexts) / len(contexts)
+        target = latency_model(self.engine.runner).at(mean)
+        draft = None if self.drafter.runner is None else latency_model(self.drafter.runner).at(mean)
+        return SpeculationPlanner(self.statistics[contexts[0].purpose], target, draft, len(contexts), self._pace)
 
     def span(self, lane: str, branch: int | None = None) -> AbstractContextManager[None]:
         """Record drafting on the engine's timeline, if it has one."""
@@ -156,11 +156,11 @@ class Speculation:
             learn(draft.kinds[child], child == chosen)
         return bool(children) and chosen is None
 
-    def observe(self, verified: Verified, drawn: Sequence[int]) -> None:
-        """Extend a text by the tokens `drawn`, after its draft was verified."""
+    def observe(self, verified: Verified) -> None:
+        """Extend a text, after its draft was verified."""
         self.drafter.observe(verified)
-        self._texts[verified.context.key] += drawn
-        self._gained += len(drawn)
+        self._texts[verified.context.key] += verified.tokens
+        self._gained += len(verified.tokens)
         self._ended = time.perf_counter()
 
     def end(self, key: int) -> None:
@@ -267,10 +267,8 @@ class Speculative(Autoregressive):
         if speculation.config.trajectory:
             output.trajectory.append((len(output.tokens) - accepted - 1, tuple(draft.tokens)))
         by_node = {node: sampled.token for node, sampled in drawn.items()}
-        speculation.observe(
-            Verified(context, draft, by_node, probed, accepted),
-            [*(draft.tokens[node] for node in nodes), sampled.token],
-        )
+        grown = [*(draft.tokens[node] for node in nodes), sampled.token]
+        speculation.observe(Verified(context, draft, by_node, probed, accepted, grown))
         if output.finish_reason is not None:
             speculation.end(sequence.key)
 

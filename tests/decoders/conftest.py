@@ -21,7 +21,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 from tot.decoders import Engine, LocalDecoder, Request, Sampling, load_decoder, load_model
 from tot.decoders.drafting.draft_model import ModelDrafter
 from tot.decoders.drafting.drafters import Drafter, DrafterChain
+from tot.decoders.drafting.latency_model import LatencyModel
 from tot.decoders.drafting.opening import make_drafter
+from tot.decoders.engine import engine as engine_module
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHATML = (
@@ -142,6 +144,20 @@ def logits_alone() -> Callable[..., Tensor]:
         return logits
 
     return run
+
+
+@pytest.fixture
+def script_latency(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Script the cost of rows of all targets and draft models, because measured times depend on the machine."""
+
+    def script(target: LatencyModel, draft: LatencyModel | None = None) -> None:
+        def scripted(runner: Any) -> LatencyModel:
+            is_target = any(one.runner is runner for one in engine_module._open)
+            return target if is_target else draft or LatencyModel((1, 64), (0.001, 0.002))
+
+        monkeypatch.setattr("tot.decoders.methods.speculative.latency_model", scripted)
+
+    return script
 
 
 @pytest.fixture(params=["llama", pytest.param("qwen2", marks=pytest.mark.families)])

@@ -12,8 +12,11 @@ from torch import Tensor
 
 from tot.decoders import Request, Sampling, load_decoder, load_model
 from tot.decoders.drafting.draft_model import ModelDrafter
-from tot.decoders.drafting.drafters import Draft, DraftContext, DrafterChain
+from tot.decoders.drafting.drafters import Draft, DraftContext, DrafterChain, Verified
+from tot.decoders.drafting.latency_model import LatencyModel
 from tot.decoders.drafting.lookup import LookupDrafter
+from tot.decoders.drafting.ngram_index import NgramIndex
+from tot.decoders.drafting.planner import AcceptanceStatistics, SpeculationPlanner
 from tot.decoders.engine.sampling import Draw, candidates
 
 PADDED = 340
@@ -101,12 +104,44 @@ def test_lookup_indexes_a_text_once() -> None:
     for drawn in range(5):
         looked_up(drafter, context(range(20), range(50, 50 + drawn), key=1))
         looked_up(drafter, context(range(20), key=2))
-    assert drafter.index._size == 20 + (8 + 4) + 8  # the prompt, and its last eight tokens with either text
+    assert drafter.index.written == (20 + 4) + 8  # the second text begins with the prompt's last eight tokens
+
+
+def test_lookup_indexes_only_the_part_of_a_prompt_that_is_new() -> None:
+    drafter = LookupDrafter()
+    prompt = list(range(100))
+    looked_up(drafter, context(prompt, key=1))
+    looked_up(drafter, context([*prompt, 7, 8, 9], key=2), context([*prompt[:50], 5, 5], key=3))
+    assert drafter.index.written == 100 + (8 + 3) + (8 + 2)
+    looked_up(drafter, context([*prompt, 7, 8, 9], key=4))
+    assert drafter.index.written == 121 + 8
+
+
+def test_lookup_counts_on_plain_steps_what_its_drafts_would_have_got_right() -> None:
+    drafter, statistics = LookupDrafter(), AcceptanceStatistics()
+    expensive = LatencyModel((1, 64), (0.01, 0.64))
+    tokens = [1, 2, 3, 4] * 6
+    text = context(tokens[:7], key=1)
+    for drawn in (*tokens[7:], 9):  # each token is looked up but the last
+        assert drafter.draft([text], SpeculationPlanner(statistics, expensive, None, 1))[0].tokens == []
+        drafter.observe(Verified(text, Draft(), {-1: drawn}, [], 0, [drawn]))
+        text = context(tokens[:7], [*text.tokens[7:], drawn], key=1)
+    assert statistics.chance(("lookup", 3)) == statistics.chance(("lookup", 7)) == (1 + 1) / (1 + 2)
+    assert statistics.chance(("lookup", 8)) == (12 + 1) / (13 + 2)
+
+
+def test_a_lookup_draft_that_was_verified_is_not_counted_twice() -> None:
+    drafter, statistics = LookupDrafter(), AcceptanceStatistics()
+    text = context([1, 2, 3, 1, 2], key=1)
+    (draft,) = drafter.draft([text], SpeculationPlanner(statistics, LatencyModel((1,), (0.01,)), None, 1))
+    assert draft.tokens == [3, 1, 2, 3]
+    drafter.observe(Verified(text, draft, {-1: 3, 0: 9}, [], 1, [3, 9]))
+    assert statistics.chance(("lookup", 2)) == 0.5
 
 
 def test_lookup_continues_after_its_index_has_evicted_the_prompt() -> None:
     drafter = LookupDrafter()
-    drafter.index.capacity = 30
+    drafter.index = NgramIndex(capacity=30)
     prompt = [1, 2, 3, 4]
     looked_up(drafter, context(prompt, key=1))
     looked_up(drafter, context(range(100, 140), key=2))
@@ -215,7 +250,7 @@ def test_a_full_cache_shortens_drafts_and_keeps_them_correct(
 def test_a_chain_uses_the_next_drafter_for_missing_drafts(drafter: ModelDrafter, alone: Alone) -> None:
     known, new = context([1, 2, 3, 1, 2], key=1), context([60, 61, 62], key=2)
     chain = DrafterChain([LookupDrafter(), drafter])
-    assert looked_up(chain, known, new) == [[3, 1, 2], *alone.paths(new)]
+    assert looked_up(chain, known, new) == [[3, 1, 2, 3], *alone.paths(new)]
     assert drafter.runner.cache.live == 3
     chain.end(2)
     assert drafter.runner.cache.live == 0

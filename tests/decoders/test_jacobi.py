@@ -72,11 +72,8 @@ def test_a_window_shrinks_until_it_converges(make: Make) -> None:
     assert all(later - at in (8, 9) for at, later in pairwise(starts))
 
 
-def test_a_window_is_shortened_if_that_is_faster(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cost of rows is scripted, because measured times depend on the machine's load."""
-    monkeypatch.setattr(
-        "tot.decoders.methods.speculative.engine_latency_model", lambda engine: LatencyModel((1, 64), (0.01, 0.011))
-    )
+def test_a_window_is_shortened_if_that_is_faster(make: Make, script_latency: Callable[..., None]) -> None:
+    script_latency(LatencyModel((1, 64), (0.01, 0.011)))
     request = Request(prompt=LONG, sampling=Sampling(max_tokens=120, temperature=1.0, ignore_eos=True, n=8))
     whole = make("jacobi", n=16, adapt=False).generate([request])
     cut = make("jacobi", n=16).generate([request])

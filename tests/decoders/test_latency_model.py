@@ -1,8 +1,10 @@
-"""The cost of forwards by rows, measured beside running requests, and functions called in an engine's thread."""
+"""The cost of forwards by rows and context, learned from them, and functions called in an engine's thread."""
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,16 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tot.decoders import Engine, LocalDecoder, Request, RequestError, Sampling, load_decoder, load_model
 from tot.decoders.drafting import latency_model as latency_module
 from tot.decoders.drafting.draft_model import ModelDrafter
-from tot.decoders.drafting.latency_model import (
-    ROWS,
-    LatencyModel,
-    engine_latency_model,
-    latency_model,
-)
+from tot.decoders.drafting.latency_model import ROWS, LatencyModel, latency_model
 from tot.decoders.drafting.opening import make_drafter
 from tot.decoders.engine.runner import Runner
 from tot.decoders.kernels.native.tiles import kernels_run
@@ -64,83 +63,77 @@ def requests(count: int = 4, tokens: int = 60) -> list[Request]:
     return [Request(prompt=f"the range in {i}", sampling=Sampling(seed=i, **settings)) for i in range(count)]
 
 
-# -- measuring -------------------------------------------------------------------------------------
+# -- learning from forwards ------------------------------------------------------------------------
 
 
-def test_every_number_of_rows_is_measured_once_per_model(engine: Make, forwards: list[int]) -> None:
-    one, other = engine(), engine(seed=1)
-    latency = latency_model(one.runner)
-    assert set(forwards) == set(ROWS)
-    assert latency.rows == ROWS
-    assert all(seconds > 0 for seconds in latency.seconds)
-    forwards.clear()
-    assert latency_model(one.runner) is engine_latency_model(one) is latency
+def simulated(rows: int, keys: int) -> float:
+    """Seconds of a simulated model: a row costs a tenth of a forward, and as much again with 8,000 keys."""
+    return 0.010 + 0.001 * rows + keys * 0.001 / 8000
+
+
+@pytest.mark.parametrize("speed", [0.05, 1.0, 20.0])
+def test_the_model_approaches_the_observed_seconds_at_every_context(speed: float) -> None:
+    latency = LatencyModel(ROWS, (0.01, 0.013, 0.017, 0.026, 0.08), 4e-8)
+    rng = random.Random(2)
+    for count in range(1, 1500):
+        rows, context = rng.choice([1, 1, 2, 4, 5, 8, 15]), rng.choice([100, 1000, 8000])
+        noise = rng.uniform(0.9, 1.1) if rng.random() < 0.98 else 20.0  # now and then another program interrupts
+        keys = rows * context
+        latency = latency.refined(rows, keys, speed * noise * simulated(rows, keys), max(0.02, 1 / count))
+    for rows, context in [(1, 100), (4, 1000), (8, 8000), (15, 8000)]:
+        expected = speed * simulated(rows, rows * context)
+        assert latency.at(context).of(rows) == pytest.approx(expected, rel=0.25)
+    assert latency.at(8000).slope(4) > 1.3 * latency.at(100).slope(4)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 64), st.integers(0, 10**6), st.floats(1e-6, 1e3)), max_size=30),
+    st.integers(1, 80),
+)
+def test_more_rows_never_cost_less_after_any_observations(seen: list[tuple[int, int, float]], rows: int) -> None:
+    latency = LatencyModel(ROWS, (0.01, 0.013, 0.017, 0.026, 0.08), 1e-8)
+    for observed in seen:
+        latency = latency.refined(*observed)
+    assert latency.of(rows + 1) >= latency.of(rows) > 0
+    assert latency.key_seconds > 0
+
+
+def test_with_one_point_only_the_scale_is_learned() -> None:
+    assert LatencyModel((1,), (1.0,)).refined(5, 0, 2.0, 1.0).seconds == pytest.approx((2.0,))
+
+
+def test_nothing_is_computed_to_learn_latencies(engine: Make, forwards: list[int]) -> None:
+    one = engine()
+    first = latency_model(one.runner)
     assert forwards == []
-    latency_model(other.runner)
-    assert set(forwards) == set(ROWS)
+    assert first.rows == ROWS
+    assert list(first.seconds) == sorted(first.seconds)
+    load_decoder(engine=one).generate(requests())
+    learned = latency_model(one.runner)
+    assert learned != first
+    assert latency_model(engine(seed=1).runner) == first  # the other model has seen no forward
 
 
-def test_measuring_leaves_nothing_in_the_cache(engine: Make) -> None:
+def test_a_larger_model_is_first_thought_slower(engine: Make) -> None:
+    small, large = (latency_model(engine(hidden_size=size).runner) for size in (48, 96))
+    assert large.of(1) > 1.5 * small.of(1)
+    assert large.at(1000).of(1) > large.at(10).of(1)
+
+
+def test_prompts_are_not_observed(engine: Make) -> None:
     one = engine()
-    latency_model(one.runner)
-    assert (one.cache.live, one.cache.stored) == (0, 0)
+    first = latency_model(one.runner)
+    load_decoder(engine=one).generate([Request(prompt="the range in " * 40, sampling=Sampling(max_tokens=1))])
+    observed = latency_model(one.runner)
+    assert observed.seconds[-1] / first.seconds[-1] == pytest.approx(observed.seconds[-2] / first.seconds[-2])
 
 
-def test_measuring_keeps_the_cached_prefixes(engine: Make) -> None:
-    one = engine()
-    decoder = load_decoder(engine=one)
-    decoder.generate(requests())
-    stored = one.cache.stored
-    engine_latency_model(one)
-    assert (one.cache.live, one.cache.stored) == (0, stored)
-    (again,) = decoder.generate(requests(1))
-    assert again.usage.reused_prompt_tokens > 0
-
-
-def test_many_rows_take_longer_than_one(engine: Make) -> None:
-    latency = latency_model(engine(hidden_size=384, intermediate_size=1024).runner)
-    assert latency.of(64) > 2 * latency.of(1)
-
-
-@pytest.mark.parametrize("kv_budget", [1, 2, 3, 4, 10, 50, 70])
-def test_a_small_kv_budget_is_measured_with_the_rows_that_fit(engine: Make, kv_budget: int) -> None:
-    small = engine(kv_budget)
-    latency = engine_latency_model(small)
-    fits = [rows for rows in ROWS if max(1, kv_budget // 4) + rows <= kv_budget]
-    assert len(latency.rows) == max(1, len(fits))
-    assert all(latency.of(rows) > 0 for rows in (1, 64))
-    assert (small.cache.live, small.cache.stored) == (0, 0)
-
-
-def test_a_vocabulary_smaller_than_the_rows_can_be_measured(engine: Make) -> None:
-    latency = engine_latency_model(engine(vocab_size=20))
-    assert latency.rows == (1, 4, 8, 16)
-    assert latency.of(64) >= latency.of(1) > 0
-
-
-def test_measuring_beside_running_requests_changes_nothing(engine: Make, forwards: list[int]) -> None:
-    expected = [completion.tokens for completion in load_decoder(engine=engine()).generate(requests(tokens=200))]
-    busy = engine()
-    handles = load_decoder(engine=busy).submit(requests(tokens=200), stream=True)
-    next(iter(handles[0]))
-    forwards.clear()
-    latency = engine_latency_model(busy)
-    assert not any(handle.future.done() for handle in handles)
-    assert set(ROWS) <= {*forwards}
-    assert latency.rows == ROWS
-    assert [handle.result(30)[0].tokens for handle in handles] == expected
-
-
-def test_a_full_engine_is_measured_once_it_has_room(engine: Make) -> None:
-    """Until then, drafts have their maximal length."""
-    full = engine(1000)
-    branch = full.call(lambda: full.cache.open([7] * 990))
-    seed = load_decoder("seed", engine=full, k_config=(1, 1))
-    assert engine_latency_model(full) == LatencyModel((1,), (1.0,))
-    full.call(lambda: full.cache.release(branch))
-    assert engine_latency_model(full).rows == ROWS
-    (got,) = seed.generate(requests(1, tokens=20))
-    assert got.tokens == load_decoder(engine=full).generate(requests(1, tokens=20))[0].tokens
+def test_the_forwards_of_a_draft_model_are_observed(make_bench: Callable[..., Any]) -> None:
+    bench = make_bench()
+    drafter = bench.model_drafter()
+    first = latency_model(drafter.runner)
+    bench.seed(drafter).generate(requests())
+    assert latency_model(drafter.runner) != first
 
 
 # -- drafts as slow as their targets ---------------------------------------------------------------
@@ -237,56 +230,68 @@ def saved(make_model: Callable[..., Any], tokenizer: Any, tmp_path: Path, monkey
     return folder
 
 
-def measure(folder: Path) -> LatencyModel:
+def decode(folder: Path, tokens: int = 40) -> tuple[LatencyModel, LatencyModel]:
+    """Decode some tokens. Return the latencies before and after."""
     with Engine(open_model(folder, dtype="fp32"), 3000) as one:
-        return engine_latency_model(one)
+        before = latency_model(one.runner)
+        load_decoder(engine=one).generate(requests(1, tokens))
+        return before, latency_model(one.runner)
 
 
-def test_a_model_in_files_is_measured_once_a_day_and_by_sizes(
+def test_latencies_are_kept_for_the_next_process_by_sizes_and_never_expire(
     saved: Path, tmp_path: Path, forwards: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = measure(saved)
-    assert set(forwards) == set(ROWS)
-    forwards.clear()
-    assert (measure(saved), forwards) == (first, [])
+    estimate, _ = decode(saved, 1)
+    assert not (tmp_path / "cache" / "latency").exists()  # too few forwards
+    before, _ = decode(saved)
+    assert before == estimate
     (path,) = (tmp_path / "cache" / "latency").iterdir()
-    day = 86_400
-    os.utime(path, (time.time() - day, time.time() - day))
-    measure(saved)
-    assert set(forwards) == set(ROWS)
-    forwards.clear()
+    assert path.stat().st_mode & 0o777 == 0o600
+    kept = json.loads(path.read_text())["seconds"]
+    os.utime(path, (0, 0))
+    stored, _ = decode(saved)
+    assert list(stored.seconds) == kept != list(estimate.seconds)
     monkeypatch.setattr(latency_module, "processor_info", lambda what: "another")
-    measure(saved)
-    assert set(forwards) == set(ROWS)
+    assert decode(saved, 1)[0] == estimate
+
+
+GOOD = {"rows": [1, 4, 8, 16, 64], "seconds": [1, 2, 3, 4, 5], "key_seconds": 0.001}
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "[" * 100_000, '{"rows": [1, 4], "seconds": [1]}', '{"rows": [2], "seconds": [0.1]}',
-     '{"rows": [1, 4], "seconds": [0.2, 0.1]}', '{"rows": [1], "seconds": [NaN]}', '{"rows": [1], "seconds": [0]}',
-     '{"rows": [], "seconds": []}', '{"rows": [1], "seconds": ["x"]}'],
+    ["", "{", "[]", "[" * 100_000, *(json.dumps(GOOD | bad) for bad in (
+        {"rows": [1, 4]}, {"rows": [1, 4, 8, 16, 65]}, {"seconds": [1]}, {"seconds": [1, 2, 3, 5, 4]},
+        {"seconds": [0, 1, 1, 1, 1]}, {"seconds": [1, 1, 1, 1, 1e9]}, {"seconds": ["x"] * 5}, {"key_seconds": -1},
+        {"seconds": [float("nan")] * 5}, {"key_seconds": float("nan")}, {"key_seconds": None}, {"key_seconds": 1e9},
+    ))],
 )  # fmt: skip
-def test_a_damaged_measurement_is_made_again(saved: Path, tmp_path: Path, forwards: list[int], text: str) -> None:
-    measure(saved)
+def test_a_damaged_file_is_not_used(saved: Path, tmp_path: Path, text: str) -> None:
+    decode(saved)
     (path,) = (tmp_path / "cache" / "latency").iterdir()
+    path.write_text(json.dumps(GOOD))
+    assert decode(saved, 1)[0].seconds == (1, 2, 3, 4, 5)
     path.write_text(text)
-    forwards.clear()
-    assert measure(saved).rows == ROWS
-    assert set(forwards) == set(ROWS)
+    assert decode(saved, 1)[0].seconds[0] < 1
 
 
-def test_a_measurement_that_others_could_have_written_is_not_used(
-    saved: Path, tmp_path: Path, forwards: list[int]
-) -> None:
-    measure(saved)
+def test_a_file_that_others_could_have_written_is_not_used(saved: Path, tmp_path: Path) -> None:
+    decode(saved)
     (path,) = (tmp_path / "cache" / "latency").iterdir()
+    path.write_text(json.dumps(GOOD))
     path.chmod(0o666)
-    forwards.clear()
-    measure(saved)
-    assert set(forwards) == set(ROWS)
+    assert decode(saved, 1)[0].seconds[0] < 1
 
 
-def test_a_model_object_is_measured_each_time(engine: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_folder_that_cannot_be_written_changes_nothing(saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file, not a folder")
+    _, after = decode(saved)
+    assert after.rows == ROWS
+
+
+def test_nothing_is_kept_of_a_model_object(engine: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOT_CACHE", str(tmp_path))
-    latency_model(engine().runner)
+    one = engine()
+    latency_model(one.runner)
+    load_decoder(engine=one).generate(requests(1))
     assert not (tmp_path / "latency").exists()

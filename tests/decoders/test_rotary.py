@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
+from tot.decoders.errors import ModelError
 from tot.decoders.models.rotary import RotaryTable
 
 SCALINGS: list[dict[str, Any]] = [
@@ -32,19 +34,31 @@ def test_rows_equal_the_module_of_transformers(
     config = make_model(family, rope_parameters=scaling).config
     cosines, sines = RotaryTable(config).rows(3000)
     expected = reference(config)(torch.empty(0), position_ids=torch.arange(3000)[None])
-    assert torch.equal(cosines, expected[0][0])
-    assert torch.equal(sines, expected[1][0])
-    assert cosines.is_contiguous()
-    assert cosines.dtype == torch.float32
+    # A last bit of a frequency, in which powers of libraries differ, is an angle of 3000 / 2**24 at the end.
+    tolerance = 2e-7 if scaling["rope_type"] in ("default", "linear") else 3e-4
+    for rows, of_transformers in ((cosines, expected[0][0]), (sines, expected[1][0])):
+        assert rows.dtype == np.float32
+        np.testing.assert_allclose(rows, of_transformers.numpy(), rtol=0, atol=tolerance)
 
 
-def test_the_native_path_imports_no_modelling_code(python: Any, smollm2: str) -> None:
+@pytest.mark.parametrize(
+    "rope",
+    [{"rope_type": "axial", "rope_theta": 1e4}, {"rope_type": "linear", "rope_theta": 1e4}, {"rope_type": "llama3"}],
+)
+def test_rope_settings_that_are_unknown_or_missing_are_refused(make_model: Callable[..., Any], rope: Any) -> None:
+    config = make_model("llama").config
+    config.rope_parameters = {"rope_theta": 1e4, **rope}
+    with pytest.raises(ModelError, match=rope["rope_type"]):
+        RotaryTable(config)
+
+
+def test_the_native_path_imports_neither_torch_nor_transformers(python: Any, smollm2: str) -> None:
     code = (
         "import sys; from tot.decoders import load_decoder, Request, Sampling;"
         f"d = load_decoder('ar', {smollm2!r}, kv_budget=200);"
         "d.generate([Request(prompt='hi', sampling=Sampling(max_tokens=2))]);"
-        "name = d.engine.runner.backend.name; print(name, 'transformers.modeling_utils' in sys.modules)"
+        "print(d.engine.runner.backend.name, [name for name in ('torch', 'transformers') if name in sys.modules])"
     )
     out, err = python("-c", code).communicate(timeout=120)
     assert err == ""
-    assert out.startswith("transformers, ") or out.strip().endswith("False")
+    assert out.startswith("transformers, ") or out.strip().endswith("[]")

@@ -232,8 +232,7 @@ class NativeForward:
     def _rope_table(self, needed: int) -> tuple[Array, Array]:
         """Return cosines and sines (positions, head_dim) of at least `needed` positions."""
         if len(self._table[0]) < needed:
-            cosines, sines = self._rotary.rows(max(_TABLE, 2 * needed))
-            self._table = np.ascontiguousarray(cosines), np.ascontiguousarray(sines)
+            self._table = self._rotary.rows(max(_TABLE, 2 * needed))
         return self._table
 
     def _float_address(self, vector: Array) -> int:

@@ -25,11 +25,10 @@ CHEAP = (LatencyModel((1, 64), (0.01, 0.03)), LatencyModel((1, 64), (0.001, 0.00
 
 
 @pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def measured(monkeypatch: pytest.MonkeyPatch, script_latency: Callable[..., None]) -> None:
     """Let every target and draft cost CHEAP's seconds, and drafting only its forwards."""
     monkeypatch.setattr("tot.decoders.methods.speculative.time", SimpleNamespace(perf_counter=lambda: 0.0))
-    monkeypatch.setattr("tot.decoders.methods.speculative.engine_latency_model", lambda engine: CHEAP[0])
-    monkeypatch.setattr("tot.decoders.methods.speculative.latency_model", lambda runner: CHEAP[1])
+    script_latency(*CHEAP)
 
 
 @pytest.mark.usefixtures("measured")
@@ -70,12 +69,12 @@ def test_a_better_draft_drafts_more(bench: Any, branches: Callable[..., list[Req
 
 @pytest.mark.usefixtures("measured")
 def test_packed_drafts_less_if_rows_are_expensive(
-    bench: Any, monkeypatch: pytest.MonkeyPatch, branches: Callable[..., list[Request]]
+    bench: Any, script_latency: Callable[..., None], branches: Callable[..., list[Request]]
 ) -> None:
     requests = branches(6, tokens=60)
     counts = []
     for steep in (LatencyModel((1, 64), (0.01, 0.011)), LatencyModel((1, 64), (0.01, 0.64))):
-        monkeypatch.setattr("tot.decoders.methods.speculative.engine_latency_model", lambda engine, steep=steep: steep)
+        script_latency(steep)
         counts.append(drafted(bench.seed(bench.model_drafter(0.02)).generate(requests)))
     assert counts[0] > 100
     assert counts[1] == 0  # a row costs as much as a separate forward

@@ -81,13 +81,10 @@ def test_adaptive_drafting_keeps_the_distribution(
     llama: Any,
     words: Any,
     exact: dict[tuple[int, ...], float],
-    monkeypatch: pytest.MonkeyPatch,
+    script_latency: Callable[..., None],
 ) -> None:
     """The sizes of drafts depend on earlier acceptance. The distribution of tokens does not."""
-    monkeypatch.setattr(
-        "tot.decoders.methods.speculative.engine_latency_model", lambda engine: LatencyModel((1, 64), (0.01, 0.013))
-    )
-    monkeypatch.setattr("tot.decoders.methods.speculative.latency_model", lambda runner: LatencyModel((1,), (0.001,)))
+    script_latency(LatencyModel((1, 64), (0.01, 0.013)), LatencyModel((1,), (0.001,)))
     counts: Counter[tuple[int, ...]] = Counter()
     options = {"policy": policy, "rule": rule, "k_config": k_config, "draft": llama(0.3)}
     sampling = Sampling(max_tokens=3, temperature=HEAT, n=16, ignore_eos=True)
