@@ -1,6 +1,6 @@
 """PrefixCache: keys and values of the beginnings of prompts, kept in the cache folder for later processes.
 
-A prompt is cut into blocks of 64 tokens, with one file each. A file is named by a hash of the model, of the code that
+A prompt is cut into blocks of 32 tokens, with one file each. A file is named by a hash of the model, of the code that
 computes it, and of all tokens up to the end of its block. So a prompt finds the blocks that it shares with any earlier
 prompt, such as demonstrations, a system prompt or tool descriptions. Loaded and computed numbers are equal bit for bit.
 
@@ -39,9 +39,9 @@ from tot.decoders.models.loaded import LoadedModel
 
 log = logging.getLogger(__name__)
 
-BLOCK = 64
+BLOCK = 32
 """Tokens of a file."""
-_MIN_TOKENS = 2 * BLOCK
+_MIN_TOKENS = 128
 """Fewer new tokens of a prompt are computed again sooner than they are worth a file."""
 _MAX_PROMPTS = 16
 """Prompts that an engine writes. Prompts of one kind begin alike, so later ones have little that is new."""
