@@ -105,12 +105,12 @@ static void multiply_strip(const Matrix *matrix, int64_t strip, const Input *inp
     }
 }
 
-// Compute one thread's share of the outputs of (rows, inputs) x (inputs, outputs).
+static inline int64_t strips_of(const Matrix *matrix) { return (matrix->outputs + STRIP - 1) / STRIP; }
+
+// Compute the strips [first, last) of the outputs of (rows, inputs) x (inputs, outputs).
 static void multiply(const Matrix *matrix, const Input *input, const float *input_stats, int64_t rows,
-                     Epilogue epilogue, float *out, int64_t out_stride, int thread, int threads) {
-    if (rows == 0) return;
-    const int64_t strips = (matrix->outputs + STRIP - 1) / STRIP;
-    for (int64_t strip = strips * thread / threads; strip < strips * (thread + 1) / threads; strip++)
+                     Epilogue epilogue, float *out, int64_t out_stride, int64_t first, int64_t last) {
+    for (int64_t strip = first; strip < last; strip++)
         multiply_strip(matrix, strip, input, input_stats, rows, epilogue, out, out_stride);
 }
 
