@@ -19,6 +19,10 @@
 // How the weights of a strip are stored: a constant in the functions below.
 typedef enum { NIBBLES, CODED_NIBBLES, BYTES } Source;
 
+static inline Source source_of(const Matrix *matrix) {
+    return matrix->bits == 8 ? BYTES : has_codebook(matrix) ? CODED_NIBBLES : NIBBLES;
+}
+
 #ifdef DOT
 #define NIBBLE_RANGE 8
 #else
@@ -84,19 +88,27 @@ LOOP const uint8_t *load_scales(const Matrix *matrix, int shift, const uint8_t *
 }
 
 static inline Words codebook_of(const Matrix *matrix) {
-    Words all;
+    Words all = {0};
 #pragma GCC unroll 4
     for (int i = 0; i < LANES / 4; i++) memcpy((char *)&all + 16 * i, matrix->codebook, 16);
     return all;
 }
 
-// Add the products of `rows` rows and a strip to `out`. `rows`, `source`, `range` and `group` are constants.
+// Add the products of a row and a group, whose integers give `product`. Without minimums, `zero` is the weight that
+// integer 0 represents, in scales.
+LOOP Floats add_group(Floats sum, Words product, Floats scale, Floats min, int has_minimums, float zero,
+                       float input_scale, float input_sum) {
+    const Floats floats = __builtin_convertvector(product, Floats);
+    if (!has_minimums) return add_product(sum, scale, add_product(splat(zero * input_sum), floats, splat(input_scale)));
+    return add_product(add_product(sum, min, splat(input_sum)), scale, floats * splat(input_scale));
+}
+
+// Compute the products of `rows` rows and a strip. `rows`, `source`, `range` and `group` are constants.
 LOOP void add_groups(int rows, Source source, int range, int group, const Matrix *matrix, const uint8_t *line,
                      int64_t prefetch, const Input *input, const float *input_stats, Floats (*out)[STRIP_VECTORS]) {
     const int64_t inputs = matrix->inputs, groups = inputs / GROUP;
     const int parts = GROUP / group, words = group / INPUTS_PER_WORD, shift = shift_of(range);
     const float zero = (float)(shift - matrix->zero_point);  // the weight that integer `shift` represents, in scales
-    const int has_minimums = matrix->zero_point == 0;
     const Words codebook = source == CODED_NIBBLES ? codebook_of(matrix) : (Words){0};
     Floats sums[MAX_ROWS][STRIP_VECTORS];
 #pragma GCC unroll 12
@@ -126,27 +138,17 @@ LOOP void add_groups(int rows, Source source, int range, int group, const Matrix
         line = load_scales(matrix, shift, line, prefetch, scales);
         const float *stats = input_stats + STATS * (g / parts);
         const int sum_index = parts == 1 ? 1 : 2 + (int)(g % 2);
-#define PRODUCT(r, p) __builtin_convertvector(widen_sums(range, int_sums[r][p]), Floats)
-        if (has_minimums) {
-#pragma GCC unroll 12
-            for (int r = 0; r < rows; r++, stats += STATS * groups) {
-                const Floats input_scale = splat(stats[0]), sum = splat(stats[sum_index]);
-#pragma GCC unroll 2
-                for (int p = 0; p < STRIP_VECTORS; p++) {
-                    sums[r][p] = add_product(sums[r][p], scales[1][p], sum);
-                    sums[r][p] = add_product(sums[r][p], scales[0][p], PRODUCT(r, p) * input_scale);
-                }
-            }
+#define ADD_GROUP(has_minimums)                                                                                       \
+    _Pragma("GCC unroll 12") for (int r = 0; r < rows; r++, stats += STATS * groups)                                   \
+        _Pragma("GCC unroll 2") for (int p = 0; p < STRIP_VECTORS; p++)                                                \
+            sums[r][p] = add_group(sums[r][p], widen_sums(range, int_sums[r][p]), scales[0][p], scales[1][p],         \
+                                    has_minimums, zero, stats[0], stats[sum_index]);
+        if (matrix->zero_point == 0) {
+            ADD_GROUP(1)
         } else {
-#pragma GCC unroll 12
-            for (int r = 0; r < rows; r++, stats += STATS * groups) {
-                const Floats input_scale = splat(stats[0]), offset = splat(zero * stats[sum_index]);
-#pragma GCC unroll 2
-                for (int p = 0; p < STRIP_VECTORS; p++)
-                    sums[r][p] = add_product(sums[r][p], scales[0][p], add_product(offset, PRODUCT(r, p), input_scale));
-            }
+            ADD_GROUP(0)
         }
-#undef PRODUCT
+#undef ADD_GROUP
     }
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++)
@@ -158,7 +160,7 @@ LOOP void add_groups(int rows, Source source, int range, int group, const Matrix
 static void multiply_integers(int rows, const Matrix *matrix, const uint8_t *line, int64_t prefetch, const Input *input,
                               const float *input_stats, Floats (*out)[STRIP_VECTORS]) {
     const int range = range_of(matrix), half = matrix->group < GROUP;
-    const Source source = matrix->bits == 8 ? BYTES : has_codebook(matrix) ? CODED_NIBBLES : NIBBLES;
+    const Source source = source_of(matrix);
     // The parameters are constants in each case, so that loops are unrolled and the others' code is left out.
 #define CASE(count, source_, range_, group_)                                                                           \
     if (count <= MAX_ROWS && rows == count)                                                                            \

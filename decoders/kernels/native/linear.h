@@ -7,6 +7,7 @@
 #include "activation.h"
 #include "integers.h"
 #include "matrix.h"
+#include "tile_products.h"
 
 #if WEIGHTS != 8
 #define MAX_ROWS (LANES == 16 ? 12 : 6)
@@ -80,7 +81,12 @@ static inline __attribute__((always_inline)) void multiply_block(int rows, const
 // Multiply all rows by one strip.
 static void multiply_strip(const Matrix *matrix, int64_t strip, const Input *input, const float *input_stats,
                            int64_t rows, Epilogue epilogue, float *out, int64_t out_stride) {
-    const int64_t blocks = (rows + MAX_ROWS - 1) / MAX_ROWS;
+#ifdef TILES
+    const int tiled = rows > MAX_ROWS, max = tiled ? TILE_ROWS : MAX_ROWS;
+#else
+    const int max = MAX_ROWS;
+#endif
+    const int64_t blocks = (rows + max - 1) / max;
     const int64_t prefetch = blocks > 1 ? strip_bytes(matrix) : PREFETCH_BYTES;
     const uint8_t *line = matrix->strips + strip * strip_bytes(matrix);
     for (int64_t b = 0; b < blocks; b++) {
@@ -89,9 +95,14 @@ static void multiply_strip(const Matrix *matrix, int64_t strip, const Input *inp
         const Input *from = input + row * matrix->inputs;
         float *to = out + row * out_stride;
 #if WEIGHTS == 8
-        Floats sums[MAX_ROWS][STRIP_VECTORS];
+        Floats sums[TILE_ROWS][STRIP_VECTORS];
         const float *stats = input_stats + row * STATS * (matrix->inputs / GROUP);
-        multiply_integers(count, matrix, line, prefetch, from, stats, sums);
+#ifdef TILES
+        if (tiled)
+            multiply_with_tiles(count, matrix, line, prefetch, from, stats, sums);
+        else
+#endif
+            multiply_integers(count, matrix, line, prefetch, from, stats, sums);
         store_products(count, matrix, strip, sums, epilogue, to, out_stride);
 #else
         (void)input_stats;
