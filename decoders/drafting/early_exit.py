@@ -22,17 +22,22 @@ def first_layers(loaded: LoadedModel, layers: int | None = None) -> LoadedModel:
     count = max(1, total // 4) if layers is None else layers
     if not 1 <= count < total:
         raise OptionError(f"early-exit:{count}: the target has {total} layers; give from 1 to {total - 1}")
-    config = copy.deepcopy(loaded.config)
-    config.num_hidden_layers = count
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:count]
-    config._attn_implementation = "eager"  # the backend sets its own; this is a copy of the target's
+
+    def shortened(config: Any) -> Any:
+        """Return a copy of a config with the first layers only."""
+        config = copy.deepcopy(config)
+        config.num_hidden_layers = count
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[:count]
+        return config
 
     def load() -> Any:
         import torch
         from torch import nn
 
         model = loaded.model
+        config = shortened(model.config)
+        config._attn_implementation = "eager"  # the backend sets its own; this is a copy of the target's
         with torch.device("meta"):
             shallow = type(model)(config)
         shallow.model.embed_tokens = model.model.embed_tokens
@@ -44,4 +49,6 @@ def first_layers(loaded: LoadedModel, layers: int | None = None) -> LoadedModel:
 
     name = f"{loaded.name}, first {count} layers"
     stored = loaded.stored if loaded.module is None else None
-    return LoadedModel(config, loaded.tokenizer, name, loaded.dtype, loaded.device, load=load, stored=stored)
+    return LoadedModel(
+        shortened(loaded.config), loaded.tokenizer, name, loaded.dtype, loaded.device, load=load, stored=stored
+    )
