@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ class Weights(Mapping[str, "Array | Whole"]):
     """Weights by name."""
 
     shapes: Mapping[str, Shape]
+    files: Sequence[Path] = ()
+    """The files that hold the weights, if they are in files."""
     quantized: bool = False
     """Whether a matrix is stored as integers."""
 
@@ -115,7 +117,8 @@ class FolderWeights(Weights):
                 raise ModelError(f"the files of the model lack {min(missing)}: download it again")
             raise LookupError(min(missing))
         self._files = {name: files[name] for name in stored}
-        for path in set(self._files.values()):
+        self.files = sorted(set(self._files.values()))
+        for path in self.files:
             with safe_open(path, "np") as file:
                 for name in (name for name, holder in self._files.items() if holder == path):
                     _check_shape(name, tuple(file.get_slice(name).get_shape()), stored[name])
@@ -178,6 +181,7 @@ class GGUFWeights(Weights):
         self.folder = folder
         """The folder for packed weights."""
         self.shapes = weight_shapes(config)
+        self.files = [path, folder / "model.safetensors"]
         self._path, self._config = path, config
         with safe_open(folder / "model.safetensors", "np") as file:
             stored: dict[str, Array] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
