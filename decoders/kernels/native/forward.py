@@ -128,6 +128,8 @@ class NativeForward:
         else:
             self._references.append(np.ascontiguousarray(weights.array(EMBEDDING), self._dtype))
             embedding = address(self._references[-1], self._dtype)
+        if isinstance(weights, GGUFWeights):
+            weights.close_file()
         self._references.append(layers)
         self._layers = layers
         inner = config.intermediate_size if mixture is None else mixture.inner
@@ -271,7 +273,6 @@ class NativeForward:
         shapes = {name: _shape(weights, parts) for name, parts in products.items()}
         for name, weight in packed_in_file(weights.folder, packers, shapes).items():
             self._add_product(weights, name, products[name], weight)
-        weights.close_file()
 
 
 _PARTS = {
