@@ -21,6 +21,7 @@ from tot.decoders.errors import ModelError, reason
 from tot.decoders.models.families import FAMILIES
 from tot.decoders.models.gguf_model import FIRST, Source, is_router, sources_of
 from tot.decoders.models.gguf_numbers import Whole, floats_of, numbers_of
+from tot.decoders.models.gguf_parts import gguf_parts
 from tot.decoders.models.gguf_reader import GGUFFile, read_gguf
 from tot.decoders.models.safetensors_integers import layout_of, stacked
 from tot.decoders.models.shapes import EMBEDDING, HEAD, Array, Shape, weight_shapes
@@ -182,7 +183,7 @@ class GGUFWeights(Weights):
         self.folder = folder
         """The folder for packed weights."""
         self.shapes = weight_shapes(config)
-        self.files = [path, folder / "model.safetensors"]
+        self.files = [*gguf_parts(path), folder / "model.safetensors"]
         self._path, self._config = path, config
         with safe_open(folder / "model.safetensors", "np") as file:
             stored: dict[str, Array] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
