@@ -10,7 +10,7 @@ import sys
 import tomllib
 from collections.abc import Iterator, Mapping, MutableMapping
 from functools import cache
-from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ def declared(group: str) -> dict[str, EntryPoint]:
 
 
 @cache
-def _all_declared() -> tuple[EntryPoints, dict[str, dict[str, str]]]:
+def _all_declared() -> tuple[Any, dict[str, dict[str, str]]]:
     """Return the entry points of all distributions, and a checkout's own, from its pyproject.toml, by group and name."""
     own: dict[str, dict[str, str]] = {}
     if _CHECKOUT.is_file():

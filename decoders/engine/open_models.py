@@ -19,9 +19,9 @@ from tot.decoders.kernels.native.compiling import SAMPLING
 from tot.decoders.kernels.native.forward import Quantization
 from tot.decoders.kernels.native.library import level, library
 from tot.decoders.machine import give_back, trim
+from tot.decoders.models.families import GGUF_FAMILIES
 from tot.decoders.models.loading import open_model, resolve_device
 from tot.decoders.models.model_names import find_model, gguf_text, model_key
-from tot.decoders.models.supported import LLAMA_LIKE
 
 if TYPE_CHECKING:
     from tot.decoders.models.model_names import Quantize
@@ -36,18 +36,20 @@ def open_engine(
     device: str = "auto",
     kv_budget: int | str | None = None,
     quantize: Quantize = "auto",
+    prefix_cache: bool = True,
 ) -> Engine:
     """Load a model and make an engine for it, with the arguments of `load_decoder`."""
     if quantize == "auto":
         if _uses_file_quantization(model, dtype, device):
             try:
-                return _open(model, tokenizer, dtype, device, kv_budget, "gguf")
+                return _open(model, tokenizer, dtype, device, kv_budget, "gguf", prefix_cache)
             except OptionError as error:  # unsupported layers, or too little free memory
                 log.info("cannot compute with the quantized weights of %s, so they are dequantized: %s", model, error)
-        return _open(model, tokenizer, dtype, device, kv_budget, None)
+        return _open(model, tokenizer, dtype, device, kv_budget, None, prefix_cache)
     if quantize != "none" and (kind := _device(model, device).partition(":")[0]) != "cpu":
         raise OptionError(f"quantize={quantize} runs on the CPU only, and the device is {kind}: leave quantize out")
-    return _open(model, tokenizer, dtype, device, kv_budget, None if quantize == "none" else quantize)
+    quantization = None if quantize == "none" else quantize
+    return _open(model, tokenizer, dtype, device, kv_budget, quantization, prefix_cache)
 
 
 def _uses_file_quantization(model: Any, dtype: str, device: str) -> bool:
@@ -55,7 +57,7 @@ def _uses_file_quantization(model: Any, dtype: str, device: str) -> bool:
     if dtype != "auto" or not isinstance(model, str | Path) or _device(model, device) != "cpu":
         return False
     path = find_model(model)
-    supported = path.suffix == ".gguf" and gguf_text(path, "general.architecture") in LLAMA_LIKE
+    supported = path.suffix == ".gguf" and gguf_text(path, "general.architecture") in GGUF_FAMILIES
     return supported and level() is not None and library(*SAMPLING) is not None
 
 
@@ -73,9 +75,11 @@ def _open(
     device: str,
     kv_budget: int | str | None,
     quantization: Quantization | None,
+    prefix_cache: bool,
 ) -> Engine:
     loaded = open_model(model, tokenizer=tokenizer, dtype=dtype, device=device, unread=quantization == "gguf")
-    engine = Engine(loaded, kv_budget, quantize=quantization, owned=isinstance(model, str | Path))
+    owned = isinstance(model, str | Path)
+    engine = Engine(loaded, kv_budget, quantize=quantization, owned=owned, prefix_cache=prefix_cache)
     trim()  # parsing a tokenizer file takes many times its size
     return engine
 
@@ -89,6 +93,7 @@ def shared_engine(
     device: str = "auto",
     kv_budget: int | str | None = None,
     quantize: Quantize = "auto",
+    prefix_cache: bool = True,
 ) -> Iterator[Engine]:
     """Yield an engine for a model, shared by all concurrent users of the same model and options.
 
@@ -99,13 +104,14 @@ def shared_engine(
     named = isinstance(model, str | Path)
 
     def make() -> Engine:
-        return open_engine(model, tokenizer, dtype, device, kv_budget, quantize)
+        return open_engine(model, tokenizer, dtype, device, kv_budget, quantize, prefix_cache)
 
     if tokenizer is not None or not named:
         with make() as engine:
             yield engine
         return
-    key = (model_key(model), dtype, device, kv_budget, quantize, os.getpid())  # a fork cannot use its parent's engine
+    options = (dtype, device, kv_budget, quantize, prefix_cache)
+    key = (model_key(model), *options, os.getpid())  # a fork cannot use its parent's engine
     with _engines.use(key, make) as engine:
         yield engine
 

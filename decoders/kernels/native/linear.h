@@ -10,6 +10,7 @@
 
 #pragma once
 
+#include "activation.h"
 #include "element.h"
 
 #ifndef WEIGHTS
@@ -46,17 +47,8 @@ typedef struct {
     const uint8_t *strips;
     const float *bias;  // (outputs,) or NULL
     int64_t inputs, outputs, bits, group;
-    double unit, zero_point;
+    double unit, zero_point;  // products are multiplied by `unit`
 } Matrix;
-
-// What to do with a product: store it, add it to the output, or store silu(gate) * up of adjacent gate and up lines.
-typedef enum { STORE, ADD, GATE } Epilogue;
-
-static inline Floats silu(Floats x) {
-    const Floats decay = exponential(-vector_abs(x)), sigmoid = 1.0f / (1.0f + decay);  // sigmoid(|x|)
-    const Words negative = x < 0.0f;
-    return x * (Floats)(((Words)(1.0f - sigmoid) & negative) | ((Words)sigmoid & ~negative));
-}
 
 #if WEIGHTS == 8
 // Bytes of the scales, and minimums if stored, of one group of LANES outputs.
@@ -161,10 +153,6 @@ static inline __attribute__((always_inline)) void multiply_block(int rows, int b
         }
         line += STRIP_VECTORS * scale_size;
     }
-#pragma GCC unroll 12
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 2
-        for (int p = 0; p < STRIP_VECTORS; p++) sums[r][p] *= (float)matrix->unit;
 #else
     for (int64_t word = 0; word < inputs / INPUTS_PER_WORD; word++, line += STRIP_VECTORS * LINE) {
 #pragma GCC unroll 2
@@ -186,6 +174,10 @@ static inline __attribute__((always_inline)) void multiply_block(int rows, int b
 #endif
     }
 #endif
+#pragma GCC unroll 12
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+        for (int p = 0; p < STRIP_VECTORS; p++) sums[r][p] *= (float)matrix->unit;
 #pragma GCC unroll 2
     for (int p = 0; p < STRIP_VECTORS; p++) {
         const int64_t column = STRIP * strip + LANES * p, left = matrix->outputs - column;
@@ -203,7 +195,7 @@ static inline __attribute__((always_inline)) void multiply_block(int rows, int b
             else if (epilogue == STORE)
                 store_partial(target, sums[r][p], left);
             else if (p % 2)
-                store(out + r * out_stride + LANES * strip, silu(sums[r][p - 1]) * sums[r][p]);
+                store(out + r * out_stride + LANES * strip, gated(epilogue, sums[r][p - 1], sums[r][p]));
         }
     }
 }
@@ -211,12 +203,12 @@ static inline __attribute__((always_inline)) void multiply_block(int rows, int b
 static inline __attribute__((always_inline)) void multiply_strips(int bits, int group, const Matrix *matrix,
                                                                   const Input *input, const float *input_stats,
                                                                   int64_t rows, Epilogue epilogue, float *out,
-                                                                  int64_t out_stride, int thread, int threads) {
+                                                                  int64_t out_stride, int64_t first, int64_t last) {
     if (rows == 0) return;
-    const int64_t strips = (matrix->outputs + STRIP - 1) / STRIP, blocks = (rows + MAX_ROWS - 1) / MAX_ROWS;
+    const int64_t blocks = (rows + MAX_ROWS - 1) / MAX_ROWS;
     const int64_t max = (rows + blocks - 1) / blocks;
     const int64_t prefetch = blocks > 1 ? strip_bytes(matrix) : PREFETCH_BYTES;
-    for (int64_t strip = strips * thread / threads; strip < strips * (thread + 1) / threads; strip++) {
+    for (int64_t strip = first; strip < last; strip++) {
         const uint8_t *line = matrix->strips + strip * strip_bytes(matrix);
         for (int64_t row = 0; row < rows; row += max) {
             const int64_t count = rows - row < max ? rows - row : max;
@@ -252,12 +244,14 @@ static inline __attribute__((always_inline)) void multiply_strips(int bits, int 
     }
 }
 
-// Compute one thread's share of the outputs of (rows, inputs) x (inputs, outputs).
+static inline int64_t strips_of(const Matrix *matrix) { return (matrix->outputs + STRIP - 1) / STRIP; }
+
+// Compute the strips [first, last) of the outputs of (rows, inputs) x (inputs, outputs).
 static void multiply(const Matrix *matrix, const Input *input, const float *input_stats, int64_t rows,
-                     Epilogue epilogue, float *out, int64_t out_stride, int thread, int threads) {
+                     Epilogue epilogue, float *out, int64_t out_stride, int64_t first, int64_t last) {
     // `bits` and `group` are constants in each call, so that each compiles without the others' code.
 #define MULTIPLY_STRIPS(bits, group)                                                                                   \
-    multiply_strips(bits, group, matrix, input, input_stats, rows, epilogue, out, out_stride, thread, threads)
+    multiply_strips(bits, group, matrix, input, input_stats, rows, epilogue, out, out_stride, first, last)
 #if WEIGHTS == 8
     if (matrix->bits == 4)
         MULTIPLY_STRIPS(4, GROUP);
