@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 
 from tot.bench.engines import SideError
-from tot.bench.harness import SECONDS, Bench, Measured, Measurements, Side, by_column, timed
+from tot.bench.harness import Bench, Measured, Measurements, Metric, Side, by_column, timed
 from tot.bench.options import StartOptions
 from tot.bench.peers.sides import LLAMA, OURS
 from tot.bench.peers.worker import PeerWorker
@@ -28,7 +28,9 @@ from tot.bench.workloads import branches
 from tot.decoders.errors import OptionError
 from tot.decoders.machine import describe, threads
 from tot.decoders.models.model_names import find_model
+from tot.evaluation.estimate import spread
 
+_SECONDS = Metric("seconds", lambda measured: measured["seconds"], partial(spread, form=".2f"), less=True)
 _CELLS = 2048
 """Tokens of llama.cpp's cache."""
 
@@ -47,7 +49,7 @@ def run(asked: StartOptions, console: Console) -> None:
         title = f"{asked.model}: seconds to the first token after {prompt_tokens} tokens"
 
         def table(results: Measurements) -> Any:
-            return by_column(results, SECONDS, title, ratios=[(OURS, LLAMA)] if len(sides) > 1 else ())
+            return by_column(results, _SECONDS, title, ratios=[(OURS, LLAMA)] if len(sides) > 1 else ())
 
         bench.compare(
             title,
