@@ -33,7 +33,7 @@ KINDS = {
     "IQ4_NL": (4, 15, 32, "IQ4_NL"),
     "MXFP4": (4, 15, 32, "MXFP4"),
 }
-"""Bits, the largest number, inputs in a group, and what else is stored."""
+"""Bits, the largest number, inputs in a group, and minimums, zero point or codebook."""
 CODEBOOKS = {
     "IQ4_NL": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
     "MXFP4": (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12),
