@@ -34,7 +34,8 @@ def test_a_folder_loads_silently_and_keeps_the_logging_settings(
     assert {weight.dtype for weight in loaded.model.parameters()} == {torch.float16}
 
 
-def test_a_model_object_passes_through(folder: Path) -> None:
+def test_a_model_object_passes_through(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tot.decoders.models.loading._cpu_computes_in_bf16", lambda: True)
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
     loaded = load_model(model, tokenizer="mine")
     assert loaded.model is model
