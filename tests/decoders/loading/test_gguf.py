@@ -281,3 +281,24 @@ def test_impossible_counts_are_refused_before_they_are_read(
     with pytest.raises(ModelError, match=r"odd\.gguf is not a readable GGUF file \(.+\): download it again") as error:
         load_model(path, cache_dir=tmp_path / "cache")
     one_line(error)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"expert_count": 0}, "num_local_experts=0"),
+        ({"expert_count": 10**9}, "a mixture of 1000000000 experts"),
+        ({"expert_used_count": 5}, "a mixture of 4 experts of size 32, 5 for each token"),
+        ({"expert_used_count": 0}, "num_experts_per_tok=0"),
+        ({"expert_count": 8}, r"blk.0.ffn_gate_exps.weight has shape (4, 32, 64)"),
+        ({"expert_feed_forward_length": 16}, r"blk.0.ffn_gate_exps.weight has shape (4, 32, 64)"),
+    ],
+)
+def test_impossible_mixtures_of_experts_are_refused(
+    changed: dict[str, Any], reason: str, tmp_path: Path, write_gguf: Callable[..., Any], one_line: Callable[..., str]
+) -> None:
+    keys = {f"qwen3moe.{key}": value for key, value in changed.items()}
+    made = write_gguf(tmp_path / "odd.gguf", "qwen3moe", **keys)
+    with pytest.raises(ModelError) as error:
+        load_model(made.path, cache_dir=tmp_path)
+    assert reason in one_line(error)
