@@ -25,6 +25,7 @@ import psutil
 
 _ARM = {"asimd": (16, 1), "asimddp": (16, 20), "bf16": (26, 14)}
 """Features of ARM processors: the getauxval entry in which Linux lists each, and its bit there."""
+_TILES = {"amx_tile", "amx_int8"}
 _RUNS = 5
 _BYTES = 2**28
 _SIZE = 2048
@@ -203,9 +204,18 @@ def processor_info(what: str) -> str:
 
 @functools.cache
 def processor_flags() -> frozenset[str]:
-    """Return the features of the processor as Linux names them; on ARM from the bits of getauxval."""
+    """Return the features of the processor as Linux names them; on ARM from the bits of getauxval.
+
+    The tiles of AMX count only if the kernel lets this process use them."""
     if platform.machine() == "aarch64" and sys.platform == "linux":
         entry = ctypes.CDLL(None).getauxval
         entry.argtypes, entry.restype = [ctypes.c_ulong], ctypes.c_ulong
         return frozenset(name for name, (number, bit) in _ARM.items() if entry(number) >> bit & 1)
-    return frozenset(processor_info("flags").split())
+    flags = frozenset(processor_info("flags").split())
+    return flags if _TILES.isdisjoint(flags) or _may_use_tiles() else flags - _TILES
+
+
+def _may_use_tiles() -> bool:
+    """Ask the kernel for the registers of AMX's tiles. Returns False if it refuses, or is older than Linux 5.16."""
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    return sys.platform == "linux" and ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0

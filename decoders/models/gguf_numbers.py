@@ -79,15 +79,6 @@ class Whole:
         levels, middle = self.levels()
         return replace(self, numbers=levels[self.numbers], bits=8, middle=middle, codebook=None)
 
-    def up_to(self, largest: int) -> Whole:
-        """Return the weight with all numbers at most `largest`, rescaled and rounded if one is above it."""
-        if int(self.numbers.max()) <= largest:
-            return self
-        ratio = largest / 255
-        rounded = np.rint(np.arange(256) * ratio).astype(np.uint8)
-        step = self.step / np.float32(ratio)
-        return replace(self, numbers=rounded[self.numbers], step=step, middle=self.middle * ratio)
-
 
 def numbers_of(tensor: Any) -> Whole | None:
     """Unpack a matrix (`GGUFTensor`), or the matrices of all experts one below the other.

@@ -32,8 +32,6 @@ class Level:
     needs: frozenset[str]
     lanes: int
     """Float32 lanes of a vector in simd.h."""
-    largest_byte: int
-    """The largest integer weight that `dot_bytes` in simd.h can multiply."""
     march: str = ""
     """The compiler's -march value. If empty, each extension gets its own -m option."""
 
@@ -41,7 +39,7 @@ class Level:
     def options(self) -> tuple[str, ...]:
         if self.march:
             return (f"-march={self.march}",)
-        return tuple(sorted(f"-m{flag.replace('_', '')}" for flag in self.needs))
+        return tuple(sorted(f"-m{flag.replace('_', '-' if 'amx' in flag else '')}" for flag in self.needs))
 
     @property
     def bfloat16(self) -> bool:
@@ -53,14 +51,15 @@ _AVX2 = {"avx2", "fma", "f16c"}
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
 _LEVELS = {
     "x86_64": (
-        Level("avx512-bf16", frozenset(_AVX512 | {"avx512_bf16"}), 16, 255),
-        Level("avx512", frozenset(_AVX512), 16, 255),
-        Level("avx2-vnni", frozenset(_AVX2 | {"avx_vnni"}), 8, 255),
-        Level("avx2", frozenset(_AVX2), 8, 120),
+        Level("amx", frozenset(_AVX512 | {"avx512_bf16", "amx_tile", "amx_int8"}), 16),
+        Level("avx512-bf16", frozenset(_AVX512 | {"avx512_bf16"}), 16),
+        Level("avx512", frozenset(_AVX512), 16),
+        Level("avx2-vnni", frozenset(_AVX2 | {"avx_vnni"}), 8),
+        Level("avx2", frozenset(_AVX2), 8),
     ),
     "aarch64": (
-        Level("neon-dot", frozenset({"asimd", "asimddp"}), 4, 127, "armv8.2-a+dotprod"),
-        Level("neon", frozenset({"asimd"}), 4, 127, "armv8-a"),
+        Level("neon-dot", frozenset({"asimd", "asimddp"}), 4, "armv8.2-a+dotprod"),
+        Level("neon", frozenset({"asimd"}), 4, "armv8-a"),
     ),
 }
 LEVELS = _LEVELS.get(platform.machine(), ())

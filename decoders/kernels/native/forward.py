@@ -11,7 +11,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from ctypes import POINTER, byref, c_double, c_int64, c_void_p, sizeof
+from ctypes import POINTER, byref, c_double, c_int64, c_uint8, c_void_p, sizeof
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -250,8 +250,9 @@ class NativeForward:
         return packed(joined(matrices, name.endswith("gate_up")), self.weights)
 
     def _add_product(self, weights: Weights, name: str, parts: Sequence[str], weight: Packed) -> None:
-        strips, *form = weight
-        matrix = Matrix(address(strips, strips.dtype), None, *reversed(_shape(weights, parts)), *form)
+        strips, *form, codebook = weight
+        sizes = reversed(_shape(weights, parts))
+        matrix = Matrix(address(strips, strips.dtype), None, *sizes, *form, (c_uint8 * 16)(*codebook))
         matrix.unit *= self._factor(name)
         product = self._packed[name] = _Product(matrix, [strips])
         if f"{parts[0]}.bias" in weights:

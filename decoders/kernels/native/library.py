@@ -183,9 +183,3 @@ def lanes() -> int:
     """Return the number of lanes of a vector in simd.h."""
     current = level()
     return 8 if current is None else current.lanes
-
-
-def largest_byte() -> int:
-    """Return the largest integer weight that `dot_bytes` in simd.h can multiply."""
-    current = level()
-    return 120 if current is None else current.largest_byte

@@ -19,11 +19,11 @@ from filelock import FileLock
 
 from tot.decoders.errors import ModelError, TaskError, reason
 from tot.decoders.files import fingerprint, others_could_write, replacing, write_json
-from tot.decoders.kernels.native.library import lanes, largest_byte, log_once
+from tot.decoders.kernels.native.library import lanes, log_once
 from tot.decoders.kernels.native.packing import Packed
 from tot.decoders.machine import free_memory
 
-_FORMAT = 4
+_FORMAT = 5
 """Version of the file and of the packed layout; increment it when either changes."""
 _PAGE = 4096
 Shapes = Mapping[str, tuple[int, int]]
@@ -35,7 +35,7 @@ def packed_in_file(folder: Path, products: Mapping[str, Callable[[], Packed]], s
 
     Writes the file first if it is missing, damaged, or has matrices of other shapes. Raises ModelError if it cannot be
     written, if other users can write to the folder, or if the weights do not have these `shapes`."""
-    path = folder / f"packed-{lanes()}-{largest_byte()}-v{_FORMAT}.bin"
+    path = folder / f"packed-{lanes()}-v{_FORMAT}.bin"
     try:
         if problem := others_could_write(folder, trust_root=True):
             raise ModelError(
@@ -99,7 +99,7 @@ def _write(path: Path, products: Mapping[str, Callable[[], Packed]]) -> None:
     """Pack and write one product at a time, which bounds the memory, then the index.
 
     Deletes files of older formats and the unfinished files of killed processes."""
-    older = [file for file in path.parent.glob(f"{path.stem.rpartition('-')[0]}-v*") if file.stem != path.stem]
+    older = [file for file in path.parent.glob(f"packed-{lanes()}-*") if file.stem != path.stem]
     for stale in (path.with_suffix(".json"), *path.parent.glob(f".{path.name}.*"), *older):
         stale.unlink(missing_ok=True)
     offsets = {}

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
-from tot.decoders.kernels.native.library import empty, lanes, largest_byte, log_once
+from tot.decoders.kernels.native.library import empty, lanes, log_once
 from tot.decoders.machine import free_memory
 from tot.decoders.models.gguf_numbers import Whole
 from tot.decoders.models.shapes import Array
@@ -47,11 +46,19 @@ class Packed(NamedTuple):
     """Unit of scales (`step`) and minimums (`least`): as float16 multiples of it they keep their precision."""
     middle: float = 0.0
     """The zero point, if no minimums are stored."""
+    largest: int = 255
+    """The largest integer, after the codebook."""
+    codebook: Sequence[int] = ()
+    """The integers that 4-bit numbers stand for, from 0 to 255; empty if a number stands for itself."""
 
     def fits(self, outputs: int, inputs: int) -> bool:
         """Return whether forward.c, which checks nothing, can read this as an (outputs, inputs) matrix of integers."""
-        supported = (self.bits, self.group) in ((4, GROUP), (8, GROUP), (8, GROUP // 2))
+        coded = (self.bits, self.group, len(self.codebook)) == (4, GROUP, 16) and self.middle > 0
+        supported = coded or (self.bits in (4, 8) and self.group in (GROUP, GROUP // 2) and not self.codebook)
         if not supported or inputs % GROUP or not (0 < self.unit < math.inf and 0 <= self.middle <= 255):
+            return False
+        most = 15 if self.bits == 4 and not self.codebook else 255
+        if not 0 <= self.largest <= most or any(not 0 <= number <= self.largest for number in self.codebook):
             return False
         groups = inputs // self.group
         group_bytes = self.group * self.bits // 8 + (2 if self.middle else 4)  # of one output
@@ -63,10 +70,12 @@ class Packed(NamedTuple):
 def packed(weight: Array | Whole, kind: PackedKind) -> Packed:
     """Pack a weight (outputs, inputs) into strips."""
     outputs, floats = len(weight.step if isinstance(weight, Whole) else weight), _FLOATS.get(kind)
+    middle, largest, codebook = 0.0, 255, []
     if isinstance(weight, Whole):
-        weight = weight.decoded().up_to(largest_byte())
-        if weight.group != GROUP:
-            weight = replace(weight, bits=8)
+        middle, largest = weight.middle, int(weight.numbers.max())
+        if weight.codebook is not None:
+            levels, middle = weight.levels()
+            largest, codebook = int(levels.max()), levels.tolist()
     unit, strips, bits, group = 1.0 if floats else _unit(weight), None, 0, GROUP
     for first in range(0, outputs, _AT_ONCE):
         part = weight[first : first + _AT_ONCE]
@@ -80,7 +89,7 @@ def packed(weight: Array | Whole, kind: PackedKind) -> Packed:
         begin = first // (2 * lanes())
         strips[begin : begin + len(packed_part)] = packed_part
     assert strips is not None
-    return Packed(strips, bits, group, unit, weight.middle if isinstance(weight, Whole) else 0.0)
+    return Packed(strips, bits, group, unit, middle, largest, codebook)
 
 
 def _unit(weight: Array | Whole) -> float:
@@ -92,22 +101,22 @@ def _unit(weight: Array | Whole) -> float:
 
 
 def joined(weights: Sequence[Array | Whole], interleaved: bool) -> Array | Whole:
-    """Concatenate weights as `beside` does. Integers of several formats become one common format, rounded if needed."""
+    """Concatenate weights as `beside` does. Integers of several formats become one common format."""
     if len(weights) == 1:
         return weights[0]
     arrays = [weight for weight in weights if isinstance(weight, np.ndarray)]
     if len(arrays) == len(weights):
         return beside(arrays, interleaved)
-    whole = [
-        weight.decoded().up_to(largest_byte()) if isinstance(weight, Whole) else quantized(weight) for weight in weights
-    ]
+    whole = [weight if isinstance(weight, Whole) else quantized(weight) for weight in weights]
+    if len({weight.codebook if weight.codebook is None else weight.codebook.tobytes() for weight in whole}) > 1:
+        whole = [weight.decoded() for weight in whole]
     group = min(weight.group for weight in whole)
     parts = [(weight.numbers, *weight.scales(group)) for weight in whole]
     numbers, step, least = (beside(part, interleaved) for part in zip(*parts, strict=True))
     bits = max(weight.bits for weight in whole)
     zero_points = {weight.middle for weight in whole}
     if all(weight.least is None for weight in whole) and len(zero_points) == 1:
-        return Whole(numbers, step, None, bits, zero_points.pop())
+        return Whole(numbers, step, None, bits, zero_points.pop(), whole[0].codebook)
     return Whole(numbers, step, least, bits)
 
 
@@ -149,9 +158,9 @@ def _whole_strips(whole: Whole, unit: float) -> Array:
 
 
 def quantized(weight: Array) -> Whole:
-    """Quantize a weight (outputs, inputs) to integers from 0 to `largest_byte()`, by output and group of inputs."""
+    """Quantize a weight (outputs, inputs) to integers from 0 to 255, by output and group of inputs."""
     groups = weight.astype(np.float32, copy=False).reshape(len(weight), -1, GROUP)
     minimum, maximum = groups.min(-1), groups.max(-1)
-    scale = (maximum - minimum) / np.float32(largest_byte())
+    scale = (maximum - minimum) / np.float32(255)
     numbers = np.rint((groups - minimum[..., None]) / np.maximum(scale, np.float32(1e-30))[..., None])
     return Whole(numbers.astype(np.uint8).reshape(weight.shape), scale, minimum)

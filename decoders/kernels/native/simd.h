@@ -213,38 +213,53 @@ static inline void transpose(Words *words) {
 #endif
 #endif
 
-// Add to each word the products of its four bytes: `a` unsigned (0 to 255), `b` signed. With AVX2 but no VNNI a pair of
-// products must fit into 16 bits, so `a` is at most 120. With NEON `a` is signed, too, and at most 127.
-static inline Words dot_bytes(Words sum, Words a, Words b) {
-#ifdef DOT
-    return (Words)DOT(dpbusd)((NativeWords)sum, (NativeWords)a, (NativeWords)b);
-#elif defined(NEON) && defined(__ARM_FEATURE_DOTPROD)
-    return (Words)vdotq_s32((int32x4_t)sum, (int8x16_t)a, (int8x16_t)b);
+// Look each byte, from 0 to 15, up in a table of 16 bytes, which is repeated in `table`.
+static inline Words lookup_bytes(Words table, Words bytes) {
+#ifdef PORTABLE
+    for (int i = 0; i < 4 * LANES; i++) ((uint8_t *)&bytes)[i] = ((uint8_t *)&table)[((uint8_t *)&bytes)[i]];
+    return bytes;
 #elif defined(NEON)
-    const int8x16_t first = (int8x16_t)a, second = (int8x16_t)b;
-    const int16x8_t low = vmull_s8(vget_low_s8(first), vget_low_s8(second)), high = vmull_high_s8(first, second);
-    return sum + (Words)vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high));
+    return (Words)vqtbl1q_u8((uint8x16_t)table, (uint8x16_t)bytes);
 #else
-    return sum + (Words)ON(madd_epi16)(ON(maddubs_epi16)((NativeWords)a, (NativeWords)b), ON(set1_epi16)(1));
+    return (Words)ON(shuffle_epi8)((NativeWords)table, (NativeWords)bytes);
 #endif
 }
 
-// dot_bytes for `a` from 0 to 15. With AVX2 but no VNNI the sums stay in 16 bits (up to eight additions fit);
-// widen_nibble_sums then adds the two halves of each word.
-static inline Words dot_nibbles(Words sum, Words a, Words b) {
-#if defined(NEON) || defined(DOT)
-    return dot_bytes(sum, a, b);
+// Add to each word the products of the four bytes of `a` and `b`, and of `c` and `d`. Inputs `b` and `d` are signed, at
+// least -127. Weights `a` and `c` have `range` bits: unsigned, but 8 bits without DOT are signed. With AVX2 but no VNNI
+// sums of 4-bit weights stay in 16 bits: up to four additions fit, and widen_sums then adds the two halves of each word.
+static inline __attribute__((always_inline)) Words dot_pair(int range, Words sum, Words a, Words b, Words c, Words d) {
+#ifdef DOT
+    sum = (Words)DOT(dpbusd)((NativeWords)sum, (NativeWords)a, (NativeWords)b);
+    return (Words)DOT(dpbusd)((NativeWords)sum, (NativeWords)c, (NativeWords)d);
+#elif defined(NEON) && defined(__ARM_FEATURE_DOTPROD)
+    return (Words)vdotq_s32(vdotq_s32((int32x4_t)sum, (int8x16_t)a, (int8x16_t)b), (int8x16_t)c, (int8x16_t)d);
+#elif defined(NEON)
+    const int8x16_t first = (int8x16_t)a, second = (int8x16_t)b, third = (int8x16_t)c, fourth = (int8x16_t)d;
+    int32x4_t low = vpaddlq_s16(vmull_s8(vget_low_s8(first), vget_low_s8(second)));
+    int32x4_t high = vpaddlq_s16(vmull_high_s8(first, second));
+    low = vpadalq_s16(low, vmull_s8(vget_low_s8(third), vget_low_s8(fourth)));
+    high = vpadalq_s16(high, vmull_high_s8(third, fourth));
+    return sum + (Words)vpaddq_s32(low, high);
 #else
-    return (Words)((Int16s)sum + (Int16s)ON(maddubs_epi16)((NativeWords)a, (NativeWords)b));
+#define PRODUCTS(weights, inputs) ON(maddubs_epi16)((NativeWords)(weights), (NativeWords)(inputs))
+#define WIDEN(products) (Words) ON(madd_epi16)((NativeWords)(products), ON(set1_epi16)(1))
+    if (range == 8) {  // two products of 8 bits fit into 16 bits if one factor is at most 128, the other 127
+        const NativeWords first = ON(sign_epi8)((NativeWords)b, (NativeWords)a);
+        const NativeWords second = ON(sign_epi8)((NativeWords)d, (NativeWords)c);
+        return sum + WIDEN(PRODUCTS(ON(abs_epi8)((NativeWords)a), first)) +
+               WIDEN(PRODUCTS(ON(abs_epi8)((NativeWords)c), second));
+    }
+    const Int16s products = (Int16s)PRODUCTS(a, b) + (Int16s)PRODUCTS(c, d);
+    return range == 4 ? (Words)((Int16s)sum + products) : sum + WIDEN(products);
 #endif
 }
 
-static inline Words widen_nibble_sums(Words sum) {
-#if defined(NEON) || defined(DOT)
+static inline __attribute__((always_inline)) Words widen_sums(int range, Words sum) {
+#if !defined(NEON) && !defined(DOT)
+    if (range == 4) return WIDEN(sum);
+#endif
     return sum;
-#else
-    return (Words)ON(madd_epi16)((NativeWords)sum, ON(set1_epi16)(1));
-#endif
 }
 
 // e^x for x <= 0, as 2^(x / ln 2). A polynomial for the fraction, error 5e-7; 0 below 2^-126; NaN stays NaN.

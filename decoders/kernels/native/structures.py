@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import Structure, c_double, c_float, c_int64, c_void_p
+from ctypes import Structure, c_double, c_float, c_int64, c_uint8, c_void_p
 
 from tot.decoders.kernels.native.tiles import CTiles
 
@@ -17,6 +17,8 @@ class Matrix(Structure):
         *((name, c_void_p) for name in ("strips", "bias")),
         *((name, c_int64) for name in ("inputs", "outputs", "bits", "group")),
         *((name, c_double) for name in ("unit", "zero_point")),
+        ("largest", c_int64),
+        ("codebook", c_uint8 * 16),
     ]
 
 

@@ -88,15 +88,6 @@ def test_float_tensors_have_no_quantized_numbers() -> None:
     assert numbers_of(SimpleNamespace(tensor_type=gguf.GGMLQuantizationType.F16, data=np.zeros((2, 64)))) is None
 
 
-def test_numbers_above_the_multiplication_limit_are_rounded() -> None:
-    whole = numbers_of(stored("Q8_0", 6, 512))
-    assert whole is not None
-    fewer = whole.up_to(120)
-    assert int(fewer.numbers.max()) == 120
-    assert np.abs(fewer.floats() - whole.floats()).max() <= 0.501 * 255 / 120 * float(whole.step.max())
-    assert whole.up_to(255) is whole
-
-
 KINDS = {
     "llama": {
         "q_proj": "Q4_K",
@@ -180,37 +171,35 @@ def test_a_files_quantized_numbers_are_multiplied_without_conversion(
     runner.close()
 
 
-def test_mixed_formats_are_joined_in_a_format_that_holds_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If eight bits must be rounded, the other formats stay unchanged."""
-    monkeypatch.setattr(packing, "largest_byte", lambda: 120)
-    tensors = [stored(kind, 32, 256, seed) for seed, kind in enumerate(("Q4_K", "Q6_K", "Q4_0", "Q8_0"))]
+def test_mixed_formats_are_joined_in_a_format_that_holds_them() -> None:
+    kinds = ("Q4_K", "Q6_K", "Q4_0", "Q8_0", "IQ4_XS")
+    tensors = [stored(kind, 32, 256, seed) for seed, kind in enumerate(kinds)]
     found = [whole for whole in map(numbers_of, tensors) if whole is not None]
-    whole = packing.joined(found[:3], interleaved=False)
+    whole = packing.joined(found, interleaved=False)
     assert isinstance(whole, Whole)
-    assert (whole.bits, whole.group) == (8, 16)
-    np.testing.assert_allclose(whole.floats(), np.concatenate([floats(tensor) for tensor in tensors[:3]]), rtol=1e-6)
-    both = packing.joined(found, interleaved=False)
-    assert isinstance(both, Whole)
-    assert (both.bits, both.group) == (8, 16)
-    assert np.array_equal(both.floats()[:96], whole.floats())
+    assert (whole.bits, whole.group, whole.codebook) == (8, 16, None)
+    np.testing.assert_allclose(whole.floats(), np.concatenate([*map(floats, tensors)]), rtol=1e-5, atol=1e-7)
+
+
+def test_formats_with_one_codebook_are_joined_in_four_bits() -> None:
+    tensors = [stored(kind, 32, 256) for kind in ("IQ4_NL", "IQ4_XS")]
+    whole = packing.joined([whole for whole in map(numbers_of, tensors) if whole is not None], interleaved=False)
+    assert isinstance(whole, Whole)
+    assert (whole.bits, len(whole.codebook)) == (4, 16)
+    np.testing.assert_allclose(whole.floats(), np.concatenate([*map(floats, tensors)]), rtol=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "size"), [("Q4_0", 1 / 2 + 2 / 32), ("Q8_0", 1 + 2 / 32), ("Q6_K", 1 + 2 / 16)])
-def test_a_symmetric_format_needs_no_minimums(monkeypatch: pytest.MonkeyPatch, kind: str, size: float) -> None:
-    """This holds alone and beside the same format. Outputs packed together are all rounded if one of them needs it."""
-    monkeypatch.setattr(packing, "largest_byte", lambda: 120)
+def test_a_symmetric_format_needs_no_minimums(kind: str, size: float) -> None:
+    """This holds alone and beside the same format."""
     tensors = [stored(kind, 2048, 256, seed) for seed in (0, 1)]
     together = packing.joined([whole for whole in map(numbers_of, tensors) if whole is not None], interleaved=False)
     assert isinstance(together, Whole)
     expected = np.concatenate([floats(tensor) for tensor in tensors])
     np.testing.assert_allclose(together.floats(), expected, rtol=0, atol=0.001)
-    alone = numbers_of(stored(kind, 2 * 2048, 256))
-    assert alone is not None
-    alone.numbers[:2048] //= 4
-    made, rounded = packing.packed(alone, "gguf"), packing.packed(alone.up_to(120), "gguf")
-    assert np.array_equal(made.strips, rounded.strips)
-    assert made.middle == rounded.middle == together.middle > 0
-    assert made.strips.nbytes == size * alone.numbers.size
+    made = packing.packed(together, "gguf")
+    assert made.middle == together.middle > 0
+    assert made.strips.nbytes == size * together.numbers.size
 
 
 def test_a_model_without_a_gguf_file_cannot_use_gguf_quantization(known: Callable[..., Any], tokenizer: Any) -> None:

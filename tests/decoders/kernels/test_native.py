@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tot.decoders import machine
 from tot.decoders.errors import OptionError
 from tot.decoders.kernels.native import compiling, tiles
 from tot.decoders.kernels.native import library as native
@@ -160,19 +161,37 @@ def test_missing_processor_features_are_logged_once(
 
 @pytest.mark.skipif(LEVELS[-1].name != "avx2", reason="is of x86-64")
 def test_a_processor_level_can_be_selected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "processor_flags", lambda: LEVELS[1].needs | {"sse4_2"})
-    assert (native.level(), native.lanes(), native.largest_byte()) == (LEVELS[1], 16, 255)
+    monkeypatch.setattr(native, "processor_flags", lambda: LEVELS[2].needs | {"sse4_2"})
+    assert (native.level(), native.lanes()) == (LEVELS[2], 16)
     monkeypatch.setenv("TOT_ISA", "avx2")
-    assert (native.level(), native.lanes(), native.largest_byte()) == (LEVELS[-1], 8, 120)
+    assert (native.level(), native.lanes()) == (LEVELS[-1], 8)
     monkeypatch.setenv("TOT_ISA", "avx512-bf16")
     with pytest.raises(OptionError, match="TOT_ISA is avx512-bf16, and this processor lacks avx512_bf16: unset "):
         native.level()
     monkeypatch.setenv("TOT_ISA", "sse9")
-    with pytest.raises(OptionError, match="unknown TOT_ISA 'sse9': choose one of avx2, avx2-vnni, avx512, "):
+    with pytest.raises(OptionError, match="unknown TOT_ISA 'sse9': choose one of amx, avx2, avx2-vnni, "):
         native.level()
     monkeypatch.delenv("TOT_ISA")
     monkeypatch.setattr(native, "processor_flags", lambda: frozenset({"sse4_2"}))
     assert native.level() is None
+
+
+@pytest.mark.skipif(LEVELS[-1].name != "avx2", reason="is of x86-64")
+@pytest.mark.parametrize(("permitted", "name"), [(True, "amx"), (False, "avx512-bf16")])
+def test_tiles_are_used_only_if_the_kernel_permits_them(
+    monkeypatch: pytest.MonkeyPatch, permitted: bool, name: str
+) -> None:
+    monkeypatch.setattr(machine, "processor_info", lambda what: " ".join(LEVELS[0].needs))
+    monkeypatch.setattr(machine, "_may_use_tiles", lambda: permitted)
+    monkeypatch.setattr(native, "processor_flags", machine.processor_flags.__wrapped__)
+    selected = native.level()
+    assert selected is not None
+    assert selected.name == name
+
+
+@pytest.mark.skipif("amx_tile" in machine.processor_info("flags"), reason="the processor has tiles")
+def test_the_kernel_refuses_tiles_that_the_processor_lacks() -> None:
+    assert not machine._may_use_tiles()
 
 
 def rewrite(library: Path, content: bytes) -> None:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from tot.decoders import OptionError, Request, Sampling, load_decoder
 from tot.decoders.engine.runner import Runner
-from tot.decoders.kernels.native import packing
 from tot.decoders.kernels.native.forward import NativeForward
 from tot.decoders.kernels.native.packing import quantized
 from tot.decoders.models.families import FAMILIES
@@ -28,18 +27,14 @@ def stored(weight: Tensor) -> Tensor:
     return torch.from_numpy(replace(whole, step=step, least=least).floats())
 
 
-@pytest.mark.parametrize("largest", [255, 120])
-def test_weights_are_rounded_to_the_nearest_multiple_of_the_scale(
-    monkeypatch: pytest.MonkeyPatch, largest: int
-) -> None:
-    monkeypatch.setattr(packing, "largest_byte", lambda: largest)
+def test_weights_are_rounded_to_the_nearest_multiple_of_the_scale() -> None:
     weight = np.random.default_rng(0).standard_normal((40, 96), np.float32)
     whole = quantized(weight)
     assert whole.step.shape == whole.least.shape == (40, 3)
-    step = np.ptp(weight.reshape(40, -1, 32), -1) / largest
+    step = np.ptp(weight.reshape(40, -1, 32), -1) / 255
     error = np.abs(whole.floats() - weight).reshape(40, -1, 32)
     assert bool((error <= 0.501 * step[..., None]).all())
-    assert int(whole.numbers.max()) == largest
+    assert int(whole.numbers.max()) == 255
     assert int(whole.numbers.min()) == 0
 
 

@@ -41,6 +41,6 @@ def test_an_error_is_reported_at_its_own_file_and_line(tmp_path: Path) -> None:
 
 def test_a_librarys_name_depends_on_all_included_files() -> None:
     text = source("forward")
-    for name in ("forward.c", "attention.h", "element.h", "linear.h", "simd.h", "threads.h"):
+    for name in ("forward.c", "attention.h", "element.h", "linear.h", "simd.h", "integers.h", "matrix.h", "threads.h"):
         assert text.count((SOURCES / name).read_bytes()) == 1
     assert (SOURCES / "sampling.c").read_bytes() not in text

@@ -1,0 +1,63 @@
+// Tiles of AMX: products of up to 16 rows of 8-bit inputs and 16 outputs in one instruction. With -DEMULATED_TILES they
+// are computed in C, for tests on other processors.
+
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#define TILE_ROWS 16
+
+typedef struct {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+} TileShapes;
+
+#ifdef EMULATED_TILES
+// Intel's manual of the instruction set, volume 2: LDTILECFG, TILELOADD, TILESTORED, TILEZERO, TDPBSUD.
+static _Thread_local TileShapes tile_shapes;
+static _Thread_local uint8_t tile_bytes[8][TILE_ROWS][64];
+
+static inline void load_tile_shapes(const TileShapes *shapes) {
+    tile_shapes = *shapes;
+    memset(tile_bytes, 0, sizeof tile_bytes);
+}
+
+static inline void release_tiles(void) { memset(&tile_shapes, 0, sizeof tile_shapes); }
+
+static inline void zero_tile(int tile) { memset(tile_bytes[tile], 0, sizeof tile_bytes[tile]); }
+
+static inline void load_tile(int tile, const void *address, int64_t stride) {
+    zero_tile(tile);
+    for (int r = 0; r < tile_shapes.rows[tile]; r++)
+        memcpy(tile_bytes[tile][r], (const char *)address + r * stride, tile_shapes.row_bytes[tile]);
+}
+
+static inline void store_tile(int tile, void *address, int64_t stride) {
+    for (int r = 0; r < tile_shapes.rows[tile]; r++)
+        memcpy((char *)address + r * stride, tile_bytes[tile][r], tile_shapes.row_bytes[tile]);
+}
+
+static inline void multiply_tiles(int sums, int inputs, int weights) {
+    for (int m = 0; m < tile_shapes.rows[sums]; m++)
+        for (int k = 0; k < tile_shapes.row_bytes[inputs] / 4; k++)
+            for (int n = 0; n < tile_shapes.row_bytes[sums] / 4; n++) {
+                int32_t sum;
+                memcpy(&sum, tile_bytes[sums][m] + 4 * n, 4);
+                for (int i = 0; i < 4; i++)
+                    sum += (int8_t)tile_bytes[inputs][m][4 * k + i] * tile_bytes[weights][k][4 * n + i];
+                memcpy(tile_bytes[sums][m] + 4 * n, &sum, 4);
+            }
+}
+#elif defined(__AMX_INT8__)
+#include <immintrin.h>
+// Set the shapes of all tiles.
+#define load_tile_shapes(shapes) _tile_loadconfig(shapes)
+#define release_tiles() _tile_release()
+#define zero_tile(tile) _tile_zero(tile)
+#define load_tile(tile, address, stride) _tile_loadd(tile, address, stride)
+#define store_tile(tile, address, stride) _tile_stored(tile, address, stride)
+// Add the products of signed inputs and unsigned weights to the 32-bit numbers of a tile.
+#define multiply_tiles(sums, inputs, weights) _tile_dpbsud(sums, inputs, weights)
+#endif

@@ -1,0 +1,151 @@
+"""Products with packed integers: exact but for the rounding of the inputs, at every processor level."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tot.decoders.kernels.native import packing
+from tot.decoders.kernels.native.compiling import LEVELS, SOURCES, Level
+from tot.decoders.kernels.native.structures import Matrix
+from tot.decoders.machine import processor_flags
+from tot.decoders.models.gguf_numbers import Whole
+from tot.decoders.models.shapes import Array
+
+OUTPUTS, INPUTS = 70, 512
+KINDS = {
+    "Q4_K": (4, 15, 32, "minimums"),
+    "Q4_0": (4, 15, 32, "zero point"),
+    "Q2_K": (4, 3, 16, "minimums"),
+    "Q3_K": (4, 7, 16, "zero point"),
+    "Q5_K": (8, 31, 32, "minimums"),
+    "Q6_K": (8, 63, 16, "zero point"),
+    "Q8_0": (8, 255, 32, "zero point"),
+    "int8-dynamic": (8, 255, 32, "minimums"),
+    "several formats": (8, 255, 16, "minimums"),
+    "IQ4_NL": (4, 15, 32, "IQ4_NL"),
+    "MXFP4": (4, 15, 32, "MXFP4"),
+}
+"""Bits, the largest number, inputs in a group, and what else is stored."""
+CODEBOOKS = {
+    "IQ4_NL": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
+    "MXFP4": (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12),
+}
+Multiply = Callable[[Whole, Array], Array]
+"""Multiply a weight (outputs, inputs) and rows (count, inputs): (count, outputs)."""
+
+
+def multiplier(level: Level, folder: Path, *options: str) -> Multiply:
+    """Compile the products for a processor level."""
+    if shutil.which("cc") is None or not processor_flags() >= level.needs:
+        pytest.skip("needs a C compiler, and a processor of this level")
+    path, code = folder / f"{len(options)}.so", Path(__file__).with_name("products.c")
+    flags = (*level.options, "-O1", "-w", "-DWEIGHTS=8", "-DFLOAT32", f"-I{SOURCES}", *options)
+    subprocess.run(["cc", "-shared", "-fPIC", *flags, str(code), "-o", str(path), "-lm"], check=True)
+    functions = ctypes.CDLL(str(path))
+    assert ctypes.c_int64.in_dll(functions, "matrix_size").value == ctypes.sizeof(Matrix)
+
+    def multiply(weight: Whole, rows: Array) -> Array:
+        strips, *form, codebook = packing.packed(weight, "gguf")
+        outputs, inputs = weight.numbers.shape
+        matrix = Matrix(strips.ctypes.data, None, inputs, outputs, *form, (ctypes.c_uint8 * 16)(*codebook))
+        out = np.empty((len(rows), outputs), dtype=np.float32)
+        pointers = (ctypes.c_void_p(array.ctypes.data) for array in (rows, out))
+        functions.products(ctypes.byref(matrix), next(pointers), ctypes.c_int64(len(rows)), next(pointers))
+        return out
+
+    return multiply
+
+
+@pytest.fixture(scope="module", params=LEVELS, ids=lambda level: level.name)
+def multiply(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "lanes", lambda: request.param.lanes)
+        yield multiplier(request.param, tmp_path_factory.mktemp("products"))
+
+
+def weight_of(kind: str) -> Whole:
+    """Return a random weight, whose scales and minimums are exact in 16 bits."""
+    bits, largest, group, form = KINDS[kind]
+    random = np.random.default_rng(largest)
+    numbers = random.integers(0, largest + 1, (OUTPUTS, INPUTS), dtype=np.uint8)
+    step, least = (random.integers(1, 1024, (2, OUTPUTS, INPUTS // group)) / 2**14).astype(np.float32)
+    if form == "minimums":
+        return Whole(numbers, step, -8 * least, bits)
+    if form == "zero point":
+        return Whole(numbers, step, None, bits, middle=(largest + 1) / 2)
+    return Whole(numbers, step, None, bits, codebook=np.array(CODEBOOKS[form], dtype=np.int8))
+
+
+def some_rows(count: int) -> Array:
+    return np.random.default_rng(count).standard_normal((count, INPUTS), dtype=np.float32)
+
+
+def rounded(rows: Array, scale: type) -> Array:
+    """Round rows to integers up to 127, with a scale in a number format for each group of 32."""
+    groups = rows.reshape(len(rows), -1, 32).astype(np.float64)
+    step = np.abs(groups).max(-1, keepdims=True) / 127
+    return (np.rint(groups / step) * step.astype(scale)).reshape(rows.shape)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_differ_from_the_files_numbers_only_by_the_rounding_of_inputs(multiply: Multiply, kind: str) -> None:
+    """The error is no larger than with the inputs of llama.cpp, whose scales have 16 bits."""
+    weight, rows = weight_of(kind), some_rows(13)
+    floats = weight.floats().astype(np.float64).T
+    exact, expected, found = rows @ floats, rounded(rows, np.float64) @ floats, multiply(weight, rows)
+    assert np.abs(found - expected).max() < 2e-6 * np.abs(rows).max() * np.abs(floats).sum(0).max()
+    assert np.abs(found - exact).std() < 1.001 * np.abs(rounded(rows, np.float16) @ floats - exact).std()
+
+
+@pytest.mark.parametrize("largest", [15, 63, 127, 255])
+def test_the_largest_numbers_do_not_saturate(multiply: Multiply, largest: int) -> None:
+    """All products of a group are as large as can be."""
+    numbers = np.full((OUTPUTS, INPUTS), largest, dtype=np.uint8)
+    step = np.ones((OUTPUTS, INPUTS // 32), dtype=np.float32)
+    rows = np.ones((9, INPUTS), dtype=np.float32)
+    rows[1::2] *= -1
+    for bits in (4, 8) if largest == 15 else (8,):
+        for least in (None, np.zeros_like(step)):
+            found = multiply(Whole(numbers, step, least, bits=bits, middle=0.5 if least is None else 0), rows)
+            expected = rows.sum(1) * (largest - (0.5 if least is None else 0))
+            np.testing.assert_allclose(found, np.tile(expected[:, None], OUTPUTS), rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_product_of_a_row_does_not_depend_on_other_rows(multiply: Multiply, kind: str) -> None:
+    weight, rows = weight_of(kind), some_rows(70)
+    alone = np.concatenate([multiply(weight, row[None]) for row in rows])
+    for count in (2, 3, 5, 8, 9, 17, 70):
+        assert np.array_equal(multiply(weight, rows[:count]), alone[:count])
+
+
+def test_products_of_emulated_tiles_equal_those_of_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    level = next((level for level in LEVELS if level.name == "avx512"), None)
+    if level is None:
+        pytest.skip("is of x86-64")
+    monkeypatch.setattr(packing, "lanes", lambda: level.lanes)
+    vectors, tiles = (multiplier(level, tmp_path, *options) for options in ((), ("-DEMULATED_TILES",)))
+    for kind in KINDS:
+        weight = weight_of(kind)
+        for count in (9, 16, 17, 40):
+            rows = some_rows(count)
+            assert np.array_equal(tiles(weight, rows), vectors(weight, rows))
+
+
+@pytest.mark.skipif(not LEVELS or LEVELS[0].name != "amx", reason="is of x86-64")
+def test_products_with_tiles_compile() -> None:
+    compiler = shutil.which("cc")
+    if compiler is None or "-mamx-int8" not in subprocess.getoutput(f"{compiler} --help=target"):
+        pytest.skip("needs a C compiler that knows AMX")
+    code, flags = Path(__file__).with_name("products.c"), ("-O1", "-w", "-DWEIGHTS=8", f"-I{SOURCES}")
+    command = [compiler, "-S", *LEVELS[0].options, *flags, str(code), "-o", "-"]
+    assembly = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert "tdpbsud" in assembly
