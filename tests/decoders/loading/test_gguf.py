@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -302,3 +303,27 @@ def test_impossible_mixtures_of_experts_are_refused(
     with pytest.raises(ModelError) as error:
         load_model(made.path, cache_dir=tmp_path)
     assert reason in one_line(error)
+
+
+def llama3_divisors() -> list[float]:
+    """Return the divisors of RoPE's frequencies that llama.cpp's converter writes for Llama 3.2."""
+    plain = 1 / 5000.0 ** (np.arange(0, 16, 2) / 16)
+    turns = 8192 * plain / (2 * np.pi)
+    smooth = np.clip((turns - 1) / 3, 0, 1)
+    return (1 / ((1 - smooth) / 32 + smooth)).tolist()
+
+
+def test_llama3_frequencies_are_read_from_the_file(
+    tmp_path: Path, write_gguf: Callable[..., Any], logits: Callable[..., torch.Tensor]
+) -> None:
+    made = write_gguf(tmp_path / "tiny.gguf", pre="llama-bpe", divisors=llama3_divisors())
+    loaded = load_model(made.path, dtype="fp32", device="cpu", cache_dir=tmp_path / "cache")
+    assert loaded.model.config.rope_parameters == made.model.config.rope_parameters
+    assert loaded.model.config.rope_parameters["rope_type"] == "llama3"
+    torch.testing.assert_close(logits(loaded.model), logits(made.model), atol=1e-5, rtol=1e-5)
+
+
+def test_other_frequencies_are_refused(tmp_path: Path, write_gguf: Callable[..., Any]) -> None:
+    made = write_gguf(tmp_path / "odd.gguf", divisors=[1.0] * 7 + [3.0])
+    with pytest.raises(ModelError, match=r"odd\.gguf can't be used: it uses scaled RoPE of a type"):
+        load_model(made.path, cache_dir=tmp_path / "cache")
