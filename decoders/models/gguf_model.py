@@ -139,7 +139,7 @@ def _rope(file: GGUFFile, architecture: str, head_dim: int) -> dict[str, Any]:
 
 
 def _check_frequencies(file: GGUFFile, config: Any) -> None:
-    """Raise ModelError if the file's divisors of RoPE's frequencies are not those of Llama 3.1."""
+    """Raise ModelError if the file's divisors of RoPE's frequencies differ from the ones of Llama 3.1."""
     plain = RotaryTable(config, {"rope_theta": config.rope_parameters["rope_theta"]}).frequencies
     scaled, divisors = RotaryTable(config, config.rope_parameters).frequencies, dequantized(file.tensors[_FREQUENCIES])
     if divisors.shape != plain.shape or not np.allclose(plain / divisors, scaled, rtol=1e-3):
