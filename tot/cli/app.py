@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import io
 import logging
-import os
 import re
 import signal
 import sys
@@ -26,10 +25,6 @@ from tot.cli.solve import solve_command
 from tot.cli.training import instances_command, train_draft_command, train_value_command
 from tot.decoders.errors import TotError, readable
 from tot.report.terminal import PlainFormatter, complain
-
-# OpenMP threads spin while they wait for each other. Beside a busy process, long spinning makes a step 10x slower; no
-# spinning costs 20% on a quiet machine. torch reads this when it is loaded.
-os.environ.setdefault("GOMP_SPINCOUNT", "100000")
 
 app = typer.Typer(
     name="tot",
