@@ -87,6 +87,7 @@ def load_decoder(
     device: str = ...,
     kv_budget: int | str | None = ...,
     quantize: Quantize = ...,
+    threads: int | None = ...,
     **options: Any,
 ) -> LocalDecoder: ...
 
@@ -101,6 +102,7 @@ def load_decoder(
     device: str = "auto",
     kv_budget: int | str | None = None,
     quantize: Quantize = "auto",
+    threads: int | None = None,
     **options: Any,
 ) -> LocalDecoder | RemoteDecoder:
     """Load a decoder by name.
@@ -114,6 +116,7 @@ def load_decoder(
         device: "auto", "cpu", "cuda" or "cuda:N".
         kv_budget: Size of the key-value cache, in tokens or bytes ("1.5GiB").
         quantize: See `Quantize`; for Llama-like models on CPUs.
+        threads: Number of threads on the CPU. The default is the number of processors that the process may use now.
         options: The options of the method.
 
     Raises:
@@ -122,7 +125,7 @@ def load_decoder(
     """
     if name in REMOTE:
         local = {"tokenizer": tokenizer, "engine": engine, "kv_budget": kv_budget}
-        local |= {"dtype": dtype, "device": device, "quantize": quantize}
+        local |= {"dtype": dtype, "device": device, "quantize": quantize, "threads": threads}
         for option, value in local.items():
             if value not in (None, "auto"):
                 raise OptionError(f"{option} is for local models: leave it out, the server has its own")
@@ -132,13 +135,15 @@ def load_decoder(
     method, method_options = find_method(name), checked_options(name, options)
     if engine is not None and quantize != "auto":
         raise OptionError(f"quantize={quantize} has no effect on a shared engine: set it when you create the engine")
+    if engine is not None and threads is not None:
+        raise OptionError(f"threads={threads} has no effect on a shared engine: set it when you create the engine")
     from tot.decoders.engine.open_models import close_models, open_engine
 
     with ExitStack() as stack:
         owned = engine is None
         if engine is None:
             close_models()
-            engine = open_engine(model, tokenizer, dtype, device, kv_budget, quantize)
+            engine = open_engine(model, tokenizer, dtype, device, kv_budget, quantize, threads)
             stack.callback(engine.close)
         opened = method.open(engine, method_options, stack)
         return LocalDecoder(name, engine, opened, stack.pop_all(), owned, not method.few_shot)

@@ -28,6 +28,7 @@ from tot.decoders.engine.sequence import BatchDrafter, Handle, Job, PolicyFactor
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.errors import ModelError, RequestError, TotError
 from tot.decoders.kernels.native.forward import Quantization
+from tot.decoders.machine import checked_threads, use_threads
 from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.request import FinishReason, Purpose, Request
 from tot.decoders.timeline import LANE, Load, Span, Timeline, recorded, span
@@ -47,7 +48,7 @@ class Engine:
     """Run requests on one local model.
 
     `kv_budget` is in tokens, or in bytes ("1.5GiB"). `chunk` is the number of prompt tokens that a step computes.
-    `quantize` is as in `load_decoder`. With `owned`, closing the engine frees the model.
+    `quantize` and `threads` are as in `load_decoder`. With `owned`, closing the engine frees the model.
     """
 
     def __init__(
@@ -57,9 +58,11 @@ class Engine:
         chunk: int = 512,
         quantize: Quantization | None = None,
         owned: bool = False,
+        threads: int | None = None,
     ) -> None:
         self._loaded: LoadedModel | None = loaded
         self._owned = owned
+        self._threads = checked_threads(threads)
         self.runner = Runner(loaded, kv_budget, quantize)
         self.cache = self.runner.cache
         self.codec = TextCodec(loaded.tokenizer, loaded.end_ids, int(loaded.config.vocab_size))
@@ -205,6 +208,7 @@ class Engine:
     # -- the loop -----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        use_threads(self._threads)
         try:
             self._loop()
         except Exception as error:  # for example in a policy's growth() or release(): no caller may wait for ever
