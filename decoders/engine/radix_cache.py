@@ -50,15 +50,17 @@ class RadixCache:
         self.live = 0
         """Number of slots that a branch runs through."""
         self.peak_live = 0
-        self._token = [0] * (capacity + 1)
-        self._parent = [_ROOT] * (capacity + 1)
-        self._users = [0] * (capacity + 1)
+        # The lists have an entry for each slot used so far: a store with room for a million tokens costs nothing.
+        self._token = [0] * (SCRATCH + 1)
+        self._parent = [_ROOT] * (SCRATCH + 1)
+        self._users = [0] * (SCRATCH + 1)
         """Number of branches that end at a node, plus its live children."""
-        self._children = [0] * (capacity + 1)
-        self._computed = bytearray(capacity + 1)
-        self._last_used = [0] * (capacity + 1)
+        self._children = [0] * (SCRATCH + 1)
+        self._computed = bytearray(SCRATCH + 1)
+        self._last_used = [0] * (SCRATCH + 1)
         self._child_of: dict[tuple[int, int], int] = {}
-        self._free = list(range(capacity, SCRATCH, -1))
+        self._free: list[int] = []
+        """Slots that were used before."""
         self._evictable: list[tuple[int, int]] = []
         self._sweep_size = _MIN_SWEEP
         """Heap size above which stale entries are swept: twice the size after the last sweep."""
@@ -67,7 +69,7 @@ class RadixCache:
     @property
     def stored(self) -> int:
         """Slots in use, live or cached."""
-        return self.capacity - len(self._free)
+        return len(self._token) - (SCRATCH + 1) - len(self._free)
 
     def is_computed(self, slot: int) -> bool:
         return bool(self._computed[slot])
@@ -177,13 +179,23 @@ class RadixCache:
 
     def _allocate(self, parent: int, token: int) -> int:
         if not self._free:
-            self._evict()
+            if len(self._token) <= self.capacity:
+                self._add_slot()
+            else:
+                self._evict()
         slot = self._free.pop()
         self._token[slot], self._parent[slot] = token, parent
         self._child_of[parent, token] = slot
         if parent != _ROOT:
             self._children[parent] += 1
         return slot
+
+    def _add_slot(self) -> None:
+        """Free a slot that was never used."""
+        self._free.append(len(self._token))
+        self._parent.append(_ROOT)
+        for entries in (self._token, self._users, self._children, self._computed, self._last_used):
+            entries.append(0)
 
     def _acquire(self, slot: int) -> None:
         while slot != _ROOT:

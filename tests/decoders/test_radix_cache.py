@@ -169,7 +169,7 @@ class KVTreeMachine(RuleBasedStateMachine):
         slots = slots_of_stored(self.cache)
         assert slots.keys() == self.stored()
         assert self.cache.stored == len(slots) <= self.cache.capacity
-        assert sorted([*slots.values(), *self.cache._free]) == list(range(1, self.cache.capacity + 1))
+        assert sorted([*slots.values(), *self.cache._free]) == list(range(1, len(self.cache._token)))
         assert len(self.cache._evictable) <= 2 * max(self.cache.capacity, 16)
 
 
