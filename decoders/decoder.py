@@ -88,6 +88,7 @@ def load_decoder(
     kv_budget: int | str | None = ...,
     quantize: Quantize = ...,
     threads: int | None = ...,
+    prefix_cache: bool = ...,
     **options: Any,
 ) -> LocalDecoder: ...
 
@@ -103,6 +104,7 @@ def load_decoder(
     kv_budget: int | str | None = None,
     quantize: Quantize = "auto",
     threads: int | None = None,
+    prefix_cache: bool = True,
     **options: Any,
 ) -> LocalDecoder | RemoteDecoder:
     """Load a decoder by name.
@@ -117,6 +119,8 @@ def load_decoder(
         kv_budget: Size of the key-value cache, in tokens or bytes ("1.5GiB").
         quantize: See `Quantize`; for Llama-like models on CPUs.
         threads: Number of threads on the CPU. The default is the number of processors that the process may use now.
+        prefix_cache: Keep keys and values of the beginnings of prompts in the cache folder, for later processes. Only
+            for models in files that run in C.
         options: The options of the method.
 
     Raises:
@@ -126,6 +130,7 @@ def load_decoder(
     if name in REMOTE:
         local = {"tokenizer": tokenizer, "engine": engine, "kv_budget": kv_budget}
         local |= {"dtype": dtype, "device": device, "quantize": quantize, "threads": threads}
+        local["prefix_cache"] = None if prefix_cache else False
         for option, value in local.items():
             if value not in (None, "auto"):
                 raise OptionError(f"{option} is for local models: leave it out, the server has its own")
@@ -143,7 +148,7 @@ def load_decoder(
         owned = engine is None
         if engine is None:
             close_models()
-            engine = open_engine(model, tokenizer, dtype, device, kv_budget, quantize, threads)
+            engine = open_engine(model, tokenizer, dtype, device, kv_budget, quantize, threads, prefix_cache)
             stack.callback(engine.close)
         opened = method.open(engine, method_options, stack)
         return LocalDecoder(name, engine, opened, stack.pop_all(), owned, not method.few_shot)

@@ -90,6 +90,10 @@ class SearchConfig(BaseModel):
         description="Number of threads on the CPU; by default all processors that the process may use, at most "
         "OMP_NUM_THREADS.",
     )
+    prefix_cache: bool = Field(
+        True,
+        description="Keep computed prompts in the cache folder, so that later runs start sooner.",
+    )
     search: Any = Field(
         None,
         description="bfs, dfs, best-first, mcts, rap, refine, act, cot, self-consistency or best-of-n, with "
@@ -196,7 +200,8 @@ class SearchConfig(BaseModel):
     def loading(self) -> dict[str, Any]:
         """Arguments of `load_decoder` that differ from its defaults."""
         given = {name: getattr(self, name) for name in ("dtype", "device", "kv_budget", "quantize", "threads")}
-        return {name: value for name, value in given.items() if value not in (None, "auto")} | self.model_options
+        options = {name: value for name, value in given.items() if value not in (None, "auto")}
+        return options | ({} if self.prefix_cache else {"prefix_cache": False}) | self.model_options
 
     def suited(self, task: Task | type[Task] | str) -> Task:
         """Return the task with the chosen prompts, or else the prompts that suit the model.

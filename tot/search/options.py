@@ -28,6 +28,7 @@ class SearchOptions(TypedDict, total=False):
     device: str
     kv_budget: int | str | None
     threads: int | None
+    prefix_cache: bool
     search: str | Search | None
     generator: str | Generator | None
     evaluator: str | Evaluator | None

@@ -9,7 +9,7 @@ const int64_t attention_sizes[] = {sizeof(Piece), sizeof(Tiles), sizeof(Attentio
 typedef struct {
     const Attention *attention;
     const Tiles *tiles;
-    Units units;
+    const Units *units;
     Step step;
     int64_t threads;
 } Job;
@@ -17,14 +17,15 @@ typedef struct {
 static void attend_units(void *argument, int thread) {
     Job *job = argument;
     Worker worker = worker_of(&job->step, thread, (int)job->threads, NULL);
-    EACH_UNIT(&worker, 0, job->tiles->count * job->attention->kv_heads * job->units.parts, unit)
-        attend_unit(unit, job->attention, job->tiles, &job->units);
+    for (Span unit = {0}; next_span(&worker, 0, unit_count(job->tiles, job->attention, job->units), 1, &unit);)
+        attend_unit(unit.from, job->attention, job->tiles, job->units);
 }
 
 void attend(const Attention *a, const Tiles *tiles, int64_t threads) {
     const int64_t size = units_size(tiles, a->kv_heads, a->groups);
     void *memory = size ? aligned_alloc(64, size) : NULL;
-    Job job = {.attention = a, .tiles = tiles, .units = units_in(memory, tiles, a->kv_heads), .threads = threads};
+    const Units units = units_in(memory, tiles, a->kv_heads);
+    Job job = {.attention = a, .tiles = tiles, .units = &units, .threads = threads};
     run_parallel(attend_units, &job, (int)threads);
     free(memory);
 }

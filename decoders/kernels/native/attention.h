@@ -317,6 +317,10 @@ static inline float sum_with_sink(const SoftmaxState *state, const float *sink) 
     return state->sum + (sink ? expf(*sink - state->maximum) : 0.0f);
 }
 
+static inline int64_t unit_count(const Tiles *tiles, const Attention *a, const Units *units) {
+    return tiles->count * a->kv_heads * units->parts;
+}
+
 static inline void attend_unit(int64_t number, const Attention *a, const Tiles *tiles, const Units *units) {
     const int64_t parts = units->parts, whole = number / parts, t = whole / a->kv_heads, head = whole % a->kv_heads;
     const int64_t row = t * tiles->rows, left = a->rows - row, max = TILE * a->groups;

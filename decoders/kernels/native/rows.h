@@ -1,4 +1,4 @@
-// Operations on one row of numbers: norms, rotary embeddings, soft caps.
+// Functions of one row of a forward pass, or of one head of a row.
 
 #pragma once
 
@@ -47,4 +47,9 @@ static void apply_rope(float *head, const float *norm, float epsilon, const floa
 static void cap_logits(float *logits, int64_t count, float cap) {
     for (int64_t i = 0; i < count; i += LANES)
         store_partial(logits + i, soft_cap(load_partial(logits + i, count - i), cap), count - i);
+}
+
+static void add_scaled(float *row, const float *added, float weight, int64_t count) {
+    for (int64_t i = 0; i < count; i += LANES)
+        store(row + i, add_product(load(row + i), load(added + i), splat(weight)));
 }

@@ -285,7 +285,7 @@ static void read_row(const Job *job, int64_t row, int thread) {
 static void read_some(void *argument, int thread) {
     Job *job = argument;
     Worker worker = worker_of(&job->step, thread, (int)job->threads, NULL);
-    EACH_UNIT(&worker, 0, job->rows, row) read_row(job, row, thread);
+    for (Span row = {0}; next_span(&worker, 0, job->rows, 1, &row);) read_row(job, row.from, thread);
 }
 
 // Sample `count` tokens a row.

@@ -70,8 +70,3 @@ static inline int next_span(Worker *worker, int phase, int64_t units, int64_t mo
     *span = (Span){from, from + size};
     return 1;
 }
-
-// For each unit of a step that this thread takes, one at a time.
-#define EACH_UNIT(worker, phase, units, unit)                                                                          \
-    for (Span unit##_span = {0}; next_span(worker, phase, units, 1, &unit##_span);)                                    \
-        for (int64_t unit = unit##_span.from; unit < unit##_span.to; unit++)

@@ -183,7 +183,7 @@ def test_the_layers_of_every_layout_are_read_and_multiplied(
 @pytest.mark.parametrize("kind", ["gptq", "w4"])
 def test_the_experts_of_a_layer_are_read(known: Callable[..., Any], tokenizer: Any, tmp_path: Path, kind: str) -> None:
     """Each expert is stored as linear layers of its own."""
-    model = known("qwen3_moe", **SHAPE, moe_intermediate_size=128, num_experts=4, num_experts_per_tok=2)
+    model = known("qwen3_moe", **SHAPE, moe_intermediate_size=128, num_local_experts=4)
     quantization, store, symmetric = LAYOUTS[kind]
     bits, group = settings_of(quantization)
     save(model, tokenizer, tmp_path, kind)
