@@ -237,8 +237,11 @@ static void multiply_entries(const Job *job, Worker *worker, const Matrix *all, 
     const int64_t experts = job->model->experts, row_stats = STATS * (all->inputs / GROUP);
     const Matrix one = expert_matrix(all, experts, 0);
     const int64_t strips = strips_of(&one), units = units_of(&one, unit);
-    for (Span span = {0}; next_span(worker, LINEAR, units * groups->used, most_units(&one, unit, 1), &span);)
-        for (int64_t begin = span.from / units * units; begin < span.to; begin += units) {
+    // A late thread may have groups of a later layer, so the number of units must not depend on them.
+    const int64_t most_used = min_int64(experts, job->batch->rows * job->model->chosen);
+    for (Span span = {0}; next_span(worker, LINEAR, units * most_used, most_units(&one, unit, 1), &span);)
+        for (int64_t begin = span.from / units * units; begin < span.to && begin / units < groups->used;
+             begin += units) {
             const int64_t expert = groups->experts[begin / units];
             const int64_t from = groups->starts[expert], to = groups->starts[expert + 1];
             const int64_t first = max_int64(span.from - begin, 0) * unit;
