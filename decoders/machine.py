@@ -228,4 +228,4 @@ def processor_flags() -> frozenset[str]:
 def _may_use_tiles() -> bool:
     """Ask the kernel for the registers of AMX's tiles. Returns False if it refuses, or is older than Linux 5.16."""
     arch_prctl, request_permission, tile_data = 158, 0x1023, 18
-    return sys.platform == "linux" and ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0
+    return sys.platform == "linux" and not ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data)

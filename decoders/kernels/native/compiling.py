@@ -70,7 +70,7 @@ _VECTORS = ("-O1",)
 _WEIGHTS = {
     "float32": ("-DWEIGHTS=32",),
     "bfloat16": ("-DWEIGHTS=16",),
-    "whole": ("-DWEIGHTS=8",),
+    "whole": ("-DWEIGHTS=8", "-fno-tree-ter"),  # keeps the order of the products, whose sums then stay in registers
 }
 SAMPLING = ("sampling", "-O3", "-fno-trapping-math", "-ffp-contract=off")
 POOL = ("pool", "-O1")
