@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.last_open import LastOpen
 from tot.decoders.errors import OptionError, TotError
@@ -75,6 +77,9 @@ def _open(
     quantization: Quantization | None,
 ) -> Engine:
     loaded = open_model(model, tokenizer=tokenizer, dtype=dtype, device=device, unread=quantization == "gguf")
+    half = (at := level()) is not None and at.half_store
+    if quantization == "gguf" and dtype == "auto" and loaded.dtype == np.float32 and half:
+        loaded.store_dtype = np.dtype(np.float16)
     give_back()  # parsing a tokenizer file takes many times its size: free that before allocating keys and values
     return Engine(loaded, kv_budget, quantize=quantization, owned=isinstance(model, str | Path))
 

@@ -11,7 +11,7 @@
 typedef struct {
     Matrix qkv, out, gate_up, down;  // gate_up: LANES gates, LANES ups, ...
     const float *norm_in, *norm_mlp, *norm_query, *norm_key;  // the last two (HEAD_DIM,) or NULL
-    Element *keys, *values;
+    Stored *keys, *values;
 } Layer;
 
 typedef struct {
@@ -164,10 +164,13 @@ static void run_layers(const Model *m, const Batch *b, Barrier *barrier, int thr
                            query + r * query_width + h * HEAD_DIM);
             for (int64_t h = 0; h < m->kv_heads; h++) {
                 const int64_t offset = h * m->kv_head_stride + b->write[r] * m->slot_stride;
+                Element head[HEAD_DIM];
                 apply_rope(row + query_width + h * HEAD_DIM, layer->norm_key, m->epsilon, cosines, sines, m->rotary_dim,
-                           layer->keys + offset);
+                           head);
+                store_head(layer->keys + offset, head);
                 for (int i = 0; i < HEAD_DIM; i += LANES)
-                    store_elements(layer->values + offset + i, load(row + query_width + keys + h * HEAD_DIM + i));
+                    store_elements(head + i, load(row + query_width + keys + h * HEAD_DIM + i));
+                store_head(layer->values + offset, head);
             }
         }
         barrier_and_time(b, barrier, thread, OTHER, &since);
