@@ -74,12 +74,19 @@ class Registry(MutableMapping[str, Any]):
 @cache
 def declared(group: str) -> dict[str, EntryPoint]:
     """Return the entry points of a group by name. A checkout's pyproject.toml overrides the installed metadata."""
-    entries = {entry.name: entry for entry in entry_points(group=group)}
+    installed, own = _all_declared()
+    entries = {entry.name: entry for entry in installed.select(group=group)}
+    return entries | {name: EntryPoint(name, value, group) for name, value in own.get(group, {}).items()}
+
+
+@cache
+def _all_declared() -> tuple[Any, dict[str, dict[str, str]]]:
+    """Return the entry points of all distributions, and those of a checkout's pyproject.toml by group and name."""
+    own: dict[str, dict[str, str]] = {}
     if _CHECKOUT.is_file():
         project = tomllib.loads(_CHECKOUT.read_text(encoding="utf-8"))["project"]
-        own = project["entry-points"].get(group, {}) if project["name"] == "tot" else {}
-        entries |= {name: EntryPoint(name, value, group) for name, value in own.items()}
-    return entries
+        own = project["entry-points"] if project["name"] == "tot" else {}
+    return entry_points(), own
 
 
 def _module(path: Path) -> Any:

@@ -6,7 +6,6 @@ All programs run in a `Sandbox`. The hidden tests of a data set only score the a
 from __future__ import annotations
 
 import ast
-import doctest
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -267,8 +266,10 @@ def _asserts(question: str) -> Iterator[str]:
 
 def _calls(question: str, name: str) -> Iterator[tuple[str, str]]:
     """Yield calls of a function with literal arguments, each with its expected result as a literal."""
+    from doctest import DocTestParser  # imports pdb and unittest
+
     try:
-        tests = doctest.DocTestParser().get_examples(re.sub(r'"""|\'\'\'', "\n", question))
+        tests = DocTestParser().get_examples(re.sub(r'"""|\'\'\'', "\n", question))
     except ValueError:
         tests = []
     for test in tests:

@@ -23,8 +23,6 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Literal
 
-import psutil
-
 from tot.decoders.errors import OptionError
 
 UNCONFINED = "TOT_RUN_PROGRAMS_UNCONFINED"
@@ -193,6 +191,8 @@ def _streams(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """Kill a process and its descendants. Confined ones end with it; others are searched for."""
     if confines() == "limits":
+        import psutil
+
         with suppress(psutil.Error):
             for child in psutil.Process(process.pid).children(recursive=True):
                 with suppress(psutil.Error):

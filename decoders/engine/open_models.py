@@ -21,9 +21,9 @@ from tot.decoders.kernels.native.compiling import SAMPLING
 from tot.decoders.kernels.native.forward import Quantization
 from tot.decoders.kernels.native.library import level, library
 from tot.decoders.machine import give_back
+from tot.decoders.models.families import GGUF_FAMILIES
 from tot.decoders.models.loading import open_model, resolve_device
 from tot.decoders.models.model_names import find_model, gguf_text, model_key
-from tot.decoders.models.supported import LLAMA_LIKE
 
 if TYPE_CHECKING:
     from tot.decoders.models.model_names import Quantize
@@ -57,7 +57,7 @@ def _uses_file_quantization(model: Any, dtype: str, device: str) -> bool:
     if dtype != "auto" or not isinstance(model, str | Path) or _device(model, device) != "cpu":
         return False
     path = find_model(model)
-    supported = path.suffix == ".gguf" and gguf_text(path, "general.architecture") in LLAMA_LIKE
+    supported = path.suffix == ".gguf" and gguf_text(path, "general.architecture") in GGUF_FAMILIES
     return supported and level() is not None and library(*SAMPLING) is not None
 
 

@@ -54,8 +54,8 @@ class Plan:
     values: tuple[Tensor, ...]
     write: Tensor
     """(rows,): the slot of each row."""
-    attend: Callable[[Tensor, Tensor, Tensor, Any, float, float], Tensor]
-    """The attention function: (query, keys, values, pieces, scale, cap) -> (rows, heads, head_dim)."""
+    attend: Callable[[Tensor, Tensor, Tensor, Any, float, float, Tensor | None], Tensor]
+    """The attention function: (query, keys, values, pieces, scale, cap, sinks) -> (rows, heads, head_dim)."""
     pieces: dict[int | None, Any]
     """The pieces for `attend`, by the sliding window of a layer."""
 
@@ -192,9 +192,10 @@ def packed_attention(
     plan: Plan | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Write the rows' keys and values into their slots, then attend as the plan specifies.
+    """Write the rows' keys and values into their slots, then attend as the plan specifies. `s_aux` are sinks.
 
     Shapes: query (1, heads, rows, head_dim); key, value (1, kv_heads, rows, head_dim). Returns (1, rows, heads,
     head_dim). `attention_mask` is always None: the plan defines the visible keys.
@@ -206,13 +207,20 @@ def packed_attention(
     keys.index_copy_(1, plan.write, key[0])
     values.index_copy_(1, plan.write, value[0])
     scale = keys.shape[2] ** -0.5 if scaling is None else scaling
-    return plan.attend(query[0], keys, values, plan.pieces[sliding_window], scale, softcap or 0.0)[None], None
+    pieces = plan.pieces[sliding_window]
+    return plan.attend(query[0], keys, values, pieces, scale, softcap or 0.0, s_aux)[None], None
 
 
 def attend_blocks(
-    query: Tensor, keys: Tensor, values: Tensor, blocks: Sequence[Block], scale: float, cap: float = 0.0
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    blocks: Sequence[Block],
+    scale: float,
+    cap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """Compute attention over blocks with torch operations.
+    """Compute attention over blocks with torch operations. `sinks` (heads,) are scores without values.
 
     Shapes: query (heads, rows, head_dim); keys, values (kv_heads, slots, head_dim). Returns (rows, heads, head_dim).
     """
@@ -240,12 +248,14 @@ def attend_blocks(
         part_norm = part_norm.reshape(block.entries, kv_heads, groups, per_entry).permute(1, 2, 0, 3)
         part_norm = part_norm.reshape(kv_heads, groups, -1)
         if len(blocks) == 1:
-            out = part
+            out, normaliser = part, part_norm
         elif block.rows is None:
             out, normaliser = _merge(out, normaliser, part, part_norm)
         else:
             part, part_norm = _merge(out[:, :, block.rows], normaliser[:, :, block.rows], part, part_norm)
             out, normaliser = out.index_copy_(2, block.rows, part), normaliser.index_copy_(2, block.rows, part_norm)
+    if sinks is not None:
+        out = out * torch.sigmoid(normaliser - sinks.float().view(kv_heads, groups, 1))[..., None]
     return out.reshape(-1, rows, head_dim).transpose(0, 1).to(query.dtype)
 
 

@@ -12,9 +12,9 @@ from tot.decoders.errors import OptionError, unknown
 from tot.decoders.kernels.native.forward import NativeForward, Quantization, native_forward
 from tot.decoders.kernels.native.packing import GROUP
 from tot.decoders.kernels.native.shared_prefixes import Run
+from tot.decoders.models.families import FAMILIES
 from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.models.shapes import Array
-from tot.decoders.models.supported import LLAMA_LIKE
 from tot.decoders.models.weights import GGUFWeights
 
 
@@ -68,7 +68,7 @@ def open_backend(loaded: LoadedModel, quantize: Quantization | None = None, shar
         return native
     if quantize is not None:
         raise OptionError(
-            f"quantize={quantize} needs a model of the families {', '.join(LLAMA_LIKE)} whose layers' inputs are "
+            f"quantize={quantize} needs a model of the families {', '.join(FAMILIES)} whose layers' inputs are "
             f"multiples of {GROUP}, a CPU with AVX2 or NEON, a C compiler, and memory for the packed weights: "
             "omit quantize"
         )

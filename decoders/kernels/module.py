@@ -18,10 +18,10 @@ from tot.decoders.kernels.linear import PackedLinears
 from tot.decoders.kernels.native.attention import kernel_for
 from tot.decoders.kernels.native.shared_prefixes import Run
 from tot.decoders.kernels.native.tiles import make_tiles
+from tot.decoders.models.families import window_of
 from tot.decoders.models.kv_store import Store
 from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.models.shapes import Array, Heads
-from tot.decoders.models.supported import window_of
 
 
 class TransformersForward:

@@ -61,7 +61,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         decoder_sparse_step=1,
         moe_intermediate_size=768,
         num_experts_per_tok=8,
-        num_experts=128,
+        num_local_experts=128,
         norm_topk_prob=False,
         mlp_only_layers=None,
     ),
@@ -154,7 +154,7 @@ def model_config(settings: Mapping[str, Any]) -> SimpleNamespace:
     """
     family = settings["model_type"]
     values = {**DEFAULTS[family], **settings}
-    if family == "gpt_oss":
+    if "num_local_experts" in values:  # both spellings are in use
         values["num_local_experts"] = settings.get("num_experts", values["num_local_experts"])
     _check_numbers(values)
     if values["num_key_value_heads"] is None:

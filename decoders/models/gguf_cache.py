@@ -15,6 +15,7 @@ import re
 import shutil
 import tempfile
 import uuid
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,9 @@ from filelock import FileLock
 
 from tot.decoders.errors import ModelError, TaskError
 from tot.decoders.files import fingerprint, others_could_write, write_json
-from tot.decoders.models.gguf_convert import GGUFFile, convert, read_gguf
+from tot.decoders.models.gguf_convert import convert
+from tot.decoders.models.gguf_parts import gguf_parts
+from tot.decoders.models.gguf_reader import GGUFFile, read_gguf
 
 FORMAT = 3  # version of the manifest and the conversion; increment it when either changes
 MANIFEST = "manifest.json"
@@ -66,6 +69,12 @@ def hash_file(path: Path) -> str:
     return digest
 
 
+def hash_files(files: Sequence[Path]) -> str:
+    """Return the SHA-256 of a file, or of the hashes of several."""
+    hashes = [hash_file(file.resolve()) for file in files]
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+
+
 def cached_model(path: Path, root: Path, distrust: str | None = None, matrices: bool = True) -> CachedModel:
     """Return the conversion of the GGUF file at `path` in `root`, converting it first if it is missing.
 
@@ -73,7 +82,7 @@ def cached_model(path: Path, root: Path, distrust: str | None = None, matrices: 
     while another process converts the same file. Raises ModelError if the file can't be read, converted or written.
     """
     try:
-        digest = hash_file(path.resolve())
+        digest = hash_files(gguf_parts(path))
     except OSError as error:
         raise ModelError(f"{path} can't be read ({error.strerror}): check the path and its permissions") from error
     folder = _folder(root, path, digest, FORMAT, matrices)

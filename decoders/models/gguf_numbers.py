@@ -10,17 +10,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from ml_dtypes import bfloat16
 
 from tot.decoders.models.shapes import Array
 
 _Blocks = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
 """(blocks, bytes)"""
+_AT_ONCE = 256
+"""Outputs unpacked at a time, so that temporary arrays are small enough for the caches."""
 
 
 @dataclass(frozen=True)
 class Whole:
     """A weight as integers: least + number * step, with a scale (`step`) and a minimum (`least`) for each output and
-    group of inputs. Without minimums: (number - middle) * step, where `middle` is the zero point."""
+    group of inputs. Without minimums: (number - middle) * step, where `middle` is the zero point. With a codebook:
+    codebook[number] * step."""
 
     numbers: Array
     """(outputs, inputs), uint8."""
@@ -30,6 +34,8 @@ class Whole:
     bits: int = 8
     """4 if no number is above 15."""
     middle: float = 0.0
+    codebook: Array | None = None
+    """The 16 values of the numbers of a format with 4 bits, such as IQ4_NL. Then `least` is None and `middle` is 0."""
 
     @property
     def group(self) -> int:
@@ -46,14 +52,32 @@ class Whole:
 
     def floats(self) -> Array:
         """Dequantize to (outputs, inputs), float32."""
-        step, least = self.scales(1)
-        return self.numbers * step + least
+        whole = self.decoded()
+        numbers, step = whole.numbers.reshape(*whole.step.shape, -1), whole.step[..., None]
+        if whole.least is None:
+            values = (numbers - np.float32(whole.middle)) * step
+        else:
+            values = numbers * step + whole.least[..., None]
+        return values.reshape(self.numbers.shape)
 
     def scales(self, group: int) -> tuple[Array, Array]:
-        """Return the scales and minimums for groups of `group` inputs, a divisor of `self.group`."""
+        """Return the scales and minimums for groups of `group` inputs, a divisor of `self.group`. Without codebook."""
         least = np.float32(-self.middle) * self.step if self.least is None else self.least
         repeats = self.group // group
         return self.step.repeat(repeats, axis=1), least.repeat(repeats, axis=1)
+
+    def levels(self) -> tuple[Array, int]:
+        """Return the values of the codebook as numbers without sign, and their zero point."""
+        assert self.codebook is not None
+        middle = max(1, -int(self.codebook.min()))
+        return (self.codebook.astype(np.int16) + middle).astype(np.uint8), middle
+
+    def decoded(self) -> Whole:
+        """Return the same weight without a codebook."""
+        if self.codebook is None:
+            return self
+        levels, middle = self.levels()
+        return replace(self, numbers=levels[self.numbers], bits=8, middle=middle, codebook=None)
 
     def up_to(self, largest: int) -> Whole:
         """Return the weight with all numbers at most `largest`, rescaled and rounded if one is above it."""
@@ -66,16 +90,30 @@ class Whole:
 
 
 def numbers_of(tensor: Any) -> Whole | None:
-    """Unpack a 2-D `gguf.ReaderTensor`. Returns None for other formats, such as floats."""
-    unpack = _FORMATS.get(tensor.tensor_type.name)
-    if unpack is None:
+    """Unpack a matrix (`gguf.ReaderTensor`), or the matrices of all experts one below the other.
+
+    Returns None for a matrix of floats, which `floats_of` reads."""
+    form = FORMATS.get(tensor.tensor_type.name)
+    if form is None:
         return None
-    size, bits, read = unpack
-    numbers, step, least = read(np.asarray(tensor.data).reshape(-1, size))
-    numbers, step = (part.reshape(len(tensor.data), -1) for part in (numbers, step))
-    if isinstance(least, int):
-        return Whole(numbers, step, None, bits, least)
-    return Whole(numbers, step, least.reshape(step.shape), bits)
+    rows = tensor.data.reshape(-1, tensor.data.shape[-1])
+    stored: list[Array] = []
+    for first in range(0, len(rows), _AT_ONCE):
+        part = rows[first : first + _AT_ONCE]
+        for i, values in enumerate(form.unpack(part.reshape(-1, form.size))):
+            values = values.reshape(len(part), -1)
+            if not first:
+                stored.append(np.empty((len(rows), values.shape[1]), values.dtype))
+            stored[i][first : first + len(part)] = values
+    numbers, step, *least = stored
+    return Whole(numbers, step, least[0] if least else None, form.bits, form.middle, form.codebook)
+
+
+def floats_of(tensor: Any) -> Array:
+    """Return the matrix of floats of a `gguf.ReaderTensor`, in bfloat16 or float32, which hold it exactly."""
+    rows = tensor.data.reshape(-1, tensor.data.shape[-1])
+    floats: Array = np.array(rows.view(bfloat16)) if tensor.tensor_type.name == "BF16" else rows.astype(np.float32)
+    return floats
 
 
 def _nibbles(packed: _Blocks, run: int) -> Array:
@@ -85,8 +123,12 @@ def _nibbles(packed: _Blocks, run: int) -> Array:
 
 def _shifted(packed: _Blocks, run: int, shifts: tuple[int, ...], mask: int) -> Array:
     """Unpack the bits `mask` of each `run` bytes, shifted right by each of `shifts` in turn, to (blocks, numbers)."""
-    shifted = packed.reshape(len(packed), -1, 1, run) >> np.array(shifts, dtype=np.uint8)[:, None]
-    return (shifted & np.uint8(mask)).reshape(len(packed), -1)
+    runs = packed.reshape(len(packed), -1, run)
+    shifted = np.empty((*runs.shape[:2], len(shifts), run), np.uint8)
+    for i, shift in enumerate(shifts):
+        np.right_shift(runs, shift, out=shifted[:, :, i])
+    shifted &= np.uint8(mask)
+    return shifted.reshape(len(packed), -1)
 
 
 def _half(blocks: _Blocks, offset: int) -> Array:
@@ -107,9 +149,22 @@ def _scales_and_minimums(blocks: _Blocks) -> tuple[Array, Array]:
     return _half(blocks, 0) * scales, -_half(blocks, 2) * minimums
 
 
-def _q6_k(blocks: _Blocks) -> tuple[Array, Array, int]:
-    numbers = _nibbles(blocks[:, :128], 64) | _shifted(blocks[:, 128:192], 32, (0, 2, 4, 6), 3) << np.uint8(4)
-    return numbers, _half(blocks, 208) * blocks[:, 192:208].view(np.int8), 32
+def _signed(low: Array, high: Array) -> Array:
+    """Join the four lower and two upper bits of scales, stored with a zero point of 32."""
+    scales: Array = (low | high << np.uint8(4)).astype(np.float32) - np.float32(32)
+    return scales
+
+
+def _q2_k(blocks: _Blocks) -> tuple[Array, Array, Array]:
+    scales = blocks[:, :16]
+    numbers = _shifted(blocks[:, 16:80], 32, (0, 2, 4, 6), 3)
+    return numbers, _half(blocks, 80) * (scales & 15), -_half(blocks, 82) * (scales >> 4)
+
+
+def _q3_k(blocks: _Blocks) -> tuple[Array, Array]:
+    third = _shifted(blocks[:, :32], 32, tuple(range(8)), 1) << np.uint8(2)
+    scales = _signed(_nibbles(blocks[:, 96:104], 8), _shifted(blocks[:, 104:108], 4, (0, 2, 4, 6), 3))
+    return _shifted(blocks[:, 32:96], 32, (0, 2, 4, 6), 3) | third, _half(blocks, 108) * scales
 
 
 def _q5_k(blocks: _Blocks) -> tuple[Array, Array, Array]:
@@ -117,15 +172,55 @@ def _q5_k(blocks: _Blocks) -> tuple[Array, Array, Array]:
     return _nibbles(blocks[:, 48:], 32) | fifth, *_scales_and_minimums(blocks)
 
 
-_FORMATS: dict[str, tuple[int, int, Callable[[_Blocks], tuple[Array, Array, Array | int]]]] = {
-    "Q4_0": (18, 4, lambda b: (_nibbles(b[:, 2:], 16), _half(b, 0), 8)),
-    "Q4_1": (20, 4, lambda b: (_nibbles(b[:, 4:], 16), _half(b, 0), _half(b, 2))),
-    "Q5_0": (22, 8, lambda b: (_nibbles(b[:, 6:], 16) | _fifth_bits(b, 2), _half(b, 0), 16)),
-    "Q5_1": (24, 8, lambda b: (_nibbles(b[:, 8:], 16) | _fifth_bits(b, 4), _half(b, 0), _half(b, 2))),
-    "Q8_0": (34, 8, lambda b: (b[:, 2:] ^ np.uint8(128), _half(b, 0), 128)),
-    "Q4_K": (144, 4, lambda b: (_nibbles(b[:, 16:], 32), *_scales_and_minimums(b))),
-    "Q5_K": (176, 8, _q5_k),
-    "Q6_K": (210, 8, _q6_k),
+def _q6_k(blocks: _Blocks) -> tuple[Array, Array]:
+    numbers = _nibbles(blocks[:, :128], 64) | _shifted(blocks[:, 128:192], 32, (0, 2, 4, 6), 3) << np.uint8(4)
+    return numbers, _half(blocks, 208) * blocks[:, 192:208].view(np.int8)
+
+
+def _iq4_xs(blocks: _Blocks) -> tuple[Array, Array]:
+    scales = _signed(_nibbles(blocks[:, 4:8], 1), _shifted(blocks[:, 2:4], 1, (0, 2, 4, 6), 3))
+    return _nibbles(blocks[:, 8:], 16), _half(blocks, 0) * scales
+
+
+def _mxfp4(blocks: _Blocks) -> tuple[Array, Array]:
+    """The values of _E2M1 are doubled, so the scale is half the power of two of the format."""
+    return _nibbles(blocks[:, 1:], 16), np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128)
+
+
+@dataclass(frozen=True)
+class _Format:
+    """A quantization type of GGUF."""
+
+    size: int
+    """Bytes of a block."""
+    bits: int
+    """Bits of an unpacked number."""
+    unpack: Callable[[_Blocks], tuple[Array, ...]]
+    """Unpacks the numbers and scales of blocks, and the minimums if the format has them, each (blocks, ...)."""
+    middle: int = 0
+    codebook: Array | None = None
+
+
+_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=np.int8)
+"""Twice the values of a 4-bit float (OCP Microscaling Formats, section 5.3.3)."""
+_NON_LINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.int8)
+"""The values of IQ4_NL and IQ4_XS."""
+
+FORMATS: dict[str, _Format] = {
+    "Q4_0": _Format(18, 4, lambda b: (_nibbles(b[:, 2:], 16), _half(b, 0)), 8),
+    "Q4_1": _Format(20, 4, lambda b: (_nibbles(b[:, 4:], 16), _half(b, 0), _half(b, 2))),
+    "Q5_0": _Format(22, 8, lambda b: (_nibbles(b[:, 6:], 16) | _fifth_bits(b, 2), _half(b, 0)), 16),
+    "Q5_1": _Format(24, 8, lambda b: (_nibbles(b[:, 8:], 16) | _fifth_bits(b, 4), _half(b, 0), _half(b, 2))),
+    "Q8_0": _Format(34, 8, lambda b: (b[:, 2:] ^ np.uint8(128), _half(b, 0)), 128),
+    "Q2_K": _Format(84, 4, _q2_k),
+    "Q3_K": _Format(110, 4, _q3_k, 4),
+    "Q4_K": _Format(144, 4, lambda b: (_nibbles(b[:, 16:], 32), *_scales_and_minimums(b))),
+    "Q5_K": _Format(176, 8, _q5_k),
+    "Q6_K": _Format(210, 8, _q6_k, 32),
+    "IQ4_NL": _Format(18, 4, lambda b: (_nibbles(b[:, 2:], 16), _half(b, 0)), codebook=_NON_LINEAR),
+    "IQ4_XS": _Format(136, 4, _iq4_xs, codebook=_NON_LINEAR),
+    "MXFP4": _Format(17, 4, _mxfp4, codebook=_E2M1),
 }
-"""By name of the format: bytes of a block, bits of an unpacked number, and a function that unpacks the numbers, scales
-and minimums, each (blocks, ...). It returns the zero point instead of minimums if the format has none."""
+"""By the name of the type in `gguf.GGMLQuantizationType`."""
+FLOATS = ("F32", "F16", "BF16")
+"""The other types of readable tensors."""

@@ -21,9 +21,10 @@ import numpy as np
 from tot.decoders.errors import ModelError, OptionError, TotError, reason
 from tot.decoders.machine import processor_flags
 from tot.decoders.models.config import model_config
+from tot.decoders.models.families import FAMILIES
 from tot.decoders.models.loaded import LoadedModel, dtype_of, end_ids, number_type
 from tot.decoders.models.model_names import find_model
-from tot.decoders.models.supported import LLAMA_LIKE, check_supported, missing_weights, read_config
+from tot.decoders.models.supported import check_supported, missing_weights, read_config
 from tot.decoders.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -189,15 +190,17 @@ def _open_folder(
         check_supported(config)  # again, with the defaults that config.json leaves out
         if unread is not None:
             stored = GGUFWeights(unread, folder, config, dtype)
-        elif config.model_type in LLAMA_LIKE:
+        elif config.model_type in FAMILIES:
             with suppress(LookupError):  # transformers accepts more weight names
-                stored = FolderWeights(folder, config, dtype)
+                stored = FolderWeights(folder, config, dtype, getattr(settings, "quantization_config", None))
         ends = _end_ids(folder, config)
     except (TotError, MemoryError):
         raise
     except Exception as error:  # three libraries read these files, and tokenizers raises plain Exception
         raise _unreadable(name, error) from error
-    if unread is None:
+    if isinstance(stored, FolderWeights) and stored.quantized:
+        load = partial(_refuse_module, name)
+    elif unread is None:
         load = partial(_load_module, folder, name, dtype, device)
     else:
         load = partial(_load_whole_gguf, unread, folder.parent.parent, dtype, device, tokenizer)
@@ -243,6 +246,14 @@ def _load_module(folder: Path, name: str, dtype: np.dtype[Any], device: str) -> 
     if report["missing_keys"]:  # transformers initializes them with random values
         raise ModelError(f"{name} can't be loaded: its files lack {min(report['missing_keys'])}; download it again")
     return _place(model, name, dtype, device)
+
+
+def _refuse_module(name: str) -> Any:
+    raise ModelError(
+        f"the quantized weights of {name} are computed by the C engine only, which needs a CPU with AVX2 or NEON, a C "
+        "compiler, and memory for the packed weights: use a .gguf file of the model, or run it in a server, such as "
+        "vLLM, and ask it with --decoder openai"
+    )
 
 
 def _load_whole_gguf(path: Path, cache_dir: Path, dtype: np.dtype[Any], device: str, tokenizer: Any) -> Any:

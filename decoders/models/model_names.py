@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from tot.decoders.errors import ModelError, reason, unknown
+from tot.decoders.models.gguf_parts import gguf_parts
 from tot.decoders.models.supported import check_supported, missing_weights, read_config
 
 log = logging.getLogger(__name__)
@@ -82,14 +83,19 @@ class ModelEntry:
 
 
 def find_model(name: str | Path) -> Path:
-    """Return the folder or .gguf file of a model name. Downloads it if it is only on the hub. Raises ModelError."""
+    """Return the folder or .gguf file of a model name, or the first of several files.
+
+    Downloads it if it is only on the hub. Raises ModelError.
+    """
     text = str(name)
     if text in KNOWN_MODELS:
         known = KNOWN_MODELS[text]
         return known.gguf() or _from_hub(known.hub_id, f"run `{known.advice}`, or connect to the network once")
     path = Path(name).expanduser()
-    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+    if path.is_dir():
         return path
+    if path.is_file() and path.suffix == ".gguf":
+        return gguf_parts(path)[0]
     if path.exists():
         raise ModelError(f"{text} is neither a folder nor a .gguf file: give one of these")
     if isinstance(name, Path) or text.endswith(".gguf") or text.startswith(("/", ".", "~")):
@@ -127,7 +133,7 @@ def _from_hub(hub_id: str, advice: str) -> Path:
 def model_key(model: str | Path) -> Hashable:
     """Return a key that is equal if a name refers to the same, unchanged files."""
     path = find_model(model)
-    files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
+    files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else gguf_parts(path)
     stats = [(file.name, file.stat()) for file in files]
     return str(model), str(path.resolve()), *((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
 

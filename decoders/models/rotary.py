@@ -1,83 +1,111 @@
-"""Cosines and sines of rotary position embeddings (Su et al., 2021), scaled as in transformers."""
+"""Cosines and sines of rotary position embeddings (Su et al., 2021), as transformers computes them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tot.decoders.errors import ModelError
+from tot.decoders.models.families import setting
 from tot.decoders.models.shapes import Heads
 
-Floats = NDArray[np.float32]
+_Floats = np.ndarray[Any, np.dtype[np.float32]]
+Rope = Mapping[str, Any]
+"""A dictionary of `rope_parameters`: rope_type, rope_theta, and what scales its frequencies."""
 
 
 class RotaryTable:
-    """The table of one model, or of its layers of one type (`layers`) if types differ. Raises ModelError."""
+    """The table of one kind of rotary embeddings."""
 
-    def __init__(self, config: Any, layers: str | None = None) -> None:
-        rope = config.rope_parameters if layers is None else config.rope_parameters[layers]
-        kind = rope["rope_type"]
-        if kind not in _SCALINGS:
-            raise ModelError(f"rotary embeddings of the type {kind!r} can't be computed here: use another model")
-        dim = int(Heads.of(config).dim * rope.get("partial_rotary_factor", 1.0))
-        exponents = np.arange(0, dim, 2, dtype=np.float32) / dim  # rounded where transformers rounds
+    def __init__(self, config: Any, rope: Rope) -> None:
+        self.dim = rotary_dim(config, rope)
+        """Dimensions of a head that are rotated."""
+        exponents = np.arange(0, self.dim, 2, dtype=np.float32) / self.dim  # rounded where transformers rounds
         plain = 1 / (rope["rope_theta"] ** exponents.astype(np.float64)).astype(np.float32)
+        kind = rope.get("rope_type", "default")
+        if kind not in _SCALED:
+            raise ModelError(f"rotary embeddings of the type {kind!r} can't be computed here: use another model")
         try:
-            frequencies, self.scaling = _SCALINGS[kind](plain, rope)
+            frequencies, self.scaling = _SCALED[kind](plain, rope, config)
         except (LookupError, TypeError, ValueError, ArithmeticError) as error:
             raise ModelError(f"config.json lacks settings of {kind} rotary embeddings ({error!r}): {rope}") from error
-        self.frequencies: Floats = frequencies.astype(np.float32)
-        """Radians per position, by pair of dimensions."""
+        self.frequencies: _Floats = frequencies.astype(np.float32)
 
-    def rows(self, count: int) -> tuple[Floats, Floats]:
-        """(count, rotary dimension) cosines and sines of the first positions."""
+    def rows(self, count: int) -> tuple[_Floats, _Floats]:
+        """(count, dim) cosines and sines of the first positions, float32."""
         half = (np.arange(count, dtype=np.float32)[:, None] * self.frequencies).astype(np.float64)
         cosines, sines = ((wave(half) * self.scaling).astype(np.float32) for wave in (np.cos, np.sin))
         return np.concatenate((cosines, cosines), axis=1), np.concatenate((sines, sines), axis=1)
 
 
-def _default(plain: Any, rope: Mapping[str, Any]) -> tuple[Any, float]:
-    return plain, 1.0
+def rotary_dim(config: Any, rope: Rope) -> int:
+    """Return how many dimensions of each head are rotated. Raises ModelError if it is not possible."""
+    partial, dim = rope.get("partial_rotary_factor") or 1.0, Heads.of(config).dim
+    rotated = int(dim * partial)
+    if not 0 < rotated <= dim or rotated % 2:
+        raise ModelError(f"partial_rotary_factor is {partial}, but heads have {dim} dimensions: download it again")
+    return rotated
 
 
-def _linear(plain: Any, rope: Mapping[str, Any]) -> tuple[Any, float]:
-    return plain / rope["factor"], 1.0
+def layer_ropes(config: Any) -> tuple[list[Rope], list[int]]:
+    """Return the kinds of rotary embeddings of a model, and the kind of each layer by its number; -1 for none."""
+    layers, parameters = range(config.num_hidden_layers), config.rope_parameters
+    if "rope_theta" not in parameters:  # by type of layer
+        kinds: list[Rope] = list(parameters.values())
+        numbers = {kind: number for number, kind in enumerate(parameters)}
+        return kinds, [numbers[config.layer_types[layer]] for layer in layers]
+    without = setting(config, "no_rope_layers")
+    if without is None and (interval := setting(config, "no_rope_layer_interval")):
+        without = [int((layer + 1) % interval != 0) for layer in layers]
+    return [parameters], [0 if without is None or without[layer] else -1 for layer in layers]
 
 
-def _llama3(plain: Any, rope: Mapping[str, Any]) -> tuple[Any, float]:
-    """Divide low frequencies by a factor, keep high ones, and interpolate between them."""
+def _default(frequencies: _Floats, rope: Rope, config: Any) -> tuple[_Floats, float]:
+    return frequencies, 1.0
+
+
+def _linear(frequencies: _Floats, rope: Rope, config: Any) -> tuple[_Floats, float]:
+    return frequencies / rope["factor"], 1.0
+
+
+def _llama3(frequencies: _Floats, rope: Rope, config: Any) -> tuple[_Floats, float]:
+    """Llama 3.1: interpolate frequencies of few turns in the original context, and blend in between."""
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-    turns = rope["original_max_position_embeddings"] * plain / (2 * math.pi)  # in the original context
-    kept = np.clip((turns - low) / (high - low), 0, 1)
-    return kept * plain + (1 - kept) * plain / rope["factor"], 1.0
+    turns = rope["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+    smooth = np.clip((turns - low) / (high - low), 0, 1)
+    return (1 - smooth) * frequencies / rope["factor"] + smooth * frequencies, 1.0
 
 
-def _yarn(plain: Any, rope: Mapping[str, Any]) -> tuple[Any, float]:
-    """YaRN (Peng et al., 2023), equations 19 to 22, by dimension instead of wavelength."""
-    factor, context, pairs = rope["factor"], rope["original_max_position_embeddings"], len(plain)
+def _yarn(frequencies: _Floats, rope: Rope, config: Any) -> tuple[_Floats, float]:
+    """YaRN (Peng et al., 2023), sections 3.2 to 3.4."""
+    original, dim = rope["original_max_position_embeddings"], 2 * len(frequencies)
+    factor = rope.get("factor") or config.max_position_embeddings / original
 
-    def pair_with(turns: float) -> float:
-        """Return the pair of dimensions that makes this many turns in the original context."""
-        return pairs * math.log(context / (turns * 2 * math.pi)) / math.log(rope["rope_theta"])
+    def dimension(turns: float) -> float:
+        return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(rope["rope_theta"]))
 
-    first, last = pair_with(rope.get("beta_fast") or 32), pair_with(rope.get("beta_slow") or 1)
+    low, high = dimension(rope.get("beta_fast") or 32), dimension(rope.get("beta_slow") or 1)
     if rope.get("truncate", True):
-        first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, 2 * pairs - 1)
-    scaled = np.clip((np.arange(pairs) - first) / (last - first or 0.001), 0, 1)
-    return plain * (1 - scaled) + plain / factor * scaled, _attention_factor(factor, rope)
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    ramp = np.clip((np.arange(dim // 2) - low) / (high - low or 0.001), 0, 1)
+    scaling = rope.get("attention_factor")
+    if scaling is None:
+        one, all_dims = rope.get("mscale"), rope.get("mscale_all_dim")
+        scaling = _mscale(factor, one) / _mscale(factor, all_dims) if one and all_dims else _mscale(factor, 1.0)
+    return frequencies / factor * ramp + frequencies * (1 - ramp), float(scaling)
 
 
-def _attention_factor(factor: float, rope: Mapping[str, Any]) -> float:
-    if (given := rope.get("attention_factor")) is not None:
-        return float(given)
-    scale, over = rope.get("mscale"), rope.get("mscale_all_dim")
-    growth = 0.1 * math.log(max(factor, 1.0))
-    return (growth * scale + 1) / (growth * over + 1) if scale and over else growth + 1
+def _mscale(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
-_SCALINGS = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn}
+_SCALED: dict[str, Callable[[_Floats, Rope, Any], tuple[_Floats, float]]] = {
+    "default": _default,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}

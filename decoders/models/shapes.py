@@ -6,10 +6,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tot.decoders.models.families import HEAD_NORMS, Mixture, family_of
+
 Shape = tuple[int, ...]
 Array = np.ndarray[Any, np.dtype[Any]]
 """A numpy array of any shape; bfloat16 has the dtype of `ml_dtypes`."""
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+EXPERTS, SINKS = "mlp.experts", "self_attn.sinks"
+"""Names in a layer."""
 
 
 class Heads(NamedTuple):
@@ -34,36 +38,45 @@ def slot_bytes(config: Any, dtype: np.dtype[Any]) -> int:
 
 
 def weight_shapes(config: Any) -> dict[str, Shape]:
-    """Return the weight shapes of a model of a LLAMA_LIKE family, by name in transformers."""
-    heads, hidden, inner = Heads.of(config), config.hidden_size, config.intermediate_size
+    """Return the weight shapes of a model of a family in FAMILIES, by name in transformers.
+
+    A linear layer that transformers stores as a part of a larger one has a name of its own, such as
+    "model.layers.0.self_attn.q_proj". The weights of all experts are one matrix (experts * outputs, inputs).
+    """
+    family, mixture = family_of(config), Mixture.of(config)
+    heads, hidden = Heads.of(config), config.hidden_size
     query, kv = heads.query * heads.dim, heads.kv * heads.dim
-    matrices = {
-        "self_attn.q_proj": (query, hidden),
-        "self_attn.k_proj": (kv, hidden),
-        "self_attn.v_proj": (kv, hidden),
-        "self_attn.o_proj": (hidden, query),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
+    layer: dict[str, Shape] = {}
+    for stem, shape in (
+        ("self_attn.q_proj", (query, hidden)),
+        ("self_attn.k_proj", (kv, hidden)),
+        ("self_attn.v_proj", (kv, hidden)),
+        ("self_attn.o_proj", (hidden, query)),
+    ):
+        layer[f"{stem}.weight"] = shape
+    biased = {stem for key, stems in family.biases.items() if not key or _enabled(config, key) for stem in stems}
+    inner, count = (config.intermediate_size, 1) if mixture is None else (mixture.inner, mixture.experts)
+    place = "mlp" if mixture is None else EXPERTS
+    layer |= {f"{place}.{name}_proj.weight": (count * inner, hidden) for name in ("gate", "up")}
+    layer[f"{place}.down_proj.weight"] = (count * hidden, inner)
+    layer |= {
+        f"{stem}.bias": layer[f"{stem}.weight"][:1]
+        for stem in [name.removesuffix(".weight") for name in layer]
+        if stem in biased or (family.experts and family.experts.biased and stem.startswith(EXPERTS))
     }
-    biased = _biased(config)
-    layer: dict[str, Shape] = {f"{name}.weight": shape for name, shape in matrices.items()}
-    layer |= {f"{name}.bias": shape[:1] for name, shape in matrices.items() if name.partition(".")[2] in biased}
-    layer |= {f"{name}.weight": (hidden,) for name in ("input_layernorm", "post_attention_layernorm")}
-    if config.model_type == "qwen3":
-        layer |= {f"self_attn.{name}.weight": (heads.dim,) for name in ("q_norm", "k_norm")}
+    if mixture is not None and family.experts is not None:
+        layer[f"{family.experts.router}.weight"] = (mixture.experts, hidden)
+        if family.experts.biased:
+            layer[f"{family.experts.router}.bias"] = (mixture.experts,)
+    layer |= {f"{stem}.weight": (heads.dim if name in HEAD_NORMS else hidden,) for name, stem in family.norms.items()}
+    if family.sinks:
+        layer[SINKS] = (heads.query,)
     layers = range(config.num_hidden_layers)
     body = {f"model.layers.{number}.{name}": shape for number in layers for name, shape in layer.items()}
     table = (config.vocab_size, hidden)
     return {**body, EMBEDDING: table, HEAD: table, "model.norm.weight": (hidden,)}
 
 
-def _biased(config: Any) -> tuple[str, ...]:
-    """Return the linear layers that have a bias."""
-    if config.model_type == "qwen2":
-        return "q_proj", "k_proj", "v_proj"
-    if config.model_type == "mistral":
-        return ()
-    attention = ("q_proj", "k_proj", "v_proj", "o_proj") if getattr(config, "attention_bias", False) else ()
-    mlp = ("gate_proj", "up_proj", "down_proj") if getattr(config, "mlp_bias", False) else ()
-    return attention + mlp
+def _enabled(config: Any, key: str) -> bool:
+    default = family_of(config).defaults.get(key, False)
+    return bool(getattr(config, key, default))

@@ -12,11 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from tot.decoders.errors import ModelError
+from tot.decoders.models.families import FAMILIES, Mixture
+from tot.decoders.models.safetensors_integers import layout_of
 
-# `config.model_type` of the families for which the engine's attention has been verified.
-TESTED_FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi3")
-LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
-"""The families that the C forward pass supports."""
 _MOST_LAYERS = 2**12
 
 
@@ -25,10 +23,10 @@ def check_supported(config: Any) -> None:
     family = getattr(config, "model_type", None)
     other_layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     layers = getattr(config, "num_hidden_layers", None)
-    unusual = None
+    unusual = ""
     if isinstance(layers, int) and layers > _MOST_LAYERS:  # all would be built before missing weights are noticed
         unusual = f"models of {layers:,} layers"
-    elif family not in TESTED_FAMILIES:
+    elif family not in FAMILIES:
         unusual = f"models of the family {family!r}"
     elif other_layers:
         unusual = f"{' and '.join(sorted(other_layers))} layers ({family})"
@@ -38,9 +36,11 @@ def check_supported(config: Any) -> None:
         unusual = f"bidirectional attention ({family})"
     if unusual:
         raise ModelError(
-            f"{unusual} can't be run here yet: use a model with plain causal attention "
-            f"of a tested family ({', '.join(TESTED_FAMILIES)})"
+            f"{unusual} can't be run here: use a model of the families {', '.join(FAMILIES)}, or run this one in a "
+            "server, such as llama-server or vLLM, and ask it with --decoder openai"
         )
+    Mixture.of(config)
+    layout_of(getattr(config, "quantization_config", None))
 
 
 def _length_dependent_rope(config: Any) -> str | None:
@@ -52,18 +52,6 @@ def _length_dependent_rope(config: Any) -> str | None:
     settings = [rope, *(value for value in rope.values() if isinstance(value, dict))] if isinstance(rope, dict) else []
     kinds = (setting.get("rope_type", setting.get("type")) for setting in settings)
     return next((kind for kind in kinds if kind in ("dynamic", "longrope", "su")), None)
-
-
-def window_of(config: Any) -> int | None:
-    """Return the size of the sliding window in tokens, including the token itself, or None if no layer has one."""
-    if types := getattr(config, "layer_types", None):
-        return config.sliding_window if "sliding_attention" in types else None
-    if not getattr(config, "use_sliding_window", True):
-        return None
-    first = getattr(config, "max_window_layers", None)  # Qwen: the first layer with a window
-    if first is not None and first >= config.num_hidden_layers:
-        return None
-    return getattr(config, "sliding_window", None)
 
 
 def read_config(folder: Path) -> SimpleNamespace:

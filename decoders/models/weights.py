@@ -17,17 +17,22 @@ import numpy as np
 from ml_dtypes import bfloat16
 from numpy.typing import DTypeLike
 
-from tot.decoders.errors import ModelError, OptionError, reason
-from tot.decoders.models.gguf_convert import FIRST, GGUFFile, dequantized, in_halves, read_gguf, source_names
-from tot.decoders.models.gguf_numbers import Whole, numbers_of
+from tot.decoders.errors import ModelError, reason
+from tot.decoders.models.families import FAMILIES
+from tot.decoders.models.gguf_model import FIRST, Source, is_router, sources_of
+from tot.decoders.models.gguf_numbers import Whole, floats_of, numbers_of
+from tot.decoders.models.gguf_reader import GGUFFile, read_gguf
+from tot.decoders.models.safetensors_integers import layout_of, stacked
 from tot.decoders.models.shapes import EMBEDDING, HEAD, Array, Shape, weight_shapes
-from tot.decoders.models.supported import LLAMA_LIKE
+from tot.decoders.models.stored_parts import Part, stored_parts
 
 
 class Weights(Mapping[str, "Array | Whole"]):
     """Weights by name."""
 
     shapes: Mapping[str, Shape]
+    quantized: bool = False
+    """Whether a matrix is stored as integers."""
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.shapes)
@@ -40,7 +45,8 @@ class Weights(Mapping[str, "Array | Whole"]):
 
     def first(self, name: str) -> Array:
         """Return the first numbers of a weight: (FIRST,), or fewer if it is smaller."""
-        return self.array(name).reshape(-1)[:FIRST]
+        value = self[name]
+        return (value[:1].floats() if isinstance(value, Whole) else value).reshape(-1)[:FIRST]
 
     def array(self, name: str) -> Array:
         """Return a weight that is not stored as integers."""
@@ -54,64 +60,104 @@ class ModuleWeights(Weights):
 
     def __init__(self, module: Any) -> None:
         self._parameters = dict(module.named_parameters(remove_duplicate=False))
-        self.shapes = {name: tuple(weight.shape) for name, weight in self._parameters.items()}
+        known = stored_parts(module.config, self._parameters) if module.config.model_type in FAMILIES else {}
+        self._parts = {name: part for name, part in known.items() if all(one in self._parameters for one in part.names)}
+        stored = {one for part in self._parts.values() for one in part.names}
+        self._parts |= {name: Part((name,), ()) for name in self._parameters if name not in stored}
+        expected = weight_shapes(module.config) if known else {}
+        actual = {name: tuple(self._parameters[part.names[0]].shape) for name, part in self._parts.items()}
+        self.shapes = {
+            name: expected[name] if actual[name] == part.shape else actual[name] for name, part in self._parts.items()
+        }
 
     def __getitem__(self, name: str) -> Array:
         import torch
 
-        weight = self._parameters[name].detach().cpu()
+        part = self._parts[name]
+        weight = part.view(self._parameters[part.names[0]].detach().cpu()).reshape(self.shapes[name])
         if weight.dtype == torch.bfloat16:  # numpy has no such type of its own
-            return np.asarray(weight.view(torch.uint16).numpy().view(bfloat16))
+            return np.asarray(weight.contiguous().view(torch.uint16).numpy().view(bfloat16))
         return np.asarray(weight.numpy())
 
 
 class FolderWeights(Weights):
-    """The weights in the safetensors files of a folder, in `dtype`, for LLAMA_LIKE families.
+    """The weights in the safetensors files of a folder, in `dtype` or quantized, for families in FAMILIES.
 
-    Raises LookupError if a weight has another name, ModelError if a shape differs from config.json, and the errors of
-    safetensors for damaged files.
+    `quantization` is `quantization_config` in config.json. Raises LookupError if a weight has another name, ModelError
+    if a shape differs from config.json, and the errors of safetensors for damaged files.
     """
 
-    def __init__(self, folder: Path, config: Any, dtype: DTypeLike) -> None:
+    def __init__(self, folder: Path, config: Any, dtype: DTypeLike, quantization: Any = None) -> None:
         from safetensors import safe_open
 
         self.shapes = weight_shapes(config)
         self._dtype = dtype
-        self._stored = {name: name for name in self.shapes}
+        files, self._layout = _files_of(folder), layout_of(quantization)
+        known = set(files)
+        if (layout := self._layout) is not None:
+            known |= {f"{name.removesuffix(layout.scale)}weight" for name in files if name.endswith(f".{layout.scale}")}
+        self._parts = stored_parts(config, known)
         if config.tie_word_embeddings:
-            self._stored[HEAD] = EMBEDDING
-        self._files = _files_of(folder, set(self._stored.values()))
+            self._parts[HEAD] = self._parts[EMBEDDING]
+        stored = {one: part.shape for part in self._parts.values() for one in part.names}
+        self._layers: dict[str, dict[str, Shape]] = {}
+        """The tensors of each quantized layer, by the name of its weight."""
+        for name, shape in list(stored.items()):
+            stem = name.removesuffix("weight")
+            if layout is None or f"{stem}{layout.scale}" not in files or len(shape) != 2 or name == EMBEDDING:
+                continue
+            del stored[name]
+            self._layers[name] = {f"{stem}{tensor}": size for tensor, size in layout.tensors(shape).items()}
+            stored |= self._layers[name]
+        self.quantized = bool(self._layers)
+        if missing := stored.keys() - files.keys():
+            if self.quantized:
+                raise ModelError(f"the files of the model lack {min(missing)}: download it again")
+            raise LookupError(min(missing))
+        self._files = {name: files[name] for name in stored}
         for path in set(self._files.values()):
             with safe_open(path, "np") as file:
                 for name in (name for name, holder in self._files.items() if holder == path):
-                    _check_shape(name, tuple(file.get_slice(name).get_shape()), self.shapes[name])
+                    _check_shape(name, tuple(file.get_slice(name).get_shape()), stored[name])
+                    if self._layout is not None and name.endswith(".g_idx"):
+                        self._layout.check_order(file.get_tensor(name))
 
-    def __getitem__(self, name: str) -> Array:
+    def __getitem__(self, name: str) -> Array | Whole:
+        part = self._parts[name]
+        if part.names[0] in self._layers:
+            layers = [part.view(self._read_layer(stored)) for stored in part.names]
+            return layers[0] if len(layers) == 1 else stacked(layers)
+        arrays = [part.view(self._read(stored, part.shape)) for stored in part.names]
+        whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+        return whole.reshape(self.shapes[name]).astype(self._dtype, copy=False)
+
+    def _read_layer(self, stored: str) -> Whole:
+        assert self._layout is not None
+        tensors = self._layers[stored].items()
+        return self._layout.read({name.rpartition(".")[2]: self._read(name, shape) for name, shape in tensors})
+
+    def _read(self, stored: str, shape: Shape) -> Array:
         from safetensors import SafetensorError, safe_open
 
-        stored = self._stored[name]
         try:
             with safe_open(self._files[stored], "np") as file:
                 value: Array = file.get_tensor(stored)
         except (OSError, SafetensorError) as error:
             raise ModelError(f"{self._files[stored]} can't be read ({reason(error)}): download it again") from error
-        _check_shape(name, tuple(value.shape), self.shapes[name])  # the file may have changed
-        return value.astype(self._dtype, copy=False)
+        _check_shape(stored, tuple(value.shape), shape)  # the file may have changed
+        return value
 
 
-def _files_of(folder: Path, names: set[str]) -> dict[str, Path]:
-    """Return the safetensors file of each weight in a folder. Raises LookupError if one is missing."""
+def _files_of(folder: Path) -> dict[str, Path]:
+    """Return the safetensors file of each tensor in a folder."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        shards = json.loads(index.read_text())["weight_map"]
-        return {name: folder / shards[name] for name in names}
+        return {name: folder / shard for name, shard in json.loads(index.read_text())["weight_map"].items()}
     from safetensors import safe_open
 
     path = folder / "model.safetensors"
     with safe_open(path, "np") as file:
-        if missing := names - set(file.keys()):
-            raise LookupError(min(missing))
-    return dict.fromkeys(names, path)
+        return dict.fromkeys(file.keys(), path)
 
 
 def _check_shape(name: str, actual: Shape, expected: Shape) -> None:
@@ -122,51 +168,51 @@ def _check_shape(name: str, actual: Shape, expected: Shape) -> None:
 class GGUFWeights(Weights):
     """The weights of the GGUF file at `path`, whose conversion without matrices is in `folder`.
 
-    Vectors are in `dtype`, matrices are the integers of the file. Supports LLAMA_LIKE families: raises OptionError for
-    other families, ModelError if the conversion does not match the config.
+    Vectors are in `dtype`, matrices are the integers or floats of the file. Raises ModelError if the conversion does
+    not match the config.
     """
 
     def __init__(self, path: Path, folder: Path, config: Any, dtype: DTypeLike) -> None:
-        if config.model_type not in LLAMA_LIKE:
-            known = ", ".join(LLAMA_LIKE)
-            raise OptionError(f"the integers of a .gguf file are supported for {known}, not {config.model_type}")
-        from safetensors.numpy import load_file
+        from safetensors import safe_open
 
         self.folder = folder
         """The folder for packed weights."""
         self.shapes = weight_shapes(config)
         self._path, self._config = path, config
-        stored = load_file(folder / "model.safetensors")
+        with safe_open(folder / "model.safetensors", "np") as file:
+            stored: dict[str, Array] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            self.quantized = file.metadata().get("quantized") != "False"
         if config.tie_word_embeddings and EMBEDDING in stored:
             stored[HEAD] = stored[EMBEDDING]
         for name, shape in self.shapes.items():
             value = stored.get(name)
-            if value is None or value.ndim != 1 or (len(shape) == 1 and tuple(value.shape) != shape):
+            whole = len(shape) == 1 or is_router(name, config)
+            if value is None or (value.shape != shape if whole else value.ndim != 1):
                 raise ModelError(f"the weight {name} is missing, or its shape differs from config.json")
-        self._stored = {name: stored[name].astype(dtype) for name in self.shapes}
-        """Vectors, and the first numbers of matrices."""
+        routers = {name: stored[name] for name in self.shapes if is_router(name, config)}
+        self._stored = {name: stored[name].astype(dtype) for name in self.shapes} | routers
+        """Vectors, routers, and the first numbers of matrices."""
 
     @cached_property
     def _file(self) -> GGUFFile:
         return read_gguf(self._path)
 
     @cached_property
-    def _sources(self) -> dict[str, str]:
-        """The names in the file, by their names in transformers."""
-        return source_names(self.shapes, self._config)
+    def _sources(self) -> dict[str, Source]:
+        return sources_of(self._config)
 
     def __getitem__(self, name: str) -> Array | Whole:
-        if len(self.shapes[name]) == 1:
+        if self._stored[name].shape == self.shapes[name]:
             return self._stored[name]
         source = self._sources[EMBEDDING if name == HEAD and self._config.tie_word_embeddings else name]
-        tensor = self._file.tensors[source]
+        tensor = self._file.tensors[source.name]
         whole = numbers_of(tensor)
         if whole is None:
-            return in_halves(dequantized(tensor), source, self._config)
-        return whole.each(lambda values: in_halves(values, source, self._config))
+            return source.take(floats_of(tensor))
+        return whole.each(source.take)
 
     def first(self, name: str) -> Array:
-        return self._stored[name][:FIRST]
+        return self._stored[name].reshape(-1)[:FIRST]
 
     def close_file(self) -> None:
         """Unmap the file until a matrix is read again."""

@@ -54,7 +54,8 @@ MERGES = [
 ]
 _EAGER = {"attn_implementation": "eager"}  # torch's scaled dot-product attention has no logit cap
 _ALTERNATING = ["sliding_attention", "full_attention"]
-FAMILIES = {
+_EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 8}
+FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {},
     "qwen3": {"head_dim": 16},
@@ -69,6 +70,23 @@ FAMILIES = {
     },
     "gemma3_text": {"head_dim": 16, "query_pre_attn_scalar": 12, "sliding_window": 9, "layer_types": _ALTERNATING},
     "phi3": {"pad_token_id": 0},
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "logits_scaling": 0.5,
+        "residual_multiplier": 0.4,
+        "attention_multiplier": 0.2,
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
+    "smollm3": {
+        "pad_token_id": 0,
+        "no_rope_layer_interval": 2,
+        "use_sliding_window": True,
+        "sliding_window": 9,
+    },
+    "seed_oss": {"head_dim": 16, "pad_token_id": 0, "attention_out_bias": True},
+    "qwen3_moe": {**_EXPERTS, "head_dim": 16, "moe_intermediate_size": 32},
+    "gpt_oss": {**_EXPERTS, "head_dim": 16, "sliding_window": 9, **_EAGER},
 }
 VOCAB = 300
 

@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from tot.decoders.errors import ModelError
-from tot.decoders.models.rotary import RotaryTable
+from tot.decoders.models.rotary import RotaryTable, layer_ropes
 
 SCALINGS: list[dict[str, Any]] = [
     {"rope_type": "default", "rope_theta": 10000.0},
@@ -32,8 +32,10 @@ def test_rows_equal_the_module_of_transformers(
     make_model: Callable[..., Any], family: str, reference: Any, scaling: dict[str, Any]
 ) -> None:
     config = make_model(family, rope_parameters=scaling).config
-    cosines, sines = RotaryTable(config).rows(3000)
-    expected = reference(config)(torch.empty(0), position_ids=torch.arange(3000)[None])
+    table, module = RotaryTable(config, config.rope_parameters), reference(config)
+    np.testing.assert_allclose(table.frequencies, module.inv_freq, rtol=1e-7)
+    cosines, sines = table.rows(3000)
+    expected = module(torch.empty(0), position_ids=torch.arange(3000)[None])
     # A last bit of a frequency, in which powers of libraries differ, is an angle of 3000 / 2**24 at the end.
     tolerance = 2e-7 if scaling["rope_type"] in ("default", "linear") else 3e-4
     for rows, of_transformers in ((cosines, expected[0][0]), (sines, expected[1][0])):
@@ -41,15 +43,27 @@ def test_rows_equal_the_module_of_transformers(
         np.testing.assert_allclose(rows, of_transformers.numpy(), rtol=0, atol=tolerance)
 
 
+@pytest.mark.parametrize("factor", [-0.5, 1.5, 0.3])
+def test_an_impossible_part_of_a_head_is_refused(make_model: Callable[..., Any], factor: float) -> None:
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": factor}
+    with pytest.raises(ModelError, match=f"partial_rotary_factor is {factor}"):
+        RotaryTable(make_model("llama").config, rope)
+
+
+def test_layers_without_rotary_embeddings_and_with_other_bases_are_numbered(make_model: Callable[..., Any]) -> None:
+    smol = make_model("smollm3", num_hidden_layers=5, no_rope_layer_interval=2).config
+    assert layer_ropes(smol) == ([smol.rope_parameters], [0, -1, 0, -1, 0])
+    kinds, numbers = layer_ropes(make_model("gemma3_text").config)
+    assert [kinds[number]["rope_theta"] for number in numbers] == [1e4, 1e6]  # a layer with a window, and a full one
+
+
 @pytest.mark.parametrize(
     "rope",
     [{"rope_type": "axial", "rope_theta": 1e4}, {"rope_type": "linear", "rope_theta": 1e4}, {"rope_type": "llama3"}],
 )
 def test_rope_settings_that_are_unknown_or_missing_are_refused(make_model: Callable[..., Any], rope: Any) -> None:
-    config = make_model("llama").config
-    config.rope_parameters = {"rope_theta": 1e4, **rope}
     with pytest.raises(ModelError, match=rope["rope_type"]):
-        RotaryTable(config)
+        RotaryTable(make_model("llama").config, {"rope_theta": 1e4, **rope})
 
 
 def test_the_native_path_imports_neither_torch_nor_transformers(python: Any, smollm2: str) -> None:

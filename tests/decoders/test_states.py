@@ -42,8 +42,8 @@ def alone() -> Callable[..., Tensor]:
 def check_states(make_model: Callable[..., Any], alone: Callable[..., Tensor]) -> Callable[..., None]:
     """Check a completion's states against a model created like the decoder's."""
 
-    def check(done: Completion, prompt: list[int], family: str = "llama", off: float = 2e-3) -> None:
-        expected = alone(make_model(family, readable=True), [*prompt, *done.tokens])[len(prompt) - 1 :]
+    def check(done: Completion, prompt: list[int], family: str = "llama", off: float = 2e-3, **changes: Any) -> None:
+        expected = alone(make_model(family, readable=True, **changes), [*prompt, *done.tokens])[len(prompt) - 1 :]
         assert done.states.dtype == np.float16
         rows = len(done.states)
         assert len(done.tokens) <= rows <= len(done.tokens) + 1
@@ -83,14 +83,19 @@ def test_parallel_steps_have_a_state_per_token(make_model: Callable[..., Any], t
     assert len(done.states) == len(done.tokens) > 10
 
 
-@pytest.mark.parametrize("family", ["qwen2", "gemma"])
+@pytest.mark.parametrize(("family", "changes"), [("qwen2", {}), ("gemma2", {}), ("llama", {"hidden_act": "gelu"})])
 def test_forwards_in_c_and_by_transformers_give_the_same_states(
-    family: str, make_model: Callable[..., Any], tokenizer: Any, check_states: Callable[..., None]
+    family: str,
+    changes: dict[str, Any],
+    make_model: Callable[..., Any],
+    tokenizer: Any,
+    check_states: Callable[..., None],
 ) -> None:
-    with load_decoder("ar", make_model(family, readable=True), tokenizer=tokenizer, kv_budget=4000) as decoder:
-        assert isinstance(decoder.engine.runner.backend, NativeForward) in {family == "qwen2", False}
+    model = make_model(family, readable=True, **changes)
+    with load_decoder("ar", model, tokenizer=tokenizer, kv_budget=4000) as decoder:
+        assert isinstance(decoder.engine.runner.backend, NativeForward) in {not changes, False}
         (done,) = decoder.generate([Request(prompt="in the", sampling=Sampling(max_tokens=9), states=LAYERS)])
-        check_states(done, decoder.engine.codec.encode_prompt("in the"), family)
+        check_states(done, decoder.engine.codec.encode_prompt("in the"), family, **changes)
 
 
 def test_a_text_kept_up_to_its_stop_ends_with_its_own_state(

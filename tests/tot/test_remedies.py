@@ -14,7 +14,7 @@ import typer
 import tot
 import tot.tasks
 from tot import solve
-from tot.cli.app import app
+from tot.cli.app import make_app
 from tot.decoders import OptionError
 from tot.registry import EVALUATORS, GENERATORS, SEARCHES, named
 from tot.tasks import MultipleChoice
@@ -68,7 +68,7 @@ def commands() -> dict[str, Any]:
         for name, child in getattr(command, "commands", {}).items():
             walk(child, f"{path} {name}".strip())
 
-    walk(typer.main.get_command(app), "")
+    walk(typer.main.get_command(make_app()), "")
     return by_path
 
 

@@ -10,20 +10,13 @@ import re
 import signal
 import sys
 import warnings
+from importlib import import_module
 from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
 
-from tot.cli import bench, cllm, fastcot
-from tot.cli.eval import eval_command
-from tot.cli.listing import list_command
-from tot.cli.models import cache_command, models_command
-from tot.cli.report import report_command
-from tot.cli.serve import serve_command
-from tot.cli.solve import solve_command
-from tot.cli.training import instances_command, train_draft_command, train_value_command
 from tot.decoders.errors import TotError, readable
 from tot.report.terminal import PlainFormatter, complain
 
@@ -31,14 +24,22 @@ from tot.report.terminal import PlainFormatter, complain
 # spinning costs 20% on a quiet machine. torch reads this when it is loaded.
 os.environ.setdefault("GOMP_SPINCOUNT", "100000")
 
-app = typer.Typer(
-    name="tot",
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    help="Tree-of-thought search on language models that you run yourself.",
-)
+COMMANDS = {
+    "solve": "tot.cli.solve:solve_command",
+    "eval": "tot.cli.eval:eval_command",
+    "report": "tot.cli.report:report_command",
+    "serve": "tot.cli.serve:serve_command",
+    "list": "tot.cli.listing:list_command",
+    "models": "tot.cli.models:models_command",
+    "cache": "tot.cli.models:cache_command",
+    "train-draft": "tot.cli.training:train_draft_command",
+    "train-value": "tot.cli.training:train_value_command",
+    "instances": "tot.cli.training:instances_command",
+    "bench": "tot.cli.bench:app",
+    "cllm": "tot.cli.cllm:app",
+    "fastcot": "tot.cli.fastcot:app",
+}
+"""The commands, and groups of commands, in the order of `tot --help`."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -47,7 +48,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     show: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
@@ -56,24 +56,31 @@ def _options(
     """Options of `tot` itself."""
 
 
-app.command("solve")(solve_command)
-app.command("eval")(eval_command)
-app.command("report")(report_command)
-app.command("serve")(serve_command)
-app.command("list")(list_command)
-app.command("models")(models_command)
-app.command("cache")(cache_command)
-app.command("train-draft")(train_draft_command)
-app.command("train-value")(train_value_command)
-app.command("instances")(instances_command)
-app.add_typer(bench.app, name="bench")
-app.add_typer(cllm.app, name="cllm")
-app.add_typer(fastcot.app, name="fastcot")
+def make_app(name: str = "") -> typer.Typer:
+    """Return the command line with the command `name`, or with all if there is no such command."""
+    app = typer.Typer(
+        name="tot",
+        no_args_is_help=True,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        help="Tree-of-thought search on language models that you run yourself.",
+    )
+    app.callback()(_options)
+    for command in [name] if name in COMMANDS else COMMANDS:
+        module, _, member = COMMANDS[command].partition(":")
+        found = getattr(import_module(module), member)
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=command)
+        else:
+            app.command(command)(found)
+    return app
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command. An error that the user can correct is one line on standard error, with exit status 2."""
-    command = typer.main.get_command(app)
+    given = sys.argv[1:] if arguments is None else arguments
+    command = typer.main.get_command(make_app(given[0] if given else ""))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without a star must not lose the answer

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from tot.decoders.errors import OptionError, reason
-from tot.decoders.models.gguf_cache import hash_file
+from tot.decoders.models.gguf_cache import hash_files
+from tot.decoders.models.gguf_parts import gguf_parts
 
 _LIBRARIES = ("tot", "torch", "transformers", "datasets")
 _WEIGHTS = ("*.safetensors", "config.json", "tokenizer.json")
@@ -39,9 +39,8 @@ def hash_model(model: Any) -> str | None:
 
 def hash_path(path: Path) -> str:
     """Return the SHA-256 of a file or of a model folder's files. Raises OptionError if a file can't be read."""
-    files = sorted(file for pattern in _WEIGHTS for file in path.glob(pattern)) if path.is_dir() else [path]
+    files = sorted(file for pattern in _WEIGHTS for file in path.glob(pattern)) if path.is_dir() else gguf_parts(path)
     try:
-        hashes = [hash_file(file.resolve()) for file in files]
+        return hash_files(files)
     except OSError as error:
         raise OptionError(f"{path} can't be read: {reason(error)}") from None
-    return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""ThoughtTree: the tree of thoughts of a search, a networkx DiGraph that can be saved as JSON.
+"""ThoughtTree: the tree of thoughts of a search, which can be saved as JSON.
 
 If equal states are merged, it is a graph of thoughts: every node keeps one parent, and `links` are the other edges.
 """
@@ -108,19 +108,18 @@ class ThoughtTree:
     """A tree of nodes, numbered in the order in which they were added; 0 is the root."""
 
     def __init__(self, root: State) -> None:
-        from networkx import DiGraph  # takes 0.25 s: not at start-up
-
-        self.graph = DiGraph()
+        self._nodes = [Node(id=0, world=root.world)]
+        self._edges: list[dict[int, Thought | None]] = [{}]
+        """By node: its children, with the thought of each link, or None if the node is their parent."""
         self._question = root.question
         self._before = root.thoughts
         self.calls: dict[int, list[Call]] = {}
         """The calls about each node."""
-        self.graph.add_node(0, node=Node(id=0, world=root.world))
 
     def add(self, parent: Node, thought: Thought, world: JsonValue = None, **fields: Any) -> Node:
         """Add a child and return it. `world` is the world after the thought; None keeps the parent's."""
         node = Node(
-            id=len(self.graph),
+            id=len(self),
             parent=parent.id,
             depth=parent.depth + 1,
             index=self._next_index(parent),
@@ -128,8 +127,9 @@ class ThoughtTree:
             world=parent.world if world is None else world,
             **fields,
         )
-        self.graph.add_node(node.id, node=node)
-        self.graph.add_edge(parent.id, node.id)
+        self._edges.append({})
+        self._nodes.append(node)  # before the edge, which another thread may follow
+        self._edges[parent.id][node.id] = None
         return node
 
     def _next_index(self, parent: Node) -> int:
@@ -150,36 +150,35 @@ class ThoughtTree:
 
     def link(self, parent: Node, node: Node, thought: Thought) -> None:
         """Add another edge to `node`: `thought` after `parent` leads to an equal state."""
-        if not self.graph.has_edge(parent.id, node.id):
-            self.graph.add_edge(parent.id, node.id, thought=thought)
+        self._edges[parent.id].setdefault(node.id, thought)
 
     def move(self, node: Node, parent: Node, thought: Thought) -> None:
         """Make `parent` the parent of `node`, with `thought`. The old edge becomes a link."""
         assert node.parent is not None
         if node.parent != parent.id:
-            self.graph.edges[node.parent, node.id]["thought"] = node.thought
+            self._edges[node.parent][node.id] = node.thought
             node.index = self._next_index(parent)
-            self.graph.add_edge(parent.id, node.id)
-            self.graph.edges[parent.id, node.id].pop("thought", None)
+            self._edges[parent.id][node.id] = None
         node.parent, node.thought = parent.id, thought
         for descendant in self.below(node):
             if descendant.parent is not None:
                 descendant.depth = self[descendant.parent].depth + 1
 
     def __len__(self) -> int:
-        return len(self.graph)
+        return len(self._nodes)
 
     def __iter__(self) -> Iterator[Node]:
         """Iterate over a copy of the nodes: another thread may add nodes meanwhile."""
-        return iter([self.graph.nodes[i]["node"] for i in list(self.graph.nodes)])
+        return iter(list(self._nodes))
 
     @property
     def root(self) -> Node:
         return self[0]
 
     def __getitem__(self, node_id: int) -> Node:
-        node: Node = self.graph.nodes[node_id]["node"]
-        return node
+        if not 0 <= node_id < len(self._nodes):
+            raise KeyError(node_id)
+        return self._nodes[node_id]
 
     def state(self, node: Node) -> State:
         """Return the state of a node: the question, the thoughts on its path, and its world."""
@@ -187,7 +186,7 @@ class ThoughtTree:
         return State.model_construct(question=self._question, thoughts=thoughts, world=node.world)
 
     def children(self, node: Node) -> list[Node]:
-        return [self[i] for i in self.graph.successors(node.id)]
+        return [self[i] for i in list(self._edges[node.id])]
 
     def path(self, node: Node) -> list[Node]:
         """Return the nodes from the root to `node`, both included."""
@@ -202,12 +201,16 @@ class ThoughtTree:
 
     def links(self) -> list[tuple[Node, Node, Thought]]:
         """Return the edges that do not come from a node's parent, as (from, to, thought)."""
-        edges = self.graph.edges(data="thought")
-        return [(self[tail], self[head], thought) for tail, head, thought in edges if thought is not None]
+        return [
+            (tail, self[head], thought)
+            for tail in self
+            for head, thought in list(self._edges[tail.id].items())
+            if thought is not None
+        ]
 
     def leaves(self) -> list[Node]:
         """Return the nodes without children that are not pruned."""
-        return [node for node in self if self.graph.out_degree(node.id) == 0 and not node.pruned]
+        return [node for node in self if not self._edges[node.id] and not node.pruned]
 
     def best(self) -> Node:
         """Return the most valuable leaf: goals first, then other terminal states. The first wins a tie."""
@@ -249,8 +252,6 @@ class ThoughtTree:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> ThoughtTree:
         """Convert JSON data to a tree. Raises TaskError if it is not a tree or has an unknown version."""
-        from networkx import is_arborescence
-
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise TaskError("this is not a tree of thoughts: save one with `tree.save(...)` or `tot solve --out`")
         if data.get("version") not in _READABLE:
@@ -262,21 +263,21 @@ class ThoughtTree:
                 is_root = number == 0
                 if node.id != number or (node.parent is None) != is_root or (node.thought is None) != is_root:
                     raise ValueError(f"node {node.id} has no parent, no thought, or is out of order")
-                tree.graph.add_node(number, node=node)
             if not nodes:
                 raise ValueError("there is no root")
+            tree._nodes, tree._edges = nodes, [{} for _ in nodes]
             for node in nodes[1:]:
-                if node.parent is None or node.parent not in tree.graph:
+                if node.parent is None or not 0 <= node.parent < len(nodes):
                     raise ValueError(f"node {node.id} has the parent {node.parent}, which does not exist")
                 parent = tree[node.parent]
-                tree.graph.add_edge(parent.id, node.id)
+                tree._edges[parent.id][node.id] = None
                 parent.numbered = max(parent.numbered, node.index + 1)
-            if not is_arborescence(tree.graph) and len(nodes) > 1:
+            if sum(1 for _ in tree.below(tree.root)) < len(nodes):
                 raise ValueError("its parents form a cycle")
             for link in data.get("links", []):
                 tree.link(tree[link["parent"]], tree[link["node"]], Thought.model_validate(link["thought"]))
             tree.calls = calls_from_json(data.get("texts", []), data.get("calls", {}))
-            if unknown := tree.calls.keys() - tree.graph.nodes:
+            if unknown := tree.calls.keys() - range(len(nodes)):
                 raise ValueError(f"calls are about node {min(unknown)}, which does not exist")
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise TaskError(f"the tree is damaged: {error}") from None

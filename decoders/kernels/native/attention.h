@@ -182,7 +182,8 @@ typedef struct {
     const Stored *keys, *values;
     Element *out;
     int64_t head_stride, row_stride, kv_head_stride, slot_stride, rows, kv_heads, groups;
-    float scale, cap;  // scores are scaled, then soft-capped unless cap is 0
+    const float *sinks;  // (heads,): a score of each head that has no value; or NULL
+    float scale, cap;    // scores are scaled, then soft-capped unless cap is 0
 } Attention;
 
 // Cost of a chunk of a piece, in rows. Unpacking the chunk costs as much as two rows.
@@ -280,7 +281,7 @@ typedef struct {
 } Units;
 
 static int64_t parts_of(const Tiles *tiles, int64_t kv_heads) {
-    const int64_t heads = tiles->count * kv_heads, max = (MIN_UNITS + heads - 1) / heads;
+    const int64_t heads = tiles->count * kv_heads, max = heads ? (MIN_UNITS + heads - 1) / heads : 1;
     int64_t longest = 0;
     for (int64_t t = 0; max > 1 && t < tiles->count; t++) {
         int64_t chunks = 0;
@@ -307,6 +308,11 @@ static Units units_in(void *target, const Tiles *tiles, int64_t kv_heads) {
     return (Units){parts_of(tiles, kv_heads), (SoftmaxState *)((char *)target + counts), target};
 }
 
+// The sum of the weights of a query, relative to its highest score. A sink's score of any height keeps it finite.
+static inline float sum_with_sink(const SoftmaxState *state, const float *sink) {
+    return state->sum + (sink ? expf(*sink - state->maximum) : 0.0f);
+}
+
 static inline void attend_unit(int64_t number, const Attention *a, const Tiles *tiles, const Units *units) {
     const int64_t parts = units->parts, whole = number / parts, t = whole / a->kv_heads, head = whole % a->kv_heads;
     const int64_t row = t * tiles->rows, left = a->rows - row, max = TILE * a->groups;
@@ -320,8 +326,8 @@ static inline void attend_unit(int64_t number, const Attention *a, const Tiles *
     }
     for (int q = 0; q < rows * a->groups; q++) {
         if (parts > 1) merge_parts(states + q, parts, max);
-        const Floats share = splat(1.0f / states[q].sum);
         const int64_t query = head * a->groups + q % a->groups;
+        const Floats share = splat(1.0f / sum_with_sink(states + q, a->sinks ? a->sinks + query : NULL));
         Element *target = a->out + ((row + q / a->groups) * a->kv_heads * a->groups + query) * HEAD_DIM;
         for (int v = 0; v < VECTORS; v++) store_elements(target + LANES * v, states[q].output[v] * share);
     }

@@ -25,11 +25,19 @@ class Kernel:
         self._attend.restype = None
 
     def __call__(
-        self, query: Tensor, keys: Tensor, values: Tensor, tiles: Tiles, scale: float, cap: float = 0.0
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        tiles: Tiles,
+        scale: float,
+        cap: float = 0.0,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Compute attention on the CPU. Scores are soft-capped at `cap` unless it is 0.
 
-        Shapes: query (heads, rows, head_dim); keys, values (kv_heads, slots, head_dim); result (rows, heads, head_dim).
+        `sinks` (heads,) are scores without values. Shapes: query (heads, rows, head_dim);
+        keys, values (kv_heads, slots, head_dim); result (rows, heads, head_dim).
         """
         heads, rows, head_dim = query.shape
         if query.stride(2) != 1:
@@ -38,10 +46,11 @@ class Kernel:
             raise TypeError(f"keys have strides {keys.stride()}, values {values.stride()}: they must be equal")
         out = torch.empty((rows, heads, head_dim), dtype=query.dtype)
         kv_heads = keys.shape[0]
+        floats = None if sinks is None else sinks.float().contiguous()
         attention = CAttention(
             *(_address(tensor, self._dtype) for tensor in (query, keys, values, out)),
             *(query.stride(0), query.stride(1), keys.stride(0), keys.stride(1)),
-            *(rows, kv_heads, heads // kv_heads, scale, cap),
+            *(rows, kv_heads, heads // kv_heads, None if floats is None else floats.data_ptr(), scale, cap),
         )
         self._attend(byref(attention), byref(CTiles.of(tiles)), threads())
         return out

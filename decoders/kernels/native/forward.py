@@ -1,15 +1,16 @@
-"""The forward pass in C (forward.c): all layers of a Llama-like model in one call, with packed weights.
+"""The forward pass in C (forward.c): all layers of a model in one call, with packed weights.
 
-Supports the families in LLAMA_LIKE, on CPUs with AVX-512, AVX2 or NEON. Needs a config and a mapping of weights, but no
+Supports the families in FAMILIES, on CPUs with AVX-512, AVX2 or NEON. Needs a config and a mapping of weights, but no
 transformers module.
 """
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import math
 from collections.abc import Mapping, Sequence
-from ctypes import POINTER, Structure, byref, c_double, c_float, c_int64, c_void_p, sizeof
+from ctypes import POINTER, byref, c_double, c_int64, c_void_p, sizeof
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -18,7 +19,7 @@ from ml_dtypes import bfloat16
 
 from tot.decoders.errors import ModelError
 from tot.decoders.kernels.native import compiling
-from tot.decoders.kernels.native.library import address, empty, lanes, library, sizes_agree
+from tot.decoders.kernels.native.library import address, empty, lanes, library, log_once, sizes_agree
 from tot.decoders.kernels.native.packed_file import packed_in_file
 from tot.decoders.kernels.native.packing import (
     GROUP,
@@ -29,13 +30,26 @@ from tot.decoders.kernels.native.packing import (
     packed,
     room_for,
 )
+from tot.decoders.kernels.native.shared_prefixes import Run
+from tot.decoders.kernels.native.structures import KINDS, Batch, Layer, Matrix, Model
 from tot.decoders.kernels.native.tiles import SIZES, CTiles, Tiles, kernels_run, make_tiles
 from tot.decoders.machine import threads
+from tot.decoders.models.families import (
+    ACTIVATIONS,
+    CLAMPED,
+    FAMILIES,
+    Mixture,
+    Scales,
+    activation_of,
+    family_of,
+    layer_windows,
+    setting,
+)
+from tot.decoders.models.gguf_numbers import Whole
 from tot.decoders.models.kv_store import Store
 from tot.decoders.models.loaded import LoadedModel
-from tot.decoders.models.rotary import RotaryTable
-from tot.decoders.models.shapes import EMBEDDING, Array, Heads, weight_shapes
-from tot.decoders.models.supported import LLAMA_LIKE, window_of
+from tot.decoders.models.rotary import RotaryTable, layer_ropes
+from tot.decoders.models.shapes import EMBEDDING, EXPERTS, SINKS, Array, Heads, weight_shapes
 from tot.decoders.models.weights import GGUFWeights, Weights
 from tot.decoders.timeline import add_spans
 
@@ -53,53 +67,10 @@ _FREE_MEMORY_FACTOR = 2
 """Pack a module's weights only if this multiple of their packed size is free."""
 
 
-class _Matrix(Structure):
-    _fields_ = [
-        *((name, c_void_p) for name in ("strips", "bias")),
-        *((name, c_int64) for name in ("inputs", "outputs", "bits", "group")),
-        *((name, c_double) for name in ("unit", "zero_point")),
-    ]
-
-
-class _Layer(Structure):
-    _fields_ = [
-        *((name, _Matrix) for name in ("qkv", "out", "gate_up", "down")),
-        *((name, c_void_p) for name in ("norm_in", "norm_mlp", "norm_query", "norm_key", "keys", "values")),
-    ]
-
-
-class _Model(Structure):
-    _fields_ = [
-        ("layers", c_void_p),
-        ("embedding", c_void_p),
-        ("norm", c_void_p),
-        ("head", _Matrix),
-        ("table", _Matrix),
-        *(
-            (name, c_int64)
-            for name in (
-                *("layer_count", "hidden", "intermediate", "heads", "kv_heads"),
-                *("kv_head_stride", "slot_stride", "rotary_dim"),
-            )
-        ),
-        ("epsilon", c_float),
-        ("scale", c_float),
-    ]
-
-
-class _Batch(Structure):
-    _fields_ = [
-        *((name, c_void_p) for name in ("tokens", "rope_rows", "write", "keep", "cosines", "sines")),
-        *((name, c_void_p) for name in ("logits", "states", "layers", "scratch", "seconds")),
-        ("tiles", CTiles),
-        *((name, c_int64) for name in ("rows", "kept", "state_count", "threads")),
-    ]
-
-
 class _Product(NamedTuple):
     """Linear layers of one product: the C struct, and the arrays that it points to."""
 
-    matrix: _Matrix
+    matrix: Matrix
     arrays: list[Array]
 
 
@@ -109,7 +80,6 @@ class NativeForward:
     If `shared`, the backend of a model with the same layers, is given, its packed weights are reused.
     """
 
-    cut = staticmethod(make_tiles)
     module = None
     """No transformers module is used."""
 
@@ -120,14 +90,19 @@ class NativeForward:
         self._store_dtype = loaded.store_dtype or loaded.dtype
         self._packed: dict[str, _Product] = {} if shared is None else shared._packed
         """By product: the number of the layer and its name in C, such as "0.qkv"."""
-        self._rotary = RotaryTable(loaded.config)
+        ropes, self._layer_ropes = layer_ropes(loaded.config)
+        self._rotary = [RotaryTable(loaded.config, rope) for rope in ropes]
+        self._layer_windows = layer_windows(loaded.config)
+        windows = dict.fromkeys(self._layer_windows)
+        self._windows = sorted(windows, key=lambda window: -1 if window is None else window)
+        """The windows of the layers, each once."""
         self._references: list[Any] = []  # C gets addresses only
         self._store: Store | None = None
         self._model = self._pack_all(loaded.weights)
         self._scratch = np.empty(0, np.float32)
-        self._table = (self._scratch, self._scratch)
+        self._tables: list[tuple[Array, Array]] = []
 
-    def _pack_all(self, weights: Weights) -> _Model:
+    def _pack_all(self, weights: Weights) -> Model:
         """Pack all weights that are not packed yet. Raises ModelError if a shape differs from the config."""
         config = self._config
         expected = weight_shapes(config)
@@ -135,33 +110,60 @@ class NativeForward:
             if weights.shapes.get(name) != shape:
                 raise ModelError(f"the shape of {name} is {weights.shapes.get(name)}, but the config requires {shape}")
         tied = config.tie_word_embeddings and self.weights == "gguf"
-        products = _products(config.num_hidden_layers, tied, self.weights == "gguf")
-        if isinstance(weights, GGUFWeights) and not self._packed:
+        products = _products(config, tied, self.weights == "gguf")
+        if isinstance(weights, GGUFWeights) and self.weights == "gguf" and not self._packed:
             self._map_packed(weights, products)
         for name, parts in products.items():
             if name not in self._packed:
                 self._add_product(weights, name, parts, self._pack(weights, name, parts))
-        layers = (_Layer * config.num_hidden_layers)()
+        heads, scales, mixture = Heads.of(config), Scales.of(config), Mixture.of(config)
+        layers = (Layer * config.num_hidden_layers)()
         for number, layer in enumerate(layers):
-            for name in _PARTS:
-                setattr(layer, name, self._packed[f"{number}.{name}"].matrix)
-            for name, vector in _NORMS.items():
-                if (weight := f"model.layers.{number}.{vector}.weight") in expected:
-                    setattr(layer, name, self._float_address(weights.array(weight)))
-        embedding, table = None, _Matrix()
+            self._fill_layer(layer, number, weights)
+        embedding, table = None, Matrix()
         if self.weights == "gguf":
-            table = self._packed["head" if tied else "table"].matrix
+            table = Matrix.from_buffer_copy(self._packed["head" if tied else "table"].matrix)
+            table.unit /= self._factor("head") if tied else 1.0
         else:
-            self._references.append(np.ascontiguousarray(weights.array(EMBEDDING)))
+            self._references.append(np.ascontiguousarray(weights.array(EMBEDDING), self._dtype))
             embedding = address(self._references[-1], self._dtype)
-        heads = Heads.of(config)
         self._references.append(layers)
         self._layers = layers
-        return _Model(
-            ctypes.addressof(layers), embedding, self._float_address(weights.array("model.norm.weight")),
-            self._packed["head"].matrix, table, len(layers), config.hidden_size, config.intermediate_size, heads.query,
-            heads.kv, 0, 0, heads.dim, config.rms_norm_eps, heads.dim**-0.5,
+        inner = config.intermediate_size if mixture is None else mixture.inner
+        return Model(
+            ctypes.addressof(layers), embedding, self._norm(weights, "model.norm.weight"),
+            self._packed["head"].matrix, table, len(layers), config.hidden_size, inner, heads.query,
+             heads.kv, 0, 0, self._rotary[0].dim, _GATE + ACTIVATIONS.index(activation_of(config)),
+            *((0, 0, 0) if mixture is None else (mixture.experts, mixture.chosen, mixture.normalized)),
+            config.rms_norm_eps, scales.attention, scales.attention_cap, scales.embedding, scales.logit_cap,
         )  # fmt: skip
+
+    def _fill_layer(self, layer: Layer, number: int, weights: Weights) -> None:
+        """Set the fields of one layer."""
+        family, place = family_of(self._config), f"model.layers.{number}."
+        for name in _PARTS:
+            setattr(layer, name, self._packed[f"{number}.{name}"].matrix)
+        for name, stem in family.norms.items():
+            setattr(layer, name, self._norm(weights, f"{place}{stem}.weight"))
+        if family.sinks:
+            layer.sinks = self._float_address(weights.array(place + SINKS))
+        if family.experts is not None:
+            router = place + family.experts.router
+            weight = weights[f"{router}.weight"]
+            layer.router = self._float_address(weight.floats() if isinstance(weight, Whole) else weight)
+            if family.experts.biased:
+                layer.router_bias = self._float_address(weights.array(f"{router}.bias"))
+        layer.window = self._windows.index(self._layer_windows[number])
+        layer.rope = self._layer_ropes[number]
+
+    def _norm(self, weights: Weights, name: str) -> int:
+        return self._float_address(weights.array(name).astype(np.float32) + family_of(self._config).norm_offset)
+
+    def cut(self, runs: Sequence[Run]) -> tuple[list[int], list[Tiles]]:
+        """Return the packing order of the runs, and the tiles of each window."""
+        order, tiles = make_tiles(runs, self._windows[0])
+        ordered = [runs[run] for run in order]
+        return order, [tiles, *(make_tiles(ordered, window)[1] for window in self._windows[1:])]
 
     def reserve(self, slots: int) -> None:
         """Allocate the key-value store."""
@@ -174,8 +176,8 @@ class NativeForward:
     def use(self, functions: ctypes.CDLL) -> None:
         """Use these C functions, compiled for the model's head dimension and weight format."""
         self._functions = functions
-        functions.forward.argtypes, functions.forward.restype = [POINTER(_Model), POINTER(_Batch)], None
-        functions.scratch_floats.argtypes = [POINTER(_Model), POINTER(_Batch)]
+        functions.forward.argtypes, functions.forward.restype = [POINTER(Model), POINTER(Batch)], None
+        functions.scratch_floats.argtypes = [POINTER(Model), POINTER(Batch)]
         functions.scratch_floats.restype = c_int64
 
     @property
@@ -191,23 +193,25 @@ class NativeForward:
     def close(self) -> None:
         """Free the packed weights and the store."""
         del self._functions
-        self._packed, self._references, self._model, self._scratch = {}, [], _Model(), np.empty(0, np.float32)
+        self._packed, self._references, self._model, self._scratch = {}, [], Model(), np.empty(0, np.float32)
         self._store = self._layers = None
 
     def forward(
-        self, rows: Array, keep: Array, pieces: Tiles, layers: Sequence[int] = ()
+        self, rows: Array, keep: Array, pieces: Sequence[Tiles], layers: Sequence[int] = ()
     ) -> tuple[Array, Array | None]:
         tokens, positions, write = rows
         count, kept = len(tokens), len(keep)
-        cosines, sines = self._rope_table(int(positions.max()) + 1)
+        tables = self._rope_tables(int(positions.max()) + 1)
         logits = empty((kept, self._config.vocab_size), np.float32)
         states = empty((kept, len(layers), self._config.hidden_size), np.float32)
         state_layers = np.array(layers, dtype=np.int64)
         seconds = (c_double * 3)()
-        batch = _Batch(
+        batch = Batch(
             *(address(array, np.int64) for array in (tokens, positions, write, keep)),
-            *(address(array, np.float32) for array in (cosines, sines, logits, states)),
-            address(state_layers, np.int64), None, ctypes.addressof(seconds), CTiles.of(pieces),
+            *((c_void_p * KINDS)(*(address(table[part], np.float32) for table in tables)) for part in (0, 1)),
+            *(address(array, np.float32) for array in (logits, states)),
+            address(state_layers, np.int64), None, ctypes.addressof(seconds),
+            (CTiles * KINDS)(*map(CTiles.of, pieces)),
             count, kept, len(layers), threads(),
         )  # fmt: skip
         if len(self._scratch) < (needed := self._functions.scratch_floats(byref(self._model), byref(batch))):
@@ -217,11 +221,11 @@ class NativeForward:
         add_spans({"linear": seconds[0], "attention": seconds[1]})
         return logits, states if layers else None
 
-    def _rope_table(self, needed: int) -> tuple[Array, Array]:
-        """Return cosines and sines (positions, head_dim) of at least `needed` positions."""
-        if len(self._table[0]) < needed:
-            self._table = self._rotary.rows(max(_TABLE, 2 * needed))
-        return self._table
+    def _rope_tables(self, needed: int) -> list[tuple[Array, Array]]:
+        """Return the cosines and sines (positions, rotary_dim) of at least `needed` positions, by kind."""
+        if not self._tables or len(self._tables[0][0]) < needed:
+            self._tables = [rotary.rows(max(_TABLE, 2 * needed)) for rotary in self._rotary]
+        return self._tables
 
     def _float_address(self, vector: Array) -> int:
         self._references.append(np.array(vector, dtype=np.float32))
@@ -229,16 +233,25 @@ class NativeForward:
 
     def _pack(self, weights: Weights, name: str, parts: Sequence[str]) -> Packed:
         matrices = [weights[f"{part}.weight"] for part in parts]
+        if weights.quantized and any(isinstance(matrix, np.ndarray) for matrix in matrices):
+            log_once(logging.INFO, "the model stores some matrices as floats: they are rounded to eight bits")
         return packed(joined(matrices, name.endswith("gate_up")), self.weights)
 
     def _add_product(self, weights: Weights, name: str, parts: Sequence[str], weight: Packed) -> None:
         strips, *form = weight
-        matrix = _Matrix(address(strips, strips.dtype), None, *reversed(_shape(weights, parts)), *form)
+        matrix = Matrix(address(strips, strips.dtype), None, *reversed(_shape(weights, parts)), *form)
+        matrix.unit *= self._factor(name)
         product = self._packed[name] = _Product(matrix, [strips])
         if f"{parts[0]}.bias" in weights:
             biases = [weights.array(f"{part}.bias") for part in parts]
-            product.arrays.append(np.array(beside(biases, name.endswith("gate_up")), dtype=np.float32))
+            bias = np.array(beside(biases, name.endswith("gate_up")), dtype=np.float32) * self._factor(name)
+            product.arrays.append(bias.astype(np.float32))
             matrix.bias = address(product.arrays[-1], np.float32)
+
+    def _factor(self, name: str) -> float:
+        """Return the factor of the results of a product."""
+        scales = Scales.of(self._config)
+        return scales.logits if name == "head" else scales.residual if name.endswith((".out", ".down")) else 1.0
 
     def _map_packed(self, weights: GGUFWeights, products: Mapping[str, Sequence[str]]) -> None:
         """Map the packed integers of a GGUF file. They are packed once and cached in a file."""
@@ -252,23 +265,20 @@ class NativeForward:
 _PARTS = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "out": ("self_attn.o_proj",),
-    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-    "down": ("mlp.down_proj",),
+    "gate_up": ("{mlp}.gate_proj", "{mlp}.up_proj"),
+    "down": ("{mlp}.down_proj",),
 }
 """The linear layers of each product of a layer, by its name in C."""
-_NORMS = {
-    "norm_in": "input_layernorm",
-    "norm_mlp": "post_attention_layernorm",
-    "norm_query": "self_attn.q_norm",
-    "norm_key": "self_attn.k_norm",
-}
+_GATE = 2
+"""The first activation function of Epilogue in activation.h."""
 
 
-def _products(layers: int, tied: bool, table: bool) -> dict[str, list[str]]:
+def _products(config: Any, tied: bool, table: bool) -> dict[str, list[str]]:
     """Return the linear layers of each product, by name. `table` adds the embedding, which is the head if `tied`."""
+    mlp = "mlp" if Mixture.of(config) is None else EXPERTS
     products = {
-        f"{number}.{name}": [f"model.layers.{number}.{part}" for part in parts]
-        for number in range(layers)
+        f"{number}.{name}": [f"model.layers.{number}.{part.format(mlp=mlp)}" for part in parts]
+        for number in range(config.num_hidden_layers)
         for name, parts in _PARTS.items()
     }
     products["head"] = ["model.embed_tokens" if tied else "lm_head"]
@@ -286,16 +296,23 @@ def _shape(weights: Weights, parts: Sequence[str]) -> tuple[int, int]:
 def native_forward(
     loaded: LoadedModel, quantize: Quantization | None = None, shared: NativeForward | None = None
 ) -> NativeForward | None:
-    """Return the C backend for a model, or None if it is unavailable here. `shared` as for NativeForward."""
+    """Return the C backend for a model, or None if it is unavailable here. `shared` as for NativeForward.
+
+    Integers of the files are always packed, and the floats of a GGUF file without integers are packed exactly."""
     heads = Heads.of(loaded.config)
-    supported = shared is not None or (_is_supported(loaded) and _has_plain_layers(loaded))
+    supported = shared is not None or (_is_supported(loaded.config) and _has_plain_layers(loaded))
     if not supported or not kernels_run(heads.dim, heads.query // heads.kv, loaded.dtype, loaded.device):
         return None
     weights = loaded.weights
     if shared is not None:
         kind = shared.weights
     else:
-        linear = [name for name, shape in weights.shapes.items() if len(shape) == 2 and name != EMBEDDING]
+        parts = [part for parts in _products(loaded.config, False, False).values() for part in parts]
+        linear = [f"{part}.weight" for part in parts]
+        if weights.quantized:
+            quantize = quantize or "int8-dynamic"
+        elif quantize == "gguf":
+            quantize = None
         kind = quantize or _exact_kind(weights, linear)
         if quantize is not None and any(weights.shapes[name][1] % GROUP for name in linear):
             return None
@@ -309,7 +326,7 @@ def native_forward(
     functions = library(*compiling.forward(heads.dim, loaded.dtype == np.float32, weight_format, lanes(), half))
     if functions is None or not sizes_agree(functions, "attention_sizes", SIZES):
         return None
-    if not sizes_agree(functions, "forward_sizes", [*map(sizeof, (_Matrix, _Layer, _Model, _Batch)), lanes()]):
+    if not sizes_agree(functions, "forward_sizes", [*map(sizeof, (Matrix, Layer, Model, Batch)), lanes()]):
         return None
     backend = NativeForward(loaded, kind, shared)
     backend.use(functions)
@@ -326,11 +343,17 @@ def _exact_kind(weights: Weights, names: Sequence[str]) -> PackedKind:
     return "bfloat16" if narrow else "float32"
 
 
-def _is_supported(loaded: LoadedModel) -> bool:
-    """Return whether forward.c supports the config."""
-    config = loaded.config
-    if config.model_type not in LLAMA_LIKE or config.hidden_act != "silu" or window_of(config) is not None:
+def _is_supported(config: Any) -> bool:
+    """Return whether forward.c supports the sizes and the layers of a model."""
+    if config.model_type not in FAMILIES or activation_of(config) not in ACTIVATIONS:
         return False
+    limits = setting(config, "swiglu_alpha"), setting(config, "swiglu_limit")
+    some = setting(config, "mlp_only_layers") or (setting(config, "decoder_sparse_step") or 1) > 1
+    if some or limits not in (CLAMPED, (None, None)):  # experts in some layers only, or with other limits
+        return False
+    mixture, strip = Mixture.of(config), 2 * lanes()
+    if mixture is not None:  # the outputs of an expert are whole strips
+        return config.hidden_size % strip == 0 and 2 * mixture.inner % strip == 0
     return bool(config.hidden_size % 16 == 0 and config.intermediate_size % 16 == 0)
 
 

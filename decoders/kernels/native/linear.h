@@ -10,6 +10,7 @@
 
 #pragma once
 
+#include "activation.h"
 #include "element.h"
 
 #ifndef WEIGHTS
@@ -46,17 +47,8 @@ typedef struct {
     const uint8_t *strips;
     const float *bias;  // (outputs,) or NULL
     int64_t inputs, outputs, bits, group;
-    double unit, zero_point;
+    double unit, zero_point;  // products are multiplied by `unit`
 } Matrix;
-
-// What to do with a product: store it, add it to the output, or store silu(gate) * up of adjacent gate and up lines.
-typedef enum { STORE, ADD, GATE } Epilogue;
-
-static inline Floats silu(Floats x) {
-    const Floats decay = exponential(-vector_abs(x)), sigmoid = 1.0f / (1.0f + decay);  // sigmoid(|x|)
-    const Words negative = x < 0.0f;
-    return x * (Floats)(((Words)(1.0f - sigmoid) & negative) | ((Words)sigmoid & ~negative));
-}
 
 #if WEIGHTS == 8
 // Bytes of the scales, and minimums if stored, of one group of LANES outputs.
@@ -161,10 +153,6 @@ static inline __attribute__((always_inline)) void multiply_block(int rows, int b
         }
         line += STRIP_VECTORS * scale_size;
     }
-#pragma GCC unroll 12
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 2
-        for (int p = 0; p < STRIP_VECTORS; p++) sums[r][p] *= (float)matrix->unit;
 #else
     for (int64_t word = 0; word < inputs / INPUTS_PER_WORD; word++, line += STRIP_VECTORS * LINE) {
 #pragma GCC unroll 2
@@ -186,6 +174,10 @@ static inline __attribute__((always_inline)) void multiply_block(int rows, int b
 #endif
     }
 #endif
+#pragma GCC unroll 12
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+        for (int p = 0; p < STRIP_VECTORS; p++) sums[r][p] *= (float)matrix->unit;
 #pragma GCC unroll 2
     for (int p = 0; p < STRIP_VECTORS; p++) {
         const int64_t column = STRIP * strip + LANES * p, left = matrix->outputs - column;
@@ -203,7 +195,7 @@ static inline __attribute__((always_inline)) void multiply_block(int rows, int b
             else if (epilogue == STORE)
                 store_partial(target, sums[r][p], left);
             else if (p % 2)
-                store(out + r * out_stride + LANES * strip, silu(sums[r][p - 1]) * sums[r][p]);
+                store(out + r * out_stride + LANES * strip, gated(epilogue, sums[r][p - 1], sums[r][p]));
         }
     }
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import ml_dtypes
@@ -63,7 +64,9 @@ def packed(weight: Array | Whole, kind: PackedKind) -> Packed:
     """Pack a weight (outputs, inputs) into strips."""
     outputs, floats = len(weight.step if isinstance(weight, Whole) else weight), _FLOATS.get(kind)
     if isinstance(weight, Whole):
-        weight = weight.up_to(largest_byte())
+        weight = weight.decoded().up_to(largest_byte())
+        if weight.group != GROUP:
+            weight = replace(weight, bits=8)
     unit, strips, bits, group = 1.0 if floats else _unit(weight), None, 0, GROUP
     for first in range(0, outputs, _AT_ONCE):
         part = weight[first : first + _AT_ONCE]
@@ -95,13 +98,16 @@ def joined(weights: Sequence[Array | Whole], interleaved: bool) -> Array | Whole
     arrays = [weight for weight in weights if isinstance(weight, np.ndarray)]
     if len(arrays) == len(weights):
         return beside(arrays, interleaved)
-    whole = [weight.up_to(largest_byte()) if isinstance(weight, Whole) else quantized(weight) for weight in weights]
+    whole = [
+        weight.decoded().up_to(largest_byte()) if isinstance(weight, Whole) else quantized(weight) for weight in weights
+    ]
     group = min(weight.group for weight in whole)
     parts = [(weight.numbers, *weight.scales(group)) for weight in whole]
     numbers, step, least = (beside(part, interleaved) for part in zip(*parts, strict=True))
-    bits, zero_points = max(weight.bits for weight in whole), {weight.middle for weight in whole}
+    bits = max(weight.bits for weight in whole)
+    zero_points = {weight.middle for weight in whole}
     if all(weight.least is None for weight in whole) and len(zero_points) == 1:
-        return Whole(numbers, step, None, bits, *zero_points)
+        return Whole(numbers, step, None, bits, zero_points.pop())
     return Whole(numbers, step, least, bits)
 
 

@@ -10,7 +10,7 @@ typedef struct {
     atomic_int arrived, generation;
     atomic_long next;  // next attention unit
     int threads;
-    Units units;
+    Units units[2];  // by kind of window
     float *scratch;  // of the rows; the attention units' scratch memory precedes it
 } Barrier;
 

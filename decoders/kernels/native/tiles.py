@@ -110,6 +110,7 @@ class CAttention(Structure):
         *((name, c_void_p) for name in ("query", "keys", "values", "out")),
         *((name, c_int64) for name in ("head_stride", "row_stride", "kv_head_stride", "slot_stride")),
         *((name, c_int64) for name in ("rows", "kv_heads", "groups")),
+        ("sinks", c_void_p),
         ("scale", c_float),
         ("cap", c_float),
     ]

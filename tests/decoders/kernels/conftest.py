@@ -70,7 +70,9 @@ def known(native_forwards: None, make_model: Callable[..., Any]) -> Callable[...
         for name, parameter in model.named_parameters():
             if "norm" in name:
                 parameter.data = 1 + 0.3 * torch.randn_like(parameter)
-            elif name.endswith("bias"):
+            elif "router" in name or name.endswith("mlp.gate.weight"):  # not so sharp that only one expert counts
+                parameter.data = 0.3 * torch.randn_like(parameter)
+            elif name.endswith(("bias", "sinks")):
                 parameter.data = torch.randn_like(parameter)
         return model
 

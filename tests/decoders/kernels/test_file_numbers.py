@@ -18,12 +18,20 @@ from tot.decoders import OptionError, Request, Sampling, load_decoder
 from tot.decoders.engine.runner import Runner
 from tot.decoders.kernels.native import packing
 from tot.decoders.kernels.native.forward import NativeForward
-from tot.decoders.models.gguf_numbers import Array, Whole, numbers_of
+from tot.decoders.models.gguf_numbers import FORMATS, Array, Whole, numbers_of
 from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.models.weights import GGUFWeights, ModuleWeights
 
-FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
-FIXED = {"Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2)}
+FIXED: dict[str, tuple[int, ...]] = {
+    "Q4_1": (0, 2),
+    "Q5_1": (0, 2),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q6_K": (208,),
+    "MXFP4": (),
+}
 """Offsets of a block's 16-bit floats. Other formats have them at the start."""
 
 
@@ -35,6 +43,8 @@ def stored(kind: str, outputs: int, inputs: int, seed: int = 0) -> Any:
     for place in FIXED.get(kind, (0,)):
         halves = random.uniform(0.0003, 0.0006, (len(blocks), 1)).astype(np.float16)
         blocks[:, place : place + 2] = halves.view(np.uint8)
+    if kind == "MXFP4":
+        blocks[:, 0] = random.integers(118, 122, len(blocks))  # the exponent of a scale
     return SimpleNamespace(tensor_type=quantization, data=blocks.reshape(outputs, -1))
 
 
@@ -44,13 +54,34 @@ def floats(tensor: Any) -> Array:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_unpacked_numbers_scales_and_minimums_equal_ggufs(kind: str) -> None:
-    tensor = stored(kind, 6, 512)
+@pytest.mark.parametrize("outputs", [6, 2 * 256 + 3])
+def test_unpacked_numbers_scales_and_minimums_equal_ggufs(kind: str, outputs: int) -> None:
+    tensor = stored(kind, outputs, 512)
     whole = numbers_of(tensor)
     assert whole is not None
-    np.testing.assert_allclose(whole.floats(), floats(tensor), rtol=1e-6, atol=1e-7)
+    assert np.array_equal(whole.floats(), floats(tensor))
+    assert np.array_equal(whole.decoded().floats(), floats(tensor))
     assert int(whole.numbers.max()) < 2**whole.bits
-    assert whole.bits == (4 if kind.startswith("Q4") else 8)
+    assert whole.bits == (8 if kind in ("Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0") else 4)
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "MXFP4"])
+def test_experts_are_unpacked_one_below_the_other(kind: str) -> None:
+    tensor = stored(kind, 4 * 6, 512)
+    expected = floats(tensor)
+    tensor.data = tensor.data.reshape(4, 6, -1)
+    whole = numbers_of(tensor)
+    assert whole is not None
+    assert np.array_equal(whole.floats(), expected)
+
+
+@pytest.mark.parametrize("exponent", [0, 1, 2, 250])
+def test_scales_of_mxfp4_have_all_exponents(exponent: int) -> None:
+    tensor = stored("MXFP4", 2, 64)
+    tensor.data.reshape(4, -1)[:, 0] = exponent
+    whole = numbers_of(tensor)
+    assert whole is not None
+    assert np.array_equal(whole.floats(), floats(tensor))
 
 
 def test_float_tensors_have_no_quantized_numbers() -> None:
@@ -67,20 +98,34 @@ def test_numbers_above_the_multiplication_limit_are_rounded() -> None:
 
 
 KINDS = {
-    "q_proj": "Q4_K",
-    "k_proj": "Q6_K",
-    "v_proj": "Q8_0",
-    "o_proj": "Q4_0",
-    "gate_proj": "Q8_0",
-    "up_proj": "Q4_1",
-    "down_proj": "Q6_K",
-    "lm_head": "Q8_0",
-    "embed_tokens": "Q6_K",
+    "llama": {
+        "q_proj": "Q4_K",
+        "k_proj": "Q6_K",
+        "v_proj": "Q8_0",
+        "o_proj": "Q4_0",
+        "gate_proj": "Q8_0",
+        "up_proj": "Q4_1",
+        "down_proj": "Q6_K",
+        "embed_tokens": "Q6_K",
+    },
+    "qwen2": {
+        "q_proj": "IQ4_NL",
+        "k_proj": "Q2_K",
+        "v_proj": "MXFP4",
+        "o_proj": "Q3_K",
+        "gate_proj": "IQ4_XS",
+        "up_proj": "IQ4_NL",
+        "down_proj": "Q2_K",
+        "lm_head": "MXFP4",
+        "embed_tokens": "IQ4_XS",
+    },
 }
 
 
 class FileNumbers(GGUFWeights):
     """Weights as if a file had these matrices, and a module the vectors."""
+
+    quantized = True
 
     def __init__(self, module: Any, numbers: dict[str, Any], folder: Path) -> None:
         self._vectors, self._numbers = ModuleWeights(module), numbers
@@ -104,7 +149,7 @@ def test_a_files_quantized_numbers_are_multiplied_without_conversion(
     tmp_path: Path,
     family: str,
 ) -> None:
-    """Cover mixed formats in one product, four and eight bits, groups of 32 and 16, one row and many.
+    """Cover mixed formats in one product, four and eight bits, codebooks, groups of 32 and 16, one row and many.
 
     The embedding is quantized too, alone or as the tied head.
     """
@@ -113,7 +158,7 @@ def test_a_files_quantized_numbers_are_multiplied_without_conversion(
     reference, numbers = copy.deepcopy(model), {}
     for name, other in reference.named_modules():
         if isinstance(other, nn.Linear | nn.Embedding) and not (tied and name == "lm_head"):
-            tensor = stored(KINDS[name.rpartition(".")[2]], *other.weight.shape, seed=len(numbers))
+            tensor = stored(KINDS[family][name.rpartition(".")[2]], *other.weight.shape, seed=len(numbers))
             numbers[f"{name}.weight"] = numbers_of(tensor)
             other.weight = nn.Parameter(torch.from_numpy(floats(tensor)))
         if isinstance(other, nn.Linear):

@@ -21,11 +21,11 @@ from tot.decoders.kernels.module import TransformersForward
 from tot.decoders.kernels.native import attention, forward, tiles
 from tot.decoders.kernels.native import library as native
 from tot.decoders.kernels.native.forward import NativeForward, native_forward
+from tot.decoders.models.families import FAMILIES
 from tot.decoders.models.loaded import LoadedModel
-from tot.decoders.models.supported import LLAMA_LIKE
 
 
-@pytest.mark.parametrize("family", LLAMA_LIKE)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("rounded", [False, True])
 def test_the_native_forward_gives_the_models_logits(
     text: Callable[..., Any],
@@ -79,7 +79,7 @@ def test_rotary_embeddings_equal_the_models_at_any_position(
     runner.close()
 
 
-@pytest.mark.parametrize("family", LLAMA_LIKE)
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "granite"])
 def test_in_bfloat16_it_is_at_least_as_accurate_as_the_model(
     text: Callable[..., Any],
     computed: Callable[..., Any],
@@ -161,7 +161,7 @@ def test_a_chunk_without_reads_is_computed(
     torch.testing.assert_close(torch.from_numpy(logits), whole, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("family", LLAMA_LIKE)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_long_sequence_of_forks_rollbacks_and_evictions(
     text: Callable[..., Any], known: Callable[..., Any], logits_alone: Callable[..., Tensor], family: str
 ) -> None:
@@ -204,9 +204,9 @@ def test_a_long_sequence_of_forks_rollbacks_and_evictions(
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
-        ("gemma", {}),
-        ("phi3", {}),
         ("llama", {"hidden_act": "gelu"}),
+        ("gpt_oss", {"swiglu_limit": 5.0}),
+        ("qwen3_moe", {"mlp_only_layers": [0]}),
         ("llama", {"head_dim": 12}),
         ("llama", {"hidden_size": 40}),
         ("llama", {"intermediate_size": 50}),
@@ -265,14 +265,14 @@ def test_if_python_and_c_disagree_on_a_structure_torch_computes(
     known: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
     native.log_once.cache_clear()
-    structure = tiles.CAttention if where == "kernel" else forward._Batch
+    structure = tiles.CAttention if where == "kernel" else forward.Batch
     longer = type("Longer", (ctypes.Structure,), {"_fields_": [*structure._fields_, ("more", ctypes.c_int64)]})
     if where == "kernel":
         monkeypatch.setattr(tiles, "SIZES", (*tiles.SIZES[:2], ctypes.sizeof(longer)))
         for module in (forward, attention):
             monkeypatch.setattr(module, "SIZES", tiles.SIZES)
     else:
-        monkeypatch.setattr(forward, "_Batch", longer)
+        monkeypatch.setattr(forward, "Batch", longer)
     runner = Runner(LoadedModel.of(known()), 100)
     assert isinstance(runner.backend, TransformersForward)
     assert runner.backend.name == f"transformers, attention in {'torch' if where == 'kernel' else 'C'}"

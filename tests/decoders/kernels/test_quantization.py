@@ -17,8 +17,8 @@ from tot.decoders.engine.runner import Runner
 from tot.decoders.kernels.native import packing
 from tot.decoders.kernels.native.forward import NativeForward
 from tot.decoders.kernels.native.packing import quantized
+from tot.decoders.models.families import FAMILIES
 from tot.decoders.models.loaded import LoadedModel
-from tot.decoders.models.supported import LLAMA_LIKE
 
 
 def stored(weight: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def off(
     return furthest
 
 
-@pytest.mark.parametrize("family", LLAMA_LIKE)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_eight_bit_logits_are_close_to_the_rounded_weights(off: Callable[[str, Any], float], family: str) -> None:
     assert off(family, "int8-dynamic") < 0.1
 
@@ -106,17 +106,17 @@ def test_a_shared_engine_cannot_be_quantized_later(known: Callable[..., Any], to
 
 
 @pytest.mark.parametrize(
-    ("quantize", "family", "message"),
+    ("quantize", "changes", "message"),
     [
-        ("int4", "llama", "quantization 'int4'"),
-        ("int8-dynamic", "gemma", "quantize=int8-dynamic needs a model of the families llama, mistral, qwen2, qwen3"),
+        ("int4", {}, "quantization 'int4'"),
+        ("int8-dynamic", {"hidden_act": "gelu"}, "quantize=int8-dynamic needs a model of the families llama, mistral"),
     ],
 )
 def test_unsupported_quantization_is_refused(
-    known: Callable[..., Any], tokenizer: Any, quantize: Any, family: str, message: str
+    known: Callable[..., Any], tokenizer: Any, quantize: Any, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(OptionError, match=message):
-        load_decoder("ar", known(family), tokenizer=tokenizer, kv_budget=100, quantize=quantize)
+        load_decoder("ar", known(**changes), tokenizer=tokenizer, kv_budget=100, quantize=quantize)
 
 
 def test_quantized_rows_do_not_depend_on_the_number_of_rows(

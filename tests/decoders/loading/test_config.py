@@ -13,8 +13,8 @@ from transformers import AutoConfig
 
 from tot.decoders.errors import ModelError
 from tot.decoders.models.config import DEFAULTS, model_config
+from tot.decoders.models.families import FAMILIES
 from tot.decoders.models.loading import open_model
-from tot.decoders.models.supported import TESTED_FAMILIES
 
 _LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _SMALL = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -55,7 +55,7 @@ def test_a_config_equals_that_of_transformers(family: str, tmp_path: Path) -> No
 
 
 def test_every_tested_family_has_defaults() -> None:
-    assert set(TESTED_FAMILIES) <= set(DEFAULTS)
+    assert set(FAMILIES) <= set(DEFAULTS)
 
 
 def test_rope_parameters_by_layer_type_are_completed(tmp_path: Path) -> None:

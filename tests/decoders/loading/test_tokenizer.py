@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.errors import ModelError
-from tot.decoders.models.gguf_convert import read_gguf
+from tot.decoders.models.gguf_reader import read_gguf
 from tot.decoders.models.gguf_tokenizer import build_tokenizer
 from tot.decoders.models.loading import open_model
 from tot.decoders.models.model_names import KNOWN_MODELS

@@ -12,12 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tot.decoders import ModelError, OptionError, Request, Sampling, load_decoder
+from tot.decoders import ModelError, Request, Sampling, load_decoder
 from tot.decoders.kernels.native.forward import NativeForward
 from tot.decoders.models.loaded import end_ids
 from tot.decoders.models.loading import load_model, open_model
 from tot.decoders.models.shapes import weight_shapes
-from tot.decoders.models.weights import FolderWeights, GGUFWeights, ModuleWeights
+from tot.decoders.models.weights import FolderWeights, ModuleWeights
 
 SHAPE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 CONFIGS = [
@@ -27,6 +27,13 @@ CONFIGS = [
     ("qwen2", {}),
     ("qwen3", {}),
     ("qwen3", {"attention_bias": True, "tie_word_embeddings": True}),
+    ("gemma2", {}),
+    ("gemma3_text", {}),
+    ("phi3", {}),
+    ("granite", {}),
+    ("seed_oss", {}),
+    ("qwen3_moe", {}),
+    ("gpt_oss", {}),
 ]
 
 
@@ -126,8 +133,3 @@ def test_an_invalid_index_is_refused(saved: Callable[..., Path], shard: object) 
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(names, shard)}))
     with pytest.raises(ModelError, match="can't be loaded"):
         load_decoder("ar", folder, kv_budget=100)
-
-
-def test_gguf_quantized_weights_are_for_known_families_only(make_model: Callable[..., Any], tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="supported for llama, mistral, qwen2, qwen3, not gemma"):
-        GGUFWeights(tmp_path / "a.gguf", tmp_path, make_model("gemma").config, torch.float32)

@@ -77,7 +77,7 @@ def test_warnings_and_log_records_of_a_command_have_no_control_characters(tmp_pa
         "def command():\n"
         f"    logging.getLogger('tot').warning('model %s', {HOSTILE!r})\n"
         f"    warnings.warn({HOSTILE!r})\n"
-        "app.app.command('say')(command)\n"
+        "app.COMMANDS['say'] = '__main__:command'\n"
         "sys.exit(app.main(['say']))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=120, check=False)

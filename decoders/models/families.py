@@ -1,0 +1,279 @@
+"""Model families as data: one entry says how the layers of a family differ from Llama's.
+
+The C forward pass, the weight shapes and the conversion of GGUF files read these entries. Configs have the attributes
+of transformers' configs; `setting` adds the defaults that a config.json may leave out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tot.decoders.errors import ModelError
+
+_ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+_MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+_BIASES = {"attention_bias": _ATTENTION, "mlp_bias": _MLP}
+_PRE_NORMS = {"norm_in": "input_layernorm", "norm_mlp": "post_attention_layernorm"}
+_SANDWICH_NORMS = {
+    "norm_in": "input_layernorm",
+    "norm_attended": "post_attention_layernorm",
+    "norm_mlp": "pre_feedforward_layernorm",
+    "norm_done": "post_feedforward_layernorm",
+}
+HEAD_NORMS = {"norm_query": "self_attn.q_norm", "norm_key": "self_attn.k_norm"}
+
+
+class Experts(NamedTuple):
+    """The mixture of experts of a family. The weights of all experts are one matrix: (experts * outputs, inputs)."""
+
+    router: str
+    """Stem of the router's weight."""
+    inner: str
+    """Name of the setting with an expert's intermediate size."""
+    normalized: str | None = None
+    """Name of the setting that makes the weights of the chosen experts sum to 1; None if they always do."""
+    biased: bool = False
+    """Whether router and experts have biases."""
+    transposed: bool = False
+    """Whether transformers stores (experts, inputs, outputs), with gates and ups in turn."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """The differences between a family and Llama."""
+
+    architecture: str
+    """The class in transformers."""
+    gguf: str
+    """`general.architecture` of its GGUF files."""
+    norms: Mapping[str, str] = field(default_factory=lambda: _PRE_NORMS)
+    """Stems of the norms' weights of a layer, by their names in forward.c."""
+    norm_offset: float = 0.0
+    """Added to the weights of norms."""
+    biases: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: _BIASES)
+    """Biased linear layers, by the setting that enables them; "" for always."""
+    activation: str = "hidden_act"
+    """Name of the setting with the activation function."""
+    scaled_embedding: bool = False
+    """Whether embeddings are multiplied by the square root of the hidden size."""
+    sinks: bool = False
+    """Whether each head has an attention sink: a score without a value."""
+    adjacent_pairs: bool = False
+    """Whether RoPE rotates adjacent pairs in GGUF files, instead of halves of a head."""
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Linear layers that transformers stores as one, by its stem."""
+    experts: Experts | None = None
+    full_every: int = 0
+    """Without `layer_types` in the config, every layer of this number is full and others have a window; 0: all have."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that only some families have, with their defaults in transformers."""
+
+
+_GEMMA: dict[str, Any] = {"norm_offset": 1.0, "scaled_embedding": True, "biases": {"attention_bias": _ATTENTION}}
+_GEMMA_DEFAULTS = {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256, "sliding_window": 4096}
+ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "swiglu_clamped")
+"""The activation functions of activation.h, in its order."""
+CLAMPED = (1.702, 7.0)
+"""gpt-oss's factor of the gate in the sigmoid, and its limit of gates and ups."""
+_MOST_EXPERTS, _MOST_CHOSEN = 2**12, 64
+_GRANITE = dict.fromkeys(("embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier"), 1.0)
+FAMILIES = {
+    "llama": Family("LlamaForCausalLM", "llama", adjacent_pairs=True),
+    "mistral": Family("MistralForCausalLM", "llama", adjacent_pairs=True, biases={}, defaults={"sliding_window": 4096}),
+    "qwen2": Family(
+        "Qwen2ForCausalLM",
+        "qwen2",
+        biases={"": _ATTENTION[:3]},
+        defaults={"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28},
+    ),
+    "qwen3": Family(
+        "Qwen3ForCausalLM",
+        "qwen3",
+        norms=_PRE_NORMS | HEAD_NORMS,
+        biases={"attention_bias": _ATTENTION},
+        defaults={"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28},
+    ),
+    "gemma": Family("GemmaForCausalLM", "gemma", **_GEMMA, defaults={"hidden_act": "gelu_pytorch_tanh"}),
+    "gemma2": Family(
+        "Gemma2ForCausalLM",
+        "gemma2",
+        norms=_SANDWICH_NORMS,
+        **_GEMMA,
+        activation="hidden_activation",
+        full_every=2,
+        defaults={**_GEMMA_DEFAULTS, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    ),
+    "gemma3_text": Family(
+        "Gemma3ForCausalLM",
+        "gemma3",
+        norms=_SANDWICH_NORMS | HEAD_NORMS,
+        **_GEMMA,
+        activation="hidden_activation",
+        full_every=6,
+        defaults={**_GEMMA_DEFAULTS, "attn_logit_softcapping": None, "final_logit_softcapping": None},
+    ),
+    "phi3": Family(
+        "Phi3ForCausalLM",
+        "phi3",
+        biases={},
+        fused={"self_attn.qkv_proj": _ATTENTION[:3], "mlp.gate_up_proj": _MLP[:2]},
+        defaults={"sliding_window": None, "partial_rotary_factor": 1.0},
+    ),
+    "granite": Family("GraniteForCausalLM", "granite", adjacent_pairs=True, defaults=_GRANITE),
+    "smollm3": Family(
+        "SmolLM3ForCausalLM",
+        "smollm3",
+        adjacent_pairs=True,
+        defaults={
+            "use_sliding_window": False,
+            "sliding_window": None,
+            "no_rope_layers": None,
+            "no_rope_layer_interval": 4,
+        },
+    ),
+    "seed_oss": Family(
+        "SeedOssForCausalLM",
+        "seed_oss",
+        biases={"attention_bias": _ATTENTION[:3], "attention_out_bias": _ATTENTION[3:], "mlp_bias": _MLP},
+        defaults={"attention_bias": True, "attention_out_bias": False, "mlp_bias": False},
+    ),
+    "qwen3_moe": Family(
+        "Qwen3MoeForCausalLM",
+        "qwen3moe",
+        norms=_PRE_NORMS | HEAD_NORMS,
+        biases={"attention_bias": _ATTENTION},
+        experts=Experts("mlp.gate", "moe_intermediate_size", "norm_topk_prob"),
+        defaults={
+            "num_local_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+            "norm_topk_prob": False,
+            "use_sliding_window": False,
+            "sliding_window": 4096,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": (),
+        },
+    ),
+    "gpt_oss": Family(
+        "GptOssForCausalLM",
+        "gpt-oss",
+        biases={"attention_bias": _ATTENTION},
+        activation="experts_activation",
+        sinks=True,
+        experts=Experts("mlp.router", "intermediate_size", biased=True, transposed=True),
+        full_every=2,
+        defaults={
+            "num_local_experts": 128,
+            "num_experts_per_tok": 4,
+            "sliding_window": 128,
+            "attention_bias": True,
+            "experts_activation": "swiglu_clamped",
+            "swiglu_alpha": CLAMPED[0],
+            "swiglu_limit": CLAMPED[1],
+        },
+    ),
+}
+"""The supported families, by `model_type`. A family is supported once its logits have been verified."""
+
+GGUF_FAMILIES = {family.gguf: name for name, family in reversed(FAMILIES.items())}
+"""`model_type` by `general.architecture` of GGUF files. Mistral files use "llama", and run as Llama."""
+
+
+def family_of(config: Any) -> Family:
+    """Return the family of a config. Raises ModelError if it is not supported."""
+    name = getattr(config, "model_type", None)
+    if name not in FAMILIES:
+        raise ModelError(f"models of the family {name!r} can't be run here: use one of {', '.join(FAMILIES)}")
+    return FAMILIES[name]
+
+
+def setting(config: Any, name: str) -> Any:
+    """Return a setting that only some families have: its value, its default, or None if the family has none."""
+    defaults = family_of(config).defaults
+    if name not in defaults:
+        return None
+    return getattr(config, name, defaults[name])
+
+
+class Scales(NamedTuple):
+    """Factors and limits of a model's forward pass; a limit of 0 means none."""
+
+    embedding: float
+    attention: float
+    attention_cap: float
+    """Scores are at most this: cap * tanh(score / cap) (Gemma 2, section 2)."""
+    residual: float
+    """Factor of the results of attention and of the MLP, before they are added to the residual stream."""
+    logits: float
+    logit_cap: float
+
+    @classmethod
+    def of(cls, config: Any) -> Scales:
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        attention = setting(config, "attention_multiplier")
+        if attention is None:
+            attention = (setting(config, "query_pre_attn_scalar") or head_dim) ** -0.5
+        return cls(
+            setting(config, "embedding_multiplier")
+            or (config.hidden_size**0.5 if family_of(config).scaled_embedding else 1.0),
+            attention,
+            setting(config, "attn_logit_softcapping") or 0.0,
+            setting(config, "residual_multiplier") or 1.0,
+            1.0 / (setting(config, "logits_scaling") or 1.0),
+            setting(config, "final_logit_softcapping") or 0.0,
+        )
+
+
+class Mixture(NamedTuple):
+    """The sizes of a mixture of experts."""
+
+    experts: int
+    chosen: int
+    """Experts of each token."""
+    inner: int
+    """Intermediate size of an expert."""
+    normalized: bool
+    """Whether the weights of the chosen experts sum to 1."""
+
+    @classmethod
+    def of(cls, config: Any) -> Mixture | None:
+        """Return the mixture of a model, or None if it has none. Raises ModelError for impossible sizes."""
+        experts = family_of(config).experts
+        if experts is None:
+            return None
+        count = setting(config, "num_local_experts")
+        inner = setting(config, experts.inner)
+        inner = config.intermediate_size if inner is None else inner
+        chosen = setting(config, "num_experts_per_tok")
+        if not (0 < count <= _MOST_EXPERTS and 0 < chosen <= min(count, _MOST_CHOSEN) and inner > 0):
+            raise ModelError(
+                f"a mixture of {count:,} experts of size {inner:,}, {chosen:,} for each token, can't be run: a "
+                f"model has up to {_MOST_EXPERTS:,} experts, and up to {_MOST_CHOSEN} for each token"
+            )
+        normalized = True if experts.normalized is None else bool(setting(config, experts.normalized))
+        return cls(count, chosen, inner, normalized)
+
+
+def layer_windows(config: Any) -> list[int | None]:
+    """Return the sliding window of each layer in tokens, including the token itself; None for full attention."""
+    layers, window = range(config.num_hidden_layers), setting(config, "sliding_window")
+    if types := getattr(config, "layer_types", None):
+        return [window if types[layer] == "sliding_attention" else None for layer in layers]
+    if not window or setting(config, "use_sliding_window") is False:
+        return [None for _ in layers]
+    every, first = family_of(config).full_every, setting(config, "max_window_layers") or 0
+    return [window if layer >= first and (not every or (layer + 1) % every) else None for layer in layers]
+
+
+def activation_of(config: Any) -> str:
+    """Return the name of a model's activation function, as in ACTIVATIONS if it is supported."""
+    family = family_of(config)
+    name = str(getattr(config, family.activation, family.defaults.get(family.activation, "silu")))
+    return "gelu_pytorch_tanh" if name == "gelu" and family.architecture == "GemmaForCausalLM" else name
+
+
+def window_of(config: Any) -> int | None:
+    """Return the size of the sliding window in tokens, or None if no layer has one."""
+    return next((window for window in layer_windows(config) if window is not None), None)

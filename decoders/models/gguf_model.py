@@ -1,0 +1,228 @@
+"""The config and the weights of the model in a GGUF file, in transformers' terms, for the families in FAMILIES.
+
+Files with features that the engine does not compute (long RoPE, extra or missing tensors) are refused.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from ml_dtypes import bfloat16
+
+from tot.decoders.errors import ModelError
+from tot.decoders.models.config import model_config
+from tot.decoders.models.families import FAMILIES, GGUF_FAMILIES, Family, family_of
+from tot.decoders.models.gguf_reader import GGUFFile
+from tot.decoders.models.gguf_tokenizer import end_tokens
+from tot.decoders.models.shapes import HEAD, SINKS, Array, Shape, weight_shapes
+from tot.decoders.models.stored_parts import fused_rows, stored_parts
+
+FIRST = 64
+"""Numbers of each matrix that a conversion without matrices keeps, to identify the model."""
+_LOCAL_ROPE = 10000.0
+"""The RoPE base of Gemma 3's layers with a window (report, section 2.1). Not in files."""
+_SETTINGS = {
+    "sliding_window": "attention.sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "attention_multiplier": "attention.scale",
+    "logits_scaling": "logit_scale",
+    "num_local_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+}
+"""Keys of settings that only some families have."""
+_BIASES = {
+    "attention_bias": "blk.0.attn_q.bias",
+    "attention_out_bias": "blk.0.attn_output.bias",
+    "mlp_bias": "blk.0.ffn_down.bias",
+}
+_FIXED = {"qwen3moe": {"norm_topk_prob": True}, "gpt-oss": {"attention_bias": True}}
+"""Settings that are not in files."""
+_LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}
+"""Layers of the models of 27B parameters, which scale attention by the hidden size."""
+
+
+def build_config(file: GGUFFile) -> Any:
+    """Return the config of a GGUF file. Raises ModelError if the engine can't run it faithfully."""
+    architecture = file.metadata.get("general.architecture")
+    if architecture not in GGUF_FAMILIES:
+        raise refusal(file, f"its architecture is {architecture}; supported are {', '.join(GGUF_FAMILIES)}")
+    name = GGUF_FAMILIES[architecture]
+    if file.setting("attention.sliding_window"):
+        if architecture == "llama":
+            name = "mistral"
+        elif "sliding_window" not in FAMILIES[name].defaults or "use_sliding_window" in FAMILIES[name].defaults:
+            raise refusal(file, "it uses sliding-window attention")
+    family = FAMILIES[name]
+    blocks = file.setting("block_count")
+    if blocks > len(file.tensors):
+        raise refusal(file, f"its block_count is {blocks:,}, but it has {len(file.tensors):,} tensors")
+    if (context := file.setting("context_length")) == 0:
+        raise refusal(file, "its context_length is 0")
+    hidden, heads = file.setting("embedding_length"), file.setting("attention.head_count")
+    head_dim = file.setting("attention.key_length") or hidden // heads
+    inner = "expert_feed_forward_length" if family.experts and family.experts.inner == "intermediate_size" else ""
+    eos = end_tokens(file.metadata)
+    settings = dict(
+        model_type=name,
+        architectures=[family.architecture],
+        dtype="bfloat16",
+        vocab_size=file.shape("token_embd.weight")[0],
+        hidden_size=hidden,
+        intermediate_size=file.setting(inner or "feed_forward_length"),
+        num_hidden_layers=blocks,
+        num_attention_heads=heads,
+        num_key_value_heads=file.setting("attention.head_count_kv", heads),
+        head_dim=head_dim,
+        max_position_embeddings=context,
+        rms_norm_eps=float(f"{file.setting('attention.layer_norm_rms_epsilon'):.7g}"),  # stored as float32
+        rope_parameters=_rope(file, architecture, head_dim),
+        tie_word_embeddings="output.weight" not in file.tensors,
+        bos_token_id=file.metadata.get("tokenizer.ggml.bos_token_id"),
+        eos_token_id=eos[0] if len(eos) == 1 else eos or None,
+        pad_token_id=file.metadata.get("tokenizer.ggml.padding_token_id"),
+        **_other_settings(file, architecture, family),
+    )
+    return model_config(settings)
+
+
+def _other_settings(file: GGUFFile, architecture: str, family: Family) -> dict[str, Any]:
+    """Return the settings that only some families have."""
+    others = {name: file.setting(key) for name, key in _SETTINGS.items() if name in family.defaults}
+    others = {name: value for name, value in others.items() if value is not None or name == "sliding_window"}
+    others |= {key: bias in file.tensors for key, bias in _BIASES.items() if key in family.biases}
+    if family.full_every:
+        layers = range(1, file.setting("block_count") + 1)
+        kinds = ("sliding" if layer % family.full_every else "full" for layer in layers)
+        others["layer_types"] = [f"{kind}_attention" for kind in kinds]
+    if "query_pre_attn_scalar" in family.defaults:
+        heads, head_dim = file.setting("attention.head_count"), file.setting("attention.key_length")
+        largest = file.setting("block_count") == _LARGEST_GEMMA[architecture]
+        others["query_pre_attn_scalar"] = file.setting("embedding_length") // heads if largest else head_dim
+    return {**others, **_FIXED.get(architecture, {})}
+
+
+def _rope(file: GGUFFile, architecture: str, head_dim: int) -> dict[str, Any]:
+    """Return `rope_parameters`. Raises ModelError for a type that the engine does not compute."""
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": file.setting("rope.freq_base", 10000.0)}
+    plain, kind = dict(rope), file.setting("rope.scaling.type", "none")
+    if kind not in ("none", "linear", "yarn") or "rope_factors_long.weight" in file.tensors:
+        raise refusal(file, "it uses scaled RoPE of a type that is not supported")
+    if kind != "none" and not file.setting("rope.scaling.factor"):
+        raise refusal(file, "it uses scaled RoPE without a factor")
+    if kind != "none":
+        rope |= {"rope_type": kind, "factor": file.setting("rope.scaling.factor")}
+    if kind == "yarn":
+        rope["original_max_position_embeddings"] = file.setting("rope.scaling.original_context_length")
+        rope |= {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": architecture != "gpt-oss"}
+    if (rotated := file.setting("rope.dimension_count", head_dim)) != head_dim:
+        if architecture != "phi3":
+            raise refusal(file, "its RoPE rotates only a part of each head")
+        rope["partial_rotary_factor"] = rotated / head_dim
+    if architecture == "gemma3":
+        return {"full_attention": rope, "sliding_attention": {**plain, "rope_theta": _LOCAL_ROPE}}
+    return rope
+
+
+class Source(NamedTuple):
+    """Where a GGUF file stores a weight."""
+
+    name: str
+    shape: Shape
+    """The shape of the tensor; the weights of all experts are one matrix (experts * outputs, inputs)."""
+    rows: slice = slice(None)
+    """The weight's part of the tensor."""
+    pairs: int = 0
+    """The number of heads whose adjacent dimensions are pairs for RoPE, where transformers rotates halves; 0: none."""
+
+    def take(self, values: Array) -> Array:
+        """Return the weight, from the tensor (outputs, ...)."""
+        part = values[self.rows]
+        if not self.pairs:
+            return part
+        return part.reshape(self.pairs, -1, 2, *part.shape[1:]).swapaxes(1, 2).reshape(part.shape)
+
+
+def sources_of(config: Any) -> dict[str, Source]:
+    """Return where a GGUF file stores each weight, by the weight's name in transformers."""
+    import gguf
+
+    family, shapes = family_of(config), weight_shapes(config)
+    architectures = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(architectures[family.gguf], config.num_hidden_layers)
+    fused = fused_rows(config)
+    sources = {}
+    for name, shape in shapes.items():
+        stored, rows, whole = fused.get(name, (name, slice(None), shape))
+        stem, _, suffix = (f"{stored}.weight" if stored.endswith(SINKS) else stored).rpartition(".")
+        pairs = 0
+        if family.adjacent_pairs and ".q_proj." in name:
+            pairs = config.num_attention_heads
+        elif family.adjacent_pairs and ".k_proj." in name:
+            pairs = config.num_key_value_heads
+        sources[name] = Source(f"{names.get_name(stem)}.{suffix}", whole, rows, pairs)
+    return sources
+
+
+def build_weights(file: GGUFFile, config: Any, matrices: bool = True) -> dict[str, Array]:
+    """Return all weights in bfloat16, as transformers stores them. Raises ModelError if file and model differ.
+
+    Without `matrices`, return the vectors, and only the first numbers of each matrix, by the names of weight_shapes."""
+    family, sources = family_of(config), sources_of(config)
+    if config.tie_word_embeddings:
+        del sources[HEAD]
+    missing = [source.name for source in sources.values() if source.name not in file.tensors]
+    extra = sorted(set(file.tensors) - {source.name for source in sources.values()})
+    if missing or extra:
+        raise refusal(file, f"it has no {missing[0]}" if missing else f"its tensor {extra[0]} is unknown")
+
+    parts, weights = stored_parts(config, ()), {}
+    norms = tuple(f"{stem}.weight" for stem in (*family.norms.values(), "model.norm"))
+    for name, source in sources.items():
+        *outputs, inputs = file.shape(source.name)
+        shape = (math.prod(outputs), inputs) if len(source.shape) == 2 else (math.prod(outputs) * inputs,)
+        if shape != source.shape:
+            raise refusal(file, f"{source.name} has shape {(*outputs, inputs)}, not {source.shape}")
+        tensor = file.tensors[source.name]
+        if not matrices and len(shape) == 2 and not is_router(name, config):
+            first = source.rows.start or 0
+            weights[name] = dequantized(tensor, slice(first, first + 1))[0, :FIRST].astype(bfloat16)
+            continue
+        values = source.take(dequantized(tensor).reshape(shape))
+        if name.endswith(norms):
+            values = values - family.norm_offset
+        if not matrices:
+            weights[name] = values if is_router(name, config) else values.astype(bfloat16)
+            continue
+        part = parts[name]
+        stored = weights.setdefault(part.names[0], np.empty(part.shape, bfloat16))
+        view = part.view(stored)
+        view[...] = values.reshape(view.shape)
+    return weights
+
+
+def is_router(name: str, config: Any) -> bool:
+    """Return whether a weight is a router's matrix, which stays in float32."""
+    experts = family_of(config).experts
+    return experts is not None and name.endswith(f".{experts.router}.weight")
+
+
+def dequantized(tensor: Any, rows: slice = slice(None)) -> Array:
+    """Dequantize some rows of a `gguf.ReaderTensor` to float32: (rows, inputs), or (inputs,) for a vector."""
+    import gguf
+
+    data = tensor.data if tensor.data.ndim == 1 else tensor.data.reshape(-1, tensor.data.shape[-1])[rows]
+    return np.array(gguf.dequantize(data, tensor.tensor_type))
+
+
+def refusal(file: GGUFFile, cause: str) -> ModelError:
+    """Return the error for a file that the engine can't run faithfully."""
+    return ModelError(
+        f"{file.path} can't be used: {cause}. Give the model's hub id or a folder with safetensors, or run it in a "
+        "server, such as llama-server, and ask it with --decoder openai"
+    )

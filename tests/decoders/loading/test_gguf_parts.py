@@ -1,0 +1,250 @@
+"""GGUF files of several parts, of floats, and of types that cannot be read."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import shutil
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from tot.decoders import ModelError, Request, Sampling, load_decoder
+from tot.decoders.engine.engine import Engine
+from tot.decoders.engine.runner import Runner
+from tot.decoders.kernels.native.library import log_once
+from tot.decoders.kernels.native.tiles import kernels_run
+from tot.decoders.models.gguf_numbers import FLOATS, FORMATS
+from tot.decoders.models.gguf_parts import gguf_parts
+from tot.decoders.models.gguf_reader import read_gguf
+from tot.decoders.models.loading import load_model, open_model
+from tot.decoders.models.model_names import find_model, has_chat_template, model_key
+from tot.evaluation.fingerprint import hash_model
+
+Tensors = dict[str, Any]
+REQUEST = Request(prompt="the rain", sampling=Sampling(max_tokens=8, ignore_eos=True))
+
+
+def rewrite(source: Path, target: Path, tensors: Tensors | None = None, split: int = 0, **added: int) -> list[Path]:
+    """Write a GGUF file with other values of some tensors, which give the type, in parts of `split` tensors."""
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents(), split_max_tensors=split)
+    for field in reader.fields.values():
+        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
+            writer.add_key_value(field.name, field.contents(), field.types[0], field.types[-1])
+    for key, value in added.items():
+        writer.add_uint16(key.replace("__", "."), value)
+    for tensor in reader.tensors:
+        values, kind = (tensors or {}).get(tensor.name, (tensor.data, tensor.tensor_type))
+        writer.add_tensor(tensor.name, np.array(values), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return sorted(target.parent.glob(f"{target.stem}*.gguf"))
+
+
+@pytest.fixture
+def parts(tiny: Any, tmp_path: Path) -> list[Path]:
+    """A model in several files, as llama.cpp's converter writes them."""
+    found = rewrite(tiny.path, tmp_path / "many.gguf", split=8)
+    assert [path.name for path in found] == [f"many-{number:05}-of-00003.gguf" for number in (1, 2, 3)]
+    return found
+
+
+def tokens(path: Path) -> Sequence[int]:
+    with load_decoder("ar", path, kv_budget=100) as decoder:
+        return decoder.generate([REQUEST])[0].tokens
+
+
+def test_any_part_opens_the_whole_model(tiny: Any, parts: list[Path], tmp_path: Path) -> None:
+    whole, joined = read_gguf(tiny.path), read_gguf(parts[1])
+    assert list(joined.tensors) == list(whole.tensors)
+    assert all(np.array_equal(joined.tensors[name].data, whole.tensors[name].data) for name in whole.tensors)
+    assert joined.setting("block_count") == whole.setting("block_count")
+    for part in parts:
+        assert gguf_parts(part) == parts
+        assert find_model(part) == parts[0]
+        assert has_chat_template(part)
+    assert len({hash_model(part) for part in parts}) == 1
+    assert len({model_key(part)[1:] for part in parts}) == 1
+    assert tokens(parts[2]) == tokens(tiny.path)
+    loaded = load_model(parts[1], dtype="fp32", cache_dir=tmp_path / "cache")
+    original = load_model(tiny.path, dtype="fp32", cache_dir=tmp_path / "cache")
+    assert torch.equal(loaded.model.lm_head.weight, original.model.lm_head.weight)
+    assert len(list((tmp_path / "cache" / "models").glob("many-00001*/model.safetensors"))) == 1
+
+
+def test_a_changed_part_changes_the_models_identity(parts: list[Path]) -> None:
+    before = hash_model(parts[0]), model_key(parts[0])
+    content = parts[2].read_bytes()
+    parts[2].write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    after = hash_model(parts[0]), model_key(parts[0])
+    assert before[0] != after[0]
+    assert before[1] != after[1]
+
+
+@pytest.mark.parametrize(("lost", "named"), [((0,), 0), ((2,), 2), ((0, 1), 0)])
+def test_a_missing_part_is_named(
+    parts: list[Path], one_line: Callable[..., str], lost: tuple[int, ...], named: int
+) -> None:
+    for number in lost:
+        parts[number].unlink()
+    given = next(part for part in parts if part.exists())
+    more = " and 1 more" if len(lost) > 1 else ""
+    with pytest.raises(ModelError, match=rf"{parts[named].name}{more} are missing: download all parts") as error:
+        load_decoder("ar", given, kv_budget=100)
+    one_line(error)
+
+
+def test_a_given_part_that_does_not_exist_is_named(parts: list[Path]) -> None:
+    parts[0].unlink()
+    with pytest.raises(ModelError, match=r"there is no file or folder .*00001-of-00003\.gguf"):
+        find_model(parts[0])
+
+
+def copied(parts: list[Path], folder: Path) -> None:
+    """Replace the second part by the third."""
+    shutil.copy(parts[2], parts[1])
+
+
+def of_another_split(parts: list[Path], folder: Path) -> None:
+    whole = folder.parent / "whole.gguf"
+    shutil.copy(rewrite(whole, folder.parent / "other.gguf", split=5)[1], parts[1])
+
+
+def of_a_larger_model(parts: list[Path], folder: Path) -> None:
+    """The part has the right number and count, but the model has other tensors in all."""
+    content = parts[1].read_bytes()
+    key = b"split.tensors.count"
+    place = content.index(key) + len(key) + 4
+    (total,) = struct.unpack("<i", content[place : place + 4])
+    parts[1].write_bytes(content[:place] + struct.pack("<i", total + 3) + content[place + 4 :])
+
+
+def of_two_parts(parts: list[Path], folder: Path) -> None:
+    for number, part in enumerate(parts[:2], 1):
+        part.rename(part.with_name(f"many-{number:05}-of-00002.gguf"))
+
+
+def renamed(parts: list[Path], folder: Path) -> None:
+    parts[1].rename(folder / "many-b.gguf")
+
+
+@pytest.mark.parametrize("damage", [copied, of_another_split, of_a_larger_model, of_two_parts, renamed])
+def test_a_part_of_another_model_is_refused(
+    tiny: Any, tmp_path: Path, one_line: Callable[..., str], damage: Callable[[list[Path], Path], None]
+) -> None:
+    place = tmp_path / "model"
+    place.mkdir()
+    shutil.copy(tiny.path, tmp_path / "whole.gguf")
+    damage(rewrite(tiny.path, place / "many.gguf", split=8), place)
+    given = next(path for path in (place / "many-b.gguf", *sorted(place.glob("*.gguf"))) if path.exists())
+    with pytest.raises(ModelError, match=r"the header of .* says .*: download all parts of one model") as error:
+        load_model(given, cache_dir=tmp_path / "cache")
+    one_line(error)
+    assert not (tmp_path / "cache" / "models").exists()
+
+
+def test_a_truncated_part_is_refused(parts: list[Path], tmp_path: Path) -> None:
+    parts[2].write_bytes(parts[2].read_bytes()[:-40])
+    with pytest.raises(ModelError, match=r"00003-of-00003\.gguf is not a readable GGUF file \(it ends at byte"):
+        load_model(parts[0], cache_dir=tmp_path / "cache")
+
+
+@pytest.mark.parametrize("name", ["a-00000-of-00000.gguf", "a-00003-of-00002.gguf", "a-1-of-2.gguf", "a.gguf"])
+def test_other_names_are_single_files(tmp_path: Path, name: str) -> None:
+    assert gguf_parts(tmp_path / name) == [tmp_path / name]
+
+
+def with_type(number: int) -> Callable[[bytes], bytes]:
+    """Set the type of the first tensor."""
+
+    def change(whole: bytes) -> bytes:
+        at = whole.index(b"token_embd.weight") + len(b"token_embd.weight")
+        (sizes,) = struct.unpack("<I", whole[at : at + 4])
+        at += 4 + 8 * sizes
+        return whole[:at] + struct.pack("<I", number) + whole[at + 4 :]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(18, "IQ3_XXS"), (34, "TQ1_0"), (28, "F64"), (4, "number 4"), (2**32 - 1, "number 4294967295")]
+)
+def test_a_type_that_cannot_be_read_is_refused_by_name(
+    tiny: Any, tmp_path: Path, one_line: Callable[..., str], number: int, name: str
+) -> None:
+    path = tmp_path / "odd.gguf"
+    path.write_bytes(with_type(number)(tiny.path.read_bytes()))
+    with pytest.raises(
+        ModelError, match=rf"odd\.gguf can't be used: its tensor token_embd\.weight has the type {name}, and readable"
+    ) as error:
+        load_decoder("ar", path, kv_budget=100)
+    text = one_line(error)
+    assert all(kind in text for kind in (*FLOATS, *FORMATS))
+
+
+@pytest.mark.parametrize("sizes", [(0, 1), (64, 0), (0, 0)])
+def test_a_tensor_without_numbers_is_refused(tiny: Any, tmp_path: Path, sizes: tuple[int, int]) -> None:
+    whole = tiny.path.read_bytes()
+    at = whole.index(b"token_embd.weight") + len(b"token_embd.weight") + 4
+    (tmp_path / "odd.gguf").write_bytes(whole[:at] + struct.pack("<QQ", *sizes) + whole[at + 16 :])
+    with pytest.raises(ModelError, match=r"\(its tensor token_embd\.weight has no numbers\): download it again"):
+        load_model(tmp_path / "odd.gguf", cache_dir=tmp_path)
+
+
+def matrices(path: Path, kinds: Sequence[str]) -> Tensors:
+    """Return random values for the matrices of a file, with each type in turn."""
+    random, new, turn = np.random.default_rng(0), {}, itertools.cycle(kinds)
+    for tensor in gguf.GGUFReader(path).tensors:
+        if len(tensor.shape) == 2:
+            kind = gguf.GGMLQuantizationType[next(turn)]
+            values = random.standard_normal(tensor.shape[::-1], np.float32) * np.float32(0.2)
+            new[tensor.name] = gguf.quantize(values, kind), kind
+    return new
+
+
+@pytest.mark.parametrize(
+    ("kinds", "kept"),
+    [(["BF16"], "bfloat16"), (["F16"], "float32"), (["F32"], "float32"), (["F16", "BF16"], "float32")],
+)
+def test_a_file_of_floats_is_computed_exactly(tiny: Any, tmp_path: Path, kinds: list[str], kept: str) -> None:
+    if not kernels_run(16, 2, np.dtype(np.float32), "cpu"):
+        pytest.skip("needs a C compiler, and a processor with AVX2")
+    new = matrices(tiny.path, kinds)
+    (path,) = rewrite(tiny.path, tmp_path / "floats.gguf", new)
+    loaded = open_model(path, dtype="fp32", cache_dir=tmp_path, unread=True)
+    assert not loaded.stored.quantized
+    table = loaded.weights["model.embed_tokens.weight"]
+    assert np.array_equal(table.astype(np.float32), gguf.dequantize(*new["token_embd.weight"]))
+    reference = copy.deepcopy(tiny.model)
+    for name, weight in reference.named_parameters():
+        weight.data = torch.from_numpy(loaded.weights.array(name).astype(np.float32))
+    with load_decoder("ar", engine=Engine(loaded, 100, quantize="gguf", owned=True)) as decoder:
+        assert decoder.engine.runner.backend.name == f"C, weights kept in {kept}"
+        text = list(decoder.engine.codec.encode_prompt(REQUEST.prompt))
+        for token in decoder.generate([REQUEST])[0].tokens:
+            assert token == int(reference(torch.tensor([text])).logits[0, -1].argmax())
+            text.append(token)
+
+
+def test_floats_beside_integers_are_rounded_to_eight_bits(tiny: Any, tmp_path: Path, caplog: Any) -> None:
+    if not kernels_run(16, 2, np.dtype(np.float32), "cpu"):
+        pytest.skip("needs a C compiler, and a processor with AVX2")
+    new = matrices(tiny.path, ["F16", "Q8_0", "BF16"])
+    (path,) = rewrite(tiny.path, tmp_path / "mixed.gguf", new)
+    loaded = open_model(path, dtype="fp32", cache_dir=tmp_path, unread=True)
+    assert loaded.stored.quantized
+    log_once.cache_clear()
+    with caplog.at_level("INFO"):
+        runner = Runner(loaded, 100, "gguf")
+    assert runner.backend.name == "C, weights kept in gguf"
+    assert "rounded to eight bits" in caplog.text
+    runner.close()
