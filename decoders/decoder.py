@@ -87,6 +87,7 @@ def load_decoder(
     device: str = ...,
     kv_budget: int | str | None = ...,
     quantize: Quantize = ...,
+    prefix_cache: bool = ...,
     **options: Any,
 ) -> LocalDecoder: ...
 
@@ -101,6 +102,7 @@ def load_decoder(
     device: str = "auto",
     kv_budget: int | str | None = None,
     quantize: Quantize = "auto",
+    prefix_cache: bool = True,
     **options: Any,
 ) -> LocalDecoder | RemoteDecoder:
     """Load a decoder by name.
@@ -114,6 +116,8 @@ def load_decoder(
         device: "auto", "cpu", "cuda" or "cuda:N".
         kv_budget: Size of the key-value cache, in tokens or bytes ("1.5GiB").
         quantize: See `Quantize`; for Llama-like models on CPUs.
+        prefix_cache: Keep keys and values of the beginnings of prompts in the cache folder, for later processes. Only
+            for models in files that run in C.
         options: The options of the method.
 
     Raises:
@@ -123,6 +127,7 @@ def load_decoder(
     if name in REMOTE:
         local = {"tokenizer": tokenizer, "engine": engine, "kv_budget": kv_budget}
         local |= {"dtype": dtype, "device": device, "quantize": quantize}
+        local["prefix_cache"] = None if prefix_cache else False
         for option, value in local.items():
             if value not in (None, "auto"):
                 raise OptionError(f"{option} is for local models: leave it out, the server has its own")
@@ -138,7 +143,7 @@ def load_decoder(
         owned = engine is None
         if engine is None:
             close_models()
-            engine = open_engine(model, tokenizer, dtype, device, kv_budget, quantize)
+            engine = open_engine(model, tokenizer, dtype, device, kv_budget, quantize, prefix_cache)
             stack.callback(engine.close)
         opened = method.open(engine, method_options, stack)
         return LocalDecoder(name, engine, opened, stack.pop_all(), owned, not method.few_shot)

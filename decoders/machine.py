@@ -131,28 +131,52 @@ def control_groups() -> list[Path]:
     return [_GROUPS / group for group in (inner, *inner.parents)]
 
 
+_process: int | None = None
 _of_thread = threading.local()
 
 
-def threads() -> int:
-    """Return the number of threads for a forward pass in C that the calling thread starts."""
-    own: int | None = getattr(_of_thread, "count", None)
-    return own or _usable()
+def choose_threads(count: int | None) -> None:
+    """Set the number of threads that compute in this process; None means all that it may use."""
+    global _process
+    _process = count
 
 
 def use_threads(count: int | None) -> None:
-    """Set the number of threads for the forward passes that the calling thread starts; None: all usable ones."""
+    """Set the number of threads for the forward passes that the calling thread starts; None: as for the process."""
     _of_thread.count = count
 
 
-def _usable() -> int:
-    """Return the number of processors that this process may use, at most OMP_NUM_THREADS.
+def threads() -> int:
+    """Return the number of threads for a forward pass that the calling thread starts.
 
-    Threads synchronize many times in a forward pass; with fewer processors than threads they mostly wait."""
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    limit = os.environ.get("OMP_NUM_THREADS", "")
-    quota = math.ceil(min((_cpu_quota(group) for group in control_groups()), default=sys.maxsize))
-    return max(1, min(processors, quota, int(limit) if limit.isdigit() else sys.maxsize))
+    If none is set, it is the number of processors in the affinity of the process, at most the CPU quota of its
+    container and OMP_NUM_THREADS."""
+    own: int | None = getattr(_of_thread, "count", None)
+    return own or _process or max(1, min(_processors(), _quota(int(time.monotonic())), _omp_limit()))
+
+
+def fit_torch() -> None:
+    """Set torch's number of threads to `threads()`."""
+    import torch
+
+    if torch.get_num_threads() != (count := threads()):
+        torch.set_num_threads(count)
+
+
+def _processors() -> int:
+    """Return the number of processors that the main thread may run on."""
+    return len(os.sched_getaffinity(os.getpid())) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@functools.lru_cache(maxsize=1)
+def _quota(second: int) -> int:
+    """Return the CPU quota of the container in processors, rounded up. It is read once in each `second`."""
+    return math.ceil(min((_cpu_quota(group) for group in control_groups()), default=sys.maxsize))
+
+
+def _omp_limit() -> int:
+    limit = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return int(limit) if limit.isdecimal() else sys.maxsize
 
 
 def _cpu_quota(group: Path) -> float:

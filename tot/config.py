@@ -82,6 +82,10 @@ class SearchConfig(BaseModel):
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     kv_budget: str | None = Field(None, description="Size of the key-value cache, in tokens or bytes (1.5GiB).")
+    prefix_cache: bool = Field(
+        True,
+        description="Keep computed prompts in the cache folder, so that later runs start sooner.",
+    )
     search: Any = Field(
         None,
         description="bfs, dfs, best-first, mcts, rap, refine, act, cot, self-consistency or best-of-n, with "
@@ -188,7 +192,8 @@ class SearchConfig(BaseModel):
     def loading(self) -> dict[str, Any]:
         """Arguments of `load_decoder` that differ from its defaults."""
         given = {name: getattr(self, name) for name in ("dtype", "device", "kv_budget", "quantize")}
-        return {name: value for name, value in given.items() if value not in (None, "auto")} | self.model_options
+        options = {name: value for name, value in given.items() if value not in (None, "auto")}
+        return options | ({} if self.prefix_cache else {"prefix_cache": False}) | self.model_options
 
     def suited(self, task: Task | type[Task] | str) -> Task:
         """Return the task with the chosen prompts, or else the prompts that suit the model.

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from tot.decoders.budget import Meter, Metrics
 from tot.decoders.engine.last_open import LastOpen
 from tot.decoders.engine.output import Output
+from tot.decoders.engine.prefix_cache import PrefixCache
 from tot.decoders.engine.runner import Forward, Runner
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.engine.scheduler import Scheduler, Step
@@ -47,7 +48,7 @@ class Engine:
     """Run requests on one local model.
 
     `kv_budget` is in tokens, or in bytes ("1.5GiB"). `chunk` is the number of prompt tokens that a step computes.
-    `quantize` is as in `load_decoder`. With `owned`, closing the engine frees the model.
+    `quantize` and `prefix_cache` are as in `load_decoder`. With `owned`, closing the engine frees the model.
     """
 
     def __init__(
@@ -57,11 +58,13 @@ class Engine:
         chunk: int = 512,
         quantize: Quantization | None = None,
         owned: bool = False,
+        prefix_cache: bool = False,
     ) -> None:
         self._loaded: LoadedModel | None = loaded
         self._owned = owned
         self.runner = Runner(loaded, kv_budget, quantize)
         self.cache = self.runner.cache
+        self._prefixes = PrefixCache.open(loaded, self.runner.backend, self.cache) if prefix_cache else None
         self.codec = TextCodec(loaded.tokenizer, loaded.end_ids, int(loaded.config.vocab_size))
         self.chunk = chunk
         self.forwards = 0
@@ -139,6 +142,8 @@ class Engine:
         if thread is not None:
             thread.join()
         self.drafters.close_idle()
+        if self._prefixes is not None:
+            self._prefixes.close()
         self.runner.close()
         if self._owned:
             self._loaded = None
@@ -218,7 +223,9 @@ class Engine:
 
     def _loop(self) -> None:
         while self._receive():
-            self._scheduler.admit()
+            for job in self._scheduler.admit():
+                if self._prefixes is not None:
+                    self._prefixes.load(job.branch)
             if self._scheduler.running:
                 with recorded(self.timeline):
                     progressed = self._step()
@@ -310,6 +317,9 @@ class Engine:
             job.meter.count(new_tokens=new)
             job.account.tokens += new
             job.handle.emit(job.outputs)
+            if self._prefixes is not None and not job.kept:
+                self._prefixes.save(job.branch, job.computed)
+            job.kept = True
             if not job.running:
                 self._finish(job, None)
 

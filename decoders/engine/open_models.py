@@ -38,18 +38,20 @@ def open_engine(
     device: str = "auto",
     kv_budget: int | str | None = None,
     quantize: Quantize = "auto",
+    prefix_cache: bool = True,
 ) -> Engine:
     """Load a model and make an engine for it, with the arguments of `load_decoder`."""
     if quantize == "auto":
         if _uses_file_quantization(model, dtype, device):
             try:
-                return _open(model, tokenizer, dtype, device, kv_budget, "gguf")
+                return _open(model, tokenizer, dtype, device, kv_budget, "gguf", prefix_cache)
             except OptionError as error:  # unsupported layers, or too little free memory
                 log.info("cannot compute with the quantized weights of %s, so they are dequantized: %s", model, error)
-        return _open(model, tokenizer, dtype, device, kv_budget, None)
+        return _open(model, tokenizer, dtype, device, kv_budget, None, prefix_cache)
     if quantize != "none" and (kind := _device(model, device).partition(":")[0]) != "cpu":
         raise OptionError(f"quantize={quantize} runs on the CPU only, and the device is {kind}: leave quantize out")
-    return _open(model, tokenizer, dtype, device, kv_budget, None if quantize == "none" else quantize)
+    quantization = None if quantize == "none" else quantize
+    return _open(model, tokenizer, dtype, device, kv_budget, quantization, prefix_cache)
 
 
 def _uses_file_quantization(model: Any, dtype: str, device: str) -> bool:
@@ -75,13 +77,15 @@ def _open(
     device: str,
     kv_budget: int | str | None,
     quantization: Quantization | None,
+    prefix_cache: bool,
 ) -> Engine:
     loaded = open_model(model, tokenizer=tokenizer, dtype=dtype, device=device, unread=quantization == "gguf")
     half = (at := level()) is not None and at.half_store
     if quantization == "gguf" and dtype == "auto" and loaded.dtype == np.float32 and half:
         loaded.store_dtype = np.dtype(np.float16)
     give_back()  # parsing a tokenizer file takes many times its size: free that before allocating keys and values
-    return Engine(loaded, kv_budget, quantize=quantization, owned=isinstance(model, str | Path))
+    owned = isinstance(model, str | Path)
+    return Engine(loaded, kv_budget, quantize=quantization, owned=owned, prefix_cache=prefix_cache)
 
 
 @contextmanager
@@ -93,6 +97,7 @@ def shared_engine(
     device: str = "auto",
     kv_budget: int | str | None = None,
     quantize: Quantize = "auto",
+    prefix_cache: bool = True,
 ) -> Iterator[Engine]:
     """Yield an engine for a model, shared by all concurrent users of the same model and options.
 
@@ -104,13 +109,14 @@ def shared_engine(
 
     def make() -> Engine:
         give_back()  # memory of the previous model
-        return open_engine(model, tokenizer, dtype, device, kv_budget, quantize)
+        return open_engine(model, tokenizer, dtype, device, kv_budget, quantize, prefix_cache)
 
     if tokenizer is not None or not named:
         with make() as engine:
             yield engine
         return
-    key = (model_key(model), dtype, device, kv_budget, quantize, os.getpid())  # a fork cannot use its parent's engine
+    options = (dtype, device, kv_budget, quantize, prefix_cache)
+    key = (model_key(model), *options, os.getpid())  # a fork cannot use its parent's engine
     with _engines.use(key, make) as engine:
         yield engine
 

@@ -157,6 +157,8 @@ class Runner:
         runs: list[Run] = []
         writes: list[list[int]] = []
         row_of: dict[int, tuple[int, int]] = {}
+        run_to: dict[int, int] = {}
+        """The number of the run that ends at a slot."""
         own_from: list[int] = []
         for chunk in chunks:
             slots, first_read = chunk.branch.slots, chunk.stop - len(chunk.reads)
@@ -167,9 +169,18 @@ class Runner:
             if own < chunk.stop:
                 new = slots[own : chunk.stop]
                 # A computed token runs again only for its logits: it reads its slot and writes to none.
-                writes.append([SCRATCH if slot in row_of or computed(slot) else slot for slot in new])
-                row_of.update((slot, (len(runs), i)) for i, slot in enumerate(new))
-                runs.append(Run(np.array(slots[: chunk.stop], dtype=np.int32), own))
+                write = [SCRATCH if slot in row_of or computed(slot) else slot for slot in new]
+                path = np.array(slots[: chunk.stop], dtype=np.int32)
+                number = run_to.pop(slots[own - 1], None) if own else None
+                if number is None:
+                    number = len(runs)
+                    runs.append(Run(path, own))
+                    writes.append(write)
+                else:  # it continues another chunk: as one run, attention rounds alike, whatever was computed before
+                    runs[number] = Run(path, runs[number].start)
+                    writes[number] += write
+                run_to[new[-1]] = number
+                row_of.update((slot, (number, own - runs[number].start + i)) for i, slot in enumerate(new))
         reads = list(dict.fromkeys(row_of[slot] for chunk in chunks for slot in chunk.read_slots))
         logits, states = self._run(runs, writes, reads, layers)
         logit_rows = {row: i for i, row in enumerate(reads)}

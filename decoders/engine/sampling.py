@@ -140,7 +140,7 @@ def _read(functions: ctypes.CDLL, logits: Array, targets: Sequence[Draw | int | 
     scratch = _scratch(logits, targets)
     functions.read_rows(
         address(logits, np.float32), *logits.shape, address(_token_hashes(logits.shape[1]), np.uint32),
-        pack_draws(targets, logits.shape[1]), tokens, logprobs, address(scratch, np.float32), threads(),
+        pack_draws(targets, logits.shape[1]), tokens, logprobs, address(scratch, np.float32), len(scratch),
     )  # fmt: skip
     return list(tokens), list(logprobs)
 
@@ -154,7 +154,8 @@ def _draw(functions: ctypes.CDLL, logits: Array, draws: Sequence[Draw], count: i
     )
     functions.draw(
         address(logits, np.float32), *logits.shape, address(_token_hashes(logits.shape[1]), np.uint32),
-        pack_draws(draws, logits.shape[1]), count, address(tokens, np.int64), address(scratch, np.float32), threads(),
+        pack_draws(draws, logits.shape[1]), count, address(tokens, np.int64), address(scratch, np.float32),
+        len(scratch),
     )  # fmt: skip
     return tokens
 
@@ -173,9 +174,9 @@ def pack_draws(reads: Sequence[Draw | int | Raw], vocab: int) -> bytes:
 
 
 def _scratch(logits: Array, reads: Sequence[Draw | int | Raw]) -> Array:
-    """Return the scratch memory that sampling.c needs for rows with filters, for all threads."""
+    """Return the scratch memory of each thread of sampling.c, which only rows with filters need."""
     filters = any(isinstance(target, Draw) and has_filters(target) for target in reads)
-    return empty((threads() * 4 * logits.shape[1] if filters else 0,), np.float32)
+    return empty((threads(), 4 * logits.shape[1] if filters else 0), np.float32)
 
 
 def log_of(value: float) -> float:

@@ -71,9 +71,10 @@ class Scheduler:
         self._cache = cache
         self._chunk = chunk
 
-    def admit(self) -> None:
-        """Pause requests until the next step fits, then admit requests while their reservations fit."""
+    def admit(self) -> list[Job]:
+        """Pause requests until the next step fits, then admit requests while their reservations fit. Return these."""
         self._make_room()
+        admitted: list[Job] = []
         reserved = sum(_reservation(job) for job in self.running)
         while self.waiting:
             job, texts = self.waiting[0], self.waiting[0].policy.texts()
@@ -82,11 +83,13 @@ class Scheduler:
             job.protected = not job.policy.pausable or job.policy.need(_ahead(job)) >= job.policy.growth()
             growth = _reservation(job)
             if self._cache.live + slots + reserved + growth > self._cache.capacity:
-                return
+                break
             job.branch, job.head = self._cache.open(head), 0
             job.resumed = {sample: self._cache.open(text[:-1]) for sample, text in texts.items()}
             reserved += growth
             self.running.append(self.waiting.popleft())
+            admitted.append(job)
+        return admitted
 
     def _make_room(self) -> None:
         """Pause the youngest requests until the next step of the others fits."""

@@ -170,6 +170,8 @@ class Job:
     """Cost of the requests of the same purpose."""
     computed: int = 0
     """Prompt tokens computed for this job, including those computed again after a pause."""
+    kept: bool = False
+    """Whether its prompt was computed and given to the prefix cache."""
     pauses: int = 0
     """Number of times that it was paused."""
     protected: bool = False

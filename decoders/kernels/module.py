@@ -18,6 +18,7 @@ from tot.decoders.kernels.linear import PackedLinears
 from tot.decoders.kernels.native.attention import kernel_for
 from tot.decoders.kernels.native.shared_prefixes import Run
 from tot.decoders.kernels.native.tiles import make_tiles
+from tot.decoders.machine import fit_torch
 from tot.decoders.models.families import window_of
 from tot.decoders.models.kv_store import Store
 from tot.decoders.models.loaded import LoadedModel
@@ -82,6 +83,7 @@ class TransformersForward:
     def _compute(
         self, tokens: Tensor, positions: Tensor, write: Tensor, keep: Tensor, pieces: Any, layers: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
+        fit_torch()
         plan = Plan(*self._store, write, self._attend, pieces)
         result = self.module(
             input_ids=tokens,

@@ -38,5 +38,5 @@ def convert(file: GGUFFile, folder: Path, matrices: bool = True) -> None:
     ends = {name: getattr(config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     (folder / "generation_config.json").write_text(json.dumps(ends))
     tokenizer.save_pretrained(folder)
-    metadata = {"format": "pt", "quantized": str(file.quantized)}
+    metadata = {"format": "pt", "matrices": file.matrices}
     save_file(weights, folder / "model.safetensors", metadata=metadata)

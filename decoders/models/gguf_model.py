@@ -197,7 +197,8 @@ def build_weights(file: GGUFFile, config: Any, matrices: bool = True) -> dict[st
         if name.endswith(norms):
             values = values - family.norm_offset
         if not matrices:
-            weights[name] = values if is_router(name, config) else values.astype(bfloat16)
+            exact = is_router(name, config) or file.matrices == "float32"
+            weights[name] = values if exact else values.astype(bfloat16)
             continue
         part = parts[name]
         stored = weights.setdefault(part.names[0], np.empty(part.shape, bfloat16))
@@ -213,7 +214,7 @@ def is_router(name: str, config: Any) -> bool:
 
 
 def dequantized(tensor: Any, rows: slice = slice(None)) -> Array:
-    """Dequantize some rows of a `gguf.ReaderTensor` to float32: (rows, inputs), or (inputs,) for a vector."""
+    """Dequantize some rows of a `GGUFTensor` to float32: (rows, inputs), or (inputs,) for a vector."""
     import gguf
 
     data = tensor.data if tensor.data.ndim == 1 else tensor.data.reshape(-1, tensor.data.shape[-1])[rows]

@@ -90,7 +90,7 @@ class Whole:
 
 
 def numbers_of(tensor: Any) -> Whole | None:
-    """Unpack a matrix (`gguf.ReaderTensor`), or the matrices of all experts one below the other.
+    """Unpack a matrix (`GGUFTensor`), or the matrices of all experts one below the other.
 
     Returns None for a matrix of floats, which `floats_of` reads."""
     form = FORMATS.get(tensor.tensor_type.name)
@@ -110,7 +110,7 @@ def numbers_of(tensor: Any) -> Whole | None:
 
 
 def floats_of(tensor: Any) -> Array:
-    """Return the matrix of floats of a `gguf.ReaderTensor`, in bfloat16 or float32, which hold it exactly."""
+    """Return the matrix of floats of a `GGUFTensor`, in bfloat16 or float32, which hold it exactly."""
     rows = tensor.data.reshape(-1, tensor.data.shape[-1])
     floats: Array = np.array(rows.view(bfloat16)) if tensor.tensor_type.name == "BF16" else rows.astype(np.float32)
     return floats

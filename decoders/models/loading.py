@@ -190,6 +190,7 @@ def _open_folder(
         check_supported(config)  # again, with the defaults that config.json leaves out
         if unread is not None:
             stored = GGUFWeights(unread, folder, config, dtype)
+            dtype = stored.dtype
         elif config.model_type in FAMILIES:
             with suppress(LookupError):  # transformers accepts more weight names
                 stored = FolderWeights(folder, config, dtype, getattr(settings, "quantization_config", None))

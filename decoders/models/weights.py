@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ class Weights(Mapping[str, "Array | Whole"]):
     """Weights by name."""
 
     shapes: Mapping[str, Shape]
+    files: Sequence[Path] = ()
+    """The files that hold the weights, if they are in files."""
     quantized: bool = False
     """Whether a matrix is stored as integers."""
 
@@ -115,7 +117,8 @@ class FolderWeights(Weights):
                 raise ModelError(f"the files of the model lack {min(missing)}: download it again")
             raise LookupError(min(missing))
         self._files = {name: files[name] for name in stored}
-        for path in set(self._files.values()):
+        self.files = sorted(set(self._files.values()))
+        for path in self.files:
             with safe_open(path, "np") as file:
                 for name in (name for name, holder in self._files.items() if holder == path):
                     _check_shape(name, tuple(file.get_slice(name).get_shape()), stored[name])
@@ -168,8 +171,8 @@ def _check_shape(name: str, actual: Shape, expected: Shape) -> None:
 class GGUFWeights(Weights):
     """The weights of the GGUF file at `path`, whose conversion without matrices is in `folder`.
 
-    Vectors are in `dtype`, matrices are the integers or floats of the file. Raises ModelError if the conversion does
-    not match the config.
+    Matrices are the integers or floats of the file. Vectors are in `dtype`, or in float32 if bfloat16 does not hold
+    the floats. Raises ModelError if the conversion does not match the config.
     """
 
     def __init__(self, path: Path, folder: Path, config: Any, dtype: DTypeLike) -> None:
@@ -178,10 +181,13 @@ class GGUFWeights(Weights):
         self.folder = folder
         """The folder for packed weights."""
         self.shapes = weight_shapes(config)
+        self.files = [path, folder / "model.safetensors"]
         self._path, self._config = path, config
         with safe_open(folder / "model.safetensors", "np") as file:
             stored: dict[str, Array] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            self.quantized = file.metadata().get("quantized") != "False"
+            matrices = file.metadata().get("matrices", "integers")
+        self.quantized = matrices == "integers"
+        self.dtype: np.dtype[Any] = np.dtype(np.float32 if matrices == "float32" else dtype)
         if config.tie_word_embeddings and EMBEDDING in stored:
             stored[HEAD] = stored[EMBEDDING]
         for name, shape in self.shapes.items():
@@ -190,7 +196,7 @@ class GGUFWeights(Weights):
             if value is None or (value.shape != shape if whole else value.ndim != 1):
                 raise ModelError(f"the weight {name} is missing, or its shape differs from config.json")
         routers = {name: stored[name] for name in self.shapes if is_router(name, config)}
-        self._stored = {name: stored[name].astype(dtype) for name in self.shapes} | routers
+        self._stored = {name: stored[name].astype(self.dtype) for name in self.shapes} | routers
         """Vectors, routers, and the first numbers of matrices."""
 
     @cached_property

@@ -121,6 +121,7 @@ def test_threads_are_limited_by_the_containers_cpu_time(
     (tmp_path / "outer" / "inner" / "cpu.max").write_text(inner)
     monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: range(4))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    machine._quota.cache_clear()
     assert machine.threads() == threads
 
 

@@ -53,8 +53,8 @@ class Computed(BenchOptions):
 
     @property
     def computed(self) -> dict[str, Any]:
-        """These options as arguments of `load_decoder`."""
-        return {"dtype": self.dtype, "quantize": self.quantize}
+        """These options as arguments of `load_decoder`. Every run computes its prompts."""
+        return {"dtype": self.dtype, "quantize": self.quantize, "prefix_cache": False}
 
 
 class InRounds(BenchOptions):

@@ -26,6 +26,7 @@ def models_command() -> None:
 _PARTS = {
     "models": "converted and packed weights",
     "native": "compiled kernels",
+    "prefixes": "keys and values of prompts",
     "latency": "measured latencies",
     "sha256": "hashes of model files",
     "peers": "weights for benchmarks",

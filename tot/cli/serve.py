@@ -27,6 +27,7 @@ class ServeOptions(Limits):
     quantize: Quantize = Field("auto", description="As for tot solve.")
     device: str = Field("auto", description="As for tot solve.")
     kv_budget: str | None = Field(None, description="As for tot solve.")
+    prefix_cache: bool = Field(True, description="As for tot solve.")
     name: str | None = Field(None, description="The model's name for clients; by default its own name.")
     host: str = Field("127.0.0.1", description="Address to listen on; by default, only this machine can connect.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 chooses a free port.")
@@ -56,7 +57,7 @@ def serve_command(given: dict[str, Any]) -> None:
     if settings.decoder not in methods:
         raise OptionError(unknown("decoder", settings.decoder, methods))
     limits = settings.limits
-    shared = ("model", "decoder", "decoder_option", "dtype", "quantize", "device", "kv_budget")
+    shared = ("model", "decoder", "decoder_option", "dtype", "quantize", "device", "kv_budget", "prefix_cache")
     config = SearchConfig.of(None, {name: getattr(settings, name) for name in shared})
     options = config.model_options
     fields_of = {method: find_method(method).options.model_fields for method in methods}

@@ -1,16 +1,31 @@
 // Attention only, for models whose forward pass runs in torch.
 
 #include "attention.h"
+#include "threads.h"
 
 // Python compares these with the sizes of its own structures.
 const int64_t attention_sizes[] = {sizeof(Piece), sizeof(Tiles), sizeof(Attention)};
+
+typedef struct {
+    const Attention *attention;
+    const Tiles *tiles;
+    const Units *units;
+    Step step;
+    int64_t threads;
+} Job;
+
+static void attend_units(void *argument, int thread) {
+    Job *job = argument;
+    Worker worker = worker_of(&job->step, thread, (int)job->threads, NULL);
+    for (Span unit = {0}; next_span(&worker, 0, unit_count(job->tiles, job->attention, job->units), 1, &unit);)
+        attend_unit(unit.from, job->attention, job->tiles, job->units);
+}
 
 void attend(const Attention *a, const Tiles *tiles, int64_t threads) {
     const int64_t size = units_size(tiles, a->kv_heads, a->groups);
     void *memory = size ? aligned_alloc(64, size) : NULL;
     const Units units = units_in(memory, tiles, a->kv_heads);
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (threads > 1)
-    for (int64_t number = 0; number < tiles->count * a->kv_heads * units.parts; number++)
-        attend_unit(number, a, tiles, &units);
+    Job job = {.attention = a, .tiles = tiles, .units = &units, .threads = threads};
+    run_parallel(attend_units, &job, (int)threads);
     free(memory);
 }

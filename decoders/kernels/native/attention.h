@@ -7,8 +7,6 @@
 
 #pragma once
 
-#include <omp.h>
-
 #include "element.h"
 
 #define TILE 16                      // maximum rows of a tile
@@ -311,6 +309,10 @@ static Units units_in(void *target, const Tiles *tiles, int64_t kv_heads) {
 // The sum of the weights of a query, relative to its highest score. A sink's score of any height keeps it finite.
 static inline float sum_with_sink(const SoftmaxState *state, const float *sink) {
     return state->sum + (sink ? expf(*sink - state->maximum) : 0.0f);
+}
+
+static inline int64_t unit_count(const Tiles *tiles, const Attention *a, const Units *units) {
+    return tiles->count * a->kv_heads * units->parts;
 }
 
 static inline void attend_unit(int64_t number, const Attention *a, const Tiles *tiles, const Units *units) {

@@ -72,13 +72,14 @@ LEVELS = _LEVELS.get(platform.machine(), ())
 """The levels of this machine's architecture, best first."""
 
 # The sources use explicit vectors: beyond -O1, code compiles more slowly and runs no faster, except where noted.
-_VECTORS = ("-O1", "-fopenmp")
+_VECTORS = ("-O1",)
 _WEIGHTS = {
     "float32": ("-DWEIGHTS=32",),
     "bfloat16": ("-DWEIGHTS=16",),
     "whole": ("-DWEIGHTS=8",),
 }
-SAMPLING = ("sampling", "-O3", "-fno-trapping-math", "-ffp-contract=off", "-fopenmp")
+SAMPLING = ("sampling", "-O3", "-fno-trapping-math", "-ffp-contract=off")
+POOL = ("pool", "-O1")
 
 
 def attention(head_dim: int, float32: bool) -> tuple[str, ...]:
@@ -124,7 +125,17 @@ def compile_to(path: Path, compiler: str, name: str, options: Sequence[str]) -> 
     """
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         library = Path(folder) / "library.so"
-        command = [compiler, "-shared", "-fPIC", *options, str(SOURCES / f"{name}.c"), "-o", str(library), "-lm"]
+        command = [
+            compiler,
+            "-shared",
+            "-fPIC",
+            *options,
+            str(SOURCES / f"{name}.c"),
+            "-o",
+            str(library),
+            "-lm",
+            "-pthread",
+        ]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
         library.write_bytes(sealed(library.read_bytes()))
         library.chmod(0o700)
@@ -157,6 +168,7 @@ def build(folder: Path, compiler: str) -> None:
 
 def _all_libraries() -> Iterator[tuple[str, ...]]:
     """Yield the C file and options of each library."""
+    yield POOL
     for level in LEVELS:
         libraries: list[tuple[str, ...]] = [SAMPLING]
         for head_dim, float32 in product(HEADS, (True, False) if level.bfloat16 else (True,)):

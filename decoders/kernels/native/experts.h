@@ -8,7 +8,6 @@
 #include "linear.h"
 
 #define MAX_EXPERTS 4096
-#define MAX_CHOSEN 64
 
 typedef struct {
     const float *weight, *bias;  // (experts, hidden); (experts,) or NULL
@@ -16,21 +15,33 @@ typedef struct {
 
 // The rows of each expert. Entry e is a row of one expert; the entries of an expert follow each other.
 typedef struct {
-    int32_t *starts;   // (experts + 1,): the first entry of each expert
+    float *weights;    // (rows, chosen): the weights of the chosen experts
     int32_t *entries;  // (rows, chosen): the entry of each choice
+    int32_t *starts;   // (experts + 1,): the first entry of each expert
+    int32_t *experts;  // (used,): the experts that have entries
+    int64_t used;
 } Groups;
 
-// Choose `chosen` of `experts` for one row. Their weights are the softmax of the router's scores, over the chosen
-// experts alone if `normalized`.
-static void choose_experts(const Router *router, const float *row, int64_t hidden, int64_t experts, int64_t chosen,
-                           int normalized, int32_t *choices, float *weights) {
-    float scores[MAX_EXPERTS];
-    for (int64_t e = 0; e < experts; e++) {
+// Floats of the memory for groups.
+static int64_t groups_floats(int64_t rows, int64_t experts, int64_t chosen) {
+    return experts ? 2 * rows * chosen + 2 * experts + 1 : 0;
+}
+
+// Compute the router's scores of the experts [from, to) for one row.
+static void score_experts(const Router *router, const float *row, int64_t hidden, int64_t from, int64_t to,
+                          float *scores) {
+    for (int64_t e = from; e < to; e++) {
         Floats sum = {0};
         for (int64_t i = 0; i < hidden; i += LANES)
             sum = add_product(sum, load(row + i), load(router->weight + e * hidden + i));
         scores[e] = reduce_add(sum) + (router->bias ? router->bias[e] : 0.0f);
     }
+}
+
+// Choose `chosen` experts for one row by their scores. Their weights are the softmax of the scores, over the chosen
+// experts alone if `normalized`.
+static void choose_experts(const float *scores, int64_t experts, int64_t chosen, int normalized, int32_t *choices,
+                           float *weights) {
     uint8_t taken[MAX_EXPERTS] = {0};
     float sum = 0;
     for (int64_t k = 0; k < chosen; k++) {
@@ -47,14 +58,24 @@ static void choose_experts(const Router *router, const float *row, int64_t hidde
     for (int64_t k = 0; k < chosen; k++) weights[k] /= sum;
 }
 
-// Group the choices (rows, chosen) by expert.
-static void group_choices(const int32_t *choices, int64_t rows, int64_t experts, int64_t chosen, Groups groups) {
-    memset(groups.starts, 0, (experts + 1) * sizeof(int32_t));
-    for (int64_t i = 0; i < rows * chosen; i++) groups.starts[choices[i] + 1]++;
-    for (int64_t e = 0; e < experts; e++) groups.starts[e + 1] += groups.starts[e];
-    for (int64_t i = 0; i < rows * chosen; i++) groups.entries[i] = groups.starts[choices[i]]++;
-    for (int64_t e = experts; e > 0; e--) groups.starts[e] = groups.starts[e - 1];
-    groups.starts[0] = 0;
+// Choose the experts of all rows by their scores (rows, experts), and group the rows by expert, in `memory`.
+static Groups group_rows(float *memory, const float *scores, int64_t rows, int64_t experts, int64_t chosen,
+                         int normalized) {
+    int32_t *entries = (int32_t *)memory + rows * chosen, *starts = entries + rows * chosen;
+    Groups groups = {memory, entries, starts, starts + experts + 1, 0};
+    memset(starts, 0, (experts + 1) * sizeof(int32_t));
+    for (int64_t r = 0; r < rows; r++)
+        choose_experts(scores + r * experts, experts, chosen, normalized, entries + r * chosen,
+                       groups.weights + r * chosen);
+    for (int64_t i = 0; i < rows * chosen; i++) starts[entries[i] + 1]++;
+    for (int64_t e = 0; e < experts; e++) {
+        if (starts[e + 1]) groups.experts[groups.used++] = (int32_t)e;
+        starts[e + 1] += starts[e];
+    }
+    for (int64_t i = 0; i < rows * chosen; i++) entries[i] = starts[entries[i]]++;  // starts of the next expert
+    memmove(starts + 1, starts, experts * sizeof(int32_t));
+    starts[0] = 0;
+    return groups;
 }
 
 // The weights of one expert, in the matrix of all experts: its outputs are a multiple of STRIP.
@@ -64,17 +85,4 @@ static Matrix expert_matrix(const Matrix *all, int64_t experts, int64_t expert) 
     matrix.strips += expert * (matrix.outputs / STRIP) * strip_bytes(all);
     if (matrix.bias) matrix.bias += expert * matrix.outputs;
     return matrix;
-}
-
-// Multiply the entries (entries, inputs) of each expert by its weights: one thread's share.
-static void multiply_experts(const Matrix *all, int64_t experts, const Groups *groups, const Input *input,
-                             const float *stats, Epilogue epilogue, float *out, int64_t out_stride, int thread,
-                             int threads) {
-    for (int64_t e = 0; e < experts; e++) {
-        const int64_t first = groups->starts[e], count = groups->starts[e + 1] - first;
-        if (count == 0) continue;
-        const Matrix matrix = expert_matrix(all, experts, e);
-        multiply(&matrix, input + first * all->inputs, stats + first * STATS * (all->inputs / GROUP), count, epilogue,
-                 out + first * out_stride, out_stride, thread, threads);
-    }
 }

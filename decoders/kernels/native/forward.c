@@ -1,49 +1,10 @@
-// The forward pass of a transformer: RMSNorm, rotary embeddings, grouped-query attention, gated linear units or a mixture
-// of experts. What only some families have is NULL or 0 in the others. All threads run all layers together, with a
-// barrier after each step. A step costs no call, no allocation and no waking of threads.
+// The forward pass of a transformer. All threads run all layers together, in steps. A step costs no call, no allocation
+// and no waking of threads. Each result is computed whole by one thread, so it does not depend on their number.
 
-#include <omp.h>
-#include <time.h>
-
-#include "attention.h"
 #include "experts.h"
-#include "linear.h"
+#include "model.h"
+#include "rows.h"
 #include "threads.h"
-
-#define KINDS 2  // of windows and of rotary embeddings: some families have local and global layers
-
-typedef struct {
-    Matrix qkv, out, gate_up, down;        // gate_up: LANES gates, LANES ups, ...; the last two of all experts
-    const float *norm_in, *norm_mlp;       // before attention, and before the rest of the layer
-    const float *norm_attended, *norm_done;  // of their results, or NULL
-    const float *norm_query, *norm_key;    // (HEAD_DIM,) or NULL
-    const float *sinks;                    // (heads,) or NULL
-    Router router;
-    Stored *keys, *values;
-    int64_t window, rope;                  // number of its tiles; number of its rotary tables, or -1 for none
-} Layer;
-
-typedef struct {
-    const Layer *layers;
-    const Element *embedding;  // or NULL: rows are the outputs of `table`, of integers
-    const float *norm;
-    Matrix head, table;
-    int64_t layer_count, hidden, intermediate, heads, kv_heads, kv_head_stride, slot_stride, rotary_dim;
-    int64_t activation, experts, chosen, normalized;  // of `experts` a row has `chosen`; 0 if there is no mixture
-    float epsilon, scale, attention_cap, embedding_scale, logit_cap;  // caps are 0 for none
-} Model;
-
-typedef struct {
-    const int64_t *tokens, *rope_rows, *write, *keep;  // rows, rows, rows, kept
-    const float *cosines[KINDS], *sines[KINDS];  // (positions, rotary_dim): row i uses entry rope_rows[i]
-    float *logits;                         // (kept, vocabulary)
-    float *states;                         // (kept, state_count, hidden): inputs of these layers, or the final norm
-    const int64_t *layers;                 // (state_count,)
-    float *scratch;
-    double *seconds;                       // (3,), measured by the first thread: LINEAR, ATTENTION, OTHER
-    Tiles tiles[KINDS];
-    int64_t rows, kept, state_count, threads;
-} Batch;
 
 // Python compares these with the sizes of its own structures.
 const int64_t attention_sizes[] = {sizeof(Piece), sizeof(Tiles), sizeof(Attention)};
@@ -51,58 +12,12 @@ const int64_t forward_sizes[] = {sizeof(Matrix), sizeof(Layer), sizeof(Model), s
 
 enum { LINEAR, ATTENTION, OTHER };
 
-// 1 / sqrt(mean(row^2) + epsilon)
-static float rms_factor(const float *row, int64_t count, float epsilon) {
-    Floats squares = {0};
-    for (int64_t i = 0; i < count; i += LANES) squares = add_product(squares, load(row + i), load(row + i));
-    return 1.0f / sqrtf(reduce_add(squares) / (float)count + epsilon);
-}
-
-static void rms_norm(const float *row, const float *weight, int64_t count, float epsilon, float *out) {
-    const float factor = rms_factor(row, count, epsilon);
-    for (int64_t i = 0; i < count; i += LANES) store(out + i, load(weight + i) * (load(row + i) * factor));
-}
-
-static void add_rms_norm(const float *row, const float *weight, int64_t count, float epsilon, float *out) {
-    const float factor = rms_factor(row, count, epsilon);
-    for (int64_t i = 0; i < count; i += LANES)
-        store(out + i, load(out + i) + load(weight + i) * (load(row + i) * factor));
-}
-
-// Rotate dimensions i and i + rotary_dim / 2 (RoFormer, section 3.2.2, in halves), after the head's norm, if any.
-static void apply_rope(float *head, const float *norm, float epsilon, const float *cosines, const float *sines,
-                       int64_t rotary_dim, Element *out) {
-    float normed[HEAD_DIM];
-    if (norm) {
-        rms_norm(head, norm, HEAD_DIM, epsilon, normed);
-        head = normed;
-    }
-    const int64_t half = rotary_dim / 2;
-    float rotated[HEAD_DIM];
-    for (int64_t i = 0; i < half; i += LANES) {
-#define LOAD_PART(numbers) load_partial((numbers) + i, half - i)
-        const Floats a = LOAD_PART(head), b = LOAD_PART(head + half);
-        store_partial(rotated + i, add_product(-(b * LOAD_PART(sines)), a, LOAD_PART(cosines)), half - i);
-        store_partial(rotated + half + i, add_product(a * LOAD_PART(sines + half), b, LOAD_PART(cosines + half)),
-                      half - i);
-    }
-    for (int64_t i = rotary_dim; i < HEAD_DIM; i++) rotated[i] = head[i];
-    for (int i = 0; i < HEAD_DIM; i += LANES) store_elements(out + i, load(rotated + i));
-}
-
-// cap * tanh(x / cap) (Gemma 2, section 2).
-static void cap_logits(float *logits, int64_t count, float cap) {
-    for (int64_t i = 0; i < count; i += LANES)
-        store_partial(logits + i, soft_cap(load_partial(logits + i, count - i), cap), count - i);
-}
-
 static int64_t max_int64(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t min_int64(int64_t a, int64_t b) { return a < b ? a : b; }
 
-static int64_t batch_units_size(const Model *m, const Batch *b) {
-    int64_t size = 0;
-    for (int kind = 0; kind < KINDS; kind++)
-        size += units_size(b->tiles + kind, m->kv_heads, m->heads / m->kv_heads);
-    return size;
+// Floats of the scratch memory of the attention over tiles of one kind.
+static int64_t units_floats(const Model *m, const Tiles *tiles) {
+    return units_size(tiles, m->kv_heads, m->heads / m->kv_heads) / (int64_t)sizeof(float);
 }
 
 static int64_t max_width_of(const Model *m) {
@@ -120,247 +35,333 @@ static void embed(const Model *m, int64_t token, float *out) {
     }
 }
 
-#define STATS_FLOATS(width) (STATS * ((width) / GROUP + 1))
-
-// The scratch memory of a batch. An entry is a row, or in a mixture a row of one expert.
+// Where the rows' states and the inputs of products are in scratch memory, in this order. Rows have `max_width` numbers.
+// Entries are rows, or in a mixture the rows of each expert.
 typedef struct {
-    float *state, *qkv, *normed, *gated, *added, *stats;  // added: (entries, hidden), results that are added to the state later
-    Element *query, *attended;
-    Input *input;
-    float *scores;    // (rows, chosen): weights of the chosen experts
-    int32_t *chosen;  // (rows, chosen)
-    int32_t *groups;  // (threads, experts + 1 + entries): Groups of each thread
+    Step *steps;
+    float *units[KINDS];         // of the attention
+    float *state, *qkv, *gated;  // (rows, hidden), (rows, qkv_width), (entries, intermediate)
+    float *added;                // (entries, hidden): results that are added to the state in a later step
+    Element *query, *attended;   // (rows, query_width)
+    float *normed, *stats, *gated_stats;
+    Input *input, *gated_input;
+    float *scores;               // (rows, experts), of the router
+    Input *entry_input;          // (entries, hidden), with entry_stats
+    float *entry_stats;
+    float *own;                  // (threads, own_floats)
+    int64_t own_floats;          // of one thread: normed, input and stats of FEW_ROWS rows, then groups
+    int64_t groups;              // where the groups begin
+    int64_t floats;              // of all
 } Scratch;
 
-// Place the scratch memory at `next`. Returns its end.
-static float *place_scratch(const Model *m, const Batch *b, float *next, Scratch *scratch) {
-    const int64_t rows = b->rows, choices = rows * m->chosen, entries = max_int64(rows, choices);
-    const int64_t query_width = m->heads * HEAD_DIM, max_width = max_width_of(m);
-#define PLACE(field, floats)                                                                                           \
-    scratch->field = (void *)next;                                                                                     \
-    next += ((floats) + 15) / 16 * 16
-    PLACE(state, rows * m->hidden);
-    PLACE(qkv, rows * (query_width + 2 * m->kv_heads * HEAD_DIM));
-    PLACE(normed, rows * max_width);
-    PLACE(gated, entries * m->intermediate);
-    PLACE(added, m->experts || m->layers->norm_attended ? entries * m->hidden : 0);
-    PLACE(stats, entries * STATS_FLOATS(max_width));
-    PLACE(query, rows * query_width);
-    PLACE(attended, rows * query_width);
-    PLACE(input, entries * max_width);
-    PLACE(scores, choices);
-    PLACE(chosen, choices);
-    PLACE(groups, b->threads * (m->experts + 1 + choices));
-    return next;
+#define FEW_ROWS 8        // up to this number each thread prepares all rows for itself, which is cheaper than to wait
+#define MOST_BYTES 262144 // weights that a thread takes at once, if there are few rows
+
+// Steps of a forward pass, at most.
+static int64_t steps_of(const Model *m, const Batch *b) { return 12 * m->layer_count + b->state_count + 5; }
+
+static Scratch scratch_at(float *memory, const Model *m, const Batch *b) {
+    const int64_t query_width = m->heads * HEAD_DIM, max_width = max_width_of(m), rows = b->rows;
+    const int64_t stats = STATS * (max_width / GROUP + 1), prepared = 2 * max_width + stats;
+    const int64_t choices = rows * m->chosen, entries = max_int64(rows, choices);
+    const int adds_later = m->experts || m->layers->norm_attended;
+    Scratch s = {.groups = FEW_ROWS * prepared};
+    s.own_floats = (s.groups + groups_floats(rows, m->experts, m->chosen) + 15) / 16 * 16;
+#define PLACE(type, field, count)                                                                                      \
+    s.field = (type)(memory + s.floats);                                                                               \
+    s.floats += ((count) + 15) / 16 * 16;
+    PLACE(Step *, steps, steps_of(m, b) * (int64_t)(sizeof(Step) / sizeof(float)))
+    for (int kind = 0; kind < KINDS; kind++) {
+        PLACE(float *, units[kind], units_floats(m, b->tiles + kind))
+    }
+    PLACE(float *, state, rows * m->hidden)
+    PLACE(float *, qkv, rows * (query_width + 2 * m->kv_heads * HEAD_DIM))
+    PLACE(float *, gated, entries * m->intermediate)
+    PLACE(float *, added, adds_later ? entries * m->hidden : 0)
+    PLACE(Element *, query, rows * query_width)
+    PLACE(Element *, attended, rows * query_width)
+    PLACE(float *, normed, rows * max_width)
+    PLACE(float *, stats, rows * stats)
+    PLACE(float *, gated_stats, entries * STATS * (m->intermediate / GROUP + 1))
+    PLACE(Input *, input, rows * max_width)
+    PLACE(Input *, gated_input, entries * m->intermediate)
+    PLACE(float *, scores, rows * m->experts)
+    PLACE(Input *, entry_input, choices * m->hidden)
+    PLACE(float *, entry_stats, choices * STATS * (m->hidden / GROUP + 1))
+    PLACE(float *, own, b->threads * s.own_floats)
+    return s;
 }
 
 // Floats of scratch memory that a batch needs, aligned to 64 bytes.
-int64_t scratch_floats(const Model *m, const Batch *b) {
-    Scratch scratch;
-    float start;
-    return place_scratch(m, b, &start, &scratch) - &start + batch_units_size(m, b) / (int64_t)sizeof(float);
-}
-
-static double now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec + 1e-9 * time.tv_nsec;
-}
-
-// Wait for all threads. The first one adds the seconds since its last call to `phase`.
-static void barrier_and_time(const Batch *b, Barrier *barrier, int thread, int phase, double *since) {
-    barrier_wait(barrier);
-    if (thread) return;
-    const double time = now();
-    b->seconds[phase] += time - *since;
-    *since = time;
-}
-
-// Copy the states of the kept rows [from, to) before `layer`, if requested. Kept row r is row rows[r] of `states`, or r
-// if rows is NULL.
-static void copy_states(const Batch *b, int64_t layer, const float *states, const int64_t *rows, int64_t hidden,
-                        int64_t from, int64_t to) {
-    for (int64_t i = 0; i < b->state_count; i++)
-        if (b->layers[i] == layer)
-            for (int64_t r = from; r < to; r++)
-                memcpy(b->states + (r * b->state_count + i) * hidden, states + (rows ? rows[r] : r) * hidden,
-                       hidden * sizeof(float));
-}
+int64_t scratch_floats(const Model *m, const Batch *b) { return scratch_at(NULL, m, b).floats; }
 
 #if WEIGHTS != 8 && defined(FLOAT32)
-#define INPUT(numbers) (numbers)  // used in place
+#define INPUT(numbers, converted) (numbers)  // used in place
 #else
-#define INPUT(numbers) scratch->input
+#define INPUT(numbers, converted) (converted)
 #endif
 
-// The groups of one thread: each computes them for itself, which costs less than waiting for another.
-static Groups groups_of(const Model *m, const Batch *b, const Scratch *scratch, int thread) {
-    int32_t *starts = scratch->groups + thread * (m->experts + 1 + b->rows * m->chosen);
-    return (Groups){starts, starts + m->experts + 1};
+// The inputs of a product, one row after another.
+typedef struct {
+    const Input *numbers;
+    const float *stats;
+} Inputs;
+
+typedef struct {
+    const Model *model;
+    const Batch *batch;
+    Scratch scratch;
+    Units units[KINDS];
+} Job;
+
+// RMS-norm a row of floats, or without `norm` load a row of elements, and convert it to inputs of a product.
+static void prepare_row(const Model *m, const void *row, const float *norm, int64_t width, float *normed, Input *input,
+                        float *stats) {
+    if (norm)
+        rms_norm(row, norm, width, m->epsilon, normed);
+    else
+        for (int64_t i = 0; i < width; i += LANES) store(normed + i, load_elements((const Element *)row + i));
+    convert_inputs(normed, width, INPUT(normed, input), stats);
 }
 
-// Add the result of the layer's second half for row r to the state, and write the sum to `out`.
-static void finish_layer(const Model *m, const Layer *layer, const Scratch *scratch, const Groups *groups, int64_t r,
-                         float *out) {
-    const int64_t hidden = m->hidden;
-    const float *state = scratch->state + r * hidden;
-    if (out != state) memcpy(out, state, hidden * sizeof(float));
-    if (m->experts) {
-        for (int64_t k = r * m->chosen; k < (r + 1) * m->chosen; k++) {
-            const float *added = scratch->added + groups->entries[k] * hidden;
-            const Floats weight = splat(scratch->scores[k]);
-            for (int64_t i = 0; i < hidden; i += LANES)
-                store(out + i, add_product(load(out + i), load(added + i), weight));
+// Prepare all rows, `width` wide, for the `units` of the next step. Up to `few` rows are prepared by each thread for
+// itself, more in a step.
+static Inputs prepare(const Job *job, Worker *worker, const void *rows, int64_t row_bytes, const float *norm,
+                      int64_t width, int64_t units, int64_t few) {
+    const Scratch *s = &job->scratch;
+    const int64_t count = job->batch->rows, groups = STATS * (width / GROUP);
+    float *normed = s->normed, *stats = s->stats;
+    Input *input = s->input;
+#define PREPARE(r)                                                                                                     \
+    prepare_row(job->model, (const char *)rows + (r) * row_bytes, norm, width, normed + (r) * width,                   \
+                input + (r) * width, stats + (r) * groups)
+    if (count <= few) {
+        const int64_t max_width = max_width_of(job->model);
+        normed = s->own + worker->thread * s->own_floats;
+        input = (Input *)(normed + FEW_ROWS * max_width);
+        stats = normed + 2 * FEW_ROWS * max_width;
+        for (int64_t r = 0; r < count && !is_taken(worker, units); r++) PREPARE(r);
+    } else
+        for (Span row = {0}; next_span(worker, OTHER, count, 1, &row);) PREPARE(row.from);
+    return (Inputs){INPUT(normed, input), stats};
+}
+
+// Copy the states of the kept rows before `layer`, if requested.
+static void copy_states(const Job *job, Worker *worker, int64_t layer) {
+    const Batch *b = job->batch;
+    const int64_t hidden = job->model->hidden;
+    for (int64_t i = 0; i < b->state_count; i++)
+        if (b->layers[i] == layer)
+            for (Span kept = {0}; next_span(worker, OTHER, b->kept, 1, &kept);)
+                memcpy(b->states + (kept.from * b->state_count + i) * hidden,
+                       job->scratch.state + b->keep[kept.from] * hidden, hidden * sizeof(float));
+}
+
+static int64_t units_of(const Matrix *matrix, int64_t unit) {
+    return (strips_of(matrix) + unit - 1) / unit;
+}
+
+// Units of strips that a thread takes at once: more if they are small.
+static int64_t most_units(const Matrix *matrix, int64_t unit, int64_t rows) {
+    const int64_t blocks = (rows + MAX_ROWS - 1) / MAX_ROWS;
+    return max_int64(1, MOST_BYTES / (unit * strip_bytes(matrix) * max_int64(blocks, 1)));
+}
+
+// For each span of a product's strips, in units of `unit` strips.
+#define EACH_STRIPS(span, matrix, unit)                                                                                \
+    for (Span span = {0};                                                                                              \
+         next_span(&worker, LINEAR, units_of(matrix, unit), most_units(matrix, unit, rows), &span);)
+
+// The heads [from, to) of the product of queries, keys and values: rotate queries and keys, and keep keys and values.
+static void place_heads(const Job *job, const Layer *layer, int64_t from, int64_t to) {
+    const Model *m = job->model;
+    const Batch *b = job->batch;
+    const int64_t qkv_heads = m->heads + 2 * m->kv_heads;
+    const int64_t rotary_dim = layer->rope < 0 ? 0 : m->rotary_dim, kind = max_int64(layer->rope, 0);
+    for (int64_t r = 0; r < b->rows; r++) {
+        const float *cosines = b->cosines[kind] + b->rope_rows[r] * m->rotary_dim;
+        const float *sines = b->sines[kind] + b->rope_rows[r] * m->rotary_dim;
+        for (int64_t h = from; h < to; h++) {
+            float *head = job->scratch.qkv + (r * qkv_heads + h) * HEAD_DIM;
+            const int64_t kv_head = h < m->heads + m->kv_heads ? h - m->heads : h - m->heads - m->kv_heads;
+            const int64_t offset = kv_head * m->kv_head_stride + b->write[r] * m->slot_stride;
+            Element elements[HEAD_DIM];
+            if (h < m->heads) {
+                apply_rope(head, layer->norm_query, m->epsilon, cosines, sines, rotary_dim,
+                           job->scratch.query + (r * m->heads + h) * HEAD_DIM);
+            } else if (h < m->heads + m->kv_heads) {
+                apply_rope(head, layer->norm_key, m->epsilon, cosines, sines, rotary_dim, elements);
+                store_head(layer->keys + offset, elements);
+            } else {
+                for (int i = 0; i < HEAD_DIM; i += LANES) store_elements(elements + i, load(head + i));
+                store_head(layer->values + offset, elements);
+            }
         }
-    } else if (layer->norm_done) {
-        add_rms_norm(scratch->added + r * hidden, layer->norm_done, hidden, m->epsilon, out);
     }
 }
 
-static void run_layers(const Model *m, const Batch *b, Barrier *barrier, int thread) {
-    const int threads = barrier->threads;
-    double since = now();
-    const int64_t rows = b->rows, hidden = m->hidden, query_width = m->heads * HEAD_DIM, keys = m->kv_heads * HEAD_DIM;
-    const int64_t qkv_width = query_width + 2 * keys, inner = m->intermediate;
-    const int64_t first = rows * thread / threads, last = rows * (thread + 1) / threads;
-    const int64_t from = b->kept * thread / threads, to = b->kept * (thread + 1) / threads;
-    Scratch place, *scratch = &place;
-    place_scratch(m, b, barrier->scratch, scratch);
-    float *state = scratch->state, *qkv = scratch->qkv, *normed = scratch->normed, *stats = scratch->stats;
-    Input *input = scratch->input;
-    const Groups groups = groups_of(m, b, scratch, thread);
+// Strips that hold whole heads, and strips of gates and ups that hold whole groups of inputs.
+#define HEAD_STRIPS (STRIP % HEAD_DIM == 0 ? 1 : HEAD_DIM % STRIP == 0 ? HEAD_DIM / STRIP : HEAD_DIM / 16)
+#define GATE_STRIPS (GROUP > LANES ? GROUP / LANES : 1)
 
-    for (int64_t r = first; r < last; r++) embed(m, b->tokens[r], state + r * hidden);
+// Add the stored results of one half of a layer, if any, to a row of the state, and write the sum to `out`.
+static void add_stored(const Job *job, const float *norm, const Groups *groups, int64_t r, float *out) {
+    const Model *m = job->model;
+    const int64_t hidden = m->hidden;
+    const float *state = job->scratch.state + r * hidden, *added = job->scratch.added;
+    if (out != state) memcpy(out, state, hidden * sizeof(float));
+    if (groups)
+        for (int64_t k = r * m->chosen; k < (r + 1) * m->chosen; k++)
+            add_scaled(out, added + groups->entries[k] * hidden, groups->weights[k], hidden);
+    else if (norm)
+        add_rms_norm(added + r * hidden, norm, hidden, m->epsilon, out);
+}
+
+// A step that adds the stored results to the state of all rows, if there are any.
+static void add_all_stored(const Job *job, Worker *worker, const float *norm, const Groups *groups) {
+    if (norm || groups)
+        for (Span row = {0}; next_span(worker, OTHER, job->batch->rows, 1, &row);)
+            add_stored(job, norm, groups, row.from, job->scratch.state + row.from * job->model->hidden);
+}
+
+// Convert the outputs of the gate and up strips [first, last) of some entries to inputs of the next product.
+static void convert_gated(const Job *job, int64_t from, int64_t to, int64_t first, int64_t last) {
+    const Scratch *s = &job->scratch;
+    const int64_t inner = job->model->intermediate;
+    if (INPUT(s->gated, s->gated_input) != (void *)s->gated)
+        for (int64_t e = from; e < to; e++)
+            convert_inputs(s->gated + e * inner + first * LANES, (last - first) * LANES,
+                           s->gated_input + e * inner + first * LANES,
+                           s->gated_stats + STATS * (e * (inner / GROUP) + first * LANES / GROUP));
+}
+
+// Multiply the entries of each expert by its weights. The units are those of all experts that have entries, in turn.
+static void multiply_entries(const Job *job, Worker *worker, const Matrix *all, const Groups *groups, int64_t unit,
+                             const Input *input, const float *stats, Epilogue epilogue, float *out, int64_t width) {
+    const int64_t experts = job->model->experts, row_stats = STATS * (all->inputs / GROUP);
+    const Matrix one = expert_matrix(all, experts, 0);
+    const int64_t strips = strips_of(&one), units = units_of(&one, unit);
+    for (Span span = {0}; next_span(worker, LINEAR, units * groups->used, most_units(&one, unit, 1), &span);)
+        for (int64_t begin = span.from / units * units; begin < span.to; begin += units) {
+            const int64_t expert = groups->experts[begin / units];
+            const int64_t from = groups->starts[expert], to = groups->starts[expert + 1];
+            const int64_t first = max_int64(span.from - begin, 0) * unit;
+            const int64_t last = min_int64((span.to - begin) * unit, strips);
+            const Matrix matrix = expert_matrix(all, experts, expert);
+            multiply(&matrix, input + from * all->inputs, stats + from * row_stats, to - from, epilogue,
+                     out + from * width, width, first, last);
+            if (epilogue != STORE) convert_gated(job, from, to, first, last);
+        }
+}
+
+// The mixture of experts of a layer, for all rows. Results are stored in `added`, by entry.
+static void run_experts(const Job *job, Worker *worker, const Layer *layer, Groups *groups) {
+    const Model *m = job->model;
+    const Scratch *s = &job->scratch;
+    const int64_t rows = job->batch->rows, hidden = m->hidden, inner = m->intermediate;
+    const int64_t row_stats = STATS * (hidden / GROUP);
+    const Inputs input = prepare(job, worker, s->state, hidden * sizeof(float), layer->norm_mlp, hidden, 0, 0);
+    for (Span expert = {0}; next_span(worker, LINEAR, m->experts, MOST_BYTES / (4 * hidden) + 1, &expert);)
+        for (int64_t r = 0; r < rows; r++)
+            score_experts(&layer->router, s->normed + r * hidden, hidden, expert.from, expert.to,
+                          s->scores + r * m->experts);
+    *groups = group_rows(s->own + worker->thread * s->own_floats + s->groups, s->scores, rows, m->experts, m->chosen,
+                         (int)m->normalized);
+    for (Span choice = {0}; next_span(worker, OTHER, rows * m->chosen, 8, &choice);)
+        for (int64_t k = choice.from; k < choice.to; k++) {
+            const int64_t r = k / m->chosen, entry = groups->entries[k];
+            memcpy(s->entry_input + entry * hidden, input.numbers + r * hidden, hidden * sizeof(Input));
+            memcpy(s->entry_stats + entry * row_stats, input.stats + r * row_stats, row_stats * sizeof(float));
+        }
+    multiply_entries(job, worker, &layer->gate_up, groups, GATE_STRIPS, s->entry_input, s->entry_stats, m->activation,
+                     s->gated, inner);
+    multiply_entries(job, worker, &layer->down, groups, 1, INPUT(s->gated, s->gated_input), s->gated_stats, STORE,
+                     s->added, hidden);
+}
+
+static void run_layers(void *argument, int thread) {
+    const Job *job = argument;
+    const Model *m = job->model;
+    const Batch *b = job->batch;
+    const Scratch *s = &job->scratch;
+    const int64_t rows = b->rows, hidden = m->hidden, width = m->heads * HEAD_DIM, inner = m->intermediate;
+    const int64_t qkv_width = width + 2 * m->kv_heads * HEAD_DIM;
+    Worker worker = worker_of(s->steps, thread, (int)b->threads, b->seconds);
+    Groups own, *groups = NULL;   // of the layer before
+    const float *norm_done = NULL;
+
+    for (Span row = {0}; next_span(&worker, OTHER, rows, 1, &row);)
+        embed(m, b->tokens[row.from], s->state + row.from * hidden);
     for (int64_t l = 0; l < m->layer_count; l++) {
         const Layer *layer = m->layers + l;
-        for (int64_t r = first; r < last; r++) {
-            if (l) finish_layer(m, layer - 1, scratch, &groups, r, state + r * hidden);
-            rms_norm(state + r * hidden, layer->norm_in, hidden, m->epsilon, normed + r * hidden);
-            convert_inputs(normed + r * hidden, hidden, INPUT(normed) + r * hidden,
-                           stats + r * STATS * (hidden / GROUP));
+        add_all_stored(job, &worker, norm_done, groups);
+        copy_states(job, &worker, l);
+        Inputs input = prepare(job, &worker, s->state, hidden * sizeof(float), layer->norm_in, hidden,
+                               units_of(&layer->qkv, HEAD_STRIPS), FEW_ROWS);
+        EACH_STRIPS(span, &layer->qkv, HEAD_STRIPS) {
+            const int64_t first = span.from * HEAD_STRIPS;
+            const int64_t last = min_int64(span.to * HEAD_STRIPS, strips_of(&layer->qkv));
+            multiply(&layer->qkv, input.numbers, input.stats, rows, STORE, s->qkv, qkv_width, first, last);
+            place_heads(job, layer, first * STRIP / HEAD_DIM, min_int64(last * STRIP, qkv_width) / HEAD_DIM);
         }
-        barrier_and_time(b, barrier, thread, OTHER, &since);
-        copy_states(b, l, state, b->keep, hidden, from, to);
-        multiply(&layer->qkv, INPUT(normed), stats, rows, STORE, qkv, qkv_width, thread, threads);
-        barrier_and_time(b, barrier, thread, LINEAR, &since);
-        const int64_t rotary_dim = layer->rope < 0 ? 0 : m->rotary_dim, kind = layer->rope < 0 ? 0 : layer->rope;
-        for (int64_t r = first; r < last; r++) {
-            const float *cosines = b->cosines[kind] + b->rope_rows[r] * m->rotary_dim;
-            const float *sines = b->sines[kind] + b->rope_rows[r] * m->rotary_dim;
-            float *row = qkv + r * qkv_width;
-            for (int64_t h = 0; h < m->heads; h++)
-                apply_rope(row + h * HEAD_DIM, layer->norm_query, m->epsilon, cosines, sines, rotary_dim,
-                           scratch->query + r * query_width + h * HEAD_DIM);
-            for (int64_t h = 0; h < m->kv_heads; h++) {
-                const int64_t offset = h * m->kv_head_stride + b->write[r] * m->slot_stride;
-                Element head[HEAD_DIM];
-                apply_rope(row + query_width + h * HEAD_DIM, layer->norm_key, m->epsilon, cosines, sines, rotary_dim,
-                           head);
-                store_head(layer->keys + offset, head);
-                for (int i = 0; i < HEAD_DIM; i += LANES)
-                    store_elements(head + i, load(row + query_width + keys + h * HEAD_DIM + i));
-                store_head(layer->values + offset, head);
-            }
-        }
-        barrier_and_time(b, barrier, thread, OTHER, &since);
         const Attention attention = {
-            scratch->query, layer->keys, layer->values, scratch->attended, HEAD_DIM, query_width, m->kv_head_stride,
-            m->slot_stride, rows, m->kv_heads, m->heads / m->kv_heads, layer->sinks, m->scale, m->attention_cap,
+            s->query, layer->keys, layer->values, s->attended, HEAD_DIM, width, m->kv_head_stride, m->slot_stride,
+            rows, m->kv_heads, m->heads / m->kv_heads, layer->sinks, m->scale, m->attention_cap,
         };
         const Tiles *tiles = b->tiles + layer->window;
-        const Units *units = barrier->units + layer->window;
-        for (;;) {
-            const int64_t number = atomic_fetch_add(&barrier->next, 1);
-            if (number >= tiles->count * m->kv_heads * units->parts) break;
-            attend_unit(number, &attention, tiles, units);
-        }
-        barrier_and_time(b, barrier, thread, ATTENTION, &since);
-        // If the result is normed before it is added, it is stored apart.
-        float *const target = layer->norm_attended ? scratch->added : state;
-        const Epilogue epilogue = layer->norm_attended ? STORE : ADD;
+        const Units *units = job->units + layer->window;
+        for (Span unit = {0}; next_span(&worker, ATTENTION, unit_count(tiles, &attention, units), 1, &unit);)
+            attend_unit(unit.from, &attention, tiles, units);
 #if WEIGHTS == 8
-        for (int64_t r = first; r < last; r++) {
-            for (int64_t i = 0; i < query_width; i += LANES)
-                store(normed + r * query_width + i, load_elements(scratch->attended + r * query_width + i));
-            convert_inputs(normed + r * query_width, query_width, input + r * query_width,
-                           stats + r * STATS * (query_width / GROUP));
-        }
-        barrier_and_time(b, barrier, thread, OTHER, &since);
-        multiply(&layer->out, input, stats, rows, epilogue, target, hidden, thread, threads);
+        input = prepare(job, &worker, s->attended, width * sizeof(Element), NULL, width, strips_of(&layer->out),
+                        FEW_ROWS);
 #else
-        multiply(&layer->out, scratch->attended, stats, rows, epilogue, target, hidden, thread, threads);
+        input = (Inputs){s->attended, NULL};
 #endif
-        barrier_and_time(b, barrier, thread, LINEAR, &since);
-        for (int64_t r = first; r < last; r++) {
-            if (layer->norm_attended)
-                add_rms_norm(scratch->added + r * hidden, layer->norm_attended, hidden, m->epsilon,
-                             state + r * hidden);
-            rms_norm(state + r * hidden, layer->norm_mlp, hidden, m->epsilon, normed + r * hidden);
-            if (m->experts)
-                choose_experts(&layer->router, normed + r * hidden, hidden, m->experts, m->chosen, m->normalized,
-                               scratch->chosen + r * m->chosen, scratch->scores + r * m->chosen);
-            else
-                convert_inputs(normed + r * hidden, hidden, INPUT(normed) + r * hidden,
-                               stats + r * STATS * (hidden / GROUP));
-        }
-        barrier_and_time(b, barrier, thread, OTHER, &since);
+        EACH_STRIPS(span, &layer->out, 1)
+            multiply(&layer->out, input.numbers, input.stats, rows, layer->norm_attended ? STORE : ADD,
+                     layer->norm_attended ? s->added : s->state, hidden, span.from, span.to);
+        add_all_stored(job, &worker, layer->norm_attended, NULL);
+        norm_done = layer->norm_done;
         if (m->experts) {
-            group_choices(scratch->chosen, rows, m->experts, m->chosen, groups);
-            for (int64_t k = first * m->chosen; k < last * m->chosen; k++) {
-                const int64_t entry = groups.entries[k];
-                convert_inputs(normed + k / m->chosen * hidden, hidden, input + entry * hidden,
-                               stats + entry * STATS * (hidden / GROUP));
-            }
-            barrier_and_time(b, barrier, thread, OTHER, &since);
-            multiply_experts(&layer->gate_up, m->experts, &groups, input, stats, m->activation, scratch->gated, inner,
-                             thread, threads);
-        } else
-            multiply(&layer->gate_up, INPUT(normed), stats, rows, m->activation, scratch->gated, inner, thread,
-                     threads);
-        barrier_and_time(b, barrier, thread, LINEAR, &since);
-        if (INPUT(scratch->gated) != (void *)scratch->gated) {
-            const int64_t per_row = m->experts ? m->chosen : 1;
-            for (int64_t e = first * per_row; e < last * per_row; e++)
-                convert_inputs(scratch->gated + e * inner, inner, input + e * inner,
-                               stats + e * STATS * (inner / GROUP));
-            barrier_and_time(b, barrier, thread, OTHER, &since);
+            run_experts(job, &worker, layer, groups = &own);
+            continue;
         }
-        if (m->experts)
-            multiply_experts(&layer->down, m->experts, &groups, INPUT(scratch->gated), stats, STORE, scratch->added,
-                             hidden, thread, threads);
-        else if (layer->norm_done)
-            multiply(&layer->down, INPUT(scratch->gated), stats, rows, STORE, scratch->added, hidden, thread, threads);
-        else
-            multiply(&layer->down, INPUT(scratch->gated), stats, rows, ADD, state, hidden, thread, threads);
-        barrier_and_time(b, barrier, thread, LINEAR, &since);
+        input = prepare(job, &worker, s->state, hidden * sizeof(float), layer->norm_mlp, hidden,
+                        units_of(&layer->gate_up, GATE_STRIPS), FEW_ROWS);
+        EACH_STRIPS(span, &layer->gate_up, GATE_STRIPS) {
+            const int64_t first = span.from * GATE_STRIPS;
+            const int64_t last = min_int64(span.to * GATE_STRIPS, strips_of(&layer->gate_up));
+            multiply(&layer->gate_up, input.numbers, input.stats, rows, m->activation, s->gated, inner, first, last);
+            convert_gated(job, 0, rows, first, last);
+        }
+        EACH_STRIPS(span, &layer->down, 1)
+            multiply(&layer->down, INPUT(s->gated, s->gated_input), s->gated_stats, rows, norm_done ? STORE : ADD,
+                     norm_done ? s->added : s->state, hidden, span.from, span.to);
     }
-    for (int64_t i = from; i < to; i++) {
-        float *row = normed + i * hidden;
-        finish_layer(m, m->layers + m->layer_count - 1, scratch, &groups, b->keep[i], row);
-        rms_norm(row, m->norm, hidden, m->epsilon, row);
-        convert_inputs(row, hidden, INPUT(normed) + i * hidden, stats + i * STATS * (hidden / GROUP));
+    for (Span kept = {0}; next_span(&worker, OTHER, b->kept, 1, &kept);) {
+        const int64_t r = kept.from;
+        float *normed = s->normed + r * hidden;
+        add_stored(job, norm_done, groups, b->keep[r], normed);
+        prepare_row(m, normed, m->norm, hidden, normed, s->input + r * hidden, s->stats + r * STATS * (hidden / GROUP));
+        for (int64_t i = 0; i < b->state_count; i++)
+            if (b->layers[i] == m->layer_count)
+                memcpy(b->states + (r * b->state_count + i) * hidden, normed, hidden * sizeof(float));
     }
-    copy_states(b, m->layer_count, normed, NULL, hidden, from, to);
-    barrier_and_time(b, barrier, thread, OTHER, &since);
-    multiply(&m->head, INPUT(normed), stats, b->kept, STORE, b->logits, m->head.outputs, thread, threads);
-    barrier_and_time(b, barrier, thread, LINEAR, &since);
-    for (int64_t i = from; m->logit_cap > 0 && i < to; i++)
-        cap_logits(b->logits + i * m->head.outputs, m->head.outputs, m->logit_cap);
+    EACH_STRIPS(span, &m->head, 1)
+        multiply(&m->head, INPUT(s->normed, s->input), s->stats, b->kept, STORE, b->logits, m->head.outputs, span.from,
+                 span.to);
+    if (m->logit_cap > 0)
+        for (Span kept = {0}; next_span(&worker, OTHER, b->kept, 1, &kept);)
+            cap_logits(b->logits + kept.from * m->head.outputs, m->head.outputs, m->logit_cap);
 }
 
 void forward(const Model *model, const Batch *batch) {
-    Barrier barrier = {0};
-    barrier.scratch = batch->scratch;
+    Job job = {.model = model, .batch = batch, .scratch = scratch_at(batch->scratch, model, batch)};
     for (int kind = 0; kind < KINDS; kind++) {
         const Tiles *tiles = batch->tiles + kind;
-        const int64_t size = units_size(tiles, model->kv_heads, model->heads / model->kv_heads);
-        barrier.units[kind] = units_in(size ? barrier.scratch : NULL, tiles, model->kv_heads);
-        barrier.scratch += size / (int64_t)sizeof(float);
+        job.units[kind] = units_in(units_floats(model, tiles) ? job.scratch.units[kind] : NULL, tiles, model->kv_heads);
     }
-#pragma omp parallel num_threads(batch->threads)
-    {
-#pragma omp single
-        barrier.threads = omp_get_num_threads();  // may be fewer than requested
-        run_layers(model, batch, &barrier, omp_get_thread_num());
-    }
+    memset(job.scratch.steps, 0, steps_of(model, batch) * sizeof(Step));
+    run_parallel(run_layers, &job, (int)batch->threads);
 }

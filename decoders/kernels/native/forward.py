@@ -7,11 +7,13 @@ transformers module.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import logging
 import math
 from collections.abc import Mapping, Sequence
 from ctypes import POINTER, byref, c_double, c_int64, c_void_p, sizeof
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -33,7 +35,7 @@ from tot.decoders.kernels.native.packing import (
 from tot.decoders.kernels.native.shared_prefixes import Run
 from tot.decoders.kernels.native.structures import KINDS, Batch, Layer, Matrix, Model
 from tot.decoders.kernels.native.tiles import SIZES, CTiles, Tiles, kernels_run, make_tiles
-from tot.decoders.machine import threads
+from tot.decoders.machine import processor, threads
 from tot.decoders.models.families import (
     ACTIVATIONS,
     CLAMPED,
@@ -183,6 +185,17 @@ class NativeForward:
     @property
     def name(self) -> str:
         return f"C, weights kept in {self.weights}"
+
+    @property
+    def store(self) -> Store | None:
+        """The keys and values, once they are allocated."""
+        return self._store
+
+    @property
+    def code(self) -> str:
+        """Identifies what computes keys and values from weights: the library, the number formats, the processor."""
+        seal = Path(self._functions._name).read_bytes()[-hashlib.sha256().digest_size :]
+        return f"{seal.hex()} {self.weights} {self._dtype} {processor()}"
 
     @property
     def weight_bytes(self) -> float:

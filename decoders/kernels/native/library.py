@@ -24,7 +24,17 @@ from numpy.typing import DTypeLike
 
 from tot.decoders.errors import OptionError, reason, unknown
 from tot.decoders.files import others_could_write
-from tot.decoders.kernels.native.compiling import BUILT, LEVELS, SOURCES, Level, compile_to, file_name, is_whole, source
+from tot.decoders.kernels.native.compiling import (
+    BUILT,
+    LEVELS,
+    POOL,
+    SOURCES,
+    Level,
+    compile_to,
+    file_name,
+    is_whole,
+    source,
+)
 from tot.decoders.machine import processor_flags
 from tot.decoders.models.gguf_cache import cache_folder
 from tot.decoders.models.shapes import Array
@@ -39,7 +49,12 @@ def library(name: str, *options: str) -> ctypes.CDLL | None:
 
     Returns None if there is no library and it cannot be compiled."""
     current = level()
-    return _opened(name, *options, *(() if current is None else current.options))
+    functions = _opened(name, *options, *(() if current is None else current.options))
+    pool = None if functions is None else _opened(*POOL)
+    if functions is None or pool is None:
+        return None
+    ctypes.c_void_p.in_dll(functions, "run_parallel").value = ctypes.cast(pool.run_parallel, ctypes.c_void_p).value
+    return functions
 
 
 @functools.cache
@@ -50,7 +65,7 @@ def _opened(unit: str, *options: str) -> ctypes.CDLL | None:
         return open_whole(built)
     except FileNotFoundError:  # no wheel is installed, or it lacks this library
         pass
-    except OSError as error:  # damaged, or needs a newer glibc or a missing libgomp
+    except OSError as error:  # damaged, or needs a newer glibc
         cause = reason(error).replace(str(built), "library")
         problem = f"the prebuilt kernels can't be opened ({cause}); "
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")

@@ -203,12 +203,12 @@ static inline __attribute__((always_inline)) void multiply_block(int rows, int b
 static inline __attribute__((always_inline)) void multiply_strips(int bits, int group, const Matrix *matrix,
                                                                   const Input *input, const float *input_stats,
                                                                   int64_t rows, Epilogue epilogue, float *out,
-                                                                  int64_t out_stride, int thread, int threads) {
+                                                                  int64_t out_stride, int64_t first, int64_t last) {
     if (rows == 0) return;
-    const int64_t strips = (matrix->outputs + STRIP - 1) / STRIP, blocks = (rows + MAX_ROWS - 1) / MAX_ROWS;
+    const int64_t blocks = (rows + MAX_ROWS - 1) / MAX_ROWS;
     const int64_t max = (rows + blocks - 1) / blocks;
     const int64_t prefetch = blocks > 1 ? strip_bytes(matrix) : PREFETCH_BYTES;
-    for (int64_t strip = strips * thread / threads; strip < strips * (thread + 1) / threads; strip++) {
+    for (int64_t strip = first; strip < last; strip++) {
         const uint8_t *line = matrix->strips + strip * strip_bytes(matrix);
         for (int64_t row = 0; row < rows; row += max) {
             const int64_t count = rows - row < max ? rows - row : max;
@@ -244,12 +244,14 @@ static inline __attribute__((always_inline)) void multiply_strips(int bits, int 
     }
 }
 
-// Compute one thread's share of the outputs of (rows, inputs) x (inputs, outputs).
+static inline int64_t strips_of(const Matrix *matrix) { return (matrix->outputs + STRIP - 1) / STRIP; }
+
+// Compute the strips [first, last) of the outputs of (rows, inputs) x (inputs, outputs).
 static void multiply(const Matrix *matrix, const Input *input, const float *input_stats, int64_t rows,
-                     Epilogue epilogue, float *out, int64_t out_stride, int thread, int threads) {
+                     Epilogue epilogue, float *out, int64_t out_stride, int64_t first, int64_t last) {
     // `bits` and `group` are constants in each call, so that each compiles without the others' code.
 #define MULTIPLY_STRIPS(bits, group)                                                                                   \
-    multiply_strips(bits, group, matrix, input, input_stats, rows, epilogue, out, out_stride, thread, threads)
+    multiply_strips(bits, group, matrix, input, input_stats, rows, epilogue, out, out_stride, first, last)
 #if WEIGHTS == 8
     if (matrix->bits == 4)
         MULTIPLY_STRIPS(4, GROUP);

@@ -6,9 +6,10 @@
 // The compiler vectorizes loops over LANES numbers.
 
 #include <math.h>
-#include <omp.h>
 #include <stdint.h>
 #include <string.h>
+
+#include "threads.h"
 
 #define BLOCK 256
 #define LANES 16
@@ -148,8 +149,8 @@ static Threshold filter_by_mass(Scratch scratch, int64_t vocabulary, double mass
     return threshold;
 }
 
-static Scratch scratch_of(float *scratch, int64_t vocabulary) {
-    float *own = scratch + 4 * vocabulary * omp_get_thread_num();
+static Scratch scratch_of(float *scratch, int64_t vocabulary, int thread) {
+    float *own = scratch + 4 * vocabulary * thread;
     return (Scratch){own, own + vocabulary, (int32_t *)(own + 2 * vocabulary), own + 3 * vocabulary};
 }
 
@@ -242,16 +243,6 @@ static void top_tokens(const float *scores, int64_t vocabulary, const uint32_t *
 
 int64_t size_of_draw(void) { return sizeof(Sampling); }
 
-// Sample `count` tokens a row. Shapes: logits (rows, vocabulary); hashes (vocabulary,), of token ids; draws (rows,);
-// tokens (rows, count); scratch (threads, 4, vocabulary).
-void draw(const float *logits, int64_t rows, int64_t vocabulary, const uint32_t *hashes, const Sampling *draws,
-          int64_t count, int64_t *tokens, float *scratch, int64_t threads) {
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (threads > 1 && rows > 1)
-    for (int64_t row = 0; row < rows; row++)
-        top_tokens(logits + row * vocabulary, vocabulary, hashes, draws[row], scratch_of(scratch, vocabulary), count,
-                 tokens + row * count);
-}
-
 static float normaliser(const float *scores, int64_t vocabulary) {
     const float top = max_of(scores, vocabulary);
     double total = 0;
@@ -267,17 +258,47 @@ static float normaliser(const float *scores, int64_t vocabulary) {
     return (float)(top + log(total));
 }
 
+// Rows of logits to read. Shapes: logits (rows, vocabulary); hashes (vocabulary,), of token ids; draws (rows,); tokens
+// (rows, count); logprobs (rows,) or NULL; scratch (threads, 4, vocabulary).
+typedef struct {
+    const float *logits;
+    int64_t rows, vocabulary;
+    const uint32_t *hashes;
+    const Sampling *draws;
+    int64_t count, *tokens;
+    float *logprobs, *scratch;
+    int64_t threads;
+    Step step;
+} Job;
+
+static void read_row(const Job *job, int64_t row, int thread) {
+    const float *scores = job->logits + row * job->vocabulary;
+    int64_t *tokens = job->tokens + row * job->count;
+    if (!job->logprobs || tokens[0] < 0)
+        top_tokens(scores, job->vocabulary, job->hashes, job->draws[row],
+                   scratch_of(job->scratch, job->vocabulary, thread), job->count, tokens);
+    if (!job->logprobs) return;
+    if (tokens[0] < 0) tokens[0] = 0;
+    job->logprobs[row] = scores[tokens[0]] - normaliser(scores, job->vocabulary);
+}
+
+static void read_some(void *argument, int thread) {
+    Job *job = argument;
+    Worker worker = worker_of(&job->step, thread, (int)job->threads, NULL);
+    for (Span row = {0}; next_span(&worker, 0, job->rows, 1, &row);) read_row(job, row.from, thread);
+}
+
+// Sample `count` tokens a row.
+void draw(const float *logits, int64_t rows, int64_t vocabulary, const uint32_t *hashes, const Sampling *draws,
+          int64_t count, int64_t *tokens, float *scratch, int64_t threads) {
+    Job job = {logits, rows, vocabulary, hashes, draws, count, tokens, NULL, scratch, threads, {.next = 0}};
+    run_parallel(read_some, &job, rows > 1 ? (int)threads : 1);
+}
+
 // Write the log-probabilities of tokens (rows,) to logprobs (rows,). A token of -1 is sampled first; it becomes 0 if no
 // token can be sampled. The log-probability is NaN if a logit of the row is NaN or +infinity, or all are -infinity.
-// Other shapes as for `draw`.
 void read_rows(const float *logits, int64_t rows, int64_t vocabulary, const uint32_t *hashes, const Sampling *draws,
                int64_t *tokens, float *logprobs, float *scratch, int64_t threads) {
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (threads > 1 && rows > 1)
-    for (int64_t row = 0; row < rows; row++) {
-        const float *scores = logits + row * vocabulary;
-        if (tokens[row] < 0)
-            top_tokens(scores, vocabulary, hashes, draws[row], scratch_of(scratch, vocabulary), 1, tokens + row);
-        if (tokens[row] < 0) tokens[row] = 0;
-        logprobs[row] = scores[tokens[row]] - normaliser(scores, vocabulary);
-    }
+    Job job = {logits, rows, vocabulary, hashes, draws, 1, tokens, logprobs, scratch, threads, {.next = 0}};
+    run_parallel(read_some, &job, rows > 1 ? (int)threads : 1);
 }

@@ -83,8 +83,6 @@ static inline Words round_to_int(Floats x) { return (Words)(x + 12582912.0f) - 0
 #include PORTABLE
 #elif defined(NEON)
 
-static inline void cpu_pause(void) { __asm__ volatile("yield"); }
-
 static inline Floats splat(float number) { return (Floats)vdupq_n_f32(number); }
 
 static inline Words splat_word(int32_t number) { return (Words)vdupq_n_s32(number); }
@@ -120,8 +118,6 @@ static inline void transpose(Words *words) {
 }
 
 #else
-
-static inline void cpu_pause(void) { _mm_pause(); }
 
 static inline Floats splat(float number) { return (Floats)ON(set1_ps)(number); }
 

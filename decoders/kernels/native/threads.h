@@ -1,31 +1,72 @@
-// A barrier between the steps of a forward pass. All threads compute each step together.
+// Work in steps. Threads take spans of a step's units from a counter, so a slow thread takes fewer. The next step begins
+// once all units are finished, so a thread that holds none delays no other.
 
 #pragma once
 
 #include <sched.h>
+#include <stdint.h>
 
-#include "attention.h"
+#include "waiting.h"
+
+// run_parallel of pool.c. Python sets it when it opens this library.
+void (*run_parallel)(void (*work)(void *argument, int thread), void *argument, int threads);
+
+#define OFFER_SECONDS 3e-3  // shorter than the time after which a system preempts a thread
 
 typedef struct {
-    atomic_int arrived, generation;
-    atomic_long next;  // next attention unit
-    int threads;
-    Units units[2];  // by kind of window
-    float *scratch;  // of the rows; the attention units' scratch memory precedes it
-} Barrier;
+    _Alignas(64) Signal finished;  // units
+    atomic_int next;               // unit
+} Step;
 
-static void barrier_wait(Barrier *barrier) {
-    const int generation = atomic_load(&barrier->generation);
-    if (atomic_fetch_add(&barrier->arrived, 1) == barrier->threads - 1) {
-        atomic_store(&barrier->arrived, 0);
-        atomic_store(&barrier->next, 0);
-        atomic_fetch_add(&barrier->generation, 1);
-        return;
+// A thread's position in the steps of a job.
+typedef struct {
+    Step *step;
+    int thread, threads;
+    double time, since, offered;
+    double *seconds;  // by phase, measured by the first thread; or NULL
+} Worker;
+
+// The units [from, to) of a step.
+typedef struct {
+    int64_t from, to;
+} Span;
+
+static inline Worker worker_of(Step *steps, int thread, int threads, double *seconds) {
+    const double time = now();
+    return (Worker){steps, thread, threads, time, time, time, thread ? NULL : seconds};
+}
+
+// Whether the current step has no units left to take.
+static inline int is_taken(const Worker *worker, int64_t units) { return atomic_load(&worker->step->next) >= units; }
+
+// Finish the units of `span`, zeros at first, and take the next ones of the step: at most `most`, and fewer near the
+// end. When none are left, wait until all are finished, go to the next step and return 0. Steps must be zeroed before.
+static inline int next_span(Worker *worker, int phase, int64_t units, int64_t most, Span *span) {
+    Step *step = worker->step;
+    const int64_t count = span->to - span->from;
+    if (count && atomic_fetch_add(&step->finished.value, (int)count) + count == units) wake(&step->finished, INT_MAX);
+    const double time = now();
+    // Offer the processor to other programs here, so that the system does not take it in the middle of a unit.
+    if (time - worker->time > 1e-3) worker->offered = time;
+    worker->time = time;
+    if (time - worker->offered > OFFER_SECONDS) {
+        sched_yield();
+        worker->offered = worker->time = now();
     }
-    for (int spins = 0; atomic_load(&barrier->generation) == generation; spins++) {
-        if (spins < 4000)
-            cpu_pause();
-        else
-            sched_yield();
-    }
+    int from = atomic_load(&step->next), size;
+    do {
+        if (from >= units) {
+            for (int done; (done = atomic_load(&step->finished.value)) < units;) wait_while(&step->finished, done);
+            worker->step++;
+            if (worker->seconds) {
+                worker->seconds[phase] += (worker->time = now()) - worker->since;
+                worker->since = worker->time;
+            }
+            return 0;
+        }
+        const int64_t share = (units - from) / (2 * worker->threads);
+        size = (int)(share < 1 ? 1 : share < most ? share : most);
+    } while (!atomic_compare_exchange_weak(&step->next, &from, from + size));
+    *span = (Span){from, from + size};
+    return 1;
 }

@@ -206,9 +206,10 @@ def test_slots_used_by_choices_are_not_reserved_again(
     needed: list[int] = []
     admit = scheduler.Scheduler.admit
 
-    def watch(self: scheduler.Scheduler) -> None:
-        admit(self)
+    def watch(self: scheduler.Scheduler) -> list[Any]:
+        admitted = admit(self)
         needed.append(engine.cache.live + sum(job.policy.growth() for job in self.running))
+        return admitted
 
     monkeypatch.setattr(scheduler.Scheduler, "admit", watch)
     load_decoder("ar", engine=engine).generate([request])

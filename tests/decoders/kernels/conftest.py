@@ -56,7 +56,7 @@ def rounding() -> type[nn.Linear]:
 @pytest.fixture
 def native_forwards() -> None:
     able = kernels_run(16, 1, np.dtype(np.float32), "cpu")
-    if not (able and native.library("sampling", "-O3", "-fopenmp")):
+    if not (able and native.library("sampling", "-O3")):
         pytest.skip("needs a C compiler, and a processor with AVX2")
 
 

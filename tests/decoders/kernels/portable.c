@@ -3,8 +3,6 @@
 typedef Words NativeWords;
 #define DOT(name) plain_##name
 
-static inline void cpu_pause(void) {}
-
 static inline Floats splat(float number) {
     Floats all;
     for (int i = 0; i < LANES; i++) all[i] = number;

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tot.decoders import OptionError
+from tot.decoders import OptionError, machine
 from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.kernels.backend import open_backend
 from tot.decoders.kernels.module import TransformersForward
@@ -136,15 +136,14 @@ def test_threads_change_no_bit(
 ) -> None:
     runner = Runner(LoadedModel.of(known()), 3000, quantize)
     texts = [text(40, seed=i) for i in range(7)]
-    before, results = torch.get_num_threads(), []
+    results = []
     try:
-        for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
+        for threads in (1, 2, 3, 7, 100):
+            machine.use_threads(threads)
             results.append(torch.cat(computed(runner, texts, reads=3)))
     finally:
-        torch.set_num_threads(before)
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
+        machine.use_threads(None)
+    assert all(torch.equal(result, results[0]) for result in results)
 
 
 def test_a_chunk_without_reads_is_computed(

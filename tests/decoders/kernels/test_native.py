@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,7 +42,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def made() -> ctypes.CDLL:
     """Load sampling.c like a new process."""
     native._opened.cache_clear()
-    functions = native.library("sampling", *OPTIONS)
+    current = native.level()
+    functions = native._opened("sampling", *OPTIONS, *(() if current is None else current.options))
     assert functions is not None
     assert functions.draw
     return functions
@@ -203,7 +205,7 @@ def make_folder(library: Path) -> None:
 
 
 def need_missing_library(library: Path) -> None:
-    """Link against a missing library, as without libgomp. An older glibc fails in the same call."""
+    """Link against a missing library, as an old system may. An older glibc fails in the same call."""
     folder = library.parent
     subprocess.run(["cc", "-shared", "-x", "c", "/dev/null", "-o", str(folder / "libmissing.so")], check=True)
     options = ("-Wl,--no-as-needed", f"-L{folder}", "-lmissing")
@@ -220,7 +222,8 @@ def ready(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     library = Path(made()._name)
     (tmp_path / BUILT).mkdir()
     placed = library.replace(tmp_path / BUILT / library.name)
-    (tmp_path / "sampling.c").write_bytes(source("sampling"))
+    for file in ("sampling.c", "threads.h", "waiting.h"):
+        shutil.copy(compiling.SOURCES / file, tmp_path)
     for module in (native, compiling):
         monkeypatch.setattr(module, "SOURCES", tmp_path)
     forget()
