@@ -21,6 +21,7 @@ from tot.decoders.errors import ModelError, reason
 from tot.decoders.models.families import FAMILIES
 from tot.decoders.models.gguf_model import FIRST, Source, is_router, sources_of
 from tot.decoders.models.gguf_numbers import Whole, floats_of, numbers_of
+from tot.decoders.models.gguf_parts import gguf_parts
 from tot.decoders.models.gguf_reader import GGUFFile, read_gguf
 from tot.decoders.models.safetensors_integers import layout_of, stacked
 from tot.decoders.models.shapes import EMBEDDING, HEAD, Array, Shape, weight_shapes
@@ -62,11 +63,12 @@ class ModuleWeights(Weights):
 
     def __init__(self, module: Any) -> None:
         self._parameters = dict(module.named_parameters(remove_duplicate=False))
-        known = stored_parts(module.config, self._parameters) if module.config.model_type in FAMILIES else {}
+        config = getattr(module, "config", None)
+        known = stored_parts(config, self._parameters) if getattr(config, "model_type", None) in FAMILIES else {}
         self._parts = {name: part for name, part in known.items() if all(one in self._parameters for one in part.names)}
         stored = {one for part in self._parts.values() for one in part.names}
         self._parts |= {name: Part((name,), ()) for name in self._parameters if name not in stored}
-        expected = weight_shapes(module.config) if known else {}
+        expected = weight_shapes(config) if known else {}
         actual = {name: tuple(self._parameters[part.names[0]].shape) for name, part in self._parts.items()}
         self.shapes = {
             name: expected[name] if actual[name] == part.shape else actual[name] for name, part in self._parts.items()
@@ -181,7 +183,7 @@ class GGUFWeights(Weights):
         self.folder = folder
         """The folder for packed weights."""
         self.shapes = weight_shapes(config)
-        self.files = [path, folder / "model.safetensors"]
+        self.files = [*gguf_parts(path), folder / "model.safetensors"]
         self._path, self._config = path, config
         with safe_open(folder / "model.safetensors", "np") as file:
             stored: dict[str, Array] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
