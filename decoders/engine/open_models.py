@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.last_open import LastOpen
 from tot.decoders.errors import OptionError, TotError
@@ -80,6 +82,9 @@ def _open(
     prefix_cache: bool,
 ) -> Engine:
     loaded = open_model(model, tokenizer=tokenizer, dtype=dtype, device=device, unread=quantization == "gguf")
+    half = (at := level()) is not None and at.half_store
+    if quantization == "gguf" and dtype == "auto" and loaded.dtype == np.float32 and half:
+        loaded.store_dtype = np.dtype(np.float16)
     owned = isinstance(model, str | Path)
     options: dict[str, Any] = {"threads": threads, "prefix_cache": prefix_cache}
     engine = Engine(loaded, kv_budget, quantize=quantization, owned=owned, **options)

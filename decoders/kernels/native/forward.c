@@ -185,13 +185,17 @@ static void place_heads(const Job *job, const Layer *layer, int64_t from, int64_
             float *head = job->scratch.qkv + (r * qkv_heads + h) * HEAD_DIM;
             const int64_t kv_head = h < m->heads + m->kv_heads ? h - m->heads : h - m->heads - m->kv_heads;
             const int64_t offset = kv_head * m->kv_head_stride + b->write[r] * m->slot_stride;
-            if (h < m->heads)
+            Element elements[HEAD_DIM];
+            if (h < m->heads) {
                 apply_rope(head, layer->norm_query, m->epsilon, cosines, sines, rotary_dim,
                            job->scratch.query + (r * m->heads + h) * HEAD_DIM);
-            else if (h < m->heads + m->kv_heads)
-                apply_rope(head, layer->norm_key, m->epsilon, cosines, sines, rotary_dim, layer->keys + offset);
-            else
-                for (int i = 0; i < HEAD_DIM; i += LANES) store_elements(layer->values + offset + i, load(head + i));
+            } else if (h < m->heads + m->kv_heads) {
+                apply_rope(head, layer->norm_key, m->epsilon, cosines, sines, rotary_dim, elements);
+                store_head(layer->keys + offset, elements);
+            } else {
+                for (int i = 0; i < HEAD_DIM; i += LANES) store_elements(elements + i, load(head + i));
+                store_head(layer->values + offset, elements);
+            }
         }
     }
 }
