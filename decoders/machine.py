@@ -92,13 +92,18 @@ def free_memory(device: str) -> int:
 
 
 def give_back() -> None:
-    """Run the garbage collector and return freed memory to the system.
-
-    glibc keeps freed allocations below 32 MiB, which includes most weights of a model."""
+    """Run the garbage collector and return freed memory to the system."""
     gc.collect()
     torch = sys.modules.get("torch")  # without it, no memory of a GPU is held
     if torch is not None and torch.cuda.is_available():
         torch.cuda.empty_cache()
+    trim()
+
+
+def trim() -> None:
+    """Return freed memory to the system.
+
+    glibc keeps freed allocations below 32 MiB, which includes most weights of a model."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # not every C library has it
         if trim is not None:

@@ -81,7 +81,7 @@ def declared(group: str) -> dict[str, EntryPoint]:
 
 @cache
 def _all_declared() -> tuple[Any, dict[str, dict[str, str]]]:
-    """Return the entry points of all distributions, and those of a checkout's pyproject.toml by group and name."""
+    """Return the entry points of all distributions, and a checkout's own ones by group and name."""
     own: dict[str, dict[str, str]] = {}
     if _CHECKOUT.is_file():
         project = tomllib.loads(_CHECKOUT.read_text(encoding="utf-8"))["project"]

@@ -22,17 +22,14 @@ def first_layers(loaded: LoadedModel, layers: int | None = None) -> LoadedModel:
     count = max(1, total // 4) if layers is None else layers
     if not 1 <= count < total:
         raise OptionError(f"early-exit:{count}: the target has {total} layers; give from 1 to {total - 1}")
-    config = copy.deepcopy(loaded.config)
-    config.num_hidden_layers = count
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:count]
-    config._attn_implementation = "eager"  # the backend sets its own; this is a copy of the target's
 
     def load() -> Any:
         import torch
         from torch import nn
 
         model = loaded.model
+        config = _shortened(model.config, count)
+        config._attn_implementation = "eager"  # the backend sets its own; this is a copy of the target's
         with torch.device("meta"):
             shallow = type(model)(config)
         shallow.model.embed_tokens = model.model.embed_tokens
@@ -44,4 +41,14 @@ def first_layers(loaded: LoadedModel, layers: int | None = None) -> LoadedModel:
 
     name = f"{loaded.name}, first {count} layers"
     stored = loaded.stored if loaded.module is None else None
+    config = _shortened(loaded.config, count)
     return LoadedModel(config, loaded.tokenizer, name, loaded.dtype, loaded.device, load=load, stored=stored)
+
+
+def _shortened(config: Any, count: int) -> Any:
+    """Return a copy of a config with its first layers only."""
+    short = copy.deepcopy(config)
+    short.num_hidden_layers = count
+    if getattr(short, "layer_types", None):
+        short.layer_types = short.layer_types[:count]
+    return short

@@ -50,10 +50,9 @@ class LastOpen(Generic[_T]):
                     else:
                         self._close(entry.value)
 
-    def close_idle(self) -> bool:
-        """Close the idle values. Return whether there were any."""
+    def close_idle(self) -> None:
+        """Close the idle values."""
         with self._lock:
             idle = [key for key, entry in self._entries.items() if not entry.users]
             for key in idle:
                 self._close(self._entries.pop(key).value)
-            return bool(idle)

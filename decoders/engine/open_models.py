@@ -18,7 +18,7 @@ from tot.decoders.errors import OptionError, TotError
 from tot.decoders.kernels.native.compiling import SAMPLING
 from tot.decoders.kernels.native.forward import Quantization
 from tot.decoders.kernels.native.library import level, library
-from tot.decoders.machine import give_back
+from tot.decoders.machine import give_back, trim
 from tot.decoders.models.families import GGUF_FAMILIES
 from tot.decoders.models.loading import open_model, resolve_device
 from tot.decoders.models.model_names import find_model, gguf_text, model_key
@@ -78,9 +78,10 @@ def _open(
     prefix_cache: bool,
 ) -> Engine:
     loaded = open_model(model, tokenizer=tokenizer, dtype=dtype, device=device, unread=quantization == "gguf")
-    give_back()  # parsing a tokenizer file takes many times its size: free that before allocating keys and values
     owned = isinstance(model, str | Path)
-    return Engine(loaded, kv_budget, quantize=quantization, owned=owned, prefix_cache=prefix_cache)
+    engine = Engine(loaded, kv_budget, quantize=quantization, owned=owned, prefix_cache=prefix_cache)
+    trim()  # parsing a tokenizer file takes many times its size
+    return engine
 
 
 @contextmanager
@@ -103,7 +104,6 @@ def shared_engine(
     named = isinstance(model, str | Path)
 
     def make() -> Engine:
-        give_back()  # memory of the previous model
         return open_engine(model, tokenizer, dtype, device, kv_budget, quantize, prefix_cache)
 
     if tokenizer is not None or not named:
@@ -118,8 +118,12 @@ def shared_engine(
 
 def close_models() -> None:
     """Close the model that was kept open, and free its memory. Models in use stay open."""
-    if _engines.close_idle():
-        give_back()
+    _engines.close_idle()
+
+
+def _close(engine: Engine) -> None:
+    engine.close()
+    give_back()
 
 
 def _reset(engine: Engine) -> bool:
@@ -131,4 +135,4 @@ def _reset(engine: Engine) -> bool:
     return True
 
 
-_engines = LastOpen(Engine.close, _reset)
+_engines = LastOpen(_close, _reset)

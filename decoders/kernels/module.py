@@ -20,7 +20,7 @@ from tot.decoders.kernels.native.shared_prefixes import Run
 from tot.decoders.kernels.native.tiles import make_tiles
 from tot.decoders.machine import fit_torch
 from tot.decoders.models.families import window_of
-from tot.decoders.models.kv_store import Store
+from tot.decoders.models.kv_store import SCRATCH, Store
 from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.models.shapes import Array, Heads
 
@@ -47,7 +47,7 @@ class TransformersForward:
         self._attend = kernel or attend_blocks
         self._linears = PackedLinears(model)
         self._store = Store((), ())
-        self._allocate = partial(Store.allocate, loaded.config, empty=partial(torch.empty, dtype=dtype, device=device))
+        self._allocate = partial(Store.allocate, loaded.config, make=partial(_slots, dtype=dtype, device=device))
         bytes_a_key = 2 * heads.kv * heads.dim * dtype.itemsize
         graphs = partial(Graphs, self._compute, self._window, dtype, device, bytes_a_key)
         self._graphs = graphs() if device.type == "cuda" else None
@@ -101,3 +101,9 @@ class TransformersForward:
         self._store = Store((), ())
         self.module.set_attn_implementation(self._own_attention)
         self.module = self._graphs = None
+
+
+def _slots(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    slots = torch.empty(shape, dtype=dtype, device=device)
+    slots[:, SCRATCH] = 0
+    return slots

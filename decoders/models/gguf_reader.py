@@ -19,8 +19,9 @@ from tot.decoders.models.gguf_numbers import FLOATS, FORMATS
 from tot.decoders.models.gguf_parts import gguf_parts
 from tot.decoders.models.shapes import Array, Shape
 
-_MAX_LIST_ELEMENTS, _MAX_TENSORS = 2**22, 2**16
-"""Maximum elements of all lists in a file's metadata (a vocabulary of 262,144 tokens has 1.4 million), and tensors."""
+_MAX_LIST_ELEMENTS, _MAX_TENSORS, _MAX_DIMENSIONS = 2**22, 2**16, 4
+"""Maximum elements of all lists in a file's metadata (a vocabulary of 262,144 tokens has 1.4 million), tensors, and
+dimensions of a tensor."""
 _NUMBERS = {
     0: "<u1",
     1: "<i1",
@@ -168,9 +169,11 @@ def _parse(path: Path, content: Array, header: _Header) -> GGUFFile:
     listed = {}
     for _ in range(count):
         name = header.string()
-        sizes = [header.number(10) for _ in range(header.number(4))]
+        if (dimensions := header.number(4)) > _MAX_DIMENSIONS:
+            raise ValueError(f"its tensor {name} has {dimensions:,} dimensions")
+        sizes = header.numbers(10, dimensions)
         if name in listed or not sizes or not all(sizes):
-            raise ValueError(f"its tensor {name} has no numbers" if name not in listed else f"it has two of {name}")
+            raise ValueError(f"it has two tensors {name}" if name in listed else f"its tensor {name} has no numbers")
         listed[name] = tuple(reversed(sizes)), header.number(4), header.number(10)
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):

@@ -21,15 +21,12 @@ class Store(NamedTuple):
     values: tuple[Any, ...]
 
     @classmethod
-    def allocate(cls, config: Any, slots: int, empty: Callable[[tuple[int, int, int]], Any]) -> Store:
-        """Allocate `slots` slots, including SCRATCH. `empty` makes an array of a shape, for numpy or torch."""
+    def allocate(cls, config: Any, slots: int, make: Callable[[tuple[int, int, int]], Any]) -> Store:
+        """Allocate `slots` slots, including SCRATCH. `make` makes an array of a shape, with zeros in SCRATCH."""
         heads = Heads.of(config)
 
         def arrays() -> tuple[Any, ...]:
-            layers = [empty((heads.kv, slots, heads.dim)) for _ in range(config.num_hidden_layers)]
-            for array in layers:
-                array[:, SCRATCH] = 0
-            return tuple(layers)
+            return tuple(make((heads.kv, slots, heads.dim)) for _ in range(config.num_hidden_layers))
 
         return cls(arrays(), arrays())
 

@@ -41,7 +41,9 @@ Quantize = Literal["auto", "none", "int8-dynamic", "gguf"]
 - "int8-dynamic": eight bits.
 - "auto": "gguf" for a .gguf file without an explicit dtype, if it is supported; otherwise "none".
 
-"gguf" and "int8-dynamic" also quantize the inputs of linear layers to eight bits."""
+"gguf" and "int8-dynamic" also quantize the inputs of linear layers to eight bits. So do folders whose files are
+quantized (compressed-tensors, AWQ, GPTQ): their integers are used in every case. A .gguf file of floats is not
+quantized by "gguf"."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from typing import Any
 
 from tot.decoders.errors import ModelError
 from tot.decoders.models.families import FAMILIES, Mixture
-from tot.decoders.models.safetensors_integers import layout_of
 
 _MOST_LAYERS = 2**12
 
@@ -40,7 +39,10 @@ def check_supported(config: Any) -> None:
             "server, such as llama-server or vLLM, and ask it with --decoder openai"
         )
     Mixture.of(config)
-    layout_of(getattr(config, "quantization_config", None))
+    if (quantization := getattr(config, "quantization_config", None)) is not None:
+        from tot.decoders.models.safetensors_integers import layout_of  # imports numpy
+
+        layout_of(quantization)
 
 
 def _length_dependent_rope(config: Any) -> str | None:

@@ -63,11 +63,12 @@ class ModuleWeights(Weights):
 
     def __init__(self, module: Any) -> None:
         self._parameters = dict(module.named_parameters(remove_duplicate=False))
-        known = stored_parts(module.config, self._parameters) if module.config.model_type in FAMILIES else {}
+        config = getattr(module, "config", None)
+        known = stored_parts(config, self._parameters) if getattr(config, "model_type", None) in FAMILIES else {}
         self._parts = {name: part for name, part in known.items() if all(one in self._parameters for one in part.names)}
         stored = {one for part in self._parts.values() for one in part.names}
         self._parts |= {name: Part((name,), ()) for name in self._parameters if name not in stored}
-        expected = weight_shapes(module.config) if known else {}
+        expected = weight_shapes(config) if known else {}
         actual = {name: tuple(self._parameters[part.names[0]].shape) for name, part in self._parts.items()}
         self.shapes = {
             name: expected[name] if actual[name] == part.shape else actual[name] for name, part in self._parts.items()

@@ -173,7 +173,7 @@ def gguf_of(tmp_path: Path) -> Callable[[str], Path]:
     [
         *[("cpu", name, {}, True) for name in ("llama", "qwen2", "qwen3")],
         *[("auto", "qwen2", {}, True), ("cuda", "qwen2", {}, False), ("cuda:0", "llama", {}, False)],
-        *[("cpu", "gemma3", {}, False), ("cpu", "mamba", {}, False), ("cuda", "gemma3", {}, False)],
+        *[("cpu", "gemma3", {}, True), ("cpu", "mamba", {}, False), ("cuda", "gemma3", {}, False)],
         *[("cpu", "qwen2", {"dtype": "fp32"}, False), ("cpu", "qwen2", {"quantize": "none"}, False)],
         *[("cpu", "qwen2", {"quantize": "int8-dynamic"}, False), ("cpu", "qwen2", {"quantize": "gguf"}, True)],
         ("cuda", "qwen2", {"quantize": "none"}, False),

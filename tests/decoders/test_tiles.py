@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tot.decoders.engine.runner import Chunk, Runner
-from tot.decoders.kernels import module
+from tot.decoders.kernels import backend, module
 from tot.decoders.kernels.native import library as native
 from tot.decoders.kernels.native.attention import Kernel, kernel_for
 from tot.decoders.kernels.native.shared_prefixes import Run
@@ -204,9 +204,15 @@ def test_scores_far_apart_do_not_overflow(kernel: Callable[..., Kernel], dtype: 
 
 
 @pytest.fixture(params=[torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
-def heads_of_32(request: pytest.FixtureRequest, make_model: Callable[..., Any], kernel: Callable[..., Kernel]) -> Any:
-    """A model of a family without a native forward in C."""
+def heads_of_32(
+    request: pytest.FixtureRequest,
+    make_model: Callable[..., Any],
+    kernel: Callable[..., Kernel],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Any:
+    """A model that runs as a transformers module."""
     kernel(32, request.param)
+    monkeypatch.setattr(backend, "native_forward", lambda *_: None)
     return make_model("gemma", head_dim=32).to(request.param)
 
 

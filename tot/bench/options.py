@@ -165,6 +165,18 @@ class PeersOptions(InRounds):
     )
 
 
+class StartOptions(InRounds):
+    """Compare the time from a command to its first token with llama.cpp's, with an empty and a full cache folder."""
+
+    parts: tuple[Literal["cold", "warm"], ...] = Field(
+        ("cold", "warm"), description="Comma-separated: cold (empty cache folder), warm (second run)."
+    )
+    task: str = Field("gsm8k", description="A task's name. Its example is the question.")
+    llama: Path = Field(
+        Path(".venv-llama/bin/python"), description="Python interpreter with llama-cpp-python (make peers installs it)."
+    )
+
+
 class QualityOptions(BenchOptions):
     """Compare the accuracy and cost of ways to answer, and the AUROC of evaluators."""
 

@@ -18,6 +18,7 @@ BENCHES: dict[str, tuple[type[of.BenchOptions], str]] = {
     "pdos": (of.PDOSBench, "papers.pdos:run"),
     "peers": (of.PeersOptions, "peers.peers:run"),
     "quality": (of.QualityOptions, "quality:run"),
+    "start": (of.StartOptions, "start:run"),
 }
 
 app = typer.Typer(no_args_is_help=True, help="Benchmarks of all sides in one run, with ratios.", rich_markup_mode=None)

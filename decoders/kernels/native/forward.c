@@ -231,7 +231,7 @@ static void convert_gated(const Job *job, int64_t from, int64_t to, int64_t firs
                            s->gated_stats + STATS * (e * (inner / GROUP) + first * LANES / GROUP));
 }
 
-// Multiply the entries of each expert by its weights. The units are those of all experts that have entries, in turn.
+// Multiply the entries of each expert by its weights. The units of all experts that have entries follow each other.
 static void multiply_entries(const Job *job, Worker *worker, const Matrix *all, const Groups *groups, int64_t unit,
                              const Input *input, const float *stats, Epilogue epilogue, float *out, int64_t width) {
     const int64_t experts = job->model->experts, row_stats = STATS * (all->inputs / GROUP);

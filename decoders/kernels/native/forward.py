@@ -21,7 +21,7 @@ from ml_dtypes import bfloat16
 
 from tot.decoders.errors import ModelError
 from tot.decoders.kernels.native import compiling
-from tot.decoders.kernels.native.library import address, empty, lanes, library, log_once, sizes_agree
+from tot.decoders.kernels.native.library import address, empty, lanes, lazy_zeros, library, log_once, sizes_agree
 from tot.decoders.kernels.native.packed_file import packed_in_file
 from tot.decoders.kernels.native.packing import (
     GROUP,
@@ -128,6 +128,8 @@ class NativeForward:
         else:
             self._references.append(np.ascontiguousarray(weights.array(EMBEDDING), self._dtype))
             embedding = address(self._references[-1], self._dtype)
+        if isinstance(weights, GGUFWeights):
+            weights.close_file()
         self._references.append(layers)
         self._layers = layers
         inner = config.intermediate_size if mixture is None else mixture.inner
@@ -168,7 +170,7 @@ class NativeForward:
 
     def reserve(self, slots: int) -> None:
         """Allocate the key-value store."""
-        self._store = Store.allocate(self._config, slots, partial(empty, dtype=self._dtype))
+        self._store = Store.allocate(self._config, slots, partial(lazy_zeros, dtype=self._dtype))
         for layer, keys, values in zip(self._layers, *self._store, strict=True):
             layer.keys, layer.values = address(keys, self._dtype), address(values, self._dtype)
         _, slots, dim = self._store.keys[0].shape
@@ -271,7 +273,6 @@ class NativeForward:
         shapes = {name: _shape(weights, parts) for name, parts in products.items()}
         for name, weight in packed_in_file(weights.folder, packers, shapes).items():
             self._add_product(weights, name, products[name], weight)
-        weights.close_file()
 
 
 _PARTS = {

@@ -11,6 +11,7 @@ import ctypes
 import functools
 import logging
 import math
+import mmap
 import os
 import shutil
 import subprocess
@@ -134,6 +135,24 @@ def empty(shape: Sequence[int], dtype: DTypeLike) -> Array:
     memory = np.empty(size + _LINE, dtype=np.uint8)
     start = -memory.ctypes.data % _LINE
     return memory[start : start + size].view(dtype).reshape(shape)
+
+
+def lazy_zeros(shape: Sequence[int], dtype: DTypeLike) -> Array:
+    """Return a new array of zeros, whose memory is taken page by page when it is first written to.
+
+    numpy asks for pages of 2 MiB, which takes long and much memory if an array is used in many small places. Raises
+    MemoryError.
+    """
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    private = {} if os.name == "nt" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
+    try:
+        memory = mmap.mmap(-1, size, **private)
+    except OSError as error:
+        raise MemoryError(f"no memory for {size:,} bytes ({error.strerror})") from error
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with suppress(OSError):  # a kernel without such pages
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, dtype=np.uint8).view(dtype).reshape(shape)
 
 
 def _folder() -> Path:

@@ -176,7 +176,7 @@ def test_the_layers_of_every_layout_are_read_and_multiplied(
     texts = [text(20 + 9 * i, seed=i) for i in range(3)]
     for tokens, logits in zip(texts, computed(runner, texts), strict=True):
         expected = logits_alone(reference, tokens)[-1]
-        assert (logits[0] - expected).pow(2).mean().sqrt() < 0.05 * expected.std()
+        assert (logits[0] - expected).pow(2).mean().sqrt() < 0.1 * expected.std()
     runner.close()
 
 
@@ -217,7 +217,7 @@ def folder(known: Callable[..., Any], tokenizer: Any, tmp_path: Path) -> Path:
 
 def test_a_decoder_opens_a_quantized_folder(folder: Path) -> None:
     request = Request(prompt="the rain", sampling=Sampling(max_tokens=5, ignore_eos=True))
-    with load_decoder("ar", folder, kv_budget=100) as decoder:
+    with load_decoder("ar", folder, dtype="fp32", kv_budget=100) as decoder:
         assert len(decoder.generate([request])[0].tokens) == 5
         assert decoder.engine.runner.backend.weight_bytes < 0.8
 
@@ -257,7 +257,7 @@ def test_damaged_and_reordered_layers_are_refused_when_opened(folder: Path, tens
 def test_integers_of_another_type_are_refused(folder: Path) -> None:
     change(folder, qweight=np.ones((32, 128), np.float32))
     with pytest.raises(ModelError, match=r"have the type float32, not int32: download it again"):
-        load_decoder("ar", folder, kv_budget=100)
+        load_decoder("ar", folder, dtype="fp32", kv_budget=100)
 
 
 @pytest.mark.parametrize(

@@ -203,6 +203,31 @@ def test_a_tensor_without_numbers_is_refused(tiny: Any, tmp_path: Path, sizes: t
         load_model(tmp_path / "odd.gguf", cache_dir=tmp_path)
 
 
+def test_damaged_bytes_anywhere_in_the_header_end_in_an_error_or_a_file(tiny: Any, tmp_path: Path) -> None:
+    """No damage ends in another error than ModelError, or in a tensor past the end of the file."""
+    whole, path, random = tiny.path.read_bytes(), tmp_path / "odd.gguf", np.random.default_rng(0)
+    first = whole.index(b"token_embd.weight")
+    refused = 0
+    for place in (*random.integers(4, first + 2000, 150), *range(first - 8, first + 50)):
+        path.write_bytes(whole[:place] + bytes([random.integers(256)]) + whole[place + 1 :])
+        try:
+            file = read_gguf(path)
+        except ModelError:
+            refused += 1
+        else:
+            assert all(tensor.data.nbytes <= len(whole) for tensor in file.tensors.values())
+    assert refused > 30
+
+
+@pytest.mark.parametrize("dimensions", [5, 2**32 - 1])
+def test_a_tensor_of_too_many_dimensions_is_refused(tiny: Any, tmp_path: Path, dimensions: int) -> None:
+    whole = tiny.path.read_bytes()
+    at = whole.index(b"token_embd.weight") + len(b"token_embd.weight")
+    (tmp_path / "odd.gguf").write_bytes(whole[:at] + struct.pack("<I", dimensions) + whole[at + 4 :] + bytes(2**20))
+    with pytest.raises(ModelError, match=rf"its tensor token_embd\.weight has {dimensions:,} dimensions"):
+        read_gguf(tmp_path / "odd.gguf")
+
+
 def weights(path: Path, kinds: Sequence[str]) -> Tensors:
     """Return random values for the tensors of a file: matrices of each type in turn, vectors in float32."""
     random, new, turn = np.random.default_rng(0), {}, itertools.cycle(kinds)
