@@ -167,6 +167,7 @@ FAMILIES = {
         defaults={
             "num_local_experts": 128,
             "num_experts_per_tok": 4,
+            "intermediate_size": 2880,
             "sliding_window": 128,
             "attention_bias": True,
             "experts_activation": "swiglu_clamped",
@@ -243,14 +244,13 @@ class Mixture(NamedTuple):
         experts = family_of(config).experts
         if experts is None:
             return None
-        count = setting(config, "num_local_experts")
-        inner = setting(config, experts.inner)
-        inner = config.intermediate_size if inner is None else inner
-        chosen = setting(config, "num_experts_per_tok")
-        if not (0 < count <= _MOST_EXPERTS and 0 < chosen <= min(count, _MOST_CHOSEN) and inner > 0):
+        sizes = [setting(config, name) for name in ("num_local_experts", "num_experts_per_tok", experts.inner)]
+        count, chosen, inner = sizes
+        whole = all(type(size) is int for size in sizes)
+        if not (whole and 0 < count <= _MOST_EXPERTS and 0 < chosen <= min(count, _MOST_CHOSEN) and inner > 0):
             raise ModelError(
-                f"a mixture of {count:,} experts of size {inner:,}, {chosen:,} for each token, can't be run: a "
-                f"model has up to {_MOST_EXPERTS:,} experts, and up to {_MOST_CHOSEN} for each token"
+                f"a mixture of {count} experts of size {inner}, {chosen} for each token, can't be run: a model has up "
+                f"to {_MOST_EXPERTS} experts, and up to {_MOST_CHOSEN} for each token; download the model again"
             )
         normalized = True if experts.normalized is None else bool(setting(config, experts.normalized))
         return cls(count, chosen, inner, normalized)

@@ -16,6 +16,7 @@ from tot.decoders.models.config import model_config
 from tot.decoders.models.families import FAMILIES, GGUF_FAMILIES, Family, family_of
 from tot.decoders.models.gguf_reader import GGUFFile
 from tot.decoders.models.gguf_tokenizer import end_tokens
+from tot.decoders.models.rotary import RotaryTable
 from tot.decoders.models.shapes import HEAD, SINKS, Array, Shape, weight_shapes
 from tot.decoders.models.stored_parts import fused_rows, stored_parts
 
@@ -43,6 +44,7 @@ _BIASES = {
 }
 _FIXED = {"qwen3moe": {"norm_topk_prob": True}, "gpt-oss": {"attention_bias": True}}
 """Settings that are not in files."""
+_FREQUENCIES = "rope_freqs.weight"
 _LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}
 """Layers of the models of 27B parameters, which scale attention by the hidden size."""
 
@@ -88,7 +90,10 @@ def build_config(file: GGUFFile) -> Any:
         pad_token_id=file.metadata.get("tokenizer.ggml.padding_token_id"),
         **_other_settings(file, architecture, family),
     )
-    return model_config(settings)
+    config = model_config(settings)
+    if _FREQUENCIES in file.tensors:
+        _check_frequencies(file, config)
+    return config
 
 
 def _other_settings(file: GGUFFile, architecture: str, family: Family) -> dict[str, Any]:
@@ -115,6 +120,10 @@ def _rope(file: GGUFFile, architecture: str, head_dim: int) -> dict[str, Any]:
         raise refusal(file, "it uses scaled RoPE of a type that is not supported")
     if kind != "none" and not file.setting("rope.scaling.factor"):
         raise refusal(file, "it uses scaled RoPE without a factor")
+    if _FREQUENCIES in file.tensors:  # Llama 3.1 to 3.3
+        factor = round(float(dequantized(file.tensors[_FREQUENCIES]).max()), 4)
+        rope |= {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        rope["original_max_position_embeddings"] = 8192
     if kind != "none":
         rope |= {"rope_type": kind, "factor": file.setting("rope.scaling.factor")}
     if kind == "yarn":
@@ -127,6 +136,14 @@ def _rope(file: GGUFFile, architecture: str, head_dim: int) -> dict[str, Any]:
     if architecture == "gemma3":
         return {"full_attention": rope, "sliding_attention": {**plain, "rope_theta": _LOCAL_ROPE}}
     return rope
+
+
+def _check_frequencies(file: GGUFFile, config: Any) -> None:
+    """Raise ModelError if the file's divisors of RoPE's frequencies differ from the ones of Llama 3.1."""
+    plain = RotaryTable(config, {"rope_theta": config.rope_parameters["rope_theta"]}).frequencies
+    scaled, divisors = RotaryTable(config, config.rope_parameters).frequencies, dequantized(file.tensors[_FREQUENCIES])
+    if divisors.shape != plain.shape or not np.allclose(plain / divisors, scaled, rtol=1e-3):
+        raise refusal(file, "it uses scaled RoPE of a type that is not supported")
 
 
 class Source(NamedTuple):
@@ -177,7 +194,7 @@ def build_weights(file: GGUFFile, config: Any, matrices: bool = True) -> dict[st
     if config.tie_word_embeddings:
         del sources[HEAD]
     missing = [source.name for source in sources.values() if source.name not in file.tensors]
-    extra = sorted(set(file.tensors) - {source.name for source in sources.values()})
+    extra = sorted(set(file.tensors) - {source.name for source in sources.values()} - {_FREQUENCIES})
     if missing or extra:
         raise refusal(file, f"it has no {missing[0]}" if missing else f"its tensor {extra[0]} is unknown")
 

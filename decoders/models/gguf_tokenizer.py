@@ -36,8 +36,17 @@ _QWEN2_SPLIT = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _LLAMA3_SPLIT = _QWEN2_SPLIT.replace(r"\p{N}|", r"\p{N}{1,3}|")
-_SPLITS = {"gpt-2": None, "smollm": None, "qwen2": _QWEN2_SPLIT, "llama-bpe": _LLAMA3_SPLIT}
-"""Rules of byte-level tokenizers by name; None for GPT-2's."""
+_WORD = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]%s[\p{Ll}\p{Lm}\p{Lo}\p{M}]%s(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+_GPT4O_SPLIT = (
+    (_WORD % ("*", "+")) + (_WORD % ("+", "*")) + r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_SPLITS = {
+    **dict.fromkeys(("gpt-2", "smollm", "refact")),
+    "qwen2": _QWEN2_SPLIT,
+    **dict.fromkeys(("llama-bpe", "smaug-bpe", "dbrx"), _LLAMA3_SPLIT),
+    "gpt-4o": _GPT4O_SPLIT,
+}
+"""Rules of byte-level tokenizers by name; None for GPT-2's. Granite's is "refact", SmolLM3's is "smaug-bpe"."""
 _SPACE = "▁"
 """SentencePiece's spelling of a space."""
 
@@ -105,7 +114,7 @@ def _byte_level(given: Mapping[str, Any], rule: str) -> Backend:
     merges = [tuple(merge.split(" ")) for merge in given["merges"]]
     backend = Backend(models.BPE(vocab=vocab, merges=merges, ignore_merges=rule == "llama-bpe"))
     by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=_SPLITS[rule] is None)
-    if rule == "smollm":  # llama.cpp: "\p{N}" first, then GPT-2's rule
+    if rule in ("smollm", "refact"):  # llama.cpp: "\p{N}" first, then GPT-2's rule
         backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), by_bytes])
     elif (split := _SPLITS[rule]) is not None:
         backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(split), "isolated"), by_bytes])

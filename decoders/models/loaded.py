@@ -12,7 +12,8 @@ import numpy as np
 from ml_dtypes import bfloat16
 
 from tot.decoders.errors import ModelError
-from tot.decoders.models.shapes import EMBEDDING, HEAD
+from tot.decoders.models.families import FAMILIES, Mixture
+from tot.decoders.models.shapes import EMBEDDING, EXPERTS, HEAD
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,6 +50,8 @@ class LoadedModel:
     """Function that loads the module."""
     stored: Weights | None = None
     """The weights in files, if they can be read without a module."""
+    store_dtype: np.dtype[Any] | None = None
+    """Number format of keys and values; None is `dtype`. float16 is for the C backend in float32."""
 
     @classmethod
     def of(cls, module: Any, tokenizer: Any = None, name: str = "") -> LoadedModel:
@@ -81,9 +84,12 @@ class LoadedModel:
 
     @property
     def linear_sizes(self) -> tuple[int, int]:
-        """Number of parameters of the linear layers that all rows use, and of the output head."""
+        """Number of parameters of the linear layers that each row uses, and of the output head."""
+        mixture = Mixture.of(self.config) if self.config.model_type in FAMILIES else None
         sizes = {
             name: math.prod(shape)
+            if mixture is None or EXPERTS not in name
+            else math.prod(shape) * mixture.chosen // mixture.experts
             for name, shape in self.weights.shapes.items()
             if name != EMBEDDING and (len(shape) == 2 or name.endswith(".bias"))
         }

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tot.decoders import OptionError, machine
+from tot.decoders import OptionError, Request, Sampling, load_decoder, machine
 from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.kernels.backend import open_backend
 from tot.decoders.kernels.module import TransformersForward
@@ -116,12 +116,15 @@ def test_the_model_itself_works_again_once_the_runner_is_closed(
     assert torch.equal(model(tokens).logits, before)
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe"])
 @pytest.mark.parametrize("quantize", [None, "int8-dynamic"])
 def test_a_row_does_not_depend_on_the_number_of_rows(
-    computed: Callable[..., Any], known: Callable[..., Any], quantize: Any
+    computed: Callable[..., Any], known: Callable[..., Any], family: str, quantize: Any
 ) -> None:
-    """Results are bit-identical, although 26 rows are divided into other blocks than one row."""
-    runner = Runner(LoadedModel.of(known()), 3000, quantize)
+    """Results are bit-identical, although 26 rows are divided into other blocks than one row.
+
+    In a mixture, the rows beside a row also choose among its experts."""
+    runner = Runner(LoadedModel.of(known(family)), 3000, quantize)
     texts = [[i] for i in range(26)]  # no context, so that attention is not a sum
     together = computed(runner, texts)
     for tokens, logits in zip(texts, together, strict=True):
@@ -130,11 +133,12 @@ def test_a_row_does_not_depend_on_the_number_of_rows(
             assert torch.equal(computed(runner, [tokens, *beside])[0], logits)
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_oss"])
 @pytest.mark.parametrize("quantize", [None, "int8-dynamic"])
 def test_threads_change_no_bit(
-    text: Callable[..., Any], computed: Callable[..., Any], known: Callable[..., Any], quantize: Any
+    text: Callable[..., Any], computed: Callable[..., Any], known: Callable[..., Any], family: str, quantize: Any
 ) -> None:
-    runner = Runner(LoadedModel.of(known()), 3000, quantize)
+    runner = Runner(LoadedModel.of(known(family)), 3000, quantize)
     texts = [text(40, seed=i) for i in range(7)]
     results = []
     try:
@@ -198,6 +202,21 @@ def test_a_long_sequence_of_forks_rollbacks_and_evictions(
     assert reused
     assert evicted
     runner.close()
+
+
+@pytest.mark.parametrize("method", ["auto", "seed", "jacobi"])
+@pytest.mark.parametrize("family", ["gemma3_text", "qwen3_moe", "gpt_oss"])
+def test_lossless_methods_give_the_same_tokens(
+    known: Callable[..., Any], tokenizer: Any, family: str, method: str
+) -> None:
+    """Prompts are longer than the windows, and are shared by several samples."""
+    request = Request(prompt="the rain in the " * 5, sampling=Sampling(max_tokens=24, n=3, temperature=0.8, seed=1))
+    tokens = []
+    for name in ("ar", method):
+        with load_decoder(name, known(family), tokenizer=tokenizer, kv_budget=2000) as decoder:
+            assert isinstance(decoder.engine.runner.backend, NativeForward)
+            tokens.append([done.tokens for done in decoder.generate([request])])
+    assert tokens[0] == tokens[1]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -124,6 +125,9 @@ def write_gguf(path: Path, family: str = "llama", **changed: Any) -> Tiny:
         rope = {"full_attention": rope, "sliding_attention": {**rope, "rope_theta": 10000.0}}
     elif family == "phi3":
         rope["partial_rotary_factor"] = 0.75
+    elif "divisors" in changed:
+        rope |= {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        rope["original_max_position_embeddings"] = 8192
     elif family == "gpt-oss":
         rope |= {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
         rope["original_max_position_embeddings"] = 4096
@@ -172,6 +176,9 @@ def write_gguf(path: Path, family: str = "llama", **changed: Any) -> Tiny:
     writer.add_eot_token_id(2)
     writer.add_pad_token_id(0)
     writer.add_chat_template(TEMPLATE)
+    divisors = changed.pop("divisors", None)
+    if divisors is not None:
+        writer.add_tensor("rope_freqs.weight", np.array(divisors, dtype=np.float32))
     for key, value in {**{f"{family}.{key}": value for key, value in keys.items()}, **changed}.items():
         kinds = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}
         kinds[type(value)](key, value)

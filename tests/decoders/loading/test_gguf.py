@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import LlamaTokenizer, PreTrainedTokenizerFast
 
+from tot.decoders.engine.open_models import open_engine
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.errors import ModelError
+from tot.decoders.kernels.native.library import level
 from tot.decoders.models.gguf_reader import read_gguf
 from tot.decoders.models.gguf_tokenizer import build_tokenizer, end_tokens
 from tot.decoders.models.loading import load_model
@@ -281,3 +284,61 @@ def test_impossible_counts_are_refused_before_they_are_read(
     with pytest.raises(ModelError, match=r"odd\.gguf is not a readable GGUF file \(.+\): download it again") as error:
         load_model(path, cache_dir=tmp_path / "cache")
     one_line(error)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"expert_count": 0}, "num_local_experts=0"),
+        ({"expert_count": 10**9}, "a mixture of 1000000000 experts"),
+        ({"expert_used_count": 5}, "a mixture of 4 experts of size 32, 5 for each token"),
+        ({"expert_used_count": 0}, "num_experts_per_tok=0"),
+        ({"expert_count": 8}, r"blk.0.ffn_gate_exps.weight has shape (4, 32, 64)"),
+        ({"expert_feed_forward_length": 16}, r"blk.0.ffn_gate_exps.weight has shape (4, 32, 64)"),
+    ],
+)
+def test_impossible_mixtures_of_experts_are_refused(
+    changed: dict[str, Any], reason: str, tmp_path: Path, write_gguf: Callable[..., Any], one_line: Callable[..., str]
+) -> None:
+    keys = {f"qwen3moe.{key}": value for key, value in changed.items()}
+    made = write_gguf(tmp_path / "odd.gguf", "qwen3moe", **keys)
+    with pytest.raises(ModelError) as error:
+        load_model(made.path, cache_dir=tmp_path)
+    assert reason in one_line(error)
+
+
+def llama3_divisors() -> list[float]:
+    """Return the divisors of RoPE's frequencies that llama.cpp's converter writes for Llama 3.2."""
+    plain = 1 / 5000.0 ** (np.arange(0, 16, 2) / 16)
+    turns = 8192 * plain / (2 * np.pi)
+    smooth = np.clip((turns - 1) / 3, 0, 1)
+    return (1 / ((1 - smooth) / 32 + smooth)).tolist()
+
+
+def test_llama3_frequencies_are_read_from_the_file(
+    tmp_path: Path, write_gguf: Callable[..., Any], logits: Callable[..., torch.Tensor]
+) -> None:
+    made = write_gguf(tmp_path / "tiny.gguf", pre="llama-bpe", divisors=llama3_divisors())
+    loaded = load_model(made.path, dtype="fp32", device="cpu", cache_dir=tmp_path / "cache")
+    assert loaded.model.config.rope_parameters == made.model.config.rope_parameters
+    assert loaded.model.config.rope_parameters["rope_type"] == "llama3"
+    torch.testing.assert_close(logits(loaded.model), logits(made.model), atol=1e-5, rtol=1e-5)
+
+
+def test_other_frequencies_are_refused(tmp_path: Path, write_gguf: Callable[..., Any]) -> None:
+    made = write_gguf(tmp_path / "odd.gguf", divisors=[1.0] * 7 + [3.0])
+    with pytest.raises(ModelError, match=r"odd\.gguf can't be used: it uses scaled RoPE of a type"):
+        load_model(made.path, cache_dir=tmp_path / "cache")
+
+
+@pytest.mark.parametrize(("dtype", "stored"), [("auto", np.dtype(np.float16)), ("fp32", None)])
+def test_keys_and_values_are_float16_only_in_the_automatic_dtype_of_a_processor_without_bfloat16(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, stored: Any
+) -> None:
+    if not ((at := level()) and at.half_store):
+        pytest.skip("needs a processor that converts float16")
+    monkeypatch.setenv("TOT_CACHE", str(tmp_path))
+    monkeypatch.setattr("tot.decoders.models.loading._cpu_computes_in_bf16", lambda: False)
+    with open_engine(tiny.path, dtype=dtype, quantize="gguf", kv_budget=100) as engine:
+        assert (engine.loaded.dtype, engine.loaded.store_dtype) == (np.float32, stored)
+        assert engine.runner.slot_bytes == 2 * 2 * 2 * 16 * (4 if stored is None else 2)

@@ -55,6 +55,21 @@ def test_rope_angles_that_depend_on_positions_alone_are_supported() -> None:
         assert check_supported(SimpleNamespace(model_type="llama", rope_parameters={"rope_type": kind})) is None, kind
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_local_experts": 0},
+        {"num_local_experts": 10**9},
+        {"num_local_experts": "many"},
+        {"num_experts_per_tok": 200},
+    ],
+)
+def test_impossible_mixtures_of_experts_are_refused(changes: dict[str, Any], one_line: Callable[..., str]) -> None:
+    with pytest.raises(ModelError) as error:
+        check_supported(SimpleNamespace(model_type="qwen3_moe", num_hidden_layers=2, **changes))
+    assert "a mixture of" in one_line(error)
+
+
 @pytest.mark.parametrize("layers", [10**5, 10**9, 2**70])
 def test_a_config_with_too_many_layers_is_refused_before_they_are_built(
     folder: Path, tmp_path: Path, layers: int
