@@ -87,6 +87,7 @@ def load_decoder(
     device: str = ...,
     kv_budget: int | str | None = ...,
     quantize: Quantize = ...,
+    threads: int | None = ...,
     prefix_cache: bool = ...,
     **options: Any,
 ) -> LocalDecoder: ...
@@ -102,6 +103,7 @@ def load_decoder(
     device: str = "auto",
     kv_budget: int | str | None = None,
     quantize: Quantize = "auto",
+    threads: int | None = None,
     prefix_cache: bool = True,
     **options: Any,
 ) -> LocalDecoder | RemoteDecoder:
@@ -116,6 +118,7 @@ def load_decoder(
         device: "auto", "cpu", "cuda" or "cuda:N".
         kv_budget: Size of the key-value cache, in tokens or bytes ("1.5GiB").
         quantize: See `Quantize`; for Llama-like models on CPUs.
+        threads: Number of threads on the CPU. The default is the number of processors that the process may use now.
         prefix_cache: Keep keys and values of the beginnings of prompts in the cache folder, for later processes. Only
             for models in files that run in C.
         options: The options of the method.
@@ -126,7 +129,7 @@ def load_decoder(
     """
     if name in REMOTE:
         local = {"tokenizer": tokenizer, "engine": engine, "kv_budget": kv_budget}
-        local |= {"dtype": dtype, "device": device, "quantize": quantize}
+        local |= {"dtype": dtype, "device": device, "quantize": quantize, "threads": threads}
         local["prefix_cache"] = None if prefix_cache else False
         for option, value in local.items():
             if value not in (None, "auto"):
@@ -137,13 +140,15 @@ def load_decoder(
     method, method_options = find_method(name), checked_options(name, options)
     if engine is not None and quantize != "auto":
         raise OptionError(f"quantize={quantize} has no effect on a shared engine: set it when you create the engine")
+    if engine is not None and threads is not None:
+        raise OptionError(f"threads={threads} has no effect on a shared engine: set it when you create the engine")
     from tot.decoders.engine.open_models import close_models, open_engine
 
     with ExitStack() as stack:
         owned = engine is None
         if engine is None:
             close_models()
-            engine = open_engine(model, tokenizer, dtype, device, kv_budget, quantize, prefix_cache)
+            engine = open_engine(model, tokenizer, dtype, device, kv_budget, quantize, threads, prefix_cache)
             stack.callback(engine.close)
         opened = method.open(engine, method_options, stack)
         return LocalDecoder(name, engine, opened, stack.pop_all(), owned, not method.few_shot)

@@ -23,6 +23,11 @@ from typing import Any
 
 import psutil
 
+from tot.decoders.errors import OptionError
+
+MAX_THREADS = 1024
+"""The largest number of threads that can be set, as in pool.c."""
+
 _ARM = {"asimd": (16, 1), "asimddp": (16, 20), "bf16": (26, 14)}
 """Features of ARM processors: the getauxval entry in which Linux lists each, and its bit there."""
 _TILES = {"amx_tile", "amx_int8"}
@@ -137,18 +142,18 @@ def control_groups() -> list[Path]:
     return [_GROUPS / group for group in (inner, *inner.parents)]
 
 
-_process: int | None = None
 _of_thread = threading.local()
 
 
-def choose_threads(count: int | None) -> None:
-    """Set the number of threads that compute in this process; None means all that it may use."""
-    global _process
-    _process = count
+def checked_threads(count: int | None) -> int | None:
+    """Return the number of threads. Raises OptionError if it is invalid."""
+    if count is None or (isinstance(count, int) and not isinstance(count, bool) and 1 <= count <= MAX_THREADS):
+        return count
+    raise OptionError(f"threads is {count!r}: give a number from 1 to {MAX_THREADS}, or leave it out")
 
 
 def use_threads(count: int | None) -> None:
-    """Set the number of threads for the forward passes that the calling thread starts; None: as for the process."""
+    """Set the number of threads for the forward passes that the calling thread starts; None: all usable ones."""
     _of_thread.count = count
 
 
@@ -158,7 +163,7 @@ def threads() -> int:
     If none is set, it is the number of processors in the affinity of the process, at most the CPU quota of its
     container and OMP_NUM_THREADS."""
     own: int | None = getattr(_of_thread, "count", None)
-    return own or _process or max(1, min(_processors(), _quota(int(time.monotonic())), _omp_limit()))
+    return own or max(1, min(_processors(), _quota(int(time.monotonic())), _omp_limit()))
 
 
 def fit_torch() -> None:
@@ -223,4 +228,4 @@ def processor_flags() -> frozenset[str]:
 def _may_use_tiles() -> bool:
     """Ask the kernel for the registers of AMX's tiles. Returns False if it refuses, or is older than Linux 5.16."""
     arch_prctl, request_permission, tile_data = 158, 0x1023, 18
-    return sys.platform == "linux" and ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0
+    return sys.platform == "linux" and not ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data)

@@ -9,7 +9,7 @@ python=$folder/system/usr/bin/python3.11
 if [ ! -e "$folder/ready" ]; then
   mkdir -p "$folder"/{debs,system,bin}
   (cd "$folder/debs" && apt-get download -q {python3.11,python3.11-minimal,libpython3.11-minimal,libpython3.11-stdlib}:arm64 \
-    {libc6,libgcc-s1,libstdc++6,libgomp1,zlib1g,libexpat1,libffi8,libssl3,libbz2-1.0,liblzma5,libsqlite3-0,libuuid1}:arm64)
+    {libc6,libgcc-s1,libstdc++6,zlib1g,libexpat1,libffi8,libssl3,libbz2-1.0,liblzma5,libsqlite3-0,libuuid1}:arm64)
   for deb in "$folder"/debs/*.deb; do dpkg -x "$deb" "$folder/system"; done
   wheels=(--target "$folder/site" --python-version 3.11 --only-binary=:all: --quiet)
   for glibc in 17 27 28; do wheels+=(--platform "manylinux_2_${glibc}_aarch64"); done

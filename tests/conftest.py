@@ -21,6 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tot.cli.app import main
 from tot.decoders import LocalDecoder, load_decoder
+from tot.decoders.engine import prefix_cache
 
 for profile, examples in (("quick", 30), ("thorough", 300)):  # `make test-all` runs the thorough profile
     settings.register_profile(profile, deadline=None, derandomize=True, database=None, max_examples=examples)
@@ -44,6 +45,14 @@ def _ctrl_c() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_prompts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Give each engine its own folder of prompts, so that no test depends on earlier ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prefix_cache, "cache_folder", lambda: tmp_path_factory.mktemp("cache"))
+        yield
 
 
 @pytest.fixture(scope="session")

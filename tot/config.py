@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from tot.decoders.budget import Budget
 from tot.decoders.decoder import REMOTE, Decoder, LocalDecoder, find_method
 from tot.decoders.errors import ModelError, OptionError, readable
+from tot.decoders.machine import MAX_THREADS
 from tot.decoders.models.model_names import Quantize, has_chat_template, warn_of_no_template
 from tot.decoders.request import Purpose
 from tot.llm.decoders import OF_ENGINE, decoders_by_purpose, instantiate, is_remote, open_decoders
@@ -82,6 +83,13 @@ class SearchConfig(BaseModel):
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     kv_budget: str | None = Field(None, description="Size of the key-value cache, in tokens or bytes (1.5GiB).")
+    threads: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_THREADS,
+        description="Number of threads on the CPU; by default all processors that the process may use, at most "
+        "OMP_NUM_THREADS.",
+    )
     prefix_cache: bool = Field(
         True,
         description="Keep computed prompts in the cache folder, so that later runs start sooner.",
@@ -191,7 +199,7 @@ class SearchConfig(BaseModel):
     @property
     def loading(self) -> dict[str, Any]:
         """Arguments of `load_decoder` that differ from its defaults."""
-        given = {name: getattr(self, name) for name in ("dtype", "device", "kv_budget", "quantize")}
+        given = {name: getattr(self, name) for name in ("dtype", "device", "kv_budget", "quantize", "threads")}
         options = {name: value for name, value in given.items() if value not in (None, "auto")}
         return options | ({} if self.prefix_cache else {"prefix_cache": False}) | self.model_options
 

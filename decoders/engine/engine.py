@@ -29,6 +29,7 @@ from tot.decoders.engine.sequence import BatchDrafter, Handle, Job, PolicyFactor
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.errors import ModelError, RequestError, TotError
 from tot.decoders.kernels.native.forward import Quantization
+from tot.decoders.machine import checked_threads, use_threads
 from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.request import FinishReason, Purpose, Request
 from tot.decoders.timeline import LANE, Load, Span, Timeline, recorded, span
@@ -48,7 +49,7 @@ class Engine:
     """Run requests on one local model.
 
     `kv_budget` is in tokens, or in bytes ("1.5GiB"). `chunk` is the number of prompt tokens that a step computes.
-    `quantize` and `prefix_cache` are as in `load_decoder`. With `owned`, closing the engine frees the model.
+    `quantize`, `threads` and `prefix_cache` are as in `load_decoder`. With `owned`, closing the engine frees the model.
     """
 
     def __init__(
@@ -58,10 +59,12 @@ class Engine:
         chunk: int = 512,
         quantize: Quantization | None = None,
         owned: bool = False,
+        threads: int | None = None,
         prefix_cache: bool = False,
     ) -> None:
         self._loaded: LoadedModel | None = loaded
         self._owned = owned
+        self._threads = checked_threads(threads)
         self.runner = Runner(loaded, kv_budget, quantize)
         self.cache = self.runner.cache
         self._prefixes = PrefixCache.open(loaded, self.runner.backend, self.cache) if prefix_cache else None
@@ -210,6 +213,7 @@ class Engine:
     # -- the loop -----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        use_threads(self._threads)
         try:
             self._loop()
         except Exception as error:  # for example in a policy's growth() or release(): no caller may wait for ever

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.last_open import LastOpen
 from tot.decoders.errors import OptionError, TotError
@@ -36,20 +38,21 @@ def open_engine(
     device: str = "auto",
     kv_budget: int | str | None = None,
     quantize: Quantize = "auto",
+    threads: int | None = None,
     prefix_cache: bool = True,
 ) -> Engine:
     """Load a model and make an engine for it, with the arguments of `load_decoder`."""
     if quantize == "auto":
         if _uses_file_quantization(model, dtype, device):
             try:
-                return _open(model, tokenizer, dtype, device, kv_budget, "gguf", prefix_cache)
+                return _open(model, tokenizer, dtype, device, kv_budget, "gguf", threads, prefix_cache)
             except OptionError as error:  # unsupported layers, or too little free memory
                 log.info("cannot compute with the quantized weights of %s, so they are dequantized: %s", model, error)
-        return _open(model, tokenizer, dtype, device, kv_budget, None, prefix_cache)
+        return _open(model, tokenizer, dtype, device, kv_budget, None, threads, prefix_cache)
     if quantize != "none" and (kind := _device(model, device).partition(":")[0]) != "cpu":
         raise OptionError(f"quantize={quantize} runs on the CPU only, and the device is {kind}: leave quantize out")
     quantization = None if quantize == "none" else quantize
-    return _open(model, tokenizer, dtype, device, kv_budget, quantization, prefix_cache)
+    return _open(model, tokenizer, dtype, device, kv_budget, quantization, threads, prefix_cache)
 
 
 def _uses_file_quantization(model: Any, dtype: str, device: str) -> bool:
@@ -75,11 +78,16 @@ def _open(
     device: str,
     kv_budget: int | str | None,
     quantization: Quantization | None,
+    threads: int | None,
     prefix_cache: bool,
 ) -> Engine:
     loaded = open_model(model, tokenizer=tokenizer, dtype=dtype, device=device, unread=quantization == "gguf")
+    half = (at := level()) is not None and at.half_store
+    if quantization == "gguf" and dtype == "auto" and loaded.dtype == np.float32 and half:
+        loaded.store_dtype = np.dtype(np.float16)
     owned = isinstance(model, str | Path)
-    engine = Engine(loaded, kv_budget, quantize=quantization, owned=owned, prefix_cache=prefix_cache)
+    options: dict[str, Any] = {"threads": threads, "prefix_cache": prefix_cache}
+    engine = Engine(loaded, kv_budget, quantize=quantization, owned=owned, **options)
     trim()  # parsing a tokenizer file takes many times its size
     return engine
 
@@ -93,6 +101,7 @@ def shared_engine(
     device: str = "auto",
     kv_budget: int | str | None = None,
     quantize: Quantize = "auto",
+    threads: int | None = None,
     prefix_cache: bool = True,
 ) -> Iterator[Engine]:
     """Yield an engine for a model, shared by all concurrent users of the same model and options.
@@ -104,13 +113,13 @@ def shared_engine(
     named = isinstance(model, str | Path)
 
     def make() -> Engine:
-        return open_engine(model, tokenizer, dtype, device, kv_budget, quantize, prefix_cache)
+        return open_engine(model, tokenizer, dtype, device, kv_budget, quantize, threads, prefix_cache)
 
     if tokenizer is not None or not named:
         with make() as engine:
             yield engine
         return
-    options = (dtype, device, kv_budget, quantize, prefix_cache)
+    options = (dtype, device, kv_budget, quantize, threads, prefix_cache)
     key = (model_key(model), *options, os.getpid())  # a fork cannot use its parent's engine
     with _engines.use(key, make) as engine:
         yield engine

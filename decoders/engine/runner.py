@@ -97,7 +97,9 @@ class Runner:
         self.quantize = quantize
         self.device, self.dtype = loaded.device, loaded.dtype
         self.context = int(loaded.config.max_position_embeddings)
-        self.slot_bytes = slot_bytes(loaded.config, loaded.dtype)
+        self.slot_bytes = slot_bytes(
+            loaded.config, loaded.store_dtype if loaded.store_dtype is not None else loaded.dtype
+        )
         """Bytes of keys and values per token."""
         self.cache = RadixCache(self._capacity(kv_budget))
         self.backend: Backend = open_backend(loaded, quantize, shared)

@@ -50,6 +50,8 @@ class LoadedModel:
     """Function that loads the module."""
     stored: Weights | None = None
     """The weights in files, if they can be read without a module."""
+    store_dtype: np.dtype[Any] | None = None
+    """Number format of keys and values; None is `dtype`. float16 is for the C backend in float32."""
 
     @classmethod
     def of(cls, module: Any, tokenizer: Any = None, name: str = "") -> LoadedModel:

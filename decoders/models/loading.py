@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ from tot.decoders.models.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+log = logging.getLogger(__name__)
 DTYPES = {
     "auto": None,
     "bf16": "bfloat16",
@@ -56,7 +58,7 @@ def load_model(
             hub cache is used without network access), or a model object, which is changed in place.
         tokenizer: The tokenizer; required for a model object.
         dtype: A key of DTYPES. "auto" is bfloat16 if the device computes in it, otherwise float32; a model object keeps
-            its dtype.
+            its dtype. "bf16" is computed in float32 on a CPU without bfloat16 products.
         device: "auto", "cpu", "cuda" or "cuda:N". With "auto", a model object keeps its device.
         cache_dir: Replaces $TOT_CACHE.
 
@@ -125,15 +127,23 @@ def _has_gpu_driver() -> bool:
 
 
 def resolve_dtype(dtype: str, device: str) -> np.dtype[Any]:
-    """Return the dtype of a name; "auto" is bfloat16 if `device` computes in it. Raises OptionError."""
+    """Return the dtype of a name; "auto" is bfloat16. Raises OptionError.
+
+    A CPU without bfloat16 products computes in float32 instead: weights in bfloat16 stay exact, and it is faster."""
     if dtype not in DTYPES:
         raise OptionError(f"dtype {dtype!r} is not known: choose {', '.join(DTYPES)}")
-    return number_type(DTYPES[dtype] or ("bfloat16" if device != "cpu" or _cpu_computes_in_bf16() else "float32"))
+    name = DTYPES[dtype] or "bfloat16"
+    if name == "bfloat16" and device == "cpu" and not _cpu_computes_in_bf16():
+        if DTYPES[dtype]:
+            log.warning("this processor has no bfloat16 products, so dtype=%s is computed in float32", dtype)
+        name = "float32"
+    return number_type(name)
 
 
 def _cpu_computes_in_bf16() -> bool:
-    """Return whether the processor has bfloat16 products, within the limit that is set for torch."""
-    limited = os.environ.get("ATEN_CPU_CAPABILITY", "") in ("default", "avx2")
+    """Return whether the processor has bfloat16 products, within the limits that are set for torch and for C."""
+    limits = {"ATEN_CPU_CAPABILITY": ("default", "avx2"), "TOT_ISA": ("avx2", "avx2-vnni", "avx512")}
+    limited = any(os.environ.get(variable) in values for variable, values in limits.items())
     return not limited and bool({"avx512_bf16", "amx_bf16", "bf16"} & processor_flags())
 
 

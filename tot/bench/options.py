@@ -136,7 +136,19 @@ class PDOSBench(Computed):
         return self
 
 
-class PeersOptions(InRounds):
+class BranchesOptions(InRounds):
+    """Options of benchmarks that decode branches of a prompt, and llama.cpp's side of them."""
+
+    branches: Counts = Field((1, 3, 5, 15, 32, 64), description="Comma-separated numbers of samples of one prompt.")
+    prompt_tokens: int = Field(1000, ge=16, description="Tokens of the prompt that branches continue.")
+    new_tokens: int = Field(64, ge=1, description="New tokens per branch.")
+    data: Path | None = Field(None, description="GSM8K problems, as for tot eval; by default the task's own.")
+    llama: Path = Field(
+        Path(".venv-llama/bin/python"), description="Python interpreter with llama-cpp-python (make peers installs it)."
+    )
+
+
+class PeersOptions(BranchesOptions):
     """Compare branches and whole searches with transformers, llama.cpp and vLLM."""
 
     parts: tuple[Literal["decode", "limit", "tree"], ...] = Field(
@@ -147,11 +159,7 @@ class PeersOptions(InRounds):
         description="Comma-separated sides to compare with: none and int8-dynamic (as --quantize of tot eval), "
         "batched, serial, assisted (all transformers), llama, vllm.",
     )
-    branches: Counts = Field((1, 3, 5, 15, 32, 64), description="Comma-separated numbers of samples of one prompt.")
-    prompt_tokens: int = Field(1000, ge=16, description="Tokens of the prompt that branches continue.")
-    new_tokens: int = Field(64, ge=1, description="New tokens per branch.")
     problems: int = Field(8, ge=1, description="Problems to search, one per round.")
-    data: Path | None = Field(None, description="GSM8K problems, as for tot eval; by default the task's own.")
     patience: float = Field(
         60.0,
         ge=0,
@@ -160,8 +168,14 @@ class PeersOptions(InRounds):
     vllm: Path = Field(
         Path(".venv-vllm/bin/python"), description="Python interpreter with vLLM (make peers installs it)."
     )
-    llama: Path = Field(
-        Path(".venv-llama/bin/python"), description="Python interpreter with llama-cpp-python (make peers installs it)."
+
+
+class NeighboursOptions(BranchesOptions):
+    """Measure how much a program that keeps one core busy slows down decoding and searches, ours and llama.cpp's."""
+
+    branches: Counts = Field((1, 5, 15), description="Comma-separated numbers of samples of one prompt.")
+    parts: tuple[Literal["decode", "tree"], ...] = Field(
+        ("decode", "tree"), description="Comma-separated: decode, tree."
     )
 
 

@@ -1,7 +1,7 @@
 """`tot bench start`: seconds from a command to its first token, ours and llama.cpp's, each in a new process.
 
-Ours is `tot solve --search cot --max-tokens 1`, to the end of its process. llama.cpp's is a Python process with
-llama-cpp-python, from its start until it replies with one token sampled after a prompt of the same length. In the part
+Ours is `tot solve --search cot --max-tokens 1`, until it prints the answer. llama.cpp's is a Python process with
+llama-cpp-python, until it replies with one token sampled after a prompt of the same length. In the part
 "cold", our cache folder is empty: kernels are compiled if the installation has none, and a .gguf file is converted.
 llama.cpp keeps no cache. Files stay in the system's page cache.
 """
@@ -12,9 +12,10 @@ import json
 import os
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
 from rich.console import Console
@@ -31,6 +32,7 @@ from tot.decoders.models.model_names import find_model
 from tot.evaluation.estimate import spread
 
 _SECONDS = Metric("seconds", lambda measured: measured["seconds"], partial(spread, form=".2f"), less=True)
+_ENDED = Metric("to the end of its process", lambda measured: measured.get("ended"), _SECONDS.show, less=True)
 _CELLS = 2048
 """Tokens of llama.cpp's cache."""
 
@@ -49,7 +51,9 @@ def run(asked: StartOptions, console: Console) -> None:
         title = f"{asked.model}: seconds to the first token after {prompt_tokens} tokens"
 
         def table(results: Measurements) -> Any:
-            return by_column(results, _SECONDS, title, ratios=[(OURS, LLAMA)] if len(sides) > 1 else ())
+            return by_column(
+                results, _SECONDS, title, ratios=[(OURS, LLAMA)] if len(sides) > 1 else (), others=[_ENDED]
+            )
 
         bench.compare(
             title,
@@ -66,14 +70,19 @@ def start_ours(asked: StartOptions, kept: Path, part: str) -> Measured:
     """Run our command once with the cache folder `kept`, or in the part "cold" with a new one."""
     command = [sys.executable, "-m", "tot", "solve", asked.task, "--model", asked.model]
     command += ["--search", "cot", "--max-tokens", "1", "--json"]
-    with TemporaryDirectory(prefix="tot-cold-") as empty:
+    with TemporaryDirectory(prefix="tot-cold-") as empty, TemporaryFile("w+") as log:
         environment = {**os.environ, "TOT_CACHE": empty if part == "cold" else str(kept)}
-        seconds, done = timed(partial(subprocess.run, command, env=environment, capture_output=True, text=True))
-    if done.returncode:
-        last = (done.stderr.strip() or "it says nothing").splitlines()[-1]
-        raise OptionError(f"`{' '.join(command)}` failed with status {done.returncode}: {last}")
-    usage = json.loads(done.stdout)["usage"]
-    return {"seconds": seconds, "prompt_tokens": usage["prompt_tokens"]}
+        began = time.perf_counter()
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True) as process:
+            assert process.stdout is not None
+            answer = process.stdout.readline()
+            seconds = time.perf_counter() - began
+        ended = time.perf_counter() - began
+        if process.returncode:
+            log.seek(0)
+            last = (log.read().strip() or "it says nothing").splitlines()[-1]
+            raise OptionError(f"`{' '.join(command)}` failed with status {process.returncode}: {last}")
+    return {"seconds": seconds, "ended": ended, "prompt_tokens": json.loads(answer)["usage"]["prompt_tokens"]}
 
 
 def start_llama(python: Path, file: Path, prompt_tokens: int) -> Measured:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import io
 import logging
-import os
 import re
 import signal
 import sys
@@ -19,10 +18,6 @@ from pydantic import ValidationError
 
 from tot.decoders.errors import TotError, readable
 from tot.report.terminal import PlainFormatter, complain
-
-# OpenMP threads spin while they wait for each other. Beside a busy process, long spinning makes a step 10x slower; no
-# spinning costs 20% on a quiet machine. torch reads this when it is loaded.
-os.environ.setdefault("GOMP_SPINCOUNT", "100000")
 
 COMMANDS = {
     "solve": "tot.cli.solve:solve_command",

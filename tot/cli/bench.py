@@ -15,6 +15,7 @@ from tot.report.terminal import console
 BENCHES: dict[str, tuple[type[of.BenchOptions], str]] = {
     "decoders": (of.DecodersOptions, "decoders:run"),
     "fastcot": (of.FastCoTBench, "papers.fastcot:run"),
+    "neighbours": (of.NeighboursOptions, "peers.neighbours:run"),
     "pdos": (of.PDOSBench, "papers.pdos:run"),
     "peers": (of.PeersOptions, "peers.peers:run"),
     "quality": (of.QualityOptions, "quality:run"),

@@ -11,6 +11,7 @@ from tot.cli.options import takes
 from tot.config import SearchConfig
 from tot.decoders.decoder import find_method, method_names
 from tot.decoders.errors import OptionError, unknown
+from tot.decoders.machine import MAX_THREADS
 from tot.decoders.models.model_names import Quantize
 from tot.decoders.remote.network import is_loopback, key_from
 from tot.decoders.serving.options import KEY_VARIABLE, Limits
@@ -27,6 +28,7 @@ class ServeOptions(Limits):
     quantize: Quantize = Field("auto", description="As for tot solve.")
     device: str = Field("auto", description="As for tot solve.")
     kv_budget: str | None = Field(None, description="As for tot solve.")
+    threads: int | None = Field(None, ge=1, le=MAX_THREADS, description="As for tot solve.")
     prefix_cache: bool = Field(True, description="As for tot solve.")
     name: str | None = Field(None, description="The model's name for clients; by default its own name.")
     host: str = Field("127.0.0.1", description="Address to listen on; by default, only this machine can connect.")
@@ -57,7 +59,8 @@ def serve_command(given: dict[str, Any]) -> None:
     if settings.decoder not in methods:
         raise OptionError(unknown("decoder", settings.decoder, methods))
     limits = settings.limits
-    shared = ("model", "decoder", "decoder_option", "dtype", "quantize", "device", "kv_budget", "prefix_cache")
+    engine = ("dtype", "quantize", "device", "kv_budget", "threads", "prefix_cache")
+    shared = ("model", "decoder", "decoder_option", *engine)
     config = SearchConfig.of(None, {name: getattr(settings, name) for name in shared})
     options = config.model_options
     fields_of = {method: find_method(method).options.model_fields for method in methods}

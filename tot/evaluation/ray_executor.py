@@ -69,7 +69,7 @@ async def search_on_ray(
             "scheduling_strategy": "SPREAD",
             "max_restarts": -1,
             "max_task_retries": 0,
-            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(size.cpus), "GOMP_SPINCOUNT": "100000"}},
+            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(size.cpus)}},
         }
         arguments = (payload, record["model_sha256"], str(Path.cwd()))
         shares = [max((options.concurrency + i) // size.replicas, 1) for i in range(size.replicas)]

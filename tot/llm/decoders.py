@@ -24,7 +24,7 @@ from tot.decoders.remote.options import RemoteOptions
 from tot.decoders.request import Purpose
 from tot.task.checked import user_code
 
-OF_ENGINE = ("tokenizer", "dtype", "device", "kv_budget", "quantize", "prefix_cache")
+OF_ENGINE = ("tokenizer", "dtype", "device", "kv_budget", "quantize", "threads", "prefix_cache")
 """Options of the engine, common to all decoders."""
 
 

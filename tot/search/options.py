@@ -27,6 +27,7 @@ class SearchOptions(TypedDict, total=False):
     quantize: Quantize
     device: str
     kv_budget: int | str | None
+    threads: int | None
     prefix_cache: bool
     search: str | Search | None
     generator: str | Generator | None

@@ -9,9 +9,6 @@
 
 #include "element.h"
 
-#ifndef HEAD_DIM
-#define HEAD_DIM 64
-#endif
 #define TILE 16                      // maximum rows of a tile
 #define MAX_GROUPS 16                // query heads per key-value head
 #define CHUNK (32 * PER_WORD)        // keys at a time
@@ -31,12 +28,8 @@ typedef struct {
     int32_t hidden;         // except the first `hidden`; each later row `step` more; negative if none
 } Piece;
 
-static inline Words words_at(const Element *element, int part) {
-    return load_words((const int32_t *)element + LANES * part);
-}
-
 // Load a chunk: keys as (word, key), values as (PER_WORD keys together, dimension), in vectors. Missing keys are 0.
-static inline void gather(const Element *keys, const Element *values, int64_t slot_stride, const int32_t *slots,
+static inline void gather(const Stored *keys, const Stored *values, int64_t slot_stride, const int32_t *slots,
                           int count, Words (*by_word)[CHUNK_VECTORS], Words (*by_key)[VECTORS]) {
     const Words zero = {0};
     for (int square = 0; LANES * square < count; square++) {
@@ -45,7 +38,7 @@ static inline void gather(const Element *keys, const Element *values, int64_t sl
 #pragma GCC unroll 16
             for (int i = 0; i < LANES; i++) {
                 const int key = LANES * square + i;
-                words[i] = key < count ? words_at(keys + slots[key] * slot_stride, part) : zero;
+                words[i] = key < count ? load_stored(keys + slots[key] * slot_stride, part) : zero;
             }
             transpose(words);
 #pragma GCC unroll 16
@@ -55,7 +48,7 @@ static inline void gather(const Element *keys, const Element *values, int64_t sl
 #ifdef FLOAT32
     for (int key = 0; key < count; key++)
 #pragma GCC unroll 32
-        for (int part = 0; part < VECTORS; part++) by_key[key][part] = words_at(values + slots[key] * slot_stride, part);
+        for (int part = 0; part < VECTORS; part++) by_key[key][part] = load_stored(values + slots[key] * slot_stride, part);
 #else
     const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37,
                                          5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
@@ -63,8 +56,8 @@ static inline void gather(const Element *keys, const Element *values, int64_t sl
     for (int key = 0; key < count; key += 2) {
 #pragma GCC unroll 8
         for (int part = 0; part < WORDS / 16; part++) {
-            const __m512i a = (__m512i)words_at(values + slots[key] * slot_stride, part);
-            const __m512i b = (__m512i)(key + 1 < count ? words_at(values + slots[key + 1] * slot_stride, part) : zero);
+            const __m512i a = (__m512i)load_stored(values + slots[key] * slot_stride, part);
+            const __m512i b = (__m512i)(key + 1 < count ? load_stored(values + slots[key + 1] * slot_stride, part) : zero);
             by_key[key / 2][2 * part] = (Words)_mm512_permutex2var_epi16(a, low, b);
             by_key[key / 2][2 * part + 1] = (Words)_mm512_permutex2var_epi16(a, high, b);
         }
@@ -166,8 +159,8 @@ static inline int keys_of(const Piece *piece) {
     return piece->visible + piece->step * (piece->last - piece->first - 1);
 }
 
-static inline void prefetch_slot(const Element *key, const Element *value) {
-    for (int i = 0; i < HEAD_DIM; i += 64 / (int)sizeof(Element)) {
+static inline void prefetch_slot(const Stored *key, const Stored *value) {
+    for (int i = 0; i < HEAD_DIM; i += 64 / (int)sizeof(Stored)) {
         __builtin_prefetch(key + i);
         __builtin_prefetch(value + i);
     }
@@ -183,7 +176,8 @@ typedef struct {
 // The queries, keys, values and outputs of a layer: query (heads, rows, HEAD_DIM), with strides; keys and values
 // (kv_heads, slots, HEAD_DIM); out (rows, heads, HEAD_DIM).
 typedef struct {
-    const Element *query, *keys, *values;
+    const Element *query;
+    const Stored *keys, *values;
     Element *out;
     int64_t head_stride, row_stride, kv_head_stride, slot_stride, rows, kv_heads, groups;
     const float *sinks;  // (heads,): a score of each head that has no value; or NULL
@@ -202,7 +196,7 @@ static void attend_tile(const Attention *a, int64_t head, int64_t first_row, int
     Words by_word[WORDS][CHUNK_VECTORS], by_key[CHUNK / PER_WORD][VECTORS];
     const int groups = (int)a->groups;
     const Element *query = a->query + head * groups * a->head_stride + first_row * a->row_stride;
-    const Element *keys = a->keys + head * a->kv_head_stride, *values = a->values + head * a->kv_head_stride;
+    const Stored *keys = a->keys + head * a->kv_head_stride, *values = a->values + head * a->kv_head_stride;
     for (int q = 0; q < rows * groups; q++) {
         memcpy(queries[q], query + (q % groups) * a->head_stride + (q / groups) * a->row_stride, sizeof queries[q]);
         states[q] = (SoftmaxState){.maximum = -INFINITY};

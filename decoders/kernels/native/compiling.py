@@ -46,6 +46,11 @@ class Level:
         """Whether the level has bfloat16 products."""
         return "avx512_bf16" in self.needs
 
+    @property
+    def half_store(self) -> bool:
+        """Whether the level converts float16, in which float32 forwards may store keys and values."""
+        return "f16c" in self.needs
+
 
 _AVX2 = {"avx2", "fma", "f16c"}
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
@@ -70,7 +75,7 @@ _VECTORS = ("-O1",)
 _WEIGHTS = {
     "float32": ("-DWEIGHTS=32",),
     "bfloat16": ("-DWEIGHTS=16",),
-    "whole": ("-DWEIGHTS=8",),
+    "whole": ("-DWEIGHTS=8", "-fno-tree-ter"),  # keeps the order of the products, whose sums then stay in registers
 }
 SAMPLING = ("sampling", "-O3", "-fno-trapping-math", "-ffp-contract=off")
 POOL = ("pool", "-O1")
@@ -81,10 +86,14 @@ def attention(head_dim: int, float32: bool) -> tuple[str, ...]:
     return "attention", *_model(head_dim, float32)
 
 
-def forward(head_dim: int, float32: bool, weights: str, lanes: int) -> tuple[str, ...]:
-    """Return the C file and options of the forward library. `weights`: "float32", "bfloat16", or "whole" (integers)."""
+def forward(head_dim: int, float32: bool, weights: str, lanes: int, half_store: bool = False) -> tuple[str, ...]:
+    """Return the C file and options of the forward library. `weights`: "float32", "bfloat16", or "whole" (integers).
+
+    With `half_store`, a float32 forward stores keys and values in float16.
+    """
     faster = ("-O3",) if weights == "whole" and lanes == 8 else ()  # 10% faster on this level
-    return "forward", *_model(head_dim, float32), *_WEIGHTS[weights], *faster
+    store = ("-DHALF_STORE",) if half_store else ()
+    return "forward", *_model(head_dim, float32), *store, *_WEIGHTS[weights], *faster
 
 
 def _model(head_dim: int, float32: bool) -> tuple[str, ...]:
@@ -165,4 +174,6 @@ def _all_libraries() -> Iterator[tuple[str, ...]]:
             libraries.append(attention(head_dim, float32))
             kinds = [kind for kind in _WEIGHTS if float32 or kind != "float32"]
             libraries += [forward(head_dim, float32, kind, level.lanes) for kind in kinds]
+            if level.half_store and not level.bfloat16:
+                libraries.append(forward(head_dim, True, "whole", level.lanes, half_store=True))
         yield from ((*library, *level.options) for library in libraries)

@@ -185,13 +185,17 @@ static void place_heads(const Job *job, const Layer *layer, int64_t from, int64_
             float *head = job->scratch.qkv + (r * qkv_heads + h) * HEAD_DIM;
             const int64_t kv_head = h < m->heads + m->kv_heads ? h - m->heads : h - m->heads - m->kv_heads;
             const int64_t offset = kv_head * m->kv_head_stride + b->write[r] * m->slot_stride;
-            if (h < m->heads)
+            Element elements[HEAD_DIM];
+            if (h < m->heads) {
                 apply_rope(head, layer->norm_query, m->epsilon, cosines, sines, rotary_dim,
                            job->scratch.query + (r * m->heads + h) * HEAD_DIM);
-            else if (h < m->heads + m->kv_heads)
-                apply_rope(head, layer->norm_key, m->epsilon, cosines, sines, rotary_dim, layer->keys + offset);
-            else
-                for (int i = 0; i < HEAD_DIM; i += LANES) store_elements(layer->values + offset + i, load(head + i));
+            } else if (h < m->heads + m->kv_heads) {
+                apply_rope(head, layer->norm_key, m->epsilon, cosines, sines, rotary_dim, elements);
+                store_head(layer->keys + offset, elements);
+            } else {
+                for (int i = 0; i < HEAD_DIM; i += LANES) store_elements(elements + i, load(head + i));
+                store_head(layer->values + offset, elements);
+            }
         }
     }
 }
@@ -237,8 +241,11 @@ static void multiply_entries(const Job *job, Worker *worker, const Matrix *all, 
     const int64_t experts = job->model->experts, row_stats = STATS * (all->inputs / GROUP);
     const Matrix one = expert_matrix(all, experts, 0);
     const int64_t strips = strips_of(&one), units = units_of(&one, unit);
-    for (Span span = {0}; next_span(worker, LINEAR, units * groups->used, most_units(&one, unit, 1), &span);)
-        for (int64_t begin = span.from / units * units; begin < span.to; begin += units) {
+    // A late thread may have groups of a later layer, so the number of units must not depend on them.
+    const int64_t most_used = min_int64(experts, job->batch->rows * job->model->chosen);
+    for (Span span = {0}; next_span(worker, LINEAR, units * most_used, most_units(&one, unit, 1), &span);)
+        for (int64_t begin = span.from / units * units; begin < span.to && begin / units < groups->used;
+             begin += units) {
             const int64_t expert = groups->experts[begin / units];
             const int64_t from = groups->starts[expert], to = groups->starts[expert + 1];
             const int64_t first = max_int64(span.from - begin, 0) * unit;

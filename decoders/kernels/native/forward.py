@@ -89,6 +89,7 @@ class NativeForward:
         self.weights = kind
         """Format of the packed weights. float32 weights that are exact in bfloat16 are packed as bfloat16."""
         self._config, self._dtype = loaded.config, loaded.dtype
+        self._store_dtype = loaded.store_dtype or loaded.dtype
         self._packed: dict[str, _Product] = {} if shared is None else shared._packed
         """By product: the number of the layer and its name in C, such as "0.qkv"."""
         ropes, self._layer_ropes = layer_ropes(loaded.config)
@@ -170,9 +171,9 @@ class NativeForward:
 
     def reserve(self, slots: int) -> None:
         """Allocate the key-value store."""
-        self._store = Store.allocate(self._config, slots, partial(lazy_zeros, dtype=self._dtype))
+        self._store = Store.allocate(self._config, slots, partial(lazy_zeros, dtype=self._store_dtype))
         for layer, keys, values in zip(self._layers, *self._store, strict=True):
-            layer.keys, layer.values = address(keys, self._dtype), address(values, self._dtype)
+            layer.keys, layer.values = address(keys, self._store_dtype), address(values, self._store_dtype)
         _, slots, dim = self._store.keys[0].shape
         self._model.kv_head_stride, self._model.slot_stride = slots * dim, dim
 
@@ -336,7 +337,8 @@ def native_forward(
         if not room_for("the weights for the forward in C", needed, loaded.device):
             return None
     weight_format = kind if kind in ("float32", "bfloat16") else "whole"
-    functions = library(*compiling.forward(heads.dim, loaded.dtype == np.float32, weight_format, lanes()))
+    half = loaded.store_dtype == np.float16
+    functions = library(*compiling.forward(heads.dim, loaded.dtype == np.float32, weight_format, lanes(), half))
     if functions is None or not sizes_agree(functions, "attention_sizes", SIZES):
         return None
     if not sizes_agree(functions, "forward_sizes", [*map(sizeof, (Matrix, Layer, Model, Batch)), lanes()]):

@@ -16,7 +16,7 @@ typedef struct {
     const float *norm_query, *norm_key;    // (HEAD_DIM,) or NULL
     const float *sinks;                    // (heads,) or NULL
     Router router;
-    Element *keys, *values;
+    Stored *keys, *values;
     int64_t window, rope;                  // number of its tiles; number of its rotary tables, or -1 for none
 } Layer;
 

@@ -291,7 +291,7 @@ static void read_some(void *argument, int thread) {
 // Sample `count` tokens a row.
 void draw(const float *logits, int64_t rows, int64_t vocabulary, const uint32_t *hashes, const Sampling *draws,
           int64_t count, int64_t *tokens, float *scratch, int64_t threads) {
-    Job job = {logits, rows, vocabulary, hashes, draws, count, tokens, NULL, scratch, threads, {.next = 0}};
+    Job job = {logits, rows, vocabulary, hashes, draws, count, tokens, NULL, scratch, threads, {.finished = {0}}};
     run_parallel(read_some, &job, rows > 1 ? (int)threads : 1);
 }
 
@@ -299,6 +299,6 @@ void draw(const float *logits, int64_t rows, int64_t vocabulary, const uint32_t 
 // token can be sampled. The log-probability is NaN if a logit of the row is NaN or +infinity, or all are -infinity.
 void read_rows(const float *logits, int64_t rows, int64_t vocabulary, const uint32_t *hashes, const Sampling *draws,
                int64_t *tokens, float *logprobs, float *scratch, int64_t threads) {
-    Job job = {logits, rows, vocabulary, hashes, draws, 1, tokens, logprobs, scratch, threads, {.next = 0}};
+    Job job = {logits, rows, vocabulary, hashes, draws, 1, tokens, logprobs, scratch, threads, {.finished = {0}}};
     run_parallel(read_some, &job, rows > 1 ? (int)threads : 1);
 }

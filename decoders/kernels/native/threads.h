@@ -1,5 +1,6 @@
-// Work in steps. Threads take spans of a step's units from a counter, so a slow thread takes fewer. The next step begins
-// once all units are finished, so a thread that holds none delays no other.
+// Work in steps. Each thread takes spans of units from its own range of a step first, in order, because memory is read
+// ahead, then from the ranges of slower threads. The next step begins once all units are finished, so a thread that holds
+// none delays no other.
 
 #pragma once
 
@@ -13,9 +14,11 @@ void (*run_parallel)(void (*work)(void *argument, int thread), void *argument, i
 
 #define OFFER_SECONDS 3e-3  // shorter than the time after which a system preempts a thread
 
+#define RANGES 14  // at most; so that a step fits in a cache line
+
 typedef struct {
     _Alignas(64) Signal finished;  // units
-    atomic_int next;               // unit
+    atomic_int taken[RANGES];      // units of each range
 } Step;
 
 // A thread's position in the steps of a job.
@@ -37,10 +40,25 @@ static inline Worker worker_of(Step *steps, int thread, int threads, double *sec
 }
 
 // Whether the current step has no units left to take.
-static inline int is_taken(const Worker *worker, int64_t units) { return atomic_load(&worker->step->next) >= units; }
+static inline int is_taken(const Worker *worker, int64_t units) {
+    return atomic_load(&worker->step->finished.value) >= units;
+}
 
-// Finish the units of `span`, zeros at first, and take the next ones of the step: at most `most`, and fewer near the
-// end. When none are left, wait until all are finished, go to the next step and return 0. Steps must be zeroed before.
+// Take at most `most` units of one of `ranges` ranges, and fewer near its end. Returns 0 if none are left.
+static inline int take(Step *step, int range, int ranges, int64_t units, int64_t most, Span *span) {
+    const int64_t first = units * range / ranges, count = units * (range + 1) / ranges - first;
+    int taken = atomic_load(&step->taken[range]), size;
+    do {
+        if (taken >= count) return 0;
+        const int64_t half = (count - taken + 1) / 2;
+        size = (int)(half < most ? half : most);
+    } while (!atomic_compare_exchange_weak(&step->taken[range], &taken, taken + size));
+    *span = (Span){first + taken, first + taken + size};
+    return 1;
+}
+
+// Finish the units of `span`, zeros at first, and take at most `most` next ones of the step. When none are left, wait
+// until all are finished, go to the next step and return 0. Steps must be zeroed before.
 static inline int next_span(Worker *worker, int phase, int64_t units, int64_t most, Span *span) {
     Step *step = worker->step;
     const int64_t count = span->to - span->from;
@@ -53,20 +71,14 @@ static inline int next_span(Worker *worker, int phase, int64_t units, int64_t mo
         sched_yield();
         worker->offered = worker->time = now();
     }
-    int from = atomic_load(&step->next), size;
-    do {
-        if (from >= units) {
-            for (int done; (done = atomic_load(&step->finished.value)) < units;) wait_while(&step->finished, done);
-            worker->step++;
-            if (worker->seconds) {
-                worker->seconds[phase] += (worker->time = now()) - worker->since;
-                worker->since = worker->time;
-            }
-            return 0;
-        }
-        const int64_t share = (units - from) / (2 * worker->threads);
-        size = (int)(share < 1 ? 1 : share < most ? share : most);
-    } while (!atomic_compare_exchange_weak(&step->next, &from, from + size));
-    *span = (Span){from, from + size};
-    return 1;
+    const int ranges = worker->threads < RANGES ? worker->threads : RANGES;
+    for (int i = 0; i < ranges; i++)
+        if (take(step, (worker->thread + i) % ranges, ranges, units, most, span)) return 1;
+    for (int done; (done = atomic_load(&step->finished.value)) < units;) wait_while(&step->finished, done);
+    worker->step++;
+    if (worker->seconds) {
+        worker->seconds[phase] += (worker->time = now()) - worker->since;
+        worker->since = worker->time;
+    }
+    return 0;
 }

@@ -1,4 +1,5 @@
-// Products of many rows of 8-bit inputs and a strip of packed integers with AMX: bit for bit those of integers.h.
+// Products of many rows of 8-bit inputs and a strip of packed integers with AMX. They equal the products of integers.h
+// bit for bit.
 
 #pragma once
 

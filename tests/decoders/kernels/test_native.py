@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from tot.decoders import machine
@@ -338,3 +339,15 @@ def test_a_library_with_other_structure_sizes_is_not_called(
     assert not caplog.messages
     assert not native.sizes_agree(functions, "sizes", [16, 56])
     assert caplog.messages == ["sizes are (16, 48) in C and (16, 56) in Python, so decoding is slower: reinstall tot"]
+
+
+def test_memory_of_zeros_is_taken_when_it_is_written_to() -> None:
+    before = psutil.Process().memory_info().rss
+    zeros = native.lazy_zeros((64, 2**15, 64), np.float32)  # 512 MiB
+    zeros[:, 5] = 7
+    assert psutil.Process().memory_info().rss - before < 2**24
+    assert (zeros[:, 5] == 7).all()
+    assert not zeros[:, :3].any()
+    assert zeros.ctypes.data % 64 == 0
+    with pytest.raises(MemoryError, match="no memory for"):
+        native.lazy_zeros((2**20, 2**40), np.float32)

@@ -15,13 +15,15 @@ from typing import Any
 import pytest
 import torch
 
-from tot.decoders import machine
+from tot.config import SearchConfig
+from tot.decoders import OptionError, load_decoder, machine
 from tot.decoders.engine.runner import Runner
 from tot.decoders.models.loaded import LoadedModel
 
 CHILD = """
 import os, sys, threading, time
-from tot.decoders import machine
+from tot.config import SearchConfig
+from tot.decoders import OptionError, load_decoder, machine
 from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.models.loading import open_model
 
@@ -159,16 +161,22 @@ def test_the_environment_limits_threads(monkeypatch: pytest.MonkeyPatch, variabl
     assert machine.threads() == threads
 
 
-def test_chosen_threads_are_the_processes_and_a_caller_may_use_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_process", None)
-    machine.choose_threads(5)
-    other: list[int] = []
-    try:
-        machine.use_threads(2)
-        thread = threading.Thread(target=lambda: other.append(machine.threads()))
-        thread.start()
-        thread.join()
-        assert (machine.threads(), other) == (2, [5])
-    finally:
-        machine.use_threads(None)
-    assert machine.threads() == 5
+def test_an_engine_computes_with_its_own_number_of_threads(make_model: Callable[..., Any], tokenizer: Any) -> None:
+    with (
+        load_decoder("ar", make_model(), tokenizer=tokenizer, kv_budget=100, threads=5) as five,
+        load_decoder("ar", make_model(), tokenizer=tokenizer, kv_budget=100, threads=2) as two,
+    ):
+        counts = [decoder.engine.call(machine.threads) for decoder in (five, two)]
+    assert counts == [5, 2]
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1025, 2.5, "2", True])
+def test_an_invalid_number_of_threads_is_refused(make_model: Callable[..., Any], tokenizer: Any, threads: Any) -> None:
+    with pytest.raises(OptionError, match=r"threads is .*: give a number from 1 to 1024, or leave it out"):
+        load_decoder("ar", make_model(), tokenizer=tokenizer, kv_budget=100, threads=threads)
+
+
+@pytest.mark.parametrize("threads", ["0", "-2", "1025", "two", "1.5"])
+def test_an_invalid_flag_is_refused_before_a_model_is_loaded(threads: str) -> None:
+    with pytest.raises(OptionError, match="threads"):
+        SearchConfig.of(None, {"threads": threads})

@@ -16,8 +16,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaTokenizer, PreTrainedTokenizerFast
 
+from tot.decoders.engine.open_models import open_engine
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.errors import ModelError
+from tot.decoders.kernels.native.library import level
 from tot.decoders.models.gguf_reader import read_gguf
 from tot.decoders.models.gguf_tokenizer import build_tokenizer, end_tokens
 from tot.decoders.models.loading import load_model
@@ -327,3 +329,16 @@ def test_other_frequencies_are_refused(tmp_path: Path, write_gguf: Callable[...,
     made = write_gguf(tmp_path / "odd.gguf", divisors=[1.0] * 7 + [3.0])
     with pytest.raises(ModelError, match=r"odd\.gguf can't be used: it uses scaled RoPE of a type"):
         load_model(made.path, cache_dir=tmp_path / "cache")
+
+
+@pytest.mark.parametrize(("dtype", "stored"), [("auto", np.dtype(np.float16)), ("fp32", None)])
+def test_keys_and_values_are_float16_only_in_the_automatic_dtype_of_a_processor_without_bfloat16(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, stored: Any
+) -> None:
+    if not ((at := level()) and at.half_store):
+        pytest.skip("needs a processor that converts float16")
+    monkeypatch.setenv("TOT_CACHE", str(tmp_path))
+    monkeypatch.setattr("tot.decoders.models.loading._cpu_computes_in_bf16", lambda: False)
+    with open_engine(tiny.path, dtype=dtype, quantize="gguf", kv_budget=100) as engine:
+        assert (engine.loaded.dtype, engine.loaded.store_dtype) == (np.float32, stored)
+        assert engine.runner.slot_bytes == 2 * 2 * 2 * 16 * (4 if stored is None else 2)

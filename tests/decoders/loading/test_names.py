@@ -26,7 +26,10 @@ from tot.decoders.models.model_names import list_models
     ("name", "dtype"),
     [("bf16", torch.bfloat16), ("bfloat16", torch.bfloat16), ("fp32", torch.float32), ("float16", torch.float16)],
 )
-def test_dtypes_have_short_and_long_names(folder: Path, name: str, dtype: torch.dtype) -> None:
+def test_dtypes_have_short_and_long_names(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr("tot.decoders.models.loading._cpu_computes_in_bf16", lambda: True)
     assert load_model(folder, dtype=name).model.dtype == dtype
 
 
@@ -38,10 +41,19 @@ def test_auto_is_bf16_if_the_processor_computes_in_it(
     assert load_model(folder, device="cpu").model.dtype == dtype
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="that variable is of x86")
-def test_auto_is_not_bf16_if_limited_to_avx2() -> None:
+def test_bf16_is_computed_in_float32_if_the_processor_lacks_its_products(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tot.decoders.models.loading._cpu_computes_in_bf16", lambda: False)
+    assert load_model(folder, dtype="bf16", device="cpu").model.dtype == torch.float32
+    assert caplog.messages == ["this processor has no bfloat16 products, so dtype=bf16 is computed in float32"]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="those variables are of x86")
+@pytest.mark.parametrize("variable", ["ATEN_CPU_CAPABILITY", "TOT_ISA"])
+def test_auto_is_not_bf16_if_limited_to_avx2(variable: str) -> None:
     code = "from tot.decoders.models import loading; print(loading.resolve_dtype('auto', 'cpu'))"
-    environment = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2"}
+    environment = {**os.environ, variable: "avx2"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "float32"
 

@@ -331,6 +331,7 @@ def test_token_ids_cannot_be_continued_in_text(remote: Any) -> None:
         ({"draft": "lookup"}, "option draft: unknown"),
         ({"dtype": "fp32"}, "dtype is for local models"),
         ({"kv_budget": 100}, "kv_budget is for local models"),
+        ({"threads": 2}, "threads is for local models"),
     ],
 )
 def test_invalid_options_are_named(remote: Any, options: dict[str, Any], complaint: str) -> None:

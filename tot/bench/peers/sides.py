@@ -12,7 +12,7 @@ from typing import Any
 
 from tot.bench.engines import SideError, about, generate, replay
 from tot.bench.harness import Side
-from tot.bench.options import PeersOptions
+from tot.bench.options import BranchesOptions, PeersOptions
 from tot.bench.peers.worker import PeerWorker
 from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.decoders.errors import TotError
@@ -85,12 +85,13 @@ def _openers(options: PeersOptions, stack: ExitStack) -> Iterator[tuple[str, Cal
         for precision in PRECISIONS:
             quantization = re.search(r"q\d_\w+", find_model(model).stem, re.IGNORECASE)  # Q4_1, say
             own = quantization[0].upper() if quantization else "its own file"
-            yield f"{LLAMA}, {own if precision == 'own' else precision}", partial(_llama, options, stack, precision)
+            yield f"{LLAMA}, {own if precision == 'own' else precision}", partial(open_llama, options, stack, precision)
     if "vllm" in kinds:
         yield "vLLM", partial(_vllm, options, stack)
 
 
-def _llama(options: PeersOptions, stack: ExitStack, precision: str, name: str) -> Peer:
+def open_llama(options: BranchesOptions, stack: ExitStack, precision: str, name: str) -> Peer:
+    """Open llama.cpp with weights of a precision in PRECISIONS. Raises SideError if it is not available."""
     file = find_model(options.model)
     if file.suffix != ".gguf":
         raise SideError(f"llama.cpp cannot read {options.model}: pass a .gguf file as --model")

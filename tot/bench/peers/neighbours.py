@@ -1,0 +1,113 @@
+"""`tot bench neighbours`: decode and search beside a program that keeps one core busy, and on an idle machine.
+
+Our decoder and llama.cpp get the same weights, prompts and numbers of new tokens. Each side runs with and without the
+busy program in turns, so that the ratio is of one run.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from rich.console import Console
+
+from tot.bench.engines import SideError
+from tot.bench.harness import RATE, SECONDS, Bench, Measured, Side, by_column
+from tot.bench.options import NeighboursOptions
+from tot.bench.peers.peers import BREADTH, DEPTH, settled
+from tot.bench.peers.sides import LLAMA, OURS, Peer, open_llama, open_ours
+from tot.bench.workloads import branches, mixed_ids, questions, record, rotated, rows
+from tot.decoders.machine import describe
+from tot.registry import load_task
+
+BUSY = "beside a busy core"
+_THOUGHTS = 3
+_WARM_UP_TOKENS, _WARM_UP_PLACE = 8, 500
+_LOOP = """
+import os, sys
+print("busy", flush=True)
+while os.getppid() == int(sys.argv[1]):
+    for _ in range(10**6):
+        pass
+"""
+"""The busy program. It ends with this process, however that ends."""
+
+
+@contextmanager
+def busy_core() -> Iterator[None]:
+    """Keep one core busy with another process."""
+    with subprocess.Popen([sys.executable, "-c", _LOOP, str(os.getpid())], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def disturbed(side: Side) -> Side:
+    """Return a side that does the same work beside a busy core."""
+
+    def run(work: Any) -> Measured:
+        with busy_core():
+            return side.run(work)
+
+    return replace(side, name=f"{side.name}, {BUSY}", run=run)
+
+
+def run(asked: NeighboursOptions, console: Console) -> None:
+    """Run the benchmark and print the tables.
+
+    Raises OptionError for a file without questions and ModelError if our own side cannot load.
+    """
+    task = load_task("gsm8k")
+    problems = questions(task, asked.data, asked.rounds)
+    with ExitStack() as stack:
+        ours = open_ours(asked.model, stack, True, OURS)
+        decoder = ours.decoder
+        assert decoder is not None
+        peers = [ours, *_llama(asked, stack, console)]
+        loaded, tokenizer = decoder.engine.loaded, decoder.tokenizer
+        bench = stack.enter_context(Bench(asked, console, describe(loaded.device, loaded.dtype)))
+        bench.keep(sides={side.name: side.about for side in peers})
+        sides = [turn for side in peers for turn in (settled(side), settled(disturbed(side)))]
+        pairs = [(f"{side.name}, {BUSY}", side.name) for side in peers]
+        ids = mixed_ids(tokenizer, asked.prompt_tokens)
+        compare = partial(bench.compare, rounds=asked.rounds, failing=True)
+        if "decode" in asked.parts:
+            title = f"{asked.model}: new tokens/s, {asked.new_tokens} each after {len(ids)} tokens, by branches"
+            compare(
+                title,
+                sides,
+                lambda count, turn: branches(rotated(ids, 100 * turn + count), count, asked.new_tokens),
+                columns=asked.branches,
+                warm_up=lambda count: branches(rotated(ids, _WARM_UP_PLACE + count), count, _WARM_UP_TOKENS),
+                size=rows,
+                table=lambda results: by_column(results, RATE, title, ratios=pairs),
+            )
+        if "tree" in asked.parts:
+            search = {"breadth": BREADTH, "depth": DEPTH}
+            heading = f"seconds a GSM8K search, b = {BREADTH}, T = {DEPTH}"
+            compare(
+                heading,
+                sides,
+                lambda count, turn: record(decoder, task, problems[turn % len(problems)], count, **search)[0],
+                columns=[_THOUGHTS],
+                size=rows,
+                table=lambda results: by_column(results, SECONDS, heading, head="n = ", ratios=pairs),
+            )
+
+
+def _llama(asked: NeighboursOptions, stack: ExitStack, console: Console) -> list[Peer]:
+    """Return llama.cpp's side with the precision of the model's file; [] if it is not installed."""
+    try:
+        return [open_llama(asked, stack, "own", LLAMA)]
+    except SideError as error:
+        console.print(f"{LLAMA} is left out: {error}", style="dim")
+        return []
