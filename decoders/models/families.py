@@ -1,7 +1,7 @@
 """Model families as data: one entry says how the layers of a family differ from Llama's.
 
 The C forward pass, the weight shapes and the conversion of GGUF files read these entries. Configs have the attributes
-of transformers' configs; `setting` adds the defaults that a config.json may leave out.
+of transformers' configs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tot.decoders.errors import ModelError
+from tot.decoders.models.config import DEFAULTS
 
 _ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 _MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
@@ -55,7 +56,7 @@ class Family:
     biases: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: _BIASES)
     """Biased linear layers, by the setting that enables them; "" for always."""
     activation: str = "hidden_act"
-    """Name of the setting with the activation function."""
+    """Name of the setting with the activation function; "" for the last of ACTIVATIONS."""
     scaled_embedding: bool = False
     """Whether embeddings are multiplied by the square root of the hidden size."""
     sinks: bool = False
@@ -65,115 +66,49 @@ class Family:
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Linear layers that transformers stores as one, by its stem."""
     experts: Experts | None = None
-    full_every: int = 0
-    """Without `layer_types` in the config, every layer of this number is full and others have a window; 0: all have."""
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Settings that only some families have, with their defaults in transformers."""
 
 
 _GEMMA: dict[str, Any] = {"norm_offset": 1.0, "scaled_embedding": True, "biases": {"attention_bias": _ATTENTION}}
-_GEMMA_DEFAULTS = {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256, "sliding_window": 4096}
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "swiglu_clamped")
 """The activation functions of activation.h, in its order."""
 CLAMPED = (1.702, 7.0)
 """gpt-oss's factor of the gate in the sigmoid, and its limit of gates and ups."""
 _MOST_EXPERTS, _MOST_CHOSEN = 2**12, 64
-_GRANITE = dict.fromkeys(("embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier"), 1.0)
 FAMILIES = {
     "llama": Family("LlamaForCausalLM", "llama", adjacent_pairs=True),
-    "mistral": Family("MistralForCausalLM", "llama", adjacent_pairs=True, biases={}, defaults={"sliding_window": 4096}),
-    "qwen2": Family(
-        "Qwen2ForCausalLM",
-        "qwen2",
-        biases={"": _ATTENTION[:3]},
-        defaults={"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28},
-    ),
-    "qwen3": Family(
-        "Qwen3ForCausalLM",
-        "qwen3",
-        norms=_PRE_NORMS | HEAD_NORMS,
-        biases={"attention_bias": _ATTENTION},
-        defaults={"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28},
-    ),
-    "gemma": Family("GemmaForCausalLM", "gemma", **_GEMMA, defaults={"hidden_act": "gelu_pytorch_tanh"}),
-    "gemma2": Family(
-        "Gemma2ForCausalLM",
-        "gemma2",
-        norms=_SANDWICH_NORMS,
-        **_GEMMA,
-        activation="hidden_activation",
-        full_every=2,
-        defaults={**_GEMMA_DEFAULTS, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
-    ),
+    "mistral": Family("MistralForCausalLM", "llama", adjacent_pairs=True, biases={}),
+    "qwen2": Family("Qwen2ForCausalLM", "qwen2", biases={"": _ATTENTION[:3]}),
+    "qwen3": Family("Qwen3ForCausalLM", "qwen3", norms=_PRE_NORMS | HEAD_NORMS),
+    "gemma": Family("GemmaForCausalLM", "gemma", **_GEMMA),
+    "gemma2": Family("Gemma2ForCausalLM", "gemma2", **_GEMMA, norms=_SANDWICH_NORMS, activation="hidden_activation"),
     "gemma3_text": Family(
-        "Gemma3ForCausalLM",
-        "gemma3",
-        norms=_SANDWICH_NORMS | HEAD_NORMS,
-        **_GEMMA,
-        activation="hidden_activation",
-        full_every=6,
-        defaults={**_GEMMA_DEFAULTS, "attn_logit_softcapping": None, "final_logit_softcapping": None},
+        "Gemma3ForCausalLM", "gemma3", **_GEMMA, norms=_SANDWICH_NORMS | HEAD_NORMS, activation="hidden_activation"
     ),
     "phi3": Family(
         "Phi3ForCausalLM",
         "phi3",
         biases={},
         fused={"self_attn.qkv_proj": _ATTENTION[:3], "mlp.gate_up_proj": _MLP[:2]},
-        defaults={"sliding_window": None, "partial_rotary_factor": 1.0},
     ),
-    "granite": Family("GraniteForCausalLM", "granite", adjacent_pairs=True, defaults=_GRANITE),
-    "smollm3": Family(
-        "SmolLM3ForCausalLM",
-        "smollm3",
-        adjacent_pairs=True,
-        defaults={
-            "use_sliding_window": False,
-            "sliding_window": None,
-            "no_rope_layers": None,
-            "no_rope_layer_interval": 4,
-        },
-    ),
+    "granite": Family("GraniteForCausalLM", "granite", adjacent_pairs=True),
+    "smollm3": Family("SmolLM3ForCausalLM", "smollm3", adjacent_pairs=True),
     "seed_oss": Family(
         "SeedOssForCausalLM",
         "seed_oss",
         biases={"attention_bias": _ATTENTION[:3], "attention_out_bias": _ATTENTION[3:], "mlp_bias": _MLP},
-        defaults={"attention_bias": True, "attention_out_bias": False, "mlp_bias": False},
     ),
     "qwen3_moe": Family(
         "Qwen3MoeForCausalLM",
         "qwen3moe",
         norms=_PRE_NORMS | HEAD_NORMS,
-        biases={"attention_bias": _ATTENTION},
         experts=Experts("mlp.gate", "moe_intermediate_size", "norm_topk_prob"),
-        defaults={
-            "num_local_experts": 128,
-            "num_experts_per_tok": 8,
-            "moe_intermediate_size": 768,
-            "norm_topk_prob": False,
-            "use_sliding_window": False,
-            "sliding_window": 4096,
-            "decoder_sparse_step": 1,
-            "mlp_only_layers": (),
-        },
     ),
     "gpt_oss": Family(
         "GptOssForCausalLM",
         "gpt-oss",
-        biases={"attention_bias": _ATTENTION},
-        activation="experts_activation",
+        activation="",
         sinks=True,
         experts=Experts("mlp.router", "intermediate_size", biased=True, transposed=True),
-        full_every=2,
-        defaults={
-            "num_local_experts": 128,
-            "num_experts_per_tok": 4,
-            "intermediate_size": 2880,
-            "sliding_window": 128,
-            "attention_bias": True,
-            "experts_activation": "swiglu_clamped",
-            "swiglu_alpha": CLAMPED[0],
-            "swiglu_limit": CLAMPED[1],
-        },
     ),
 }
 """The supported families, by `model_type`. A family is supported once its logits have been verified."""
@@ -191,11 +126,8 @@ def family_of(config: Any) -> Family:
 
 
 def setting(config: Any, name: str) -> Any:
-    """Return a setting that only some families have: its value, its default, or None if the family has none."""
-    defaults = family_of(config).defaults
-    if name not in defaults:
-        return None
-    return getattr(config, name, defaults[name])
+    """Return a setting that only some families have, or None if the config's family lacks it."""
+    return getattr(config, name, None) if name in DEFAULTS[config.model_type] else None
 
 
 class Scales(NamedTuple):
@@ -258,20 +190,17 @@ class Mixture(NamedTuple):
 
 def layer_windows(config: Any) -> list[int | None]:
     """Return the sliding window of each layer in tokens, including the token itself; None for full attention."""
-    layers, window = range(config.num_hidden_layers), setting(config, "sliding_window")
+    layers, window = config.num_hidden_layers, setting(config, "sliding_window")
     if types := getattr(config, "layer_types", None):
-        return [window if types[layer] == "sliding_attention" else None for layer in layers]
-    if not window or setting(config, "use_sliding_window") is False:
-        return [None for _ in layers]
-    every, first = family_of(config).full_every, setting(config, "max_window_layers") or 0
-    return [window if layer >= first and (not every or (layer + 1) % every) else None for layer in layers]
+        return [window if kind == "sliding_attention" else None for kind in types[:layers]]
+    return [None if setting(config, "use_sliding_window") is False else window] * layers
 
 
 def activation_of(config: Any) -> str:
     """Return the name of a model's activation function, as in ACTIVATIONS if it is supported."""
-    family = family_of(config)
-    name = str(getattr(config, family.activation, family.defaults.get(family.activation, "silu")))
-    return "gelu_pytorch_tanh" if name == "gelu" and family.architecture == "GemmaForCausalLM" else name
+    name = family_of(config).activation
+    activation = str(getattr(config, name)) if name else ACTIVATIONS[-1]
+    return "gelu_pytorch_tanh" if activation == "gelu" and config.model_type == "gemma" else activation
 
 
 def window_of(config: Any) -> int | None:

@@ -12,8 +12,8 @@ import numpy as np
 from ml_dtypes import bfloat16
 
 from tot.decoders.errors import ModelError
-from tot.decoders.models.config import model_config
-from tot.decoders.models.families import FAMILIES, GGUF_FAMILIES, Family, family_of
+from tot.decoders.models.config import DEFAULTS, model_config
+from tot.decoders.models.families import FAMILIES, GGUF_FAMILIES, family_of
 from tot.decoders.models.gguf_reader import GGUFFile
 from tot.decoders.models.gguf_tokenizer import end_tokens
 from tot.decoders.models.rotary import RotaryTable
@@ -58,7 +58,7 @@ def build_config(file: GGUFFile) -> Any:
     if file.setting("attention.sliding_window"):
         if architecture == "llama":
             name = "mistral"
-        elif "sliding_window" not in FAMILIES[name].defaults or "use_sliding_window" in FAMILIES[name].defaults:
+        elif "sliding_window" not in DEFAULTS[name] or "use_sliding_window" in DEFAULTS[name]:
             raise refusal(file, "it uses sliding-window attention")
     family = FAMILIES[name]
     blocks = file.setting("block_count")
@@ -88,7 +88,7 @@ def build_config(file: GGUFFile) -> Any:
         bos_token_id=file.metadata.get("tokenizer.ggml.bos_token_id"),
         eos_token_id=eos[0] if len(eos) == 1 else eos or None,
         pad_token_id=file.metadata.get("tokenizer.ggml.padding_token_id"),
-        **_other_settings(file, architecture, family),
+        **_other_settings(file, architecture, name),
     )
     config = model_config(settings)
     if _FREQUENCIES in file.tensors:
@@ -96,16 +96,13 @@ def build_config(file: GGUFFile) -> Any:
     return config
 
 
-def _other_settings(file: GGUFFile, architecture: str, family: Family) -> dict[str, Any]:
-    """Return the settings that only some families have."""
-    others = {name: file.setting(key) for name, key in _SETTINGS.items() if name in family.defaults}
+def _other_settings(file: GGUFFile, architecture: str, name: str) -> dict[str, Any]:
+    """Return the settings that only some families have, for the family `name`."""
+    known = DEFAULTS[name]
+    others = {name: file.setting(key) for name, key in _SETTINGS.items() if name in known}
     others = {name: value for name, value in others.items() if value is not None or name == "sliding_window"}
-    others |= {key: bias in file.tensors for key, bias in _BIASES.items() if key in family.biases}
-    if family.full_every:
-        layers = range(1, file.setting("block_count") + 1)
-        kinds = ("sliding" if layer % family.full_every else "full" for layer in layers)
-        others["layer_types"] = [f"{kind}_attention" for kind in kinds]
-    if "query_pre_attn_scalar" in family.defaults:
+    others |= {key: bias in file.tensors for key, bias in _BIASES.items() if key in FAMILIES[name].biases}
+    if "query_pre_attn_scalar" in known:
         heads, head_dim = file.setting("attention.head_count"), file.setting("attention.key_length")
         largest = file.setting("block_count") == _LARGEST_GEMMA[architecture]
         others["query_pre_attn_scalar"] = file.setting("embedding_length") // heads if largest else head_dim

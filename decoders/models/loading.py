@@ -22,7 +22,7 @@ import numpy as np
 from tot.decoders.errors import ModelError, OptionError, TotError, reason
 from tot.decoders.machine import processor_flags
 from tot.decoders.models.config import model_config
-from tot.decoders.models.families import FAMILIES
+from tot.decoders.models.families import FAMILIES, Mixture
 from tot.decoders.models.loaded import LoadedModel, dtype_of, end_ids, number_type
 from tot.decoders.models.model_names import find_model
 from tot.decoders.models.supported import check_supported, missing_weights, read_config
@@ -198,6 +198,7 @@ def _open_folder(
             tokenizer = _read_tokenizer(folder)
         config = model_config(vars(settings))
         check_supported(config)  # again, with the defaults that config.json leaves out
+        Mixture.of(config)  # refuses impossible sizes
         if unread is not None:
             stored = GGUFWeights(unread, folder, config, dtype)
             dtype = stored.dtype

@@ -57,10 +57,8 @@ def layer_ropes(config: Any) -> tuple[list[Rope], list[int]]:
         kinds: list[Rope] = list(parameters.values())
         numbers = {kind: number for number, kind in enumerate(parameters)}
         return kinds, [numbers[config.layer_types[layer]] for layer in layers]
-    without = setting(config, "no_rope_layers")
-    if without is None and (interval := setting(config, "no_rope_layer_interval")):
-        without = [int((layer + 1) % interval != 0) for layer in layers]
-    return [parameters], [0 if without is None or without[layer] else -1 for layer in layers]
+    rotated = setting(config, "no_rope_layers")  # 1 for layers with rotary embeddings
+    return [parameters], [0 if rotated is None or rotated[layer] else -1 for layer in layers]
 
 
 def _default(frequencies: _Floats, rope: Rope, config: Any) -> tuple[_Floats, float]:

@@ -54,7 +54,7 @@ def weight_shapes(config: Any) -> dict[str, Shape]:
         ("self_attn.o_proj", (hidden, query)),
     ):
         layer[f"{stem}.weight"] = shape
-    biased = {stem for key, stems in family.biases.items() if not key or _enabled(config, key) for stem in stems}
+    biased = {stem for key, stems in family.biases.items() if not key or getattr(config, key, False) for stem in stems}
     inner, count = (config.intermediate_size, 1) if mixture is None else (mixture.inner, mixture.experts)
     place = "mlp" if mixture is None else EXPERTS
     layer |= {f"{place}.{name}_proj.weight": (count * inner, hidden) for name in ("gate", "up")}
@@ -75,8 +75,3 @@ def weight_shapes(config: Any) -> dict[str, Shape]:
     body = {f"model.layers.{number}.{name}": shape for number in layers for name, shape in layer.items()}
     table = (config.vocab_size, hidden)
     return {**body, EMBEDDING: table, HEAD: table, "model.norm.weight": (hidden,)}
-
-
-def _enabled(config: Any, key: str) -> bool:
-    default = family_of(config).defaults.get(key, False)
-    return bool(getattr(config, key, default))

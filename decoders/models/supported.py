@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tot.decoders.errors import ModelError
-from tot.decoders.models.families import FAMILIES, Mixture
+from tot.decoders.models.families import FAMILIES
 
 _MOST_LAYERS = 2**12
 
@@ -38,7 +38,6 @@ def check_supported(config: Any) -> None:
             f"{unusual} can't be run here: use a model of the families {', '.join(FAMILIES)}, or run this one in a "
             "server, such as llama-server or vLLM, and ask it with --decoder openai"
         )
-    Mixture.of(config)
     if (quantization := getattr(config, "quantization_config", None)) is not None:
         from tot.decoders.models.safetensors_integers import layout_of  # imports numpy
 
