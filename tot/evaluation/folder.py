@@ -22,7 +22,7 @@ from tot.decoders.remote.options import TRANSPORT
 from tot.evaluation.options import FORMAT, OF_RAY, VERSION, as_now, read_mapping
 from tot.report.terminal import plain
 
-UNCOMPARED = ("concurrency", "executor", *OF_RAY)
+UNCOMPARED = ("concurrency", "executor", "threads", "prefix_cache", *OF_RAY)
 """Options that don't affect the samples."""
 _FREE_SPACE = "free disk space, then continue with --resume"
 

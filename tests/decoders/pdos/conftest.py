@@ -22,6 +22,7 @@ from tot.decoders import (
     load_model,
 )
 from tot.decoders.engine.runner import Chunk, Forward
+from tot.decoders.engine.sequence import Job
 from tot.decoders.engine.text import TextCodec
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 2
@@ -73,11 +74,12 @@ class Watch:
         decoder.engine.runner.forward = self.forward  # type: ignore[method-assign]
         decoder.engine._scheduler.admit = self.admit  # type: ignore[method-assign]
 
-    def admit(self) -> None:
-        self._admit()
+    def admit(self) -> list[Job]:
+        admitted = self._admit()
         running = self.engine._scheduler.running
         if running:
             self.slots.append(("may be", self.engine.cache.live + sum(job.policy.growth() for job in running)))
+        return admitted
 
     def forward(self, chunks: Sequence[Chunk], layers: Sequence[int] = ()) -> Forward:
         cache = self.engine.cache
