@@ -55,7 +55,7 @@ typedef struct {
 } Scratch;
 
 #define FEW_ROWS 8        // up to this number each thread prepares all rows for itself, which is cheaper than to wait
-#define MOST_BYTES 262144 // weights that a thread takes at once, if there are few rows
+#define MOST_BYTES 1048576 // weights that a thread takes at once, if there are few rows
 
 // Steps of a forward pass, at most.
 static int64_t steps_of(const Model *m, const Batch *b) { return 12 * m->layer_count + b->state_count + 5; }
