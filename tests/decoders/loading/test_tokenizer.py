@@ -29,7 +29,7 @@ TEXTS = [
 CHAT = [{"role": "user", "content": " Hi <b>&\n"}, {"role": "assistant", "content": "Yo"}]
 
 
-def same(ours: Any, theirs: Any) -> None:
+def assert_same(ours: Any, theirs: Any) -> None:
     """Assert that two tokenizers agree on tokens, special tokens and chats."""
     assert ours.get_vocab() == theirs.get_vocab()
     assert len(ours) == len(theirs)
@@ -82,7 +82,7 @@ def test_a_folders_tokenizer_equals_that_of_transformers(place: Path, settings: 
     ours = Tokenizer.read(place)
     if isinstance(theirs.chat_template, dict):
         theirs.chat_template = theirs.chat_template["default"]
-    same(ours, theirs)
+    assert_same(ours, theirs)
 
 
 def test_settings_of_training_in_a_tokenizer_file_do_not_cut_or_fill_texts(place: Path) -> None:
@@ -100,8 +100,8 @@ def test_a_saved_tokenizer_is_read_by_transformers(family: str, tmp_path: Path, 
     made = write_gguf(tmp_path / "tiny.gguf", family, **({"pre": "qwen2"} if family != "llama" else {}))
     ours = build_tokenizer(read_gguf(made.path).metadata)
     ours.save_pretrained(tmp_path / "saved")
-    same(ours, AutoTokenizer.from_pretrained(tmp_path / "saved"))
-    same(Tokenizer.read(tmp_path / "saved"), ours)
+    assert_same(ours, AutoTokenizer.from_pretrained(tmp_path / "saved"))
+    assert_same(Tokenizer.read(tmp_path / "saved"), ours)
 
 
 def test_merges_are_stored_in_the_spelling_that_is_parsed_fastest(tiny: Any, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_merges_are_stored_in_the_spelling_that_is_parsed_fastest(tiny: Any, tmp
 @pytest.mark.real
 def test_the_embedded_models_tokenizer_equals_that_of_transformers(smollm: Any, smollm2: str, tmp_path: Path) -> None:
     smollm.tokenizer.save_pretrained(tmp_path)
-    same(smollm.tokenizer, PreTrainedTokenizerFast.from_pretrained(tmp_path))
+    assert_same(smollm.tokenizer, PreTrainedTokenizerFast.from_pretrained(tmp_path))
     path = KNOWN_MODELS[smollm2].gguf()
     assert path is not None
     file: Any = PreTrainedTokenizerFast.from_pretrained(path.parent, gguf_file=path.name)
