@@ -37,7 +37,7 @@ from tot.evaluation.run import run_evaluation
 from tot.evaluators.heuristic import LogProb
 from tot.llm.prefix import scoring
 from tot.registry import EVALUATORS, named
-from tot.search.session import elected
+from tot.search.votes import elected
 from tot.solver import solve
 from tot.task.task import Task
 

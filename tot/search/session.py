@@ -6,7 +6,7 @@ The SearchState owns the tree and yields the next step. The session holds the ge
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -22,6 +22,7 @@ from tot.llm.replies import Evaluation, Proposal, Reply, as_proposal
 from tot.search.base import Search, by_value, each_of
 from tot.search.checkpoint import Checkpoint, Recorded
 from tot.search.steps import Evaluate, Expand, Step
+from tot.search.votes import Ballot, elected
 from tot.task.checked import user_code
 from tot.task.task import Task
 from tot.task.world import HasAnswer
@@ -58,6 +59,8 @@ class SearchSession:
         """Why the session ended early, if it did."""
         self.votes: tuple[int, int] | None = None
         """Votes for the answer, and all votes."""
+        self.ballots: list[Ballot] = []
+        """The vote of each complete solution with an answer, in order; known once `answer` has returned."""
         self.truncated = False
         """Whether the token limit ended the text of an answer."""
         self._backend = backend
@@ -151,8 +154,11 @@ class SearchSession:
             return None
         equal = search.options.aggregate == "majority"
         weights = {node.id: 1.0 + node.merged for node in nodes} if equal else _weights(nodes)
-        ballots = [self.context.task.canonical(answer) for _, answer in answered]
-        winner = [answered[i] for i in elected(ballots, [weights[node.id] for node, _ in answered])]
+        self.ballots = [
+            Ballot(self.context.task.canonical(answer), weights[node.id], _source(node)) for node, answer in answered
+        ]
+        ballots = [ballot.answer for ballot in self.ballots]
+        winner = [answered[i] for i in elected(ballots, [ballot.weight for ballot in self.ballots])]
         search.best = by_value([node for node, _ in winner])[0]
         total = math.fsum(weights[node.id] for node, _ in answered)
         for (node, answer), ballot in zip(answered, ballots, strict=True):
@@ -247,12 +253,9 @@ def shown_answer(answer: Any) -> str:
     return "  ".join(map(str, answer)) if isinstance(answer, list | tuple) else str(answer)
 
 
-def elected(ballots: Sequence[Hashable], weights: Sequence[float]) -> list[int]:
-    """Return the indices of the votes for the answer with the most weight; the first wins a tie."""
-    voters: dict[Hashable, list[int]] = {}
-    for i, answer in enumerate(ballots):
-        voters.setdefault(answer, []).append(i)
-    return max(voters.values(), key=lambda places: math.fsum(weights[i] for i in places), default=[])
+def _source(node: Node) -> str:
+    """Return the template that wrote a node's thought."""
+    return "" if node.thought is None else next(reversed(node.thought.parts), "")
 
 
 def _weights(nodes: Sequence[Node]) -> dict[int, float]:
