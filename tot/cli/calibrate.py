@@ -27,6 +27,7 @@ def calibrate_command(
     from tot.report.terminal import console
     from tot.search.certainty import to_json
 
+    writable(out)
     found = calibrate(folders, generic)
     title = "cross-validated by question"
     table = Table("task", "model", "questions", "votes", "calibration error", "surer half", "other half", title=title)
@@ -36,4 +37,4 @@ def calibrate_command(
         sizes = f"{curve.questions:,}", f"{measured.samples:,}"
         table.add_row(curve.task or "others", curve.model or "others", *sizes, f"{measured.error:.1%}", *halves)
     console().print(table)
-    write_json(writable(out), to_json([curve for curve, _ in found]))
+    write_json(out, to_json([curve for curve, _ in found]))

@@ -9,7 +9,6 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -119,13 +118,13 @@ def curve_for(task: Task, search: Search, decoder: Any, path: str | Path | None)
     if not fitting:
         raise OptionError(
             f"{path} has certainty curves for {_names(curve.model for curve in curves)}, not for "
-            f"{model or 'models on servers'}: fit one with `tot calibrate`, or leave it out"
+            f"{model or 'the model of this decoder'}: fit one with `tot calibrate`, or leave it out"
         )
     return max(fitting, key=lambda curve: (curve.task is not None, curve.model is not None))
 
 
 def _names(names: Iterable[str | None]) -> str:
-    return ", ".join(sorted(filter(None, set(names)))) or "no task"
+    return ", ".join(sorted(filter(None, set(names)))) or "nothing"
 
 
 def to_json(curves: Sequence[Curve]) -> dict[str, Any]:
@@ -133,7 +132,6 @@ def to_json(curves: Sequence[Curve]) -> dict[str, Any]:
     return _File(curves=tuple(curves)).model_dump(mode="json")
 
 
-@lru_cache(maxsize=8)
 def _read(path: Path) -> tuple[Curve, ...]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
