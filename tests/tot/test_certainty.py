@@ -305,7 +305,7 @@ def test_votes_that_are_all_right_do_not_reach_certainty() -> None:
 
 
 def test_too_few_questions_are_refused() -> None:
-    with pytest.raises(OptionError, match="riddle, all models: 19 questions have votes .*, but a curve needs 20"):
+    with pytest.raises(OptionError, match=r"riddle, all models: 19 questions have votes .*, but a curve needs 20"):
         fit(drawn(19), "riddle")
 
 
