@@ -37,7 +37,7 @@ class Riddle(Task):
 
 def curve(task: str | None = None, model: str | None = None, **changes: Any) -> Curve:
     """Return a curve whose logit is twice the share minus one."""
-    coefficients = Features(share=2, margin=0, agree=0, weight=0)
+    coefficients = Features(share=2, agree=0, weight=0)
     options: dict[str, Any] = {"questions": 50, "intercept": -1, "coefficients": coefficients, "weights": (0.4, 0.8)}
     return Curve(task=task, model=model, **options | changes)
 
@@ -58,16 +58,13 @@ def test_features_are_shares_of_the_weight_with_one_more_ballot_for_no_answer() 
     ballots = [Ballot("a", 0.5, "chain"), Ballot("b", 0.6, "chain"), Ballot("a", 0.7, "program")]
     seen = features(ballots)
     assert seen.share == pytest.approx(1.2 / 2.4)
-    assert seen.margin == pytest.approx(0.6 / 2.4)
     assert (seen.agree, seen.weight) == (1.0, pytest.approx(0.6))
     assert features(ballots[:2]).model_dump() == pytest.approx(
-        {"share": 0.6 / 1.65, "margin": 0.1 / 1.65, "agree": 0, "weight": 0.6}
+        {"share": 0.6 / 1.65, "agree": 0, "weight": 0.6}
     )
 
 
-def test_a_tie_has_no_margin_and_two_models_are_not_two_sources() -> None:
-    tie = features([Ballot("a", 1.0, "chain"), Ballot("b", 1.0, "chain")])
-    assert (tie.share, tie.margin) == (pytest.approx(1 / 3), 0.0)
+def test_two_models_are_not_two_sources() -> None:
     assert features([Ballot("a", 0.5, "chain@small"), Ballot("a", 0.5, "chain@large")]).agree == 0
 
 
@@ -78,11 +75,11 @@ def test_weights_that_are_not_probabilities_count_as_unknown(weights: tuple[floa
 
 
 def test_a_curve_clips_weights_to_the_range_of_its_fit() -> None:
-    own = curve(coefficients=Features(share=1, margin=2, agree=3, weight=4))
-    seen = Features(share=0.5, margin=0.25, agree=1, weight=0.7)
-    assert own.certainty(seen) == pytest.approx(logistic(-1 + 0.5 + 0.5 + 3 + 4 * 0.7))
+    own = curve(coefficients=Features(share=1, agree=3, weight=4))
+    seen = Features(share=0.5, agree=1, weight=0.7)
+    assert own.certainty(seen) == pytest.approx(logistic(-1 + 0.5 + 3 + 4 * 0.7))
     for weight, used in ((0.1, 0.4), (0.95, 0.8), (0.0, 0.6)):
-        assert own.certainty(seen.model_copy(update={"weight": weight})) == pytest.approx(logistic(3 + 4 * used))
+        assert own.certainty(seen.model_copy(update={"weight": weight})) == pytest.approx(logistic(2.5 + 4 * used))
 
 
 def test_shipped_curves_are_surer_of_more_agreement() -> None:
@@ -276,7 +273,7 @@ def drawn(questions: int) -> list[Vote]:
     for i in range(questions):
         share, agree = random.uniform(0.3, 0.95), float(random.random() < 0.5)
         right = random.random() < logistic(6 * share - 4 + agree)
-        seen = Features(share=share, margin=share - 0.2, agree=agree, weight=0.7)
+        seen = Features(share=share, agree=agree, weight=0.7)
         votes.append(Vote(str(i), None, seen, float(right)))
     return votes
 
@@ -286,7 +283,7 @@ def test_a_fit_recovers_the_curve_of_its_votes() -> None:
     own = fit(votes, "riddle", "qwen2-0.5b")
     assert (own.task, own.model, own.questions, own.weights) == ("riddle", "qwen2-0.5b", 2000, (0.7, 0.7))
     for share, agree in ((0.4, 0.0), (0.6, 1.0), (0.9, 0.0)):
-        seen = Features(share=share, margin=share - 0.2, agree=agree, weight=0.7)
+        seen = Features(share=share, agree=agree, weight=0.7)
         assert own.certainty(seen) == pytest.approx(logistic(6 * share - 4 + agree), abs=0.04)
     measured = cross_validated(votes)
     assert measured.error < 0.04

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,8 +30,6 @@ class Features(BaseModel):
 
     share: float
     """The leading answer's share of the weight; one more ballot, for no answer, keeps small votes below 1."""
-    margin: float
-    """Its distance to the runner-up, in the same unit."""
     agree: float
     """1 if ballots from different sources, such as written answers and programs, elect the answer; otherwise 0."""
     weight: float
@@ -77,14 +74,9 @@ def features(ballots: Sequence[Ballot]) -> Features:
     if not (math.isfinite(math.fsum(weights)) and math.fsum(weights) > 0):
         weights = [1.0] * len(ballots)
     winners = elected([ballot.answer for ballot in ballots], weights)
-    by_answer: defaultdict[Hashable, float] = defaultdict(float)
-    for ballot, weight in zip(ballots, weights, strict=True):
-        by_answer[ballot.answer] += weight
-    leader = by_answer.pop(ballots[winners[0]].answer)
-    whole = math.fsum(weights) * (len(ballots) + 1) / len(ballots)
+    leader = math.fsum(weights[i] for i in winners)
     return Features(
-        share=leader / whole,
-        margin=(leader - max(by_answer.values(), default=0.0)) / whole,
+        share=leader / (math.fsum(weights) * (1 + 1 / len(ballots))),
         agree=float(len({ballots[i].source.partition("@")[0] for i in winners}) > 1),
         weight=leader / len(winners) if min(weights) < 1 >= max(weights) else 0.0,
     )
