@@ -147,7 +147,7 @@ async def asolve(
         decoders = await config.aopen(stack)
         if profile is not None:
             stack.enter_context(profile.recording(decoders.values()))
-        curve = curve_for(task, parts["search"], decoders.get("generate"), config.certainty)
+        curve = curve_for(task, parts["search"], decoders, config.certainty)
         session = SearchSession(
             task,
             question,

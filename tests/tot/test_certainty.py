@@ -59,9 +59,7 @@ def test_features_are_shares_of_the_weight_with_one_more_ballot_for_no_answer() 
     seen = features(ballots)
     assert seen.share == pytest.approx(1.2 / 2.4)
     assert (seen.agree, seen.weight) == (1.0, pytest.approx(0.6))
-    assert features(ballots[:2]).model_dump() == pytest.approx(
-        {"share": 0.6 / 1.65, "agree": 0, "weight": 0.6}
-    )
+    assert features(ballots[:2]).model_dump() == pytest.approx({"share": 0.6 / 1.65, "agree": 0, "weight": 0.6})
 
 
 def test_two_models_are_not_two_sources() -> None:
@@ -83,7 +81,7 @@ def test_a_curve_clips_weights_to_the_range_of_its_fit() -> None:
 
 
 def test_shipped_curves_are_surer_of_more_agreement() -> None:
-    shipped = curve_for(GSM8K(), SelfConsistency(), None, None)
+    shipped = curve_for(GSM8K(), SelfConsistency(), {}, None)
     assert shipped is not None
     assert (shipped.task, shipped.model) == (None, None)
     both, *votes = [Ballot("a", 0.8, source) for source in ("chain", "program") * 8]
@@ -106,8 +104,12 @@ def test_the_curve_of_the_task_and_model_comes_first(tmp_path: Path, tiny: Any) 
     assert model == "llama-0.0b"
     path = written(tmp_path / "c.json", curve(), curve("gsm8k"), curve("gsm8k", model), curve("game24", model))
     chosen = [
-        curve_for(task, SelfConsistency(), decoder, path)
-        for task, decoder in ((GSM8K(), tiny()), (GSM8K(), None), (Riddle(), tiny()))
+        curve_for(task, SelfConsistency(), decoders, path)
+        for task, decoders in (
+            (GSM8K(), {"generate": tiny()}),
+            (GSM8K(), {"generate": tiny(), "escalate": object()}),
+            (Riddle(), {"generate": tiny()}),
+        )
     ]
     assert [(one.task, one.model) for one in chosen if one] == [("gsm8k", model), ("gsm8k", None), (None, None)]
 

@@ -69,7 +69,7 @@ async def attempt(
             watch=watch,
             reproducible=config.reproducible,
         )
-        curve = curve_for(task, evaluation.parts["search"], decoders.get("generate"), config.certainty)
+        curve = curve_for(task, evaluation.parts["search"], decoders, config.certainty)
         await session.run()
         solution = conclude(session, await session.answer(), curve)
         budget_ended = (solution.stopped or "").startswith("budget:")

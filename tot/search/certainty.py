@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -97,14 +97,16 @@ def curves_for(task: Task, path: str | Path | None) -> tuple[Curve, ...]:
     return found
 
 
-def curve_for(task: Task, search: Search, decoder: Any, path: str | Path | None) -> Curve | None:
-    """Return the most specific curve for a task and a decoder's model.
+def curve_for(task: Task, search: Search, decoders: Mapping[Any, Any], path: str | Path | None) -> Curve | None:
+    """Return the most specific curve for a task and the model of its decoders by purpose.
 
-    The shipped curves are for independent solutions; None for a search whose solutions share thoughts. Raises
-    OptionError if the file can't be read, or has no curve for the task and model.
+    If a search asks a larger model where it is not sure, the curve is the larger model's. The shipped curves are for
+    independent solutions; None for a search whose solutions share thoughts. Raises OptionError if the file can't be
+    read, or has no curve for the task and model.
     """
     if path is None and not search.whole:
         return None
+    decoder = decoders.get("escalate") or decoders.get("generate")
     curves, model = curves_for(task, path), family_of(getattr(getattr(decoder, "engine", None), "loaded", None))
     fitting = [curve for curve in curves if curve.model in (model, None)]
     if not fitting:
