@@ -133,7 +133,7 @@ async def asolve(
     task = config.suited(task)
     parts, filters = config.parts(task), config.filters_for(task)
     CheckedTask(task).start(question)  # reject an invalid question before a model is loaded
-    if profile is not None and config.weights is None:
+    if profile is not None and not config.weights:
         from tot.report.profile import NO_ENGINE
 
         raise OptionError(NO_ENGINE)
@@ -144,11 +144,11 @@ async def asolve(
         session = SearchSession(
             task,
             question,
-            Backend(decoders, Meter(config.budget)),
+            Backend(decoders, Meter(config.budget), filters),
             **parts,
             seed=config.seed,
             max_tokens=config.max_tokens,
-            filters=filters,
+            filters=filters["generate"],
             watch=watch,
             hooks=hooks,
             checkpoint=checkpoint,

@@ -52,7 +52,7 @@ async def attempt(
     are identical in every reproducible run. Raises ModelError and OptionError, which would affect every question.
     """
     config, task, loop = evaluation.config, evaluation.task, asyncio.get_running_loop()
-    backend = Backend(decoders, Meter(config.budget))
+    backend = Backend(decoders, Meter(config.budget), evaluation.filters)
     sample = _unanswered(question, repeat)
     session: SearchSession | None = None
     seed = derive(config.seed, question.index, repeat)
