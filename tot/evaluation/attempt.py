@@ -86,10 +86,8 @@ async def attempt(
         sample["error"] = f"{type(error).__name__}: {error}"
     sample |= {
         "thoughts": 0 if session is None else len(session.tree) - 1,
-        "usage": {
-            purpose: {"calls": calls, "prompt_tokens": usage.prompt_tokens, "new_tokens": usage.new_tokens}
-            for purpose, (calls, usage) in backend.spent.items()
-        },
+        "usage": backend.by_purpose,
+        **({"by_model": backend.by_model} if backend.models else {}),
         "measured": _measured(backend.meter.total),
     }
     return sample, session

@@ -7,7 +7,7 @@ engine batches the requests of all running searches. Each request is delivered w
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from itertools import islice
@@ -85,12 +85,21 @@ class Backend:
         return f"{name}@{model}" if (model := self.models.get(purpose, name)) != name else name
 
     @property
-    def by_model(self) -> dict[str, Usage]:
-        """Usage by model; empty if there is only one."""
-        usages: defaultdict[str, Usage] = defaultdict(Usage)
+    def by_purpose(self) -> dict[str, dict[str, int]]:
+        """Calls, prompt tokens and new tokens by purpose."""
+        return {
+            purpose: {"calls": calls, "prompt_tokens": usage.prompt_tokens, "new_tokens": usage.new_tokens}
+            for purpose, (calls, usage) in self.spent.items()
+        }
+
+    @property
+    def by_model(self) -> dict[str, dict[str, int]]:
+        """The same by model; empty if there is only one."""
+        spent = self.by_purpose
+        sums = {model: Counter(calls=0, prompt_tokens=0, new_tokens=0) for model in self.models.values()}
         for purpose, model in self.models.items():
-            usages[model] += self.spent.get(purpose, (0, Usage()))[1]
-        return dict(usages)
+            sums[model].update(spent.get(purpose, {}))
+        return {model: dict(counts) for model, counts in sums.items()}
 
     def loaded(self, purpose: Purpose) -> Any:
         """Return the LoadedModel of the purpose's decoder, or None if it does not run locally."""

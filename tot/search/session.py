@@ -83,6 +83,7 @@ class SearchSession:
             described = {name: _options_to_json(part) for name, part in parts.items()}
             about |= {"task": type(task).__name__, "filters": self.context.filters or None}
             about |= {"prompts": "chat"} if task.prompts == "chat" else {}
+            about["models"] = backend.models or None
             checkpoint.begin(self.tree.state(self.tree.root), described | about)
         self._changed(self)
 
@@ -94,6 +95,11 @@ class SearchSession:
     def calls(self) -> int:
         """Number of samples requested from decoders: n per request."""
         return self._backend.calls
+
+    @property
+    def by_model(self) -> dict[str, dict[str, int]]:
+        """Calls, prompt tokens and new tokens by model; empty if there is only one."""
+        return self._backend.by_model
 
     async def run(self) -> None:
         """Execute the steps of the search until it ends or a budget is spent."""
