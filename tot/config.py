@@ -371,7 +371,7 @@ def as_text(part: Any) -> str | None:
     if part is None or isinstance(part, str):
         return part
     if isinstance(part, Mapping):
-        return ",".join(f"{name}={as_text(value)}" for name, value in part.items())
+        return ",".join(f"{name}={as_text(value) or 'none'}" for name, value in part.items())
     if isinstance(part, list | tuple):
         return ",".join(map(str, part))
     if isinstance(part, Path | int | float):

@@ -101,6 +101,13 @@ class Backend:
             sums[model].update(spent.get(purpose, {}))
         return {model: dict(counts) for model, counts in sums.items()}
 
+    def replay(self, calls: int, by_purpose: Mapping[str, Mapping[str, int]]) -> None:
+        """Count the calls of an earlier part of the same search; `by_purpose` is as it was at the end of that part."""
+        self.calls += calls
+        for purpose, counts in by_purpose.items():
+            usage = Usage(prompt_tokens=counts["prompt_tokens"], new_tokens=counts["new_tokens"])
+            self.spent[purpose] = counts["calls"], usage
+
     def loaded(self, purpose: Purpose) -> Any:
         """Return the LoadedModel of the purpose's decoder, or None if it does not run locally."""
         engine = getattr(self._decoders.get(purpose), "engine", None)

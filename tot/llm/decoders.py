@@ -113,7 +113,16 @@ def models_by_purpose(decoders: Mapping[Purpose, str | Decoder], model: Any, esc
             if purpose not in own and "generate" not in own:
                 raise OptionError(f"no model is given for {purpose}: add one, such as generate=small.gguf")
             found[purpose] = own[purpose] if purpose in own else own["generate"]
+        elif purpose == "escalate" and escalate is not None:
+            raise _own_model(escalate)
     return found
+
+
+def _own_model(escalate: Any) -> OptionError:
+    return OptionError(
+        f"escalate={escalate} has no effect, because its decoder has its own model: leave one of them out, or add "
+        "--decoder escalate=auto"
+    )
 
 
 def open_decoders(
@@ -132,10 +141,7 @@ def open_decoders(
     names = {purpose: one for purpose, one in chosen.items() if isinstance(one, str)}
     objects = {purpose: one for purpose, one in chosen.items() if not isinstance(one, str)}
     if models.get("escalate") is not None and "escalate" in objects:
-        raise OptionError(
-            f"escalate={models['escalate']} has no effect, because its decoder has its own model: leave one of them "
-            "out, or add --decoder escalate=auto"
-        )
+        raise _own_model(models["escalate"])
     if options and not names:
         raise OptionError(f"{', '.join(options)}: a decoder object has its own model; leave these out")
     own = {name: _options_of(name) for name in sorted(set(names.values()), key=lambda name: (name in REMOTE, name))}
