@@ -57,6 +57,8 @@ class Solution:
     certainty: float | None = None
     """Probability that the answer is right: 1 if the task verified it, otherwise calibrated from the votes. None means
     not known, as after a single sample."""
+    by_model: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Calls, prompt tokens and new tokens by model; empty if there is only one."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the run as JSON data: the result and the tree, with a format version."""
@@ -75,9 +77,9 @@ class Solution:
         }
 
     def summary(self) -> dict[str, Any]:
-        """Return answer, certainty, solved, value and usage."""
+        """Return answer, certainty, solved, value and usage; with several models also usage by model."""
         about = {name: getattr(self, name) for name in ("answer", "certainty", "solved", "value")}
-        return {**about, "usage": asdict(self.usage)}
+        return about | {"usage": asdict(self.usage)} | ({"by_model": self.by_model} if self.by_model else {})
 
 
 def solve(
@@ -139,7 +141,7 @@ async def asolve(
     parts, filters = config.parts(task), config.filters_for(task)
     CheckedTask(task).start(question)  # reject an invalid question before a model is loaded
     curves_for(task, config.certainty)
-    if profile is not None and config.weights is None:
+    if profile is not None and not config.weights:
         from tot.report.profile import NO_ENGINE
 
         raise OptionError(NO_ENGINE)
@@ -151,11 +153,11 @@ async def asolve(
         session = SearchSession(
             task,
             question,
-            Backend(decoders, Meter(config.budget)),
+            Backend(decoders, Meter(config.budget), filters),
             **parts,
             seed=config.seed,
             max_tokens=config.max_tokens,
-            filters=filters,
+            filters=filters["generate"],
             watch=watch,
             hooks=hooks,
             checkpoint=checkpoint,
@@ -206,6 +208,7 @@ def conclude(session: SearchSession, answer: Any | None = None, curve: Curve | N
         verdict=task.verdict,
         votes=session.votes,
         certainty=_certainty(session, solved, curve),
+        by_model=session.by_model,
     )
 
 

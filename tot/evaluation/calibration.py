@@ -70,7 +70,8 @@ def read_votes(folder: Path) -> tuple[str, str | None, list[Vote]]:
     config.pop("record", None)
     run = EvaluationRun.read(config)
     weights = run.config.weights
-    model = None if weights is None else family_of(open_model(weights, unread=True))
+    largest = weights.get("escalate", weights.get("generate"))
+    model = None if largest is None else family_of(open_model(largest, unread=True))
     equal = getattr(run.parts["search"], "aggregate", "best") == "majority"
     votes = []
     for sample in read_samples(folder):
