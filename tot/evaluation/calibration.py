@@ -2,9 +2,9 @@
 
 Votes that stop early have fewer ballots, so each question counts with all beginnings of its vote. The shipped curves:
 
-    MIX=self-consistency:samples=16,weighted=true,solutions=chain+program
-    tot eval gsm8k --data train.jsonl --limit 240 --search $MIX --model qwen2.5-0.5b-instruct-q4_k_m.gguf --out small
-    tot eval gsm8k --data train.jsonl --limit 160 --search $MIX --model qwen2.5-1.5b-instruct-q4_k_m.gguf --out large
+    MIX="--search self-consistency:samples=16,weighted=true,solutions=chain+program --evaluator logprob"
+    tot eval gsm8k --data train.jsonl --limit 240 $MIX --model qwen2.5-0.5b-instruct-q4_k_m.gguf --out small
+    tot eval gsm8k --data train.jsonl --limit 160 $MIX --model qwen2.5-1.5b-instruct-q4_k_m.gguf --out large
     tot calibrate small large --generic --out tot/search/certainty.json
 """
 
