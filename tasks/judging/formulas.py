@@ -26,7 +26,7 @@ _DIGITS = 12
 _BOXED = [LatexExtractionConfig(boxed_match_priority=0)]
 _PLAIN = (
     (re.compile(r"\*\*"), "^"),  # Python's notation
-    (re.compile(r"(?<![\\A-Za-z])(pi|sqrt)(?![A-Za-z])"), r"\\\1"),
+    (re.compile(r"(?<![\\A-Za-z])pi(?![A-Za-z])"), r"\\pi"),
     (re.compile(r"(?<=[0-9])\s+(?:[A-Za-z]{3,}[\s.]*+)++\Z"), ""),  # 18 dollars
     (re.compile(r"\A((?!(?:arc)?(?:sin|cos|tan|cot|sec|csc)|log|exp)[A-Za-z]{3,}(?:[ -][A-Za-z]+)*+)\.?\Z"), r"\\text{\1}"),
 )
@@ -84,7 +84,7 @@ def _canonical(formula: Any) -> str:
         return f"{{{_each(formula)}}}"
     if not isinstance(formula, sympy.Expr):
         return str(formula)
-    formula = formula.doit().expand()
+    formula = sympy.nsimplify(formula.doit(), rational=True).expand()  # 0.5 is 1/2
     if formula.is_Rational:
         return str(formula)
     return str(sympy.N(formula, _DIGITS) if formula.is_number else sympy.simplify(formula))
