@@ -24,15 +24,15 @@ _SIMILAR = 0.8
 """Texts that are at least this similar share a ballot."""
 _COMPARED = 4000
 """Maximum length of a compared text in characters."""
-_NUMBERS = {
-    word: str(number)
-    for number, word in enumerate("zero one two three four five six seven eight nine ten eleven twelve".split())
-    if word != "one"  # also a pronoun
-}
+_NUMBERS = dict(two="2", three="3", four="4", five="5", six="6", seven="7", eight="8", nine="9", ten="10")
+"""Number words; "one" is also a pronoun."""
 _COMMON = frozenset(
-    "i you he she it they we this that these those there is are was were be been am has have had do does did "
-    "of in on at to for from by with as and or so thus hence therefore answer called known about approximately exactly "
-    "equal equals equivalent".split()
+    re.findall(
+        r"\w+",
+        "i you he she it they we this that these those there is are was were be been am has have had do does did of in "
+        "on at to for from by with as and or so thus hence therefore answer called known about approximately exactly "
+        "equal equals equivalent",
+    )
 )
 _WORD = re.compile(r"[^\W_]+(?:[.,'’][^\W_]+)*")
 _CONCLUSION = re.compile(r"\W*(?:so|thus|hence|therefore|in conclusion|(?:the )?(?:final )?answer)\b", re.IGNORECASE)
@@ -70,9 +70,7 @@ class Ask(Task):
     def canonical(self, answer: Any) -> Hashable:
         return short_answer("", str(answer)) or _plain(str(answer))
 
-    def elect(
-        self, question: str, answers: Sequence[Any], weights: Sequence[float]
-    ) -> tuple[Sequence[Hashable], int]:
+    def elect(self, question: str, answers: Sequence[Any], weights: Sequence[float]) -> tuple[Sequence[Hashable], int]:
         """Return a key for each answer, which similar answers share, and the index of the elected answer."""
         texts = [str(answer) for answer in answers]
         short = [short_answer(question, text) for text in texts]
@@ -112,9 +110,9 @@ def short_answer(question: str, text: str) -> str | None:
         return words[0]
     asked = {*_words(question), *_COMMON}
     rest = [word for word in words if word not in asked] or [word for word in words if word not in _COMMON] or words
-    if len([word for word in rest if _is_number(word)]) == 1 and _is_number(rest[0]):  # 5 km
+    if [word for word in rest if _is_number(word)] == rest[:1]:  # 5 km
         return rest[0]
-    return " ".join(rest) if len(rest) <= _MOST_WORDS else None
+    return " ".join(rest) if 0 < len(rest) <= _MOST_WORDS else None
 
 
 def _sentence(text: str) -> str:

@@ -28,7 +28,10 @@ _PLAIN = (
     (re.compile(r"\*\*"), "^"),  # Python's notation
     (re.compile(r"(?<![\\A-Za-z])pi(?![A-Za-z])"), r"\\pi"),
     (re.compile(r"(?<=[0-9])\s+(?:[A-Za-z]{3,}[\s.]*+)++\Z"), ""),  # 18 dollars
-    (re.compile(r"\A((?!(?:arc)?(?:sin|cos|tan|cot|sec|csc)|log|exp)[A-Za-z]{3,}(?:[ -][A-Za-z]+)*+)\.?\Z"), r"\\text{\1}"),
+    (
+        re.compile(r"\A((?!(?:arc)?(?:sin|cos|tan|cot|sec|csc)|log|exp)[A-Za-z]{3,}(?:[ -][A-Za-z]+)*+)\.?\Z"),
+        r"\\text{\1}",
+    ),
 )
 """Replacements of plain text by LaTeX."""
 

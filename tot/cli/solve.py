@@ -99,7 +99,7 @@ def solve_command(
 
 
 def _is_question(text: str) -> bool:
-    """Return whether the only argument is a question: it is not a task, and not one word that may be a mistyped task."""
+    """Return whether the only argument is a question: not a task, and not one word, which may be a mistyped task."""
     from tot.registry import TASKS
 
     named = re.fullmatch(r"[\w./-]+", text, re.ASCII) and text != "-"

@@ -174,7 +174,9 @@ class CheckedTask:
         """Return the answer in a model's text, without its thinking. `truncated`: the token limit ended the text."""
         return self._call("parse_truncated" if truncated else "parse_answer", after_thinking(text))
 
-    def elect(self, question: str, answers: Sequence[Any], weights: Sequence[float]) -> tuple[list[Hashable], int] | None:
+    def elect(
+        self, question: str, answers: Sequence[Any], weights: Sequence[float]
+    ) -> tuple[list[Hashable], int] | None:
         """Return a key for each answer and the index of the elected one; None if the task has no `elect`."""
         if not isinstance(self.task, HasElection) or not answers:
             return None
