@@ -5,7 +5,7 @@ Importing this module does not import torch: a method is imported at first use.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import ExitStack
 from pathlib import Path
@@ -41,11 +41,23 @@ class Decoder(Protocol):
     def generate(self, requests: Sequence[Request]) -> list[Completion]: ...
 
 
+class Pending(Protocol):
+    """The completions of a started request: await them, or cancel the request. A `Handle` or an asyncio.Task."""
+
+    def __await__(self) -> Generator[Any, None, list[Completion]]: ...
+
+    def cancel(self) -> Any: ...
+
+
 @runtime_checkable
 class AsyncDecoder(Decoder, Protocol):
     """A decoder that several searches can await concurrently, with cancellation and metering during decoding."""
 
-    async def complete(self, requests: Sequence[Request], meter: Meter | None = None) -> list[list[Completion]]: ...
+    def start(self, requests: Sequence[Request], meter: Meter | None = None) -> Sequence[Pending]:
+        """Start requests together and return the pending completions of each. Called in an event loop.
+
+        A cancelled request may still deliver what it decoded, with the finish reason "cancelled".
+        """
 
 
 def find_decoder(name: str) -> Any:
@@ -212,18 +224,9 @@ class LocalDecoder:
         self._handles.update(handles)
         return handles
 
-    async def complete(self, requests: Sequence[Request], meter: Meter | None = None) -> list[list[Completion]]:
-        """Return the n completions of each request, counted on `meter` during decoding.
-
-        If a request fails or the call is cancelled, cancels all requests and frees their slots. Raises RequestError or
-        ModelError for the first request that fails."""
-        handles = self.submit(requests, meter)
-        try:
-            return [await handle for handle in handles]
-        finally:  # a request failed, or the search was cancelled: free the slots of the others
-            for handle in handles:
-                if not handle.future.done():
-                    handle.cancel()
+    def start(self, requests: Sequence[Request], meter: Meter | None = None) -> list[Handle]:
+        """Start requests, counted on `meter` during decoding. A cancelled one delivers the text decoded so far."""
+        return self.submit(requests, meter)
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """Decode all requests in packed batches. Raises RequestError or ModelError for the first that fails."""

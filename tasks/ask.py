@@ -24,7 +24,10 @@ _SIMILAR = 0.8
 """Texts that are at least this similar share a ballot."""
 _COMPARED = 4000
 """Maximum length of a compared text in characters."""
-_NUMBERS = dict(two="2", three="3", four="4", five="5", six="6", seven="7", eight="8", nine="9", ten="10")
+_NUMBERS = {
+    **{"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9"},
+    **{"ten": "10", "eleven": "11", "twelve": "12"},
+}
 """Number words; "one" is also a pronoun."""
 _COMMON = frozenset(
     re.findall(
@@ -110,7 +113,7 @@ def short_answer(question: str, text: str) -> str | None:
         return words[0]
     asked = {*_words(question), *_COMMON}
     rest = [word for word in words if word not in asked] or [word for word in words if word not in _COMMON] or words
-    if [word for word in rest if _is_number(word)] == rest[:1]:  # 5 km
+    if rest and [word for word in rest if _is_number(word)] == rest[:1]:  # 5 km
         return rest[0]
     return " ".join(rest) if 0 < len(rest) <= _MOST_WORDS else None
 

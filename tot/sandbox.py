@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,8 @@ from tot.decoders.errors import OptionError
 UNCONFINED = "TOT_RUN_PROGRAMS_UNCONFINED"
 """Environment variable: "yes" runs programs with limits only, if they can't be confined."""
 
+_CANCEL_CHECK_SECONDS = 0.1
+"""Interval at which a running program notices its cancellation."""
 _PYTHON = os.path.realpath(sys.executable)
 _SCRIPT = Path(__file__).with_name("confined.py")
 _PREFIX = os.path.realpath(sys.base_prefix)
@@ -67,18 +70,27 @@ class Sandbox:
     disk: int = 8
     """MiB of files, which are deleted when the program ends."""
 
-    def run(self, program: str, files: Mapping[str, str] | None = None) -> Ran:
-        """Run a Python program with `files` (names and texts) in its folder.
+    def run(
+        self, program: str, files: Mapping[str, str] | None = None, cancelled: threading.Event | None = None
+    ) -> Ran:
+        """Run a Python program with `files` (names and texts) in its folder. It ends early once `cancelled` is set.
 
         Only Python's standard library is available. Raises OptionError if programs can't be confined here.
         """
         start_time = time.monotonic()
         with self._start(program, files or {}) as process:
-            return _read([process], start_time, start_time + self.seconds, self.output << 10)[0]
+            return _read([process], start_time, start_time + self.seconds, self.output << 10, cancelled)[0]
 
     async def arun(self, program: str, files: Mapping[str, str] | None = None) -> Ran:
-        """Run a program in a thread pool with one thread per processor, without blocking the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(pool(), self.run, program, files)
+        """Run a program in a thread pool with one thread per processor, without blocking the event loop.
+
+        Cancelling the call kills the program.
+        """
+        cancelled = threading.Event()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(pool(), self.run, program, files, cancelled)
+        finally:
+            cancelled.set()
 
     def run_pair(self, first: tuple[str, Mapping[str, str]], second: tuple[str, Mapping[str, str]]) -> tuple[Ran, Ran]:
         """Run two communicating programs, given with their files, until the first one ends.
@@ -144,8 +156,14 @@ class Sandbox:
                     _kill(process)
 
 
-def _read(processes: Sequence[subprocess.Popen[bytes]], start_time: float, deadline: float, limit: int) -> list[Ran]:
-    """Wait until the first process ends, the deadline, or too much output. Return all results."""
+def _read(
+    processes: Sequence[subprocess.Popen[bytes]],
+    start_time: float,
+    deadline: float,
+    limit: int,
+    cancelled: threading.Event | None = None,
+) -> list[Ran]:
+    """Wait until the first process ends, the deadline, too much output, or `cancelled`. Return all results."""
     texts: dict[int, bytearray] = {}
     ended: Ended | None = None
     with selectors.DefaultSelector() as waiting:
@@ -155,7 +173,8 @@ def _read(processes: Sequence[subprocess.Popen[bytes]], start_time: float, deadl
                 waiting.register(stream, selectors.EVENT_READ)
         first = {stream.fileno() for stream in _streams(processes[0])}
         while ended is None and any(key.fd in first for key in waiting.get_map().values()):
-            ready = waiting.select(max(deadline - time.monotonic(), 0))
+            left = max(deadline - time.monotonic(), 0)
+            ready = waiting.select(left if cancelled is None else min(left, _CANCEL_CHECK_SECONDS))
             for key, _ in ready:
                 piece = os.read(key.fd, 1 << 16)
                 texts[key.fd].extend(piece)
@@ -163,7 +182,9 @@ def _read(processes: Sequence[subprocess.Popen[bytes]], start_time: float, deadl
                     waiting.unregister(key.fileobj)
                 elif len(texts[key.fd]) > limit:
                     ended = "output"
-            if not ready:
+            if cancelled is not None and cancelled.is_set():
+                ended = "killed"
+            elif not ready and time.monotonic() >= deadline:
                 ended = "time"
     if ended is None:
         with suppress(subprocess.TimeoutExpired):

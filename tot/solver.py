@@ -152,6 +152,7 @@ async def asolve(
             watch=watch,
             hooks=hooks,
             checkpoint=checkpoint,
+            reproducible=config.reproducible,
         )
         answer = None
         try:

@@ -6,6 +6,7 @@ prefixes. Token counts are the server's. Forward passes are not counted, so a bu
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -70,17 +71,15 @@ class RemoteDecoder:
         """Raise ModelError if the server does not answer or rejects the API key."""
         self._loop.wait(self._endpoint.server.check)
 
-    async def complete(self, requests: Sequence[Request], meter: Meter | None = None) -> list[list[Completion]]:
-        """Return the n completions of each request, and count them on `meter` as replies arrive.
+    def start(self, requests: Sequence[Request], meter: Meter | None = None) -> list[asyncio.Task[list[Completion]]]:
+        """Start requests, counted on `meter` as replies arrive. Call this in an event loop.
 
-        Cancellation or the first failure cancels the requests in flight. Completions that exceed the budget have no
-        text and the finish reason "budget".
-
-        Raises:
-            RequestError: The server rejects a request.
-            ModelError: The server does not answer, rejects the API key or does not have the model.
+        Completions that exceed the budget have no text and the finish reason "budget". A cancelled request delivers
+        nothing: the server does not report its tokens. Awaiting raises RequestError if the server rejects a request,
+        ModelError if it does not answer, rejects the API key or does not have the model.
         """
-        return await self._loop.when_done(partial(self._all, requests, meter or Meter()))
+        meter = meter or Meter()
+        return [asyncio.ensure_future(self._loop.when_done(partial(self._one, one, meter))) for one in requests]
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """Return all completions in one list, blocking. Also works while an event loop is running."""

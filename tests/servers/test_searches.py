@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import uuid
 from collections.abc import Callable, Sequence
@@ -27,12 +28,16 @@ class Recorded:
         self.batches: list[tuple[list[Request], list[list[Completion]]]] = []
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        raise AssertionError("searches await complete()")
+        raise AssertionError("searches call start()")
 
-    async def complete(self, requests: Sequence[Request], meter: Meter | None = None) -> list[list[Completion]]:
-        done: list[list[Completion]] = await self._decoder.complete(requests, meter)
-        self.batches.append((list(requests), done))
-        return done
+    def start(self, requests: Sequence[Request], meter: Meter | None = None) -> list[Any]:
+        done = asyncio.gather(*self._decoder.start(requests, meter))
+        done.add_done_callback(lambda done: self.batches.append((list(requests), done.result())))
+
+        async def completions(index: int) -> list[Completion]:
+            return list((await done)[index])
+
+        return [asyncio.ensure_future(completions(index)) for index in range(len(requests))]
 
 
 def thoughts_of(tree: ThoughtTree) -> list[Any]:

@@ -66,6 +66,7 @@ async def attempt(
             max_tokens=config.max_tokens,
             filters={name: value for name in FILTERS if (value := getattr(config, name)) is not None},
             watch=watch,
+            reproducible=config.reproducible,
         )
         await session.run()
         solution = conclude(session, await session.answer())

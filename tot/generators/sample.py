@@ -45,11 +45,12 @@ async def write(
     templates: Sequence[str],
     temperature: float,
     samples: int = 1,
+    first_call: int = 0,
 ) -> list[Proposal]:
     """Complete every proposal's thought with `templates`, one after another.
 
     The last template is sampled `samples` times, and the most frequent answer is chosen. Empty proposals of a node have
-    the same first prompt and share one request.
+    the same first prompt and share one request. `first_call` is the number of the first request with a template.
     """
 
     async def extend(call: int, group: Sequence[Proposal], template: str, repeats: int) -> None:
@@ -65,7 +66,7 @@ async def write(
         repeats = samples if template == templates[-1] else 1
         shared = bool(proposals) and all(one.thought is not None and not one.thought.parts for one in proposals)
         groups = [proposals] if shared else [[proposal] for proposal in proposals]
-        await ctx.each(list(enumerate(groups)), lambda item: extend(*item, template, repeats))  # noqa: B023 - awaited
+        await ctx.each(list(enumerate(groups, first_call)), lambda item: extend(*item, template, repeats))  # noqa: B023 - awaited
     return proposals
 
 
@@ -100,35 +101,66 @@ def _parsed(ctx: Context, template: str, text: str) -> str | None:
     return ctx.task.parse_thought(template, text) if template in ctx.task.thought else text.strip() or None
 
 
-async def chains(
+async def whole_solutions(
     ctx: Context,
-    nodes: Sequence[Node],
+    node: Node,
     count: int,
     generator: Generator,
     solutions: Sequence[str] = (),
     greedy_draft: bool = False,
-) -> list[list[Proposal]]:
-    """Sample `count` whole solutions after each node.
+) -> list[Proposal]:
+    """Sample `count` whole solutions after a node, with one request per template.
 
     Samples use the generator's temperature. A single solution is decoded greedily if no temperature was given, or if
-    `greedy_draft` is set. The templates `solutions` are used in turn; the default is the task's `chain`. If the task
-    has neither a `chain` template nor a world, each solution is one thought, after which the model is asked for the
-    answer.
+    `greedy_draft` is set. The templates `solutions` are used in turn; the default is the task's `chain`.
     """
-    task = ctx.task
-    temperature = generator.temperature if isinstance(generator, Generator) else 0.7
+    temperature = _temperature(generator)
     if count == 1 and (greedy_draft or "temperature" not in getattr(generator, "model_fields_set", ())):
         temperature = 0.0
-    if not solutions and not task.has_template(task.chain) and ctx.state(nodes[0]).world is None:
-        return await ctx.each(nodes, lambda node: write(ctx, node, blank(count), task.thought, temperature))
-    templates = solutions or (task.chain,)
+    proposals = blank(count)
+    templates = _templates(ctx, node, solutions)
+    turns = [(proposals[i :: len(templates)], template) for i, template in enumerate(templates)]
+    await ctx.each(turns, lambda turn: _write_whole(ctx, node, *turn, temperature))
+    return proposals
 
-    async def solve(node: Node) -> list[Proposal]:
-        proposals = blank(count)
-        turns = [(proposals[i :: len(templates)], (template,)) for i, template in enumerate(templates)]
-        await ctx.each(turns, lambda turn: write(ctx, node, *turn, temperature))
-        for one in proposals:
-            one.thought = one.thought and one.thought.model_copy(update={"ended": True})
-        return proposals
 
-    return await ctx.each(nodes, solve)
+async def whole_solution(
+    ctx: Context, node: Node, number: int, generator: Generator, solutions: Sequence[str] = ()
+) -> Proposal:
+    """Sample whole solution `number` after a node, in a request of its own."""
+    templates = _templates(ctx, node, solutions)
+    (proposal,) = proposals = blank(1)
+    proposal.sample = number
+    turn, index = divmod(number, len(templates))
+    await _write_whole(ctx, node, proposals, templates[index], _temperature(generator), turn)
+    return proposal
+
+
+def _temperature(generator: Generator) -> float:
+    return generator.temperature if isinstance(generator, Generator) else 0.7
+
+
+def _templates(ctx: Context, node: Node, solutions: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the templates of each kind of solution.
+
+    If the task has neither a `chain` template nor a world, a solution is one thought, after which the model is asked
+    for the answer.
+    """
+    task = ctx.task
+    if not solutions and not task.has_template(task.chain) and ctx.state(node).world is None:
+        return [tuple(task.thought)]
+    return [(template,) for template in solutions or (task.chain,)]
+
+
+async def _write_whole(
+    ctx: Context,
+    node: Node,
+    proposals: list[Proposal],
+    templates: tuple[str, ...],
+    temperature: float,
+    first_call: int = 0,
+) -> None:
+    await write(ctx, node, proposals, templates, temperature, first_call=first_call)
+    for proposal in proposals:
+        if proposal.thought is not None and templates != tuple(ctx.task.thought):
+            proposal.thought = proposal.thought.model_copy(update={"ended": True})

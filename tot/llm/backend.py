@@ -1,20 +1,20 @@
 """Backend: route the requests of one search to decoders by purpose, and count their usage.
 
 Requests made in one iteration of the event loop are sent together. There is no other batching here: a local decoder's
-engine batches the requests of all running searches.
+engine batches the requests of all running searches. Each request is delivered when it ends, and can be cancelled alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Coroutine, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
 from tot.decoders.budget import Meter
-from tot.decoders.decoder import AsyncDecoder, Decoder
+from tot.decoders.decoder import AsyncDecoder, Decoder, Pending
 from tot.decoders.errors import OptionError, RequestError, TotError
 from tot.decoders.request import Completion, Purpose, Request, Usage
 from tot.llm.replies import is_cut
@@ -27,16 +27,12 @@ _TEXT_ALONE: dict[Purpose, str] = {
 """Alternatives that need no scored choices, by purpose."""
 
 
-@dataclass
-class _Batch:
-    """Requests of one purpose that are sent together."""
-
-    requests: list[Request] = field(default_factory=list)
-    sent: asyncio.Task[list[list[Completion]]] = field(init=False)
+_Sent = tuple[Request, asyncio.Future[list[Completion]]]
+"""A request, and the future that its search awaits."""
 
 
 class Backend:
-    """Router of requests to decoders. A decoder needs `generate(requests)`; with `complete` it can stop in mid-text."""
+    """Router of requests to decoders. A decoder needs `generate(requests)`; with `start` it can stop in mid-text."""
 
     def __init__(self, decoders: Mapping[Purpose, Decoder], meter: Meter) -> None:
         self._decoders = decoders
@@ -44,8 +40,10 @@ class Backend:
         self.calls = 0
         """Number of samples requested from decoders: n per request."""
         self.spent: defaultdict[str, tuple[int, Usage]] = defaultdict(lambda: (0, Usage()))
-        """Number of completions received and their usage, by purpose."""
-        self._batches: dict[Purpose, _Batch] = {}
+        """Number of completions received and their usage, by purpose. Cancelled completions count."""
+        self._batches: dict[Purpose, list[_Sent]] = {}
+        self._awaited: set[asyncio.Future[Any]] = set()
+        self._running: set[asyncio.Task[None]] = set()
 
     def can(self, purpose: Purpose) -> bool:
         """Return whether a decoder serves this purpose."""
@@ -67,41 +65,81 @@ class Backend:
         """Return whether the purpose's decoder decodes parallel steps."""
         return bool(getattr(self._decoders.get(purpose), "writes_steps", False))
 
-    async def complete(self, requests: Sequence[Request]) -> list[list[Completion]]:
-        """Return the n completions of each request. All requests have the same purpose."""
-        if not requests:
-            return []
-        self.calls += sum(request.sampling.n for request in requests)
-        purpose = requests[0].purpose
-        batch = self._batches.get(purpose)
-        if batch is None or batch.sent.done():
-            batch = self._batches[purpose] = _Batch()
-            batch.sent = asyncio.create_task(self._send(purpose, batch))
-        first = len(batch.requests)
-        batch.requests += requests
-        return (await batch.sent)[first : first + len(requests)]
+    async def complete(self, request: Request) -> list[Completion]:
+        """Return the n completions of a request. Cancelling the call cancels the request."""
+        self.calls += request.sampling.n
+        batch = self._batches.get(request.purpose)
+        if batch is None:
+            batch = self._batches[request.purpose] = []
+            self._spawn(self._send(request.purpose, batch))
+        received: asyncio.Future[list[Completion]] = asyncio.get_running_loop().create_future()
+        self._awaited.add(received)
+        received.add_done_callback(self._awaited.discard)
+        batch.append((request, received))
+        return await received
 
-    async def _send(self, purpose: Purpose, batch: _Batch) -> list[list[Completion]]:
+    async def cancel(self) -> None:
+        """Cancel the requests that still run, and wait until all are counted."""
+        for awaited in [*self._awaited]:
+            awaited.cancel()
+        while self._running:
+            await asyncio.gather(*self._running, return_exceptions=True)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _send(self, purpose: Purpose, batch: list[_Sent]) -> None:
         await asyncio.sleep(0)  # wait for other requests in this iteration of the event loop
         self._batches.pop(purpose)
+        live = [(request, received) for request, received in batch if not received.done()]
+        try:
+            started = self._start(purpose, [request for request, _ in live]) if live else []
+        except BaseException as error:  # the searches handle it  # noqa: BLE001
+            for _, received in live:
+                _settle(received, error)
+            return
+        for (request, received), pending in zip(live, started, strict=True):
+            received.add_done_callback(partial(_cancel_with, pending))
+            self._spawn(self._receive(request, received, pending))
+
+    async def _receive(self, request: Request, received: asyncio.Future[list[Completion]], pending: Pending) -> None:
+        """Count the completions of a request and deliver them."""
+        try:
+            completions = await pending
+            for completion in completions:
+                calls, usage = self.spent[request.purpose]
+                self.spent[request.purpose] = calls + 1, usage + completion.usage
+                self.meter.usage += completion.usage
+                self._check_choices(request, completion)
+        except BaseException as error:  # the search handles it  # noqa: BLE001
+            _settle(received, error)
+        else:
+            _settle(received, completions)
+
+    def _start(self, purpose: Purpose, requests: Sequence[Request]) -> Sequence[Pending]:
+        """Start requests. Returns the pending completions of each."""
         decoder = self._decoders.get(purpose)
         if decoder is None:
             raise RequestError(
                 "the search needs a model, but none was given: give model=..., or a generator and an evaluator that "
                 "need none, such as Enumerate(prior='uniform') and Heuristic() if the task supports them"
             )
-        results = await self._decode(decoder, purpose, batch.requests)
-        for request, completions in zip(batch.requests, results, strict=True):
-            for completion in completions:
-                calls, usage = self.spent[purpose]
-                self.spent[purpose] = calls + 1, usage + completion.usage
-                self.meter.usage += completion.usage
-                self._check_choices(request, completion)
-        return results
-
-    async def _decode(self, decoder: Decoder, purpose: Purpose, requests: Sequence[Request]) -> list[list[Completion]]:
         if isinstance(decoder, AsyncDecoder):
-            return await decoder.complete(requests, self.meter)
+            return decoder.start(requests, self.meter)
+        results = asyncio.ensure_future(self._in_thread(decoder, purpose, requests))
+        self._awaited.add(results)
+        results.add_done_callback(self._awaited.discard)
+
+        async def result_of(index: int) -> list[Completion]:
+            return (await asyncio.shield(results))[index]
+
+        return [asyncio.ensure_future(result_of(index)) for index in range(len(requests))]
+
+    async def _in_thread(
+        self, decoder: Decoder, purpose: Purpose, requests: Sequence[Request]
+    ) -> list[list[Completion]]:
         flat = await asyncio.to_thread(self._generate, decoder, purpose, list(requests))
         expected = sum(request.sampling.n for request in requests)
         if not isinstance(flat, list | tuple) or not all(isinstance(getattr(one, "text", None), str) for one in flat):
@@ -136,3 +174,20 @@ class Backend:
                 "return `choice_logprobs`, one for each of request.choices, or use it for text only "
                 f"({_TEXT_ALONE[request.purpose]})"
             )
+
+
+def _settle(received: asyncio.Future[list[Completion]], result: list[Completion] | BaseException) -> None:
+    """Deliver a result or an error, unless the search has cancelled the call."""
+    if received.done():
+        return
+    if isinstance(result, asyncio.CancelledError):
+        received.cancel()
+    elif isinstance(result, BaseException):
+        received.set_exception(result)
+    else:
+        received.set_result(result)
+
+
+def _cancel_with(pending: Pending, received: asyncio.Future[list[Completion]]) -> None:
+    if received.cancelled():
+        pending.cancel()

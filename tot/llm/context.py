@@ -165,10 +165,10 @@ class Context:
             room = min(_ANSWER_TOKENS, sampling.max_tokens)
             changes = {"sampling": sampling, "answer_trigger": trigger, "answer_tokens": room}
             request = request.model_copy(update=changes)
-        (completions,) = await self._backend.complete([request])
+        completions = await self._backend.complete(request)
         unread = [self._unread(one) for one in completions]
         if any(unread):
-            (whole,) = await self._backend.complete([request.model_copy(update={"whole_rationale": True})])
+            whole = await self._backend.complete(request.model_copy(update={"whole_rationale": True}))
             completions = [
                 replace(new, usage=old.usage + new.usage) for old, new in zip(completions, whole, strict=True)
             ]
@@ -208,7 +208,7 @@ class Context:
         if trigger is not None:
             sampling = self._sampling(template, temperature, seed, 1, max_tokens)
         request = scoring(prompt, labels, sampling, self.purpose, end=end, close=close, trigger=trigger)
-        ((completion,),) = await self._backend.complete([request])
+        (completion,) = await self._backend.complete(request)
         return Reply(template, request, completion, self.decoder)
 
     async def ending(self, node: Node, layers: Sequence[int]) -> tuple[Any, Reply | None]:
@@ -229,7 +229,7 @@ class Context:
         last = Thought(parts={template: drawn.text}, drawn={template: drawn} if drawn.tokens else {})
         prompt = as_written(with_said(prompt, drawn.text), (*before, *filter(None, [first]), last))
         request = Request(prompt=prompt, sampling=Sampling(max_tokens=1), purpose=self.purpose, states=tuple(layers))
-        ((completion,),) = await self._backend.complete([request])
+        (completion,) = await self._backend.complete(request)
         reply = Reply(template, request, completion, self.decoder)
         if reply.cut:
             return None, reply
@@ -264,9 +264,7 @@ class Context:
             drawn = {"": Drawn(text=one.text, tokens=one.tokens)} if one.tokens else {}
             written = as_written(prompt, (*thoughts, Thought(parts={"": one.text}, drawn=drawn)))
             rest = sampling.model_copy(update={"n": 1, "seed": derive(sampling.seed, i, len(one.text)), **changes})
-            ((more,),) = await self._backend.complete(
-                [request.model_copy(update={"prompt": written, "sampling": rest})]
-            )
+            (more,) = await self._backend.complete(request.model_copy(update={"prompt": written, "sampling": rest}))
             done[i] = one.then(more)
 
         short = [i for i, one in enumerate(done) if one.finish_reason == "length"]

@@ -38,6 +38,8 @@ class Proposal:
     """Share of samples that agreed with the thought."""
     decoder: str | None = None
     calls: Asked = ()
+    sample: int = 0
+    """Number of the whole solution after its node."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from tot.llm.seeds import derive
 from tot.running import run_to_end
 from tot.search.hooks import Hooks
 from tot.search.steps import Evaluate, Expand, Step, Steps
+from tot.search.votes import Ballot, count, source_of, votes_of
 from tot.task.checked import CheckedTask, user_code
 from tot.task.task import Task
 from tot.task.world import HasAct, HasTerminal
@@ -132,6 +133,10 @@ class SearchState:
         """The first state whose answer the task verified."""
         self.stopped: str | None = None
         """Why the search ended early or without a goal, if it did."""
+        self.unfinished = 0
+        """Number of requested solutions whose results have not arrived (`Expand.partial`)."""
+        self.cheap_samples = 8
+        """How many samples can be decoded together for little more than the time of one. Set by the session."""
         depth = options.depth_for(task)
         self.levels = math.inf if depth is None else depth - 1
         """T - 1: the maximum number of levels of thoughts."""
@@ -163,11 +168,14 @@ class SearchState:
                 break
             self._processed = []
             if isinstance(step, Expand):
-                step = self.expand(self._hooks.emit("on_select", self, list(step.nodes)), step.count, step.whole)
+                nodes = self._hooks.emit("on_select", self, list(step.nodes))
+                step = self.expand(nodes, step.count, step.whole, step.partial)
             if self._finished:
                 break
             if step.nodes:
                 self._pending = step
+                if isinstance(step, Expand) and step.partial:
+                    self.unfinished += (step.count or 0) * len(step.nodes)
         return None if self._finished else self._pending
 
     def _next(self) -> Step | None:
@@ -205,6 +213,8 @@ class SearchState:
             if not acted:
                 proposals = run_to_end(self.acted(step.states, proposals))
             self._pending = None
+            if step.partial:
+                self.unfinished -= sum(map(len, proposals))
             children: dict[int, Node] = {}
             for node, siblings in zip(step.nodes, proposals, strict=True):
                 for proposal in siblings:
@@ -251,9 +261,9 @@ class SearchState:
         ((proposal,),) = run_to_end(self.acted([self.tree.state(parent)], [[as_proposal(thought, self.task)]]))
         return self._add_child(parent, proposal, whole=False)
 
-    def expand(self, nodes: Sequence[Node], count: int | None, whole: bool = False) -> Expand:
+    def expand(self, nodes: Sequence[Node], count: int | None, whole: bool = False, partial: bool = False) -> Expand:
         """Return the step that expands each of `nodes`."""
-        return Expand(tuple(nodes), tuple(map(self.tree.state, nodes)), count, whole)
+        return Expand(tuple(nodes), tuple(map(self.tree.state, nodes)), count, whole, partial)
 
     def evaluate(self, nodes: Sequence[Node], fast: bool = False) -> Evaluate:
         """Return the step that evaluates each of `nodes`."""
@@ -274,6 +284,15 @@ class SearchState:
     def answer_at(self, node: Node) -> Any | None:
         """Return the answer that a node's state contains, or None if the model must be asked for it."""
         return self.checked.answer_at(self.tree.state(node))
+
+    def ballots(self, nodes: Sequence[Node]) -> list[Ballot]:
+        """Return the votes of the complete nodes whose states contain their answers."""
+        weights = votes_of(nodes, self.options.aggregate == "majority")
+        answered = [(node, answer) for node in nodes if (answer := self.answer_at(node)) is not None]
+        question = self.tree.state(self.tree.root).question
+        given = [weights[node.id] for node, _ in answered]
+        keys, _ = count(self.checked, question, [answer for _, answer in answered], given)
+        return [Ballot(key, weights[node.id], source_of(node)) for key, (node, _) in zip(keys, answered, strict=True)]
 
     def verify(self, answer: Any) -> bool:
         """Return whether the task verifies the answer."""

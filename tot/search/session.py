@@ -15,14 +15,15 @@ from tot.decoders.errors import TaskError
 from tot.decoders.request import Message
 from tot.evaluators.base import Evaluator, judge, remember
 from tot.generators.base import Generator
-from tot.generators.sample import chains
+from tot.generators.sample import whole_solution, whole_solutions
 from tot.llm.backend import Backend
 from tot.llm.context import Context
 from tot.llm.replies import Evaluation, Proposal, Reply, as_proposal
 from tot.search.base import Search, by_value, each_of
 from tot.search.checkpoint import Checkpoint, Recorded
+from tot.search.in_progress import InProgress
 from tot.search.steps import Evaluate, Expand, Step
-from tot.search.votes import Ballot, count
+from tot.search.votes import Ballot, count, source_of, votes_of
 from tot.task.checked import user_code
 from tot.task.task import Task
 from tot.task.world import HasAnswer
@@ -50,7 +51,9 @@ class SearchSession:
         watch: Watcher | None = None,
         hooks: object | None = None,
         checkpoint: Checkpoint | None = None,
+        reproducible: bool = False,
     ) -> None:
+        """Start the search. With `reproducible`, the results of steps do not depend on which sample ends first."""
         self.task = task
         self.search = search.start(task, question, seed=seed, hooks=hooks)
         """The running search, which yields the steps."""
@@ -67,6 +70,7 @@ class SearchSession:
         self._generator = generator
         self._evaluator = evaluator
         self._max_tokens = max_tokens
+        self._in_progress = InProgress(ordered=reproducible)
         self._changed = watch or (lambda session: None)
         self._checkpoint = checkpoint
         about: dict[str, Any] = {"seed": seed, "max_tokens": max_tokens}
@@ -93,6 +97,13 @@ class SearchSession:
 
     async def run(self) -> None:
         """Execute the steps of the search until it ends or a budget is spent."""
+        try:
+            await self._run()
+        finally:
+            await self._in_progress.cancel()
+            await self._backend.cancel()
+
+    async def _run(self) -> None:
         while (step := self.search.ask()) is not None:
             limit = self.meter.exhausted() if isinstance(step, Expand) else self.meter.overspent()
             if limit is not None:
@@ -102,6 +113,8 @@ class SearchSession:
             nodes, calls, total = len(self.tree), self.calls, self.meter.total
             if recorded is not None:
                 results = self._replay(recorded)
+                if isinstance(step, Expand) and step.partial:
+                    self._in_progress.replay(step.count or 0, results[0])
                 if isinstance(step, Evaluate):
                     remember(self._evaluating, self._evaluator_of(step), step.nodes, results)
             else:
@@ -120,10 +133,11 @@ class SearchSession:
     async def _results(self, step: Step) -> list[list[Proposal]] | list[Evaluation]:
         if isinstance(step, Evaluate):
             return await judge(self._evaluating, self._evaluator_of(step), step.nodes)
+        if step.partial:
+            return [await self._in_progress.advance(step.count or 0, self._whole_solution)]
         if step.whole:
-            options = self.search.options
-            templates, greedy = getattr(options, "solutions", ()), options.greedy_draft
-            solutions = await chains(self.context, step.nodes, step.count or 1, self._generator, templates, greedy)
+            about = step.count or 1, self._generator, self._templates, self.search.options.greedy_draft
+            solutions = await self.context.each(step.nodes, lambda node: whole_solutions(self.context, node, *about))
             return await self.search.acted(step.states, solutions)
         method = f"{type(self._generator).__name__}.propose"
         with user_code(method):
@@ -134,6 +148,18 @@ class SearchSession:
             )
         proposals = [[as_proposal(one, self.context.task) for one in each_of(siblings)] for siblings in thoughts]
         return await self.search.acted(step.states, proposals)
+
+    async def _whole_solution(self, number: int) -> Proposal:
+        """Sample a whole solution of the question, and execute it."""
+        root = self.tree.root
+        proposal = await whole_solution(self.context, root, number, self._generator, self._templates)
+        ((acted,),) = await self.search.acted([self.tree.state(root)], [[proposal]])
+        return acted
+
+    @property
+    def _templates(self) -> tuple[str, ...]:
+        """The templates of whole solutions, in turn; empty for the task's default."""
+        return getattr(self.search.options, "solutions", ())
 
     def _evaluator_of(self, step: Evaluate) -> Evaluator:
         fast = self.search.options.fast_evaluator if step.fast else None
@@ -153,12 +179,12 @@ class SearchSession:
         if not answered:
             return None
         equal = search.options.aggregate == "majority"
-        weights = {node.id: 1.0 + node.merged for node in nodes} if equal else _weights(nodes)
+        weights = votes_of(nodes, equal)
         given = [weights[node.id] for node, _ in answered]
         question = self.tree.state(self.tree.root).question
         ballots, winners = count(search.checked, question, [answer for _, answer in answered], given)
         self.ballots = [
-            Ballot(key, weights[node.id], _source(node)) for key, (node, _) in zip(ballots, answered, strict=True)
+            Ballot(key, weights[node.id], source_of(node)) for key, (node, _) in zip(ballots, answered, strict=True)
         ]
         winner = [answered[i] for i in winners]
         search.best = by_value([node for node, _ in winner])[0]
@@ -253,23 +279,6 @@ class SearchSession:
 def shown_answer(answer: Any) -> str:
     """An answer as text: the actions of a plan in one line."""
     return "  ".join(map(str, answer)) if isinstance(answer, list | tuple) else str(answer)
-
-
-def _source(node: Node) -> str:
-    """Return the template that wrote a node's thought."""
-    return "" if node.thought is None else next(reversed(node.thought.parts), "")
-
-
-def _weights(nodes: Sequence[Node]) -> dict[int, float]:
-    """Return the weight of each state's vote: its value, or 1, times the number of thoughts merged into it.
-
-    If a value is negative (a logarithm, minus a cost), the exponentials of all values are used.
-    """
-    values = {node.id: 1.0 if node.value is None else node.value for node in nodes}
-    if any(value < 0 for value in values.values()):
-        top = max(values.values())
-        values = {i: 1.0 if value == top else math.exp(value - top) for i, value in values.items()}
-    return {node.id: values[node.id] * (1 + node.merged) for node in nodes}
 
 
 def _options_to_json(part: object) -> Any:

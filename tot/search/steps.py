@@ -22,6 +22,9 @@ class Expand:
     """Number of thoughts per node; None uses the generator's default."""
     whole: bool = False
     """Request whole solutions instead of single thoughts, as the baselines do."""
+    partial: bool = False
+    """Return when at least one of the requested solutions has ended. The others continue, and later steps with
+    `partial` return them. When the search ends, the unfinished ones are cancelled."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from tot.task.checked import CheckedTask
+from tot.tree.tree import Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +41,50 @@ def count(
         return keys, elected(keys, weights)
     keys, first = election
     return keys, [first, *(i for i, key in enumerate(keys) if key == keys[first] and i != first)]
+
+
+def votes_of(nodes: Sequence[Node], equal: bool = False) -> dict[int, float]:
+    """Return the weight of each state's vote: its value, or 1 if `equal`, times the number of thoughts merged into it.
+
+    If a value is negative (a logarithm, minus a cost), the exponentials of all values are used.
+    """
+    values = {node.id: 1.0 if equal or node.value is None else node.value for node in nodes}
+    if any(value < 0 for value in values.values()):
+        top = max(values.values())
+        values = {i: 1.0 if value == top else math.exp(value - top) for i, value in values.items()}
+    return {node.id: values[node.id] * (1 + node.merged) for node in nodes}
+
+
+def source_of(node: Node) -> str:
+    """Return the template that wrote a node's thought."""
+    return "" if node.thought is None else next(reversed(node.thought.parts), "")
+
+
+def stays_ahead(ballots: Sequence[Ballot], remaining: int) -> float:
+    """Return the posterior that the leading answer has the most weight after `remaining` more ballots.
+
+    Adaptive consistency (Aggarwal et al., 2023, section 3.2) with a limit on the number of samples: the shares of the
+    leader, of the strongest other answer and of all others have a uniform Dirichlet prior. Weights count in multiples
+    of their mean. 0 without a ballot; a tie at the end counts half.
+    """
+    if not ballots:
+        return 0.0
+    mean = fmean(ballot.weight for ballot in ballots) or 1.0
+    weights: dict[Hashable, float] = {}
+    for ballot in ballots:
+        weights[ballot.answer] = weights.get(ballot.answer, 0.0) + ballot.weight / mean
+    first, second, *others = [*sorted(weights.values(), reverse=True), 0.0]
+    leader, rival, rest = 1 + first, 1 + second, 1 + math.fsum(others)
+    total = 0.0
+    for i in range(remaining + 1):  # more ballots for the leader
+        for j in range(remaining - i + 1):  # more ballots for its rival
+            margin = first + i - second - j
+            if margin >= 0:
+                k = remaining - i - j
+                total += math.exp(_rising(leader, i) + _rising(rival, j) + _rising(rest, k)) * (1 if margin else 0.5)
+    return total * math.exp(-_rising(leader + rival + rest, remaining))
+
+
+def _rising(start: float, steps: int) -> float:
+    """Return log(start (start + 1) ... (start + steps - 1) / steps!)."""
+    return math.lgamma(start + steps) - math.lgamma(start) - math.lgamma(steps + 1)

@@ -6,12 +6,13 @@ by its position. So every score is a short sum.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any
 
 import pytest
 
-from tot.decoders import Budget, Message, Meter, ModelError, Request, RequestError, Sampling
+from tot.decoders import Budget, Completion, Message, Meter, ModelError, Request, RequestError, Sampling
 from tot.decoders.remote.choices import by_text
 
 START, END = 1, 2
@@ -216,11 +217,15 @@ def test_choices_after_a_rationale_are_scored_after_the_trigger(server: Any, rem
 
 
 def test_a_spent_budget_leaves_no_scores(server: Any, remote: Any) -> None:
-    import asyncio
 
     server.reply = Toy("tokenize", "next")
     request = Request(prompt=CHAT, choices=("1", "2"))
-    ((completion,),) = asyncio.run(remote().complete([request], Meter(Budget(tokens=0))))
+
+    async def complete() -> list[Completion]:
+        (pending,) = remote().start([request], Meter(Budget(tokens=0)))
+        return list(await pending)
+
+    (completion,) = asyncio.run(complete())
     assert (completion.choice_logprobs, completion.finish_reason) == ((), "budget")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tot.decoders import Budget, Message, Meter, Request, RequestError, Sampling
+from tot.decoders import Budget, Completion, Message, Meter, Request, RequestError, Sampling
 
 
 def ask(text: str = "q", **sampling: Any) -> Request:
@@ -55,6 +55,10 @@ def test_concurrency_limits_all_loops_and_threads_together(server: Any, remote: 
     assert (sum(map(len, done)), server.most_in_flight) == (30, 4)
 
 
+async def complete(decoder: Any, requests: list[Request], meter: Meter | None = None) -> list[list[Completion]]:
+    return list(await asyncio.gather(*decoder.start(requests, meter)))
+
+
 # -- loops --------------------------------------------------------------------------------------------------------
 
 
@@ -62,7 +66,7 @@ def test_one_decoder_serves_consecutive_loops(server: Any, remote: Any) -> None:
     decoder = remote()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = [texts(asyncio.run(decoder.complete([ask(f"q{i}")]))) for i in range(3)]
+        found = [texts(asyncio.run(complete(decoder, [ask(f"q{i}")]))) for i in range(3)]
         gc.collect()
     assert len({text for (text,) in found}) == 3
 
@@ -72,7 +76,7 @@ def test_generate_works_inside_a_running_loop(server: Any, remote: Any) -> None:
 
     async def notebook() -> list[str]:
         alone = [one.text for one in decoder.generate([ask()])]
-        return alone + texts(await decoder.complete([ask()]))
+        return alone + texts(await complete(decoder, [ask()]))
 
     first, second = asyncio.run(notebook())
     assert first == second
@@ -82,7 +86,7 @@ def test_loops_in_many_threads_share_one_decoder(server: Any, remote: Any) -> No
     decoder = remote()
     alone = [one.text for one in decoder.generate([ask(f"q{i}") for i in range(8)])]
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda i: texts(asyncio.run(decoder.complete([ask(f"q{i}")]))), range(8)))
+        found = list(pool.map(lambda i: texts(asyncio.run(complete(decoder, [ask(f"q{i}")]))), range(8)))
     assert found == [[text] for text in alone]
 
 
@@ -94,15 +98,15 @@ def test_cancelling_drops_only_its_own_requests_in_flight(server: Any, remote: A
     server.slow = "a"
 
     async def search() -> list[str]:
-        dropped = asyncio.create_task(decoder.complete([ask(f"a{i}") for i in range(3)]))
-        other = asyncio.create_task(decoder.complete([ask("b")]))
+        dropped = asyncio.create_task(complete(decoder, [ask(f"a{i}") for i in range(3)]))
+        other = asyncio.create_task(complete(decoder, [ask("b")]))
         while server.in_flight < 3:
             await asyncio.sleep(0.005)
         dropped.cancel()
         with pytest.raises(asyncio.CancelledError):
             await dropped
         until(lambda: server.cut_off == 3)
-        return texts(await decoder.complete([ask("c")])) + texts(await other)
+        return texts(await complete(decoder, [ask("c")])) + texts(await other)
 
     assert len(asyncio.run(search())) == 2
     assert server.cut_off == 3
@@ -161,13 +165,13 @@ second.generate([Request(prompt="q")])
 
 def test_new_tokens_are_counted_as_replies_arrive(server: Any, remote: Any) -> None:
     meter = Meter()
-    asyncio.run(remote().complete([ask(f"q{i}", temperature=1, n=2) for i in range(5)], meter))
+    asyncio.run(complete(remote(), [ask(f"q{i}", temperature=1, n=2) for i in range(5)], meter))
     assert (meter.new_tokens, meter.forwards) == (30, 0)
 
 
 def test_requests_beyond_the_budget_are_not_sent(server: Any, remote: Any) -> None:
     meter = Meter(Budget(tokens=12))
-    done = asyncio.run(remote(concurrency=2).complete([ask(f"q{i}", temperature=1, n=2) for i in range(20)], meter))
+    done = asyncio.run(complete(remote(concurrency=2), [ask(f"q{i}", temperature=1, n=2) for i in range(20)], meter))
     reasons = [one.finish_reason for completions in done for one in completions]
     assert [len(completions) for completions in done] == [2] * 20
     assert 4 <= reasons.count("eos") <= 6  # six tokens per request, and one more may have been in flight
@@ -179,16 +183,16 @@ def test_requests_beyond_the_budget_are_not_sent(server: Any, remote: Any) -> No
 def test_a_time_limit_ends_requests_in_flight(server: Any, remote: Any, fault: Any) -> None:
     server.always = fault(delay=30)
     decoder = remote()
-    ((completion,),) = asyncio.run(decoder.complete([ask()], Meter(Budget(seconds=0.3))))
+    ((completion,),) = asyncio.run(complete(decoder, [ask()], Meter(Budget(seconds=0.3))))
     assert (completion.text, completion.finish_reason, completion.usage.new_tokens) == ("", "budget", 0)
     until(lambda: server.cut_off == 1)
 
 
 def test_a_rationale_that_the_budget_ended_has_no_answer(server: Any, remote: Any) -> None:
     request = ask().model_copy(update={"answer_trigger": " So:"})
-    ((completion,),) = asyncio.run(remote().complete([request], Meter(Budget(tokens=0))))
+    ((completion,),) = asyncio.run(complete(remote(), [request], Meter(Budget(tokens=0))))
     assert (completion.finish_reason, completion.text, server.posts) == ("budget", "", [])
-    ((cut,),) = asyncio.run(remote().complete([request], Meter(Budget(tokens=1))))
+    ((cut,),) = asyncio.run(complete(remote(), [request], Meter(Budget(tokens=1))))
     assert (cut.finish_reason, len(server.posts), [part.kind for part in cut.parts]) == (
         "budget",
         1,

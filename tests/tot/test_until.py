@@ -1,0 +1,255 @@
+"""Votes that stop when they are sure: results one by one, cancelled samples, and the posterior."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tot import SelfConsistency, Task, solve
+from tot.decoders import Completion, Meter, OptionError, Request, Usage
+from tot.llm.replies import Proposal
+from tot.search.checkpoint import Checkpoint
+from tot.search.in_progress import InProgress
+from tot.search.votes import Ballot, stays_ahead
+from tot.tree.thought import Observation, State, Thought
+
+
+class Streamed:
+    """Ends one sample at a time, in the order of the requests; call `release` for the next."""
+
+    name = "streamed"
+
+    def __init__(self, *replies: str, at_once: bool = False) -> None:
+        self._replies = iter(replies)
+        self._at_once = at_once
+        self._waiting: list[tuple[asyncio.Future[list[Completion]], str]] = []
+        self.started = 0
+        self.ended: list[str] = []
+        self.batches: list[int] = []
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        raise AssertionError("searches call start()")
+
+    def start(self, requests: Sequence[Request], meter: Meter | None = None) -> list[asyncio.Future[list[Completion]]]:
+        loop = asyncio.get_running_loop()
+        futures = [loop.create_future() for _ in requests]
+        self._waiting += zip(futures, self._replies, strict=False)
+        self.batches.append(len(futures))
+        self.started += len(futures)
+        if not self.ended:
+            loop.call_soon(self.release)
+        for _ in futures if self._at_once else ():
+            loop.call_soon(self.release)
+        return futures
+
+    def release(self, *_: Any) -> None:
+        self._waiting = [pair for pair in self._waiting if not pair[0].done()]
+        if self._waiting:
+            future, text = self._waiting.pop(0)
+            self.ended.append(text)
+            future.set_result([Completion(text, (), 0.0, "eos", Usage(new_tokens=len(text)))])
+
+
+@pytest.fixture
+def chained(letters: Any) -> type[Task]:
+    """A task whose solutions end in a digit, the answer."""
+    fields = {
+        "templates": letters.templates | {"chain": "chain", "program": "program"},
+        "parse_answer": lambda self, text: text[-1] if text[-1:].isdigit() else None,
+    }
+    return type("Chained", (letters,), fields)
+
+
+def vote(task: Any, *replies: str, search: Any = None, at_once: bool = False, **options: Any) -> tuple[Any, Streamed]:
+    decoder = Streamed(*replies, at_once=at_once)
+    search = search or SelfConsistency(samples=8, until=0.9, at_once=4)
+    return solve(task, "q", decoder=decoder, search=search, watch=decoder.release, **options), decoder
+
+
+def test_the_vote_stops_when_its_leader_cannot_be_caught(chained: Any) -> None:
+    search = SelfConsistency(samples=8, until=0.95, at_once=4)
+    solution, decoder = vote(chained, "a 1", "b 1", "c 1", "d 2", "e 2", "f 2", "g 2", "h 2", search=search)
+    assert (solution.answer, solution.votes) == ("1", (3, 3))
+    assert decoder.started == 6  # four at once, and one for each sample that ended before the vote was sure
+
+
+def test_unfinished_samples_are_cancelled_and_new_ones_fill_their_rows(chained: Any) -> None:
+    solution, decoder = vote(chained, "a 1", "b 2", "c 1", "d 1", "e 1", "f 1", "g 1", "h 1")
+    assert decoder.batches[0] == 4
+    assert set(decoder.batches[1:]) == {1}
+    assert all(future.cancelled() for future, _ in decoder._waiting)
+    assert solution.votes == (3, 4)
+
+
+def test_until_one_stops_only_when_the_answer_is_decided(chained: Any) -> None:
+    replies = ["a 1", "b 1", "c 1", "d 1", "e 2", "f 2"]
+    solution, _ = vote(chained, *replies, search=SelfConsistency(samples=6, until=1.0, at_once=3))
+    assert solution.votes == (4, 4)  # two more votes cannot change the answer: the posterior is 1
+
+
+def test_a_tie_at_the_end_goes_to_the_first_answer(chained: Any) -> None:
+    solution, decoder = vote(chained, "a 2", "b 1", "c 1", "d 2", search=SelfConsistency(samples=4, until=0.99))
+    assert (solution.answer, solution.votes, len(decoder.ended)) == ("2", (2, 4), 4)
+
+
+def test_invalid_answers_do_not_vote_and_do_not_stop_the_search(chained: Any) -> None:
+    solution, decoder = vote(chained, *["no idea"] * 8)
+    assert (solution.answer, solution.votes, len(decoder.ended)) == (None, None, 8)
+
+
+def test_a_decoder_that_delivers_all_at_once_gives_the_same_answer(chained: Any) -> None:
+    search = SelfConsistency(samples=4, until=0.9)
+    solution, decoder = vote(chained, "so 1", "so 2", "thus 2", "so 2", search=search, at_once=True)
+    assert (solution.answer, solution.votes, decoder.batches) == ("2", (3, 4), [4])
+
+
+def test_a_decoder_without_streaming_gives_the_same_answer(chained: Any, scripted: Any) -> None:
+    decoder = scripted({"chain": ["so 2"]})
+    solution = solve(chained, "q", decoder=decoder, search=SelfConsistency(samples=4, until=0.9))
+    assert (solution.answer, solution.votes, decoder.prompts) == ("2", (4, 4), [["chain"] * 4])
+
+
+def test_templates_take_turns(chained: Any, scripted: Any) -> None:
+    decoder = scripted({"chain": ["so 1", "so 1"], "program": ["print 1", "print 1"]})
+    search = SelfConsistency(samples=4, until=1.0, solutions=("chain", "program"))
+    solve(chained, "q", decoder=decoder, search=search)
+    assert decoder.prompts == [["chain", "program", "chain", "program"]]
+
+
+def test_a_program_that_never_ends_does_not_delay_an_agreed_answer(letters: Any) -> None:
+    cancelled: list[str] = []
+
+    class Runs(letters):  # type: ignore[misc]
+        templates = letters.templates | {"chain": "chain"}
+
+        def parse_answer(self, text: str) -> str | None:
+            return text[-1]
+
+        async def act(self, state: State, thought: Thought) -> Observation | None:
+            if thought.text.startswith("loop"):
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    cancelled.append(thought.text)
+                    raise
+            return None
+
+    search = SelfConsistency(samples=4, until=0.8, at_once=4)
+    solution, _ = vote(Runs, "loop 9", "b 1", "c 1", "d 1", search=search, at_once=True)
+    assert (solution.answer, cancelled) == ("1", ["loop 9"])
+
+
+def test_a_verified_answer_ends_the_vote(chained: Any) -> None:
+    sure = type("Sure", (chained,), {"verify": lambda self, question, answer: answer == "3"})
+    solution, _ = vote(sure, "a 1", "b 3", "c 1", "d 1")
+    assert (solution.answer, solution.solved, len(solution.tree) - 1) == ("3", True, 2)
+
+
+def test_the_tokens_of_cancelled_samples_are_counted(chained: Any, tiny: Any) -> None:
+    with tiny() as decoder:
+        search = SelfConsistency(samples=6, until=0.6, at_once=6)
+        answers = itertools.count()
+        task = type("Always", (chained,), {"parse_answer": lambda self, text: next(answers) and "1"})
+        solution = solve(task, "q", decoder=decoder, search=search, max_tokens=40, temperature=1.0)
+    assert solution.usage.new_tokens >= sum(
+        len(part.tokens) for node in solution.tree if node.thought for part in node.thought.drawn.values()
+    )
+    assert solution.calls == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("until=0", "greater than 0"),
+        ("until=1.5", "less than or equal to 1"),
+        ("until=0.9,samples=1", "until needs at least 2 samples, not 1"),
+        ("until=0.9,samples=4,at_once=5", "until needs at least 5 samples, not 4"),
+        ("at_once=3", "at_once has an effect only with until"),
+        ("until=0.9,aggregate=best", "until counts votes"),
+    ],
+)
+def test_invalid_options_are_rejected(chained: Any, options: str, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        solve(chained, "q", search=f"self-consistency:{options}")
+
+
+def test_a_killed_vote_resumes_with_the_same_samples(chained: Any, scripted: Any, tmp_path: Path) -> None:
+    replies = ["a 1", "b 2", "c 3", "d 1", "e 2", "f 1"]
+    search = SelfConsistency(samples=6, until=0.99, at_once=3)
+    whole, _ = vote(chained, *replies, search=search, checkpoint=Checkpoint.create(tmp_path / "whole.jsonl"))
+    lines = (tmp_path / "whole.jsonl").read_text().splitlines()
+    steps = [line for line in lines if '"step": "expand"' in line]
+    assert len(steps) == 6
+    (tmp_path / "killed.jsonl").write_text("\n".join([*lines[:2], *steps[:2]]) + "\n")
+    decoder = Streamed("c 3", "d 1", "e 2", "f 1")
+    resumed = solve(
+        chained,
+        "q",
+        decoder=decoder,
+        search=search,
+        watch=decoder.release,
+        checkpoint=Checkpoint.resume(tmp_path / "killed.jsonl"),
+    )
+    assert decoder.batches[0] == 3  # two unfinished samples of the killed run, and a new one
+    assert [node.thought for node in resumed.tree] == [node.thought for node in whole.tree]
+
+
+def test_a_reproducible_vote_waits_for_all_samples_of_a_round() -> None:
+    async def run(ordered: bool) -> list[list[int]]:
+        events = [asyncio.Event() for _ in range(3)]
+
+        async def sample(number: int) -> Proposal:
+            await events[number].wait()
+            return Proposal(Thought(parts={"chain": str(number)}), sample=number)
+
+        progress, received = InProgress(ordered), []
+        asyncio.get_running_loop().call_later(0.01, events[2].set)
+        for delay, number in ((0.02, 0), (0.03, 1)):
+            asyncio.get_running_loop().call_later(delay, events[number].set)
+        for count in (3, 0, 0):
+            received.append([one.sample for one in await progress.advance(count, sample)])
+        return received
+
+    assert asyncio.run(run(ordered=True)) == [[0, 1, 2], [], []]
+    assert next(filter(None, asyncio.run(run(ordered=False)))) == [2]
+
+
+# -- the posterior ------------------------------------------------------------------------------------------------
+
+
+def test_the_posterior_of_two_answers_is_exact() -> None:
+    # Two ballots for the leader, one to come: shares ~ Dirichlet(3, 1, 1), and no single ballot changes the leader.
+    assert stays_ahead([Ballot("a"), Ballot("a")], 1) == pytest.approx(1)
+    # One ballot each for a and b, one to come: a leads with 2/5, b with 2/5, a tie (half) with 1/5.
+    assert stays_ahead([Ballot("a"), Ballot("b")], 1) == pytest.approx(float(Fraction(2, 5) + Fraction(1, 10)))
+
+
+def test_the_posterior_equals_a_simulation() -> None:
+    ballots, remaining, rng = [Ballot("a")] * 4 + [Ballot("b")] * 2 + [Ballot("c")], 9, random.Random(1)
+    wins = 0.0
+    for _ in range(40_000):
+        urn = [5, 3, 2]
+        counts = [0, 0, 0]
+        for _ in range(remaining):  # Polya's urn draws from the Dirichlet-multinomial distribution
+            (answer,) = rng.choices(range(3), urn)
+            urn[answer] += 1
+            counts[answer] += 1
+        margin = 4 + counts[0] - 2 - counts[1]
+        wins += 1.0 if margin > 0 else 0.5 * (margin == 0)
+    assert stays_ahead(ballots, remaining) == pytest.approx(wins / 40_000, abs=0.01)
+
+
+def test_weights_move_the_posterior() -> None:
+    def posterior(weight: float) -> float:
+        return stays_ahead([Ballot("a", weight), Ballot("a", weight), Ballot("b", 1.0)], 6)
+
+    assert posterior(0.5) < posterior(1.0) < posterior(2.0)
+    assert stays_ahead([], 5) == 0
+    assert stays_ahead([Ballot("a", 0.0), Ballot("b", 0.0)], 0) == 0.5
