@@ -25,8 +25,8 @@ _SIMILAR = 0.8
 _COMPARED = 4000
 """Maximum length of a compared text in characters."""
 _NUMBERS = {
-    **{"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9"},
-    **{"ten": "10", "eleven": "11", "twelve": "12"},
+    word: str(i)
+    for i, word in enumerate(re.findall(r"\w+", "two three four five six seven eight nine ten eleven twelve"), start=2)
 }
 """Number words; "one" is also a pronoun."""
 _COMMON = frozenset(

@@ -20,7 +20,7 @@ RAINBOWS = [
     "So the colours separate, and people see a bow.",
     "Rainbows appear when sun shines on drops of rain. The drops bend its light. Every colour bends differently. "
     "Then the colours separate, and we see a bow.",
-    "Nobody knows why. Legends speak of gold. Some say it is magic. Others tell stories of bridges to heaven.",
+    "No one knows why. Legends speak of gold. Some say it is magic. Others tell stories of bridges to heaven.",
 ]
 
 
@@ -130,6 +130,14 @@ def test_a_question_is_one_message_of_text(question: str) -> None:
     assert solve("ask", question, decoder=decoder).answer == "Paris"
     (message,) = decoder.requests[0].prompt
     assert (message.role, message.content) == ("user", question.strip())
+
+
+def test_equal_answers_in_other_words_end_a_vote_early() -> None:
+    decoder = Chat("Paris", "It is Paris.")
+    search = "self-consistency:samples=8,until=0.8,at_once=2"
+    solution = solve("ask", CAPITAL, decoder=decoder, search=search, generator="sample", evaluator="random")
+    assert (solution.answer, solution.votes) == ("Paris", (solution.calls, solution.calls))
+    assert 2 <= solution.calls < 8
 
 
 def test_the_default_is_one_answer() -> None:
