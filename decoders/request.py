@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-Purpose = Literal["generate", "evaluate", "answer"]
+Purpose = Literal["generate", "evaluate", "answer", "escalate"]
+"""The purpose of a request. "escalate" generates with the larger model of a search that has two."""
 FinishReason = Literal["stop", "eos", "length", "budget", "cancelled"]
 
 

@@ -14,11 +14,20 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from tot.decoders.budget import Budget
 from tot.decoders.decoder import REMOTE, Decoder, LocalDecoder, find_method
-from tot.decoders.errors import ModelError, OptionError, readable
+from tot.decoders.errors import OptionError, readable
 from tot.decoders.machine import MAX_THREADS
-from tot.decoders.models.model_names import Quantize, has_chat_template, warn_of_no_template
+from tot.decoders.models.model_names import Quantize
 from tot.decoders.request import Purpose
-from tot.llm.decoders import OF_ENGINE, decoders_by_purpose, instantiate, is_remote, open_decoders
+from tot.llm.decoders import (
+    OF_ENGINE,
+    decoders_by_purpose,
+    first_and_escalate,
+    instantiate,
+    is_remote,
+    models_by_purpose,
+    open_decoders,
+    uses_chat_format,
+)
 from tot.llm.filters import FILTERS, filters_of
 from tot.registry import SEARCHES, load_task, named, parts_of
 from tot.running import in_daemon_thread
@@ -59,14 +68,25 @@ class SearchConfig(BaseModel):
 
     model: Any = Field(
         "smollm2-135m",
-        description="A name (tot models), a hub id, a folder or a .gguf file; none for no model.",
+        description="A name (tot models), a hub id, a folder or a .gguf file; none for no model; or purpose=model "
+        "pairs (generate, evaluate, answer, escalate).",
     )
-    """A name, a path or a loaded model. A named model stays loaded for the next call; `close_models()` frees it."""
-    decoder: Any = Field("auto", description="A decoder, or purpose=decoder pairs (generate, evaluate, answer).")
+    """A name, a path, a loaded model, or a mapping from purpose to these. Named models stay loaded for the next call;
+    `close_models()` frees them.
+
+    A purpose that is missing in a mapping uses the model of "generate"; "escalate" sets `escalate`."""
+    escalate: Any = Field(
+        None, description="A second, larger model, which the search asks where the first is not sure; none for none."
+    )
+    """`models={"first": small, "then": large}` sets `model` and `escalate`."""
+    decoder: Any = Field(
+        "auto", description="A decoder, or purpose=decoder pairs (generate, evaluate, answer, escalate)."
+    )
     """The name of a method, a decoder object with its own model, or a mapping from purpose to either.
 
-    Named decoders share one engine. A missing purpose uses "auto"; if all decoders are objects, it uses the decoder of
-    "generate"."""
+    Each named model has one engine, which its named decoders share. A missing purpose uses "auto"; if all decoders are
+    objects, it uses the decoder of "generate". For "escalate", `escalate` names the model, unless its decoder is an
+    object."""
     model_options: dict[str, Any] = Field(
         {},
         description="Option of the decoder, as name=value: k=4, k_config=2,2,1, draft=early-exit:6.",
@@ -146,15 +166,13 @@ class SearchConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _from_text(cls, given: Any) -> Any:
-        """Convert the spellings of flags and files: decoder_option and tool as lists, budget_tokens, model "none"."""
+        """Convert the spellings of flags and files: decoder_option and tool as lists, budget_tokens, models."""
         if not isinstance(given, Mapping):
             return given
-        fields = dict(given)
+        fields = first_and_escalate(given)
         limits = {name: fields.pop(f"budget_{name}") for name in Budget.model_fields if f"budget_{name}" in fields}
         if limits:
             fields["budget"] = limits
-        if fields.get("model") == "none":
-            fields["model"] = None
         options = fields.pop("decoder_option", None) or fields.get("model_options")
         if isinstance(options, str | list | tuple):
             fields["model_options"] = _pairs([options] if isinstance(options, str) else options)
@@ -168,7 +186,7 @@ class SearchConfig(BaseModel):
         others = {name: value for name, value in options.items() if name not in known}
         base = {} if config is None else dict(config)
         try:
-            merged = cls(**{**base, **known})
+            merged = cls(**{**base, **first_and_escalate(known)})
         except ValidationError as error:
             raise OptionError(readable(error)) from None
         return merged.model_copy(update={"model_options": {**merged.model_options, **others}}) if others else merged
@@ -176,7 +194,13 @@ class SearchConfig(BaseModel):
     @classmethod
     def names(cls) -> set[str]:
         """Return the names of all options, in Python, in files and as flags."""
-        return {*cls.model_fields, "decoder_option", "tool", *(f"budget_{name}" for name in Budget.model_fields)}
+        return {
+            *cls.model_fields,
+            "models",
+            "decoder_option",
+            "tool",
+            *(f"budget_{name}" for name in Budget.model_fields),
+        }
 
     def to_json(self, secrets: bool = False) -> dict[str, Any]:
         """Return the options as JSON data, objects by name. Keys and passwords are included only with `secrets`."""
@@ -186,10 +210,11 @@ class SearchConfig(BaseModel):
         tools = [getattr(tool, "__name__", str(tool)) for tool in self.tools]
         budget = {f"budget_{name}": limit for name, limit in (self.budget or Budget()).model_dump().items()}
         parts = {name: as_text(getattr(self, name)) for name in ("decoder", "search", "generator", "evaluator")}
-        special = {"model", "model_options", "tools", "budget", *parts}
+        special = {"model", "escalate", "model_options", "tools", "budget", *parts}
         others = {name: getattr(self, name) for name in type(self).model_fields if name not in special}
         named_options = {
-            "model": as_text(self.asked_model) or "none",
+            "model": as_text(self._model) or "none",
+            "escalate": as_text(self.escalate),
             **parts,
             "decoder_option": options,
             "tool": tools or None,
@@ -218,30 +243,25 @@ class SearchConfig(BaseModel):
         return loaded.in_chat() if not few_shot and self._uses_chat_format() else loaded
 
     def _uses_chat_format(self) -> bool:
-        """Return whether the generating model uses a chat format and no decoding method needs few-shot prompts."""
+        """Return whether the generating model uses a chat format and no decoding method needs few-shot prompts.
+
+        Raises OptionError if the model of "escalate" differs in that: the prompts are the same for both.
+        """
         decoders = {purpose: instantiate(one) for purpose, one in self.decoders.items()}
         names = {one for one in decoders.values() if isinstance(one, str) and one not in REMOTE}
         if any(find_method(name).few_shot for name in names):
             return False
-        decoder = decoders["generate"]
-        if not isinstance(decoder, str):
-            if getattr(getattr(decoder, "tokenizer", None), "chat_template", "") is None:
-                warn_of_no_template()
-            return bool(getattr(decoder, "chats", False))
-        if decoder in REMOTE:
-            return bool(self.model_options.get("api", "chat") == "chat")
-        if self.model is None:
-            return False
-        if not isinstance(self.model, str | Path):
-            chats = getattr(self.model_options.get("tokenizer"), "chat_template", None) is not None
-        else:
-            try:
-                chats = has_chat_template(self.model)
-            except (OSError, ModelError):  # loading the model reports it
-                return False
-        if not chats:
-            warn_of_no_template()
-        return chats
+        purposes: tuple[Purpose, ...] = ("generate", "escalate")
+        chats, large = (
+            uses_chat_format(decoders[one], self.models.get(one), self.model_options) if one in decoders else None
+            for one in purposes
+        )
+        if None not in (chats, large) and chats != large:
+            raise OptionError(
+                f"the model of {'generate' if large else 'escalate'} has no chat format, and the other has one: choose "
+                "the prompts of both, --prompts papers or --prompts chat"
+            )
+        return bool(chats)
 
     def parts(self, task: Task) -> dict[str, Any]:
         """Return the search, the generator and the evaluator, by kind. Raises OptionError if one is unknown."""
@@ -256,29 +276,45 @@ class SearchConfig(BaseModel):
     @property
     def decoders(self) -> dict[Purpose, str | Decoder]:
         """The decoder of each purpose. Raises OptionError for an unknown purpose or decoder."""
-        return decoders_by_purpose(self.decoder)
+        return decoders_by_purpose(self.decoder, self.escalate is not None)
 
     @property
-    def asked_model(self) -> Any:
-        """The model or its name: `model` if a decoder is named, otherwise the first decoder object's model."""
-        chosen = self.decoders.values()
-        if any(isinstance(one, str) for one in chosen):
+    def models(self) -> dict[Purpose, Any]:
+        """The model, or its name, of each purpose with a named decoder. Raises OptionError if one is missing."""
+        return models_by_purpose(self.decoders, self.model, self.escalate)
+
+    @property
+    def _model(self) -> Any:
+        """`model` if a decoder is named, otherwise the model of the first decoder object that has one."""
+        if any(isinstance(one, str) for one in self.decoders.values()):
             return self.model
-        models = (getattr(one, "model", None) for one in sorted(chosen, key=is_remote))
-        return next((model for model in models if model is not None), None)
+        chosen = sorted(self.decoders.values(), key=is_remote)
+        return next((model for one in chosen if (model := getattr(one, "model", None)) is not None), None)
 
     @property
-    def weights(self) -> Any:
-        """The local model or its name, or None if all decoders are remote."""
-        return None if all(map(is_remote, self.decoders.values())) else self.asked_model
+    def weights(self) -> dict[Purpose, Any]:
+        """The local model, or its name, of each purpose that has one."""
+        models: dict[Purpose, Any] = self.models
+        local = {purpose: one for purpose, one in self.decoders.items() if not is_remote(one)}
+        found = {
+            purpose: models[purpose] if purpose in models else getattr(one, "model", None)
+            for purpose, one in local.items()
+        }
+        return {purpose: model for purpose, model in found.items() if model is not None}
 
-    def filters_for(self, task: Task) -> dict[str, float]:
-        """Return the sampling filters for a task. Raises OptionError.
+    def filters_for(self, task: Task) -> dict[Purpose, dict[str, float]]:
+        """Return the sampling filters for a task by purpose: of the model that generates, and of "escalate".
 
-        Sources in order: these options, the model's generation_config, and, for a local model, the task.
+        Sources in order: these options, the model's generation_config, and, for a local model, the task. Raises
+        OptionError.
         """
-        default = {} if self.weights is None else task.filters
-        return filters_of(self.weights, {name: getattr(self, name) for name in FILTERS}, default)
+        given = {name: getattr(self, name) for name in FILTERS}
+        purposes: tuple[Purpose, ...] = ("generate", "escalate")
+        models = {purpose: self.weights.get(purpose) for purpose in purposes if purpose in self.decoders}
+        return {
+            purpose: filters_of(model, given, {} if model is None else task.filters)
+            for purpose, model in models.items()
+        }
 
     def exact(self) -> SearchConfig:
         """Return this config; if it is reproducible, with float32, and "ar" instead of "auto".
@@ -322,12 +358,12 @@ class SearchConfig(BaseModel):
         return decoders
 
     def open(self, stack: ExitStack) -> dict[Purpose, Decoder]:
-        """Create the decoder of each purpose. Named decoders share one engine; `stack` closes it and all connections.
+        """Create the decoder of each purpose. `stack` closes the engines, one for each local model, and connections.
 
-        Raises TotError if the model can't be loaded or an option is invalid.
+        Raises TotError if a model can't be loaded or an option is invalid.
         """
         fields = type(self).model_fields
-        return open_decoders(self.model, self.decoders, self.loading, fields, stack)
+        return open_decoders(self.decoders, self.models, self.loading, fields, stack)
 
 
 def as_text(part: Any) -> str | None:
@@ -335,7 +371,7 @@ def as_text(part: Any) -> str | None:
     if part is None or isinstance(part, str):
         return part
     if isinstance(part, Mapping):
-        return ",".join(f"{name}={as_text(value)}" for name, value in part.items())
+        return ",".join(f"{name}={as_text(value) or 'none'}" for name, value in part.items())
     if isinstance(part, list | tuple):
         return ",".join(map(str, part))
     if isinstance(part, Path | int | float):

@@ -53,6 +53,8 @@ class Solution:
     """The task's word for a solved answer."""
     votes: tuple[int, int] | None = None
     """How many leaves voted for the answer, and how many voted; None if there was no vote."""
+    by_model: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Calls, prompt tokens and new tokens by model; empty if there is only one."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the run as JSON data: the result and the tree, with a format version."""
@@ -71,8 +73,9 @@ class Solution:
         }
 
     def summary(self) -> dict[str, Any]:
-        """Return answer, solved, value and usage."""
-        return {"answer": self.answer, "solved": self.solved, "value": self.value, "usage": asdict(self.usage)}
+        """Return answer, solved, value and usage; with several models also usage by model."""
+        result = {"answer": self.answer, "solved": self.solved, "value": self.value, "usage": asdict(self.usage)}
+        return result | ({"by_model": self.by_model} if self.by_model else {})
 
 
 def solve(
@@ -133,7 +136,7 @@ async def asolve(
     task = config.suited(task)
     parts, filters = config.parts(task), config.filters_for(task)
     CheckedTask(task).start(question)  # reject an invalid question before a model is loaded
-    if profile is not None and config.weights is None:
+    if profile is not None and not config.weights:
         from tot.report.profile import NO_ENGINE
 
         raise OptionError(NO_ENGINE)
@@ -144,11 +147,11 @@ async def asolve(
         session = SearchSession(
             task,
             question,
-            Backend(decoders, Meter(config.budget)),
+            Backend(decoders, Meter(config.budget), filters),
             **parts,
             seed=config.seed,
             max_tokens=config.max_tokens,
-            filters=filters,
+            filters=filters["generate"],
             watch=watch,
             hooks=hooks,
             checkpoint=checkpoint,
@@ -194,4 +197,5 @@ def conclude(session: SearchSession, answer: Any | None = None) -> Solution:
         filters=session.context.filters,
         verdict=task.verdict,
         votes=session.votes,
+        by_model=session.by_model,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
@@ -20,7 +20,7 @@ class _Entry(Generic[_T]):
 
 
 class LastOpen(Generic[_T]):
-    """Share open values by key. At most one idle value stays open: the last one used. Thread-safe."""
+    """Share open values by key. Only the last one used stays open when idle, with those used beside it. Thread-safe."""
 
     def __init__(self, close: Callable[[_T], None], keep: Callable[[_T], bool] = lambda value: True) -> None:
         """`keep` decides whether a value can be reused after its last user has left."""
@@ -29,11 +29,11 @@ class LastOpen(Generic[_T]):
         self._lock = threading.RLock()
 
     @contextmanager
-    def use(self, key: Hashable, make: Callable[[], _T]) -> Iterator[_T]:
-        """Yield the value open under this key, or close the idle value and open a new one."""
+    def use(self, key: Hashable, make: Callable[[], _T], beside: Collection[Hashable] = ()) -> Iterator[_T]:
+        """Yield the value open under this key, or close idle values, except those `beside`, and open a new one."""
         with self._lock:  # other users of this key wait until it is open
             if key not in self._entries:
-                self.close_idle()
+                self.close_idle(beside)
                 self._entries[key] = _Entry(make())
             entry = self._entries[key]
             entry.users += 1
@@ -44,15 +44,19 @@ class LastOpen(Generic[_T]):
                 entry.users -= 1
                 if not entry.users and not sys.is_finalizing():  # at exit, closing may need freed modules
                     del self._entries[key]
-                    self.close_idle()
+                    self.close_idle(beside)
                     if self._keep(entry.value):
                         self._entries[key] = entry
                     else:
                         self._close(entry.value)
 
-    def close_idle(self) -> None:
-        """Close the idle values."""
+    def __contains__(self, key: Hashable) -> bool:
+        """Return whether the value of this key is open."""
+        return key in self._entries
+
+    def close_idle(self, but: Collection[Hashable] = ()) -> None:
+        """Close the idle values, except those under the keys `but`."""
         with self._lock:
-            idle = [key for key, entry in self._entries.items() if not entry.users]
+            idle = [key for key, entry in self._entries.items() if not entry.users and key not in but]
             for key in idle:
                 self._close(self._entries.pop(key).value)

@@ -1,14 +1,15 @@
-"""Engines that share models: the last model used stays open, and the next call that names it reuses it.
+"""Engines that share models: the last models used stay open, and the next call that names them reuses them.
 
-This is the only process-wide state. Loading another model, `close_models()` and exit close the open model.
+This is the only process-wide state. Loading other models, `close_models()` and exit close the open models.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +17,15 @@ import numpy as np
 
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.last_open import LastOpen
+from tot.decoders.engine.runner import default_budget
 from tot.decoders.errors import OptionError, TotError
 from tot.decoders.kernels.native.compiling import SAMPLING
 from tot.decoders.kernels.native.forward import Quantization
 from tot.decoders.kernels.native.library import level, library
-from tot.decoders.machine import give_back, trim
+from tot.decoders.machine import free_memory, give_back, trim
 from tot.decoders.models.families import GGUF_FAMILIES
 from tot.decoders.models.loading import open_model, resolve_device
+from tot.decoders.models.memory import Need, check_memory, split_budget
 from tot.decoders.models.model_names import find_model, gguf_text, model_key
 
 if TYPE_CHECKING:
@@ -53,6 +56,11 @@ def open_engine(
         raise OptionError(f"quantize={quantize} runs on the CPU only, and the device is {kind}: leave quantize out")
     quantization = None if quantize == "none" else quantize
     return _open(model, tokenizer, dtype, device, kv_budget, quantization, threads, prefix_cache)
+
+
+def _need(model: str | Path, dtype: str, device: str, quantize: Quantize) -> Need:
+    integers = quantize == "gguf" or (quantize == "auto" and _uses_file_quantization(model, dtype, device))
+    return Need.of(model, dtype, resolve_device(device), integers)
 
 
 def _uses_file_quantization(model: Any, dtype: str, device: str) -> bool:
@@ -93,8 +101,8 @@ def _open(
 
 
 @contextmanager
-def shared_engine(
-    model: str | Path | Any,
+def shared_engines(
+    models: Sequence[str | Path | Any],
     *,
     tokenizer: Any = None,
     dtype: str = "auto",
@@ -103,30 +111,45 @@ def shared_engine(
     quantize: Quantize = "auto",
     threads: int | None = None,
     prefix_cache: bool = True,
-) -> Iterator[Engine]:
-    """Yield an engine for a model, shared by all concurrent users of the same model and options.
+) -> Iterator[list[Engine]]:
+    """Yield an engine for each model, shared by all concurrent users of the same models and options.
 
-    The arguments are as in `load_decoder`. The engine stays open for the next user, with an empty cache.
-    Model objects, and models with a given tokenizer, belong to the caller: their engines close after use.
+    The arguments are as in `load_decoder`, for each model. Names of the same files share one engine. The engines stay
+    open for the next user, with empty caches. Model objects, and models with a given tokenizer, belong to the caller:
+    their engines close after use. Raises ModelError before loading if several models do not fit into free memory.
     """
-
-    named = isinstance(model, str | Path)
-
-    def make() -> Engine:
-        return open_engine(model, tokenizer, dtype, device, kv_budget, quantize, threads, prefix_cache)
-
-    if tokenizer is not None or not named:
-        with make() as engine:
-            yield engine
-        return
-    options = (dtype, device, kv_budget, quantize, threads, prefix_cache)
-    key = (model_key(model), *options, os.getpid())  # a fork cannot use its parent's engine
-    with _engines.use(key, make) as engine:
-        yield engine
+    kept = tokenizer is None and all(isinstance(model, str | Path) for model in models)
+    files = [find_model(model).resolve() if kept else id(model) for model in models]
+    distinct = dict(zip(files, models, strict=True))
+    if len(distinct) > 1 and not kept:
+        raise OptionError(
+            f"{len(distinct)} models are given, and one is an object or has a given tokenizer: name all of them, or "
+            "pass decoder objects, such as decoder={'escalate': load_decoder('ar', model, tokenizer=tokenizer)}"
+        )
+    options = (dtype, device, kv_budget, quantize, threads, prefix_cache, len(distinct), os.getpid())
+    # A fork cannot use its parent's engine, and models that share memory have a smaller cache.
+    keys = {file: (model_key(model), *options) for file, model in distinct.items() if kept}
+    budgets: dict[Any, Any] = dict.fromkeys(distinct, kv_budget)
+    if len(distinct) > 1:
+        _engines.close_idle(keys.values())
+        needs = {file: _need(model, dtype, device, quantize) for file, model in distinct.items()}
+        new = [needs[file] for file in distinct if keys[file] not in _engines]
+        free = free_memory(on := resolve_device(device))
+        check_memory(new, free)
+        if kv_budget is None:
+            room = default_budget(free - sum(need.weights for need in new), on)
+            budgets = dict(zip(distinct, split_budget(list(needs.values()), room), strict=True))
+    with ExitStack() as stack:
+        engines = {}
+        for file, model in distinct.items():
+            make = partial(open_engine, model, tokenizer, dtype, device, budgets[file], quantize, threads, prefix_cache)
+            opening = _engines.use(keys[file], make, keys.values()) if kept else make()
+            engines[file] = stack.enter_context(opening)
+        yield [engines[file] for file in files]
 
 
 def close_models() -> None:
-    """Close the model that was kept open, and free its memory. Models in use stay open."""
+    """Close the models that were kept open, and free their memory. Models in use stay open."""
     _engines.close_idle()
 
 

@@ -21,15 +21,18 @@ from tot.decoders.kernels.backend import Backend, open_backend
 from tot.decoders.kernels.native.forward import Quantization
 from tot.decoders.kernels.native.shared_prefixes import Run
 from tot.decoders.machine import free_memory
-from tot.decoders.models.kv_store import SCRATCH
+from tot.decoders.models.kv_store import MOST_TOKENS, SCRATCH
 from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.models.shapes import Array, slot_bytes
 
 _CPU_SHARE, _GPU_SHARE = 0.25, 0.5
 """Shares of free memory for keys and values if no budget is given; a draft model takes its share of the rest."""
-_MOST_TOKENS = 2**20
-"""Limit of the default budget: a search needs fewer tokens, and each takes space in the cache's tables."""
 _UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+
+
+def default_budget(free: int, device: str) -> int:
+    """Return the bytes of keys and values if no budget is given, with this number of free bytes."""
+    return int((_CPU_SHARE if device == "cpu" else _GPU_SHARE) * free)
 
 
 @dataclass(slots=True)
@@ -123,9 +126,7 @@ class Runner:
         """Return the slots of a budget in tokens (a number) or bytes ("1.5GiB"); default: a share of free memory."""
         free = free_memory(self.device)
         if budget is None:
-            capacity = min(
-                _MOST_TOKENS, int((_CPU_SHARE if self.device == "cpu" else _GPU_SHARE) * free // self.slot_bytes)
-            )
+            capacity = min(MOST_TOKENS, default_budget(free, self.device) // self.slot_bytes)
         elif isinstance(budget, str) and not budget.strip().isdigit():
             match = re.fullmatch(r"\s*([\d.]+)\s*([kmg]i?b)\s*", budget, re.IGNORECASE)
             try:

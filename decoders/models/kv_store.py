@@ -13,6 +13,9 @@ from tot.decoders.models.shapes import Heads
 SCRATCH = 0
 """The slot that is never read. Rows that are computed only for their logits write there."""
 
+MOST_TOKENS = 2**20
+"""Limit of the default budget: a search needs fewer tokens, and each takes space in the cache's tables."""
+
 
 class Store(NamedTuple):
     """Keys and values, one array (kv_heads, slots, head_dim) per layer."""

@@ -209,7 +209,7 @@ def _open_folder(
     except (TotError, MemoryError):
         raise
     except Exception as error:  # three libraries read these files, and tokenizers raises plain Exception
-        raise _unreadable(name, error) from error
+        raise unreadable(name, error) from error
     if isinstance(stored, FolderWeights) and stored.quantized:
         load = partial(_refuse_module, name)
     elif unread is None:
@@ -254,7 +254,7 @@ def _load_module(folder: Path, name: str, dtype: np.dtype[Any], device: str) -> 
     except (TotError, MemoryError):
         raise
     except Exception as error:
-        raise _unreadable(name, error) from error
+        raise unreadable(name, error) from error
     if report["missing_keys"]:  # transformers initializes them with random values
         raise ModelError(f"{name} can't be loaded: its files lack {min(report['missing_keys'])}; download it again")
     return _place(model, name, dtype, device)
@@ -273,7 +273,8 @@ def _load_whole_gguf(path: Path, cache_dir: Path, dtype: np.dtype[Any], device: 
     return load_model(path, tokenizer=tokenizer, dtype=dtype.name, device=device, cache_dir=cache_dir).module
 
 
-def _unreadable(name: str, error: Exception) -> ModelError:
+def unreadable(name: str, error: Exception) -> ModelError:
+    """Return the error of a model whose files can't be read."""
     return ModelError(f"{name} can't be loaded ({reason(error)}): download it or save it again")
 
 

@@ -79,7 +79,7 @@ def test_the_kv_budget_depends_on_the_free_memory(
     with Engine(loaded) as engine:
         slot = engine.runner.slot_bytes
         assert free / 4 - slot < engine.cache.capacity * slot <= free / 4
-    monkeypatch.setattr(runner, "_MOST_TOKENS", 100)
+    monkeypatch.setattr(runner, "MOST_TOKENS", 100)
     with Engine(loaded) as engine:
         assert engine.cache.capacity == 100
 

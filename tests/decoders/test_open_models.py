@@ -15,7 +15,7 @@ import torch
 from tot import close_models, solve
 from tot.decoders import Engine, ModelError, OptionError, Request, Sampling, load_decoder
 from tot.decoders.engine import open_models
-from tot.decoders.engine.open_models import shared_engine
+from tot.decoders.engine.open_models import shared_engines
 from tot.decoders.kernels.native.compiling import LEVELS
 
 ASKED = [Request(prompt="on and on", sampling=Sampling(max_tokens=6, temperature=1.0, ignore_eos=True))]
@@ -78,7 +78,7 @@ def test_a_model_that_was_saved_again_is_loaded_again(saved: Callable[..., str],
 
 def test_closing_frees_the_model(saved: Callable[..., str], loads: list[str]) -> None:
     model = saved("one")
-    with shared_engine(model, kv_budget=500) as engine:
+    with shared_engines([model], kv_budget=500) as (engine,):
         model_reference = weakref.ref(engine.loaded.model)
     close_models()
     del engine
@@ -90,7 +90,7 @@ def test_closing_frees_the_model(saved: Callable[..., str], loads: list[str]) ->
 
 def test_loading_a_separate_decoder_closes_the_open_model(saved: Callable[..., str]) -> None:
     model = saved("one")
-    with shared_engine(model, kv_budget=500) as engine:
+    with shared_engines([model], kv_budget=500) as (engine,):
         pass
     with load_decoder("ar", model, kv_budget=500):
         assert engine._closed
@@ -98,22 +98,22 @@ def test_loading_a_separate_decoder_closes_the_open_model(saved: Callable[..., s
 
 def test_concurrent_calls_share_the_open_model(saved: Callable[..., str], loads: list[str]) -> None:
     model = saved("one")
-    with shared_engine(model, kv_budget=500) as first, shared_engine(model, kv_budget=500) as second:
+    with shared_engines([model], kv_budget=500) as (first,), shared_engines([model], kv_budget=500) as (second,):
         assert first is second
     assert loads == ["one"]
 
 
 def test_a_failed_engine_is_not_kept(saved: Callable[..., str], loads: list[str]) -> None:
     model = saved("one")
-    with shared_engine(model, kv_budget=500) as engine:
+    with shared_engines([model], kv_budget=500) as (engine,):
         engine._broken = ModelError("the engine has failed")
-    with shared_engine(model, kv_budget=500) as again:
+    with shared_engines([model], kv_budget=500) as (again,):
         assert again is not engine
 
 
 def test_model_objects_are_not_kept_open(make_model: Callable[..., Any], tokenizer: Any) -> None:
     model = make_model()
-    with shared_engine(model, tokenizer=tokenizer, kv_budget=500) as engine:
+    with shared_engines([model], tokenizer=tokenizer, kv_budget=500) as (engine,):
         assert isinstance(engine, Engine)
     assert model.config._attn_implementation == "sdpa"
 

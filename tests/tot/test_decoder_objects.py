@@ -58,7 +58,7 @@ def test_a_name_beside_an_object_uses_the_model(letters: Any, scripted: Any, tin
     options = {"model": model, "tokenizer": tokenizer, "kv_budget": 4000, "max_tokens": 4}
     solution = solve(letters, "q", decoder={"generate": "sd", "evaluate": judge}, **SEARCH, **options)
     assert purposes(judge) == {"evaluate": solution.calls - 5}  # the model's: two pairs of thoughts and the answer
-    assert {node.decoder for node in solution.tree if node.parent is not None} == {"sd"}
+    assert {node.decoder for node in solution.tree if node.parent is not None} == {"sd@LlamaForCausalLM"}
     assert solution.usage.forwards > 0
 
 

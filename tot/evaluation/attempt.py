@@ -52,7 +52,7 @@ async def attempt(
     are identical in every reproducible run. Raises ModelError and OptionError, which would affect every question.
     """
     config, task, loop = evaluation.config, evaluation.task, asyncio.get_running_loop()
-    backend = Backend(decoders, Meter(config.budget))
+    backend = Backend(decoders, Meter(config.budget), evaluation.filters)
     sample = _unanswered(question, repeat)
     session: SearchSession | None = None
     seed = derive(config.seed, question.index, repeat)
@@ -86,10 +86,8 @@ async def attempt(
         sample["error"] = f"{type(error).__name__}: {error}"
     sample |= {
         "thoughts": 0 if session is None else len(session.tree) - 1,
-        "usage": {
-            purpose: {"calls": calls, "prompt_tokens": usage.prompt_tokens, "new_tokens": usage.new_tokens}
-            for purpose, (calls, usage) in backend.spent.items()
-        },
+        "usage": backend.by_purpose,
+        **({"by_model": backend.by_model} if backend.models else {}),
         "measured": _measured(backend.meter.total),
     }
     return sample, session

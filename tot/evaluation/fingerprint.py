@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from tot.decoders.errors import OptionError, reason
 from tot.decoders.models.gguf_cache import hash_files
 from tot.decoders.models.gguf_parts import gguf_parts
+from tot.decoders.request import Purpose
 
 _LIBRARIES = ("tot", "torch", "transformers", "datasets")
 _WEIGHTS = ("*.safetensors", "config.json", "tokenizer.json")
@@ -35,6 +37,16 @@ def hash_model(model: Any) -> str | None:
     from tot.decoders.models.weights import ModuleWeights, hash_weights
 
     return hash_weights(ModuleWeights(model))
+
+
+def hash_models(weights: Mapping[Purpose, Any]) -> dict[str, str | None]:
+    """Return the hash of the first model as `model_sha256`, and the hashes of other models by purpose.
+
+    `weights` has the models, or their names, by purpose. Raises ModelError for an unknown name.
+    """
+    first = next(iter(weights.values()), None)
+    others = {f"{purpose}_sha256": hash_model(one) for purpose, one in weights.items() if one != first}
+    return {"model_sha256": hash_model(first), **others}
 
 
 def hash_path(path: Path) -> str:

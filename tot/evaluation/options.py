@@ -6,7 +6,7 @@ Evaluations with equal options and equal files are the same, and one can resume 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tot.config import SearchConfig
 from tot.decoders.errors import OptionError, readable, reason, unknown
 from tot.decoders.registry import declared
+from tot.decoders.request import Purpose
 from tot.registry import load_task
 from tot.task.task import Task
 
@@ -71,6 +72,8 @@ class EvaluationRun:
     options: EvaluationOptions
     parts: Mapping[str, Any]
     """The search, generator and evaluator that `config` names."""
+    filters: Mapping[Purpose, Mapping[str, float]] = field(default_factory=dict)
+    """The sampling filters by purpose, once the evaluation runs."""
 
     @classmethod
     def of(cls, task: Task | type[Task] | str, config: SearchConfig, options: Mapping[str, Any]) -> EvaluationRun:

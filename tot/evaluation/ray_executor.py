@@ -48,8 +48,8 @@ async def search_on_ray(
 ) -> None:
     """Search all pending questions on the workers of a Ray cluster; otherwise like `search_here`.
 
-    `record` has the model's hash and the versions of the run; `note` receives warnings for the user. Raises OptionError
-    if the cluster can't be joined or has no room.
+    `record` has the models' hashes and the versions of the run; `note` receives warnings for the user. Raises
+    OptionError if the cluster can't be joined or has no room.
     """
     options = evaluation.options
     parts = [evaluation.task, *evaluation.config.decoders.values(), *evaluation.parts.values()]
@@ -71,7 +71,8 @@ async def search_on_ray(
             "max_task_retries": 0,
             "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(size.cpus)}},
         }
-        arguments = (payload, record["model_sha256"], str(Path.cwd()))
+        hashes = {name: value for name, value in record.items() if name.endswith("_sha256") and name != "data_sha256"}
+        arguments = (payload, hashes, str(Path.cwd()))
         shares = [max((options.concurrency + i) // size.replicas, 1) for i in range(size.replicas)]
         worker = ray.remote(Worker)
         actors = [worker.options(**actor_options, max_concurrency=share + 2).remote(*arguments) for share in shares]
@@ -86,9 +87,9 @@ async def search_on_ray(
 class Worker:
     """Ray actor that unpickles the evaluation and opens its decoders on first use, also after a restart."""
 
-    def __init__(self, packed: bytes, model_sha256: str | None, folder: str) -> None:
+    def __init__(self, packed: bytes, hashes: dict[str, str | None], folder: str) -> None:
         self._packed = packed
-        self._model_sha256 = model_sha256
+        self._hashes = hashes
         self._folder = folder
         self._opening: asyncio.Task[None] | None = None
         self._stack = ExitStack()
@@ -112,11 +113,13 @@ class Worker:
         except (ImportError, AttributeError) as error:
             raise OptionError(f"a Ray worker can't load the task ({error}): install it on every node") from None
         evaluation = self._evaluation
-        if (model_sha256 := fingerprint.hash_model(evaluation.config.weights)) != self._model_sha256:
-            raise ModelError(
-                f"model {evaluation.config.model} has the SHA-256 {str(model_sha256)[:16]} on a Ray worker, and "
-                f"{str(self._model_sha256)[:16]} where the run was started: put the same files on every node"
-            )
+        for name, found in fingerprint.hash_models(evaluation.config.weights).items():
+            if found != (expected := self._hashes.get(name)):
+                model = getattr(evaluation.config, name.removesuffix("_sha256"), evaluation.config.model)
+                raise ModelError(
+                    f"model {model} has the SHA-256 {str(found)[:16]} on a Ray worker, and {str(expected)[:16]} where "
+                    "the run was started: put the same files on every node"
+                )
         self._decoders = evaluation.config.open(self._stack)
 
     async def attempt(self, question: Question, repeat: int) -> tuple[str, str]:

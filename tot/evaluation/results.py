@@ -47,7 +47,9 @@ class Results:
     cost: float
     """Cost of all requests to a remote server, by the configured prices; 0 for local models."""
     by_purpose: dict[str, dict[str, int]]
-    """Calls, prompt tokens and new tokens, by purpose (generate, evaluate, answer)."""
+    """Calls, prompt tokens and new tokens, by purpose (generate, evaluate, answer, escalate)."""
+    by_model: dict[str, dict[str, int]]
+    """The same by model; empty if there is only one."""
     score_at_tokens: dict[int, float]
     """By budget of new tokens: the score if searches that took more had scored 0. Empty if all failed."""
     wall_seconds: float | None = None
@@ -75,6 +77,7 @@ class Results:
             ("Parse failures", f"{self.parse_failures.mean:.1%}", "of samples") if self.score else None,
             ("Failed", f"{self.errors:,}", bad),
             ("New tokens", f"{self.tokens:,}", f"{per_sample * self.tokens:,.0f} per sample"),
+            *((model, f"{used['new_tokens']:,}", "of the new tokens") for model, used in self.by_model.items()),
             ("Seconds", f"{self.seconds:,.0f}", f"summed over searches: {per_sample * self.seconds:,.1f} per sample"),
             ("Thoughts", f"{self.thoughts:,}", f"{per_sample * self.thoughts:,.1f} per sample"),
             None if self.acceptance is None else ("Accepted", f"{self.acceptance:.0%}", "of drafted tokens"),
@@ -100,6 +103,7 @@ def summarise(samples: Iterable[Mapping[str, Any]], bad_rows: int = 0) -> Result
     total: Counter[str] = Counter()
     seconds = cost = 0.0
     purposes: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    models: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for sample in samples:
         tokens = tokens_of(sample)
         scores[sample["index"]].append(sample["score"])
@@ -115,6 +119,8 @@ def summarise(samples: Iterable[Mapping[str, Any]], bad_rows: int = 0) -> Result
         total.update({"solved": int(sample["solved"]), "errors": int(sample["error"] is not None)})
         for purpose, usage in sample["usage"].items():
             purposes[purpose].update(usage)
+        for model, usage in sample.get("by_model", {}).items():
+            models[model].update(usage)
     failed = total["errors"] == len(spent)
     return Results(
         problems=len(scores),
@@ -135,6 +141,7 @@ def summarise(samples: Iterable[Mapping[str, Any]], bad_rows: int = 0) -> Result
         acceptance_rate=total["accepted of reached"] / total["reached"] if total["reached"] else None,
         cost=cost,
         by_purpose={purpose: dict(usage) for purpose, usage in purposes.items()},
+        by_model={model: dict(usage) for model, usage in models.items()},
         score_at_tokens={} if failed else _at_budgets(spent),
     )
 

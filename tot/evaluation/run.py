@@ -84,12 +84,14 @@ def run_evaluation(evaluation: EvaluationRun, out: Path, resume: bool, tracker: 
     if local := path.is_file():
         options = options.model_copy(update={"data": str(path.resolve())})
     config = evaluation.config.exact()
-    config = config.model_copy(update=config.filters_for(task))
-    evaluation = replace(evaluation, config=config, options=options)
+    filters = config.filters_for(task)
+    config = config.model_copy(update=filters["generate"])
+    evaluation = replace(evaluation, config=config, options=options, filters=filters)
     questions = Questions(task, options.data, options.limit, options.offset, options.shuffle_seed, evaluation.columns)
     valid, bad = questions.survey()
     record = {
-        "model_sha256": fingerprint.hash_model(config.weights),
+        **fingerprint.hash_models(config.weights),
+        **({"escalate_filters": filters["escalate"]} if "escalate" in filters else {}),
         "data_sha256": fingerprint.hash_path(path) if local else None,
         "versions": fingerprint.versions(),
     }

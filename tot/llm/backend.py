@@ -7,10 +7,11 @@ engine batches the requests of all running searches. Each request is delivered w
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from tot.decoders.budget import Meter
@@ -21,6 +22,7 @@ from tot.llm.replies import is_cut
 
 _TEXT_ALONE: dict[Purpose, str] = {
     "generate": "generator='sample' in place of Enumerate(), or Enumerate(prior='uniform')",
+    "escalate": "generator='sample'",
     "evaluate": "evaluator='value' or 'vote' in place of likelihoods",
     "answer": "a task without `choices`, such as a subclass whose `choices` returns ()",
 }
@@ -31,12 +33,37 @@ _Sent = tuple[Request, asyncio.Future[list[Completion]]]
 """A request, and the future that its search awaits."""
 
 
+def models_of(decoders: Mapping[Purpose, Decoder]) -> dict[Purpose, str]:
+    """Return the name of the model of each purpose, or {} if all purposes have the same model.
+
+    Paths are shortened to the file's name, unless two files have the same. A decoder object without a named model is
+    named by its class.
+    """
+    named: dict[Purpose, str] = {}
+    for purpose, decoder in decoders.items():
+        engine = getattr(decoder, "engine", None)
+        model = getattr(decoder, "model", None) if engine is None else engine.loaded.name
+        named[purpose] = model if isinstance(model, str) and model else type(decoder).__name__
+    whole = set(named.values())
+    if len({Path(name).name for name in whole}) == len(whole):
+        named = {purpose: Path(name).name for purpose, name in named.items()}
+    return named if len(whole) > 1 else {}
+
+
 class Backend:
     """Router of requests to decoders. A decoder needs `generate(requests)`; with `start` it can stop in mid-text."""
 
-    def __init__(self, decoders: Mapping[Purpose, Decoder], meter: Meter) -> None:
+    def __init__(
+        self,
+        decoders: Mapping[Purpose, Decoder],
+        meter: Meter,
+        filters: Mapping[Purpose, Mapping[str, float]] | None = None,
+    ) -> None:
         self._decoders = decoders
         self.meter = meter
+        self.filters = filters or {}
+        """Sampling filters of the purposes whose model has its own."""
+        self.models = models_of(decoders)
         self.calls = 0
         """Number of samples requested from decoders: n per request."""
         self.spent: defaultdict[str, tuple[int, Usage]] = defaultdict(lambda: (0, Usage()))
@@ -50,11 +77,36 @@ class Backend:
         return purpose in self._decoders
 
     def name(self, purpose: Purpose) -> str | None:
-        """Return the name of the decoder of a purpose, or None."""
+        """Return the name of the decoder of a purpose, followed by "@" and its model if there are several; or None."""
         decoder = self._decoders.get(purpose)
         if decoder is None:
             return None
-        return str(getattr(decoder, "name", type(decoder).__name__))
+        name = str(getattr(decoder, "name", type(decoder).__name__))
+        return f"{name}@{model}" if (model := self.models.get(purpose, name)) != name else name
+
+    @property
+    def by_purpose(self) -> dict[str, dict[str, int]]:
+        """Calls, prompt tokens and new tokens by purpose."""
+        return {
+            purpose: {"calls": calls, "prompt_tokens": usage.prompt_tokens, "new_tokens": usage.new_tokens}
+            for purpose, (calls, usage) in self.spent.items()
+        }
+
+    @property
+    def by_model(self) -> dict[str, dict[str, int]]:
+        """The same by model; empty if there is only one."""
+        spent = self.by_purpose
+        sums = {model: Counter(calls=0, prompt_tokens=0, new_tokens=0) for model in self.models.values()}
+        for purpose, model in self.models.items():
+            sums[model].update(spent.get(purpose, {}))
+        return {model: dict(counts) for model, counts in sums.items()}
+
+    def replay(self, calls: int, by_purpose: Mapping[str, Mapping[str, int]]) -> None:
+        """Count the calls of an earlier part of the same search; `by_purpose` is as it was at the end of that part."""
+        self.calls += calls
+        for purpose, counts in by_purpose.items():
+            usage = Usage(prompt_tokens=counts["prompt_tokens"], new_tokens=counts["new_tokens"])
+            self.spent[purpose] = counts["calls"], usage
 
     def loaded(self, purpose: Purpose) -> Any:
         """Return the LoadedModel of the purpose's decoder, or None if it does not run locally."""

@@ -39,7 +39,7 @@ _THINKING_TOKENS = 4096
 
 
 class Context:
-    """The model and the tree of a search, for one purpose: "generate", "evaluate" or "answer"."""
+    """The model and the tree of a search, for one purpose: "generate", "evaluate", "answer" or "escalate"."""
 
     def __init__(
         self,
@@ -73,6 +73,7 @@ class Context:
         """Return this context for another purpose."""
         other = copy(self)
         other.purpose = purpose
+        other.filters = dict(self._backend.filters.get(purpose, self.filters))
         return other
 
     def state(self, node: Node) -> State:
@@ -154,11 +155,11 @@ class Context:
             sampling = sampling.model_copy(update={**piece, "drawn": drawn_for(thoughts)})
         steps: tuple[str, ...] = ()
         trigger = None
-        if self.purpose == "generate":
+        if self.purpose in ("generate", "escalate"):
             steps, trigger = tuple(task.steps(template, state)), task.triggers.get(template)
         if titles and self.writes_steps:
             steps, sampling = tuple(titles), with_room(sampling, len(titles))
-        states = self._layers if self.purpose == "generate" else ()
+        states = self._layers if self.purpose == "generate" else ()  # evaluators can't read another model's states
         request = Request(prompt=prompt, sampling=sampling, purpose=self.purpose, steps=steps, states=states)
         if trigger is not None:  # the text before the trigger is a rationale
             sampling = sampling.model_copy(update={"stop": (*sampling.stop, trigger)})
@@ -320,7 +321,7 @@ class Context:
             place = re.sub(r"(?:\.0)+$", "", place)
         if self.purpose == "answer":
             return derive(self._seed, self._question, place, "answer")
-        return derive(self._seed, self._question, place, "generate", template, call)
+        return derive(self._seed, self._question, place, self.purpose, template, call)
 
     def _sampling(self, template: str, temperature: float, seed: int, n: int, max_tokens: int | None) -> Sampling:
         room = {} if max_tokens is None else {"max_tokens": max_tokens}

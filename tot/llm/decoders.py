@@ -1,9 +1,11 @@
-"""The decoders of a run: one for each purpose, from names or objects; named ones share one engine."""
+"""The decoders of a run: one for each purpose, from names or objects, on one engine for each local model."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,9 +18,9 @@ from tot.decoders.decoder import (
     find_method,
     load_decoder,
 )
-from tot.decoders.errors import OptionError, unknown
+from tot.decoders.errors import ModelError, OptionError, unknown
 from tot.decoders.methods.method import Method
-from tot.decoders.models.model_names import find_model
+from tot.decoders.models.model_names import find_model, has_chat_template, warn_of_no_template
 from tot.decoders.remote.decoder import RemoteDecoder
 from tot.decoders.remote.options import RemoteOptions
 from tot.decoders.request import Purpose
@@ -26,21 +28,62 @@ from tot.task.checked import user_code
 
 OF_ENGINE = ("tokenizer", "dtype", "device", "kv_budget", "quantize", "threads", "prefix_cache")
 """Options of the engine, common to all decoders."""
+_ALWAYS: tuple[Purpose, ...] = ("generate", "evaluate", "answer")
+"""The purposes of every search. "escalate" needs a model or a decoder of its own."""
 
 
-def decoders_by_purpose(given: Any) -> dict[Purpose, str | Decoder]:
+def by_purpose(option: str, given: Any) -> dict[Purpose, Any] | None:
+    """Return values by purpose from a mapping or from "generate=seed,evaluate=ar"; None if it is one value for all.
+
+    Raises OptionError for an unknown purpose, naming the option if the text can't be read.
+    """
+    if isinstance(given, str) and re.match(r"\s*\w+=", given) and not Path(given).exists():
+        pairs = [pair.partition("=") for pair in re.split(r",(?=\s*\w+=)", given)]
+        if not all(name for _, _, name in pairs):
+            raise OptionError(f"--{option} {given!r} can't be read: write generate=NAME,evaluate=NAME")
+        given = {purpose.strip(): name.strip() for purpose, _, name in pairs}
+    if not isinstance(given, Mapping):
+        return None
+    for purpose in given:
+        if purpose not in get_args(Purpose):
+            raise OptionError(unknown("purpose", str(purpose), get_args(Purpose)))
+    return dict(given)
+
+
+def first_and_escalate(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options with models spelled as `model` and `escalate`: `models`, purpose=model pairs and "none" are not.
+
+    Raises OptionError for contradictory models.
+    """
+    fields = dict(given)
+    if "models" in fields:
+        both = fields.pop("models")
+        if not isinstance(both, Mapping) or both.keys() != {"first", "then"} or {"model", "escalate"} & fields.keys():
+            raise OptionError(f"models={both!r}: give {{'first': MODEL, 'then': MODEL}}, without model and escalate")
+        fields |= {"model": both["first"], "escalate": both["then"]}
+    if (named := by_purpose("model", fields.get("model"))) is not None:
+        if "escalate" in named:
+            large = named.pop("escalate")
+            if fields.get("escalate") not in (None, large):
+                raise OptionError(f"escalate is {large!r} in model, and {fields['escalate']!r}: give one of them")
+            fields["escalate"] = large
+        fields["model"] = {purpose: None if one == "none" else one for purpose, one in named.items()}
+        if not named:
+            del fields["model"]
+    return {name: None if name in ("model", "escalate") and one == "none" else one for name, one in fields.items()}
+
+
+def decoders_by_purpose(given: Any, escalates: bool = False) -> dict[Purpose, str | Decoder]:
     """Return the decoder of each purpose from a name, an object, a mapping, or "generate=seed,evaluate=ar".
 
-    Raises OptionError for an unknown purpose or decoder.
+    `escalates`: a model is given for the purpose "escalate". Raises OptionError for an unknown purpose or decoder.
     """
-    purposes: tuple[Purpose, ...] = get_args(Purpose)
-    if isinstance(given, str) and "=" in given:
-        given = _by_purpose(given)
-    elif not isinstance(given, Mapping):
-        given = dict.fromkeys(purposes, given)
-    for purpose, one in given.items():
-        if purpose not in purposes:
-            raise OptionError(unknown("purpose", str(purpose), purposes))
+    named = by_purpose("decoder", given)
+    if named is None:
+        named = dict.fromkeys(_ALWAYS, given)
+        if escalates and isinstance(given, str) and ".py:" not in given:
+            named["escalate"] = given
+    for one in named.values():
         if isinstance(one, str) and ".py:" not in one and one not in (*METHODS, *REMOTE):
             raise OptionError(unknown("decoder", one, (*METHODS, *REMOTE)))
         if isinstance(one, type):
@@ -50,61 +93,84 @@ def decoders_by_purpose(given: Any) -> dict[Purpose, str | Decoder]:
                 f"decoder={one!r} has no method 'generate': give a name, such as ar, or an object whose "
                 "generate(requests) returns a list of completions, request.sampling.n for each request"
             )
-    if not given or any(isinstance(one, str) for one in given.values()):
-        return {**dict.fromkeys(purposes, "auto"), **given}
-    return {**dict.fromkeys(purposes, given.get("generate", next(iter(given.values())))), **given}
+    if isinstance(named.get("escalate"), str) and not escalates:
+        raise OptionError(f"decoder escalate={named['escalate']} has no model: add --escalate MODEL")
+    own = [one for purpose, one in named.items() if purpose != "escalate"]
+    only_objects = own and not any(isinstance(one, str) for one in own)
+    others: str | Decoder = named.get("generate", own[0]) if only_objects else "auto"
+    return {**dict.fromkeys(_ALWAYS, others), **({"escalate": "auto"} if escalates else {}), **named}
+
+
+def models_by_purpose(decoders: Mapping[Purpose, str | Decoder], model: Any, escalate: Any) -> dict[Purpose, Any]:
+    """Return the model of each purpose with a named decoder. `model` is one for all, or a mapping from purpose.
+
+    A purpose that is missing in the mapping uses the model of "generate". Raises OptionError if that is missing, too.
+    """
+    own = {**(model if isinstance(model, Mapping) else dict.fromkeys(_ALWAYS, model)), "escalate": escalate}
+    found: dict[Purpose, Any] = {}
+    for purpose, decoder in decoders.items():
+        if isinstance(decoder, str):
+            if purpose not in own and "generate" not in own:
+                raise OptionError(f"no model is given for {purpose}: add one, such as generate=small.gguf")
+            found[purpose] = own[purpose] if purpose in own else own["generate"]
+        elif purpose == "escalate" and escalate is not None:
+            raise _own_model(escalate)
+    return found
+
+
+def _own_model(escalate: Any) -> OptionError:
+    return OptionError(
+        f"escalate={escalate} has no effect, because its decoder has its own model: leave one of them out, or add "
+        "--decoder escalate=auto"
+    )
 
 
 def open_decoders(
-    model: Any,
     decoders: Mapping[Purpose, str | Decoder],
+    models: Mapping[Purpose, Any],
     options: Mapping[str, Any],
     fields: Collection[str],
     stack: ExitStack,
 ) -> dict[Purpose, Decoder]:
-    """Create the decoder of each purpose. Named decoders share one engine; `stack` closes it and all connections.
+    """Create the decoder of each purpose. Each local model has one engine; `stack` closes all engines and connections.
 
-    `options` belong to the engine and the decoders; errors about unknown ones also list `fields`. Raises TotError
-    if the model can't be loaded or an option is invalid.
+    `options` belong to the engines and the decoders; errors about unknown ones also list `fields`. Raises TotError
+    if a model can't be loaded or an option is invalid.
     """
     chosen = {purpose: instantiate(one) for purpose, one in decoders.items()}
     names = {purpose: one for purpose, one in chosen.items() if isinstance(one, str)}
     objects = {purpose: one for purpose, one in chosen.items() if not isinstance(one, str)}
+    if models.get("escalate") is not None and "escalate" in objects:
+        raise _own_model(models["escalate"])
     if options and not names:
         raise OptionError(f"{', '.join(options)}: a decoder object has its own model; leave these out")
-    if model is None and options:
-        known = {*OF_ENGINE, *(option for name in names.values() for option in _options_of(name))}
-        if other := [option for option in options if option not in known]:  # a file may contain options for a model
-            raise OptionError(unknown("option", other[0], {*fields, *known}))
-    if model is None or not names:
+    own = {name: _options_of(name) for name in sorted(set(names.values()), key=lambda name: (name in REMOTE, name))}
+    needed = {purpose: (name, models[purpose]) for purpose, name in names.items() if models[purpose] is not None}
+    of_none = {name: value for name, value in options.items() if not any(name in known for known in own.values())}
+    if not needed:
+        if other := of_none.keys() - OF_ENGINE:  # a file may contain options for a model
+            raise OptionError(unknown("option", min(other), {*fields, *OF_ENGINE, *chain(*own.values())}))
         return objects
-    first, *others = sorted(dict.fromkeys(names.values()), key=lambda name: name in REMOTE)
-    own = {name: _options_of(name) for name in (first, *others)}
-    # The first decoder also gets options that no decoder has, and rejects unknown ones.
-    common = {option: value for option, value in options.items() if not any(option in own[name] for name in others)}
-    source: dict[str, Any] = {"model": model}
-    arguments = common | _of(own[first], options)
-    if first not in REMOTE:
-        shared = {option: arguments.pop(option) for option in OF_ENGINE if option in arguments}
-        checked_options(first, arguments)  # fail before torch and the model are loaded
+    pairs = list(dict.fromkeys(needed.values()))
+    local = list(dict.fromkeys(model for name, model in pairs if name not in REMOTE))
+    shared = {option: of_none.pop(option) for option in OF_ENGINE if local and option in of_none}
+    arguments = {name: {option: options[option] for option in options if option in own[name]} for name, _ in pairs}
+    arguments[min(arguments, key=lambda name: name in REMOTE)] |= of_none  # this decoder rejects unknown options
+    for name in arguments:  # fail before torch and the models are loaded
+        if name not in REMOTE:
+            checked_options(name, arguments[name])
+    for model in local:
         if isinstance(model, str | Path):
             find_model(model)
-        from tot.decoders.engine.open_models import shared_engine
+    sources = {pair: {"model": pair[1]} for pair in pairs}
+    if local:
+        from tot.decoders.engine.open_models import shared_engines
 
-        source = {"engine": stack.enter_context(shared_engine(model, **shared))}
-    opened: dict[str, Any] = {first: stack.enter_context(load_decoder(first, **source, **arguments))}
-    for name in others:
-        source = {"model": model} if name in REMOTE else {"engine": opened[first].engine}
-        opened[name] = stack.enter_context(load_decoder(name, **source, **_of(own[name], options)))
-    return {**objects, **{purpose: opened[name] for purpose, name in names.items()}}
-
-
-def _by_purpose(text: str) -> dict[str, str]:
-    """Parse decoders by purpose from "generate=seed,evaluate=ar". Raises OptionError."""
-    given = [pair.partition("=") for pair in text.split(",")]
-    if not all(equals and name for _, equals, name in given):
-        raise OptionError(f"--decoder {text!r} can't be read: write generate=NAME,evaluate=NAME")
-    return {purpose.strip(): name.strip() for purpose, _, name in given}
+        engines = stack.enter_context(shared_engines(local, **shared))
+        by_model = dict(zip(local, engines, strict=True))
+        sources |= {pair: {"engine": by_model[pair[1]]} for pair in pairs if pair[0] not in REMOTE}
+    opened = {pair: stack.enter_context(load_decoder(pair[0], **sources[pair], **arguments[pair[0]])) for pair in pairs}
+    return {**objects, **{purpose: opened[pair] for purpose, pair in needed.items()}}
 
 
 def is_remote(decoder: str | Decoder) -> bool:
@@ -122,9 +188,27 @@ def instantiate(decoder: str | Decoder) -> str | Decoder:
     return instance
 
 
+def uses_chat_format(decoder: str | Decoder, model: Any, options: Mapping[str, Any]) -> bool | None:
+    """Return whether a decoder's model uses a chat format; None if that is not known. Warns if it has no template."""
+    if not isinstance(decoder, str):
+        if getattr(getattr(decoder, "tokenizer", None), "chat_template", "") is None:
+            warn_of_no_template()
+        return getattr(decoder, "chats", None)
+    if decoder in REMOTE:
+        return bool(options.get("api", "chat") == "chat")
+    if model is None:
+        return None
+    try:
+        if isinstance(model, str | Path):
+            chats = has_chat_template(model)
+        else:
+            chats = getattr(options.get("tokenizer"), "chat_template", None) is not None
+    except (OSError, ModelError):  # loading the model reports it
+        return None
+    if not chats:
+        warn_of_no_template()
+    return chats
+
+
 def _options_of(name: str) -> set[str]:
     return set(RemoteOptions.model_fields if name in REMOTE else find_method(name).options.model_fields)
-
-
-def _of(names: set[str], options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name in names}

@@ -32,6 +32,7 @@ _DRAFTS: TypeAdapter[Any] = TypeAdapter(list[list[Proposal]])
 _EVALUATIONS: TypeAdapter[Any] = TypeAdapter(list[Evaluation])
 _ANSWERS: TypeAdapter[Any] = TypeAdapter(list[Any])
 _USAGE = TypeAdapter(Usage)
+_BY_PURPOSE: TypeAdapter[Any] = TypeAdapter(dict[str, dict[str, int]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ class Recorded:
     spent: Usage
     asked: Mapping[int, Sequence[Call]] = field(default_factory=dict)
     """Calls by node, only set when read from a trace. When a step is written, they come from the tree."""
+    by_purpose: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Calls and tokens by purpose since the start of the search, including this step."""
 
 
 class Checkpoint:
@@ -135,7 +138,9 @@ class Checkpoint:
             asked = calls_from_json(**line.get("asked", {"texts": [], "calls": {}}))
             for node, calls in asked.items():
                 self._recorded_calls[node] = self._recorded_calls.get(node, 0) + len(calls)
-            return Recorded(_results(step).validate_python(line["results"]), int(line["calls"]), spent, asked)
+            by_purpose = _BY_PURPOSE.validate_python(line.get("by_purpose", {}))
+            results = _results(step).validate_python(line["results"])
+            return Recorded(results, int(line["calls"]), spent, asked, by_purpose)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             where = f"in a line of {line.get('step')} ({reason(error)})"
             raise TaskError(f"{self.path} is damaged {where}: start a new run") from None
@@ -154,6 +159,7 @@ class Checkpoint:
                 "results": _results(step).dump_python(done.results, mode="json", exclude_defaults=True),
                 "calls": done.calls,
                 "spent": asdict(done.spent),
+                "by_purpose": done.by_purpose,
                 "tree": [node.to_json() for node in changed],
                 "links": [link_to_json(*link) for link in links],
                 "asked": calls_to_json({node: calls for node, calls in new_calls.items() if calls}),

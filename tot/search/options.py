@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 class SearchOptions(TypedDict, total=False):
     """How to search, as described by `SearchConfig`."""
 
-    model: str | Path | PreTrainedModel | None
+    model: str | Path | PreTrainedModel | Mapping[str, Any] | None
+    escalate: str | Path | PreTrainedModel | None
+    models: Mapping[str, Any]
     decoder: str | Decoder | Mapping[str, Any]
     model_options: Mapping[str, Any]
     dtype: Literal["auto", "bf16", "fp16", "fp32"]

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from tot.decoders.errors import TaskError
-from tot.decoders.request import Message
+from tot.decoders.request import Message, Usage
 from tot.evaluators.base import Evaluator, judge, remember
 from tot.generators.base import Generator
 from tot.generators.sample import whole_solution, whole_solutions
@@ -83,6 +83,7 @@ class SearchSession:
             described = {name: _options_to_json(part) for name, part in parts.items()}
             about |= {"task": type(task).__name__, "filters": self.context.filters or None}
             about |= {"prompts": "chat"} if task.prompts == "chat" else {}
+            about["models"] = backend.models or None
             checkpoint.begin(self.tree.state(self.tree.root), described | about)
         self._changed(self)
 
@@ -94,6 +95,11 @@ class SearchSession:
     def calls(self) -> int:
         """Number of samples requested from decoders: n per request."""
         return self._backend.calls
+
+    @property
+    def by_model(self) -> dict[str, dict[str, int]]:
+        """Calls, prompt tokens and new tokens by model; empty if there is only one."""
+        return self._backend.by_model
 
     async def run(self) -> None:
         """Execute the steps of the search until it ends or a budget is spent."""
@@ -126,8 +132,7 @@ class SearchSession:
                 self.meter.count(nodes=len(self.tree) - nodes)
                 # Don't record a step that the budget may have cut short: a resumed run with a larger budget repeats it.
                 if recorded is None and self._checkpoint is not None and self.meter.overspent() is None:
-                    done = Recorded(results, self.calls - calls, self.meter.total - total)
-                    self._checkpoint.write(step, done, self.tree)
+                    self._checkpoint.write(step, self._recorded(results, calls, total), self.tree)
             self._changed(self)
 
     async def _results(self, step: Step) -> list[list[Proposal]] | list[Evaluation]:
@@ -222,7 +227,7 @@ class SearchSession:
         if limit := self.meter.overspent():
             self.stopped = f"budget: {limit}"
         elif self._checkpoint is not None:
-            self._checkpoint.write(None, Recorded(answers, self.calls - calls, self.meter.total - total), self.tree)
+            self._checkpoint.write(None, self._recorded(answers, calls, total), self.tree)
         return answers
 
     def _can_ask(self, node: Node) -> bool:
@@ -268,9 +273,14 @@ class SearchSession:
             )
         return "the text was truncated at the task's token limit, before its answer: raise max_tokens in Task.sampling"
 
+    def _recorded(self, results: list[Any], calls: int, total: Usage) -> Recorded:
+        """Return the record of a step that began with these counts of calls and usage."""
+        spent = self.meter.total - total
+        return Recorded(results, self.calls - calls, spent, by_purpose=self._backend.by_purpose)
+
     def _replay(self, recorded: Recorded) -> list[Any]:
         """Return a recorded step's results, and count its calls and usage."""
-        self._backend.calls += recorded.calls
+        self._backend.replay(recorded.calls, recorded.by_purpose)
         self.meter.replay(recorded.spent)
         self.tree.asked(recorded.asked)
         return recorded.results

@@ -56,8 +56,10 @@ def votes_of(nodes: Sequence[Node], equal: bool = False) -> dict[int, float]:
 
 
 def source_of(node: Node) -> str:
-    """Return the template that wrote a node's thought."""
-    return "" if node.thought is None else next(reversed(node.thought.parts), "")
+    """Return the template that wrote a node's thought, followed by "@" and the model if the search has several."""
+    template = "" if node.thought is None else next(reversed(node.thought.parts), "")
+    _, at, model = (node.decoder or "").partition("@")
+    return f"{template}{at}{model}"
 
 
 def stays_ahead(ballots: Sequence[Ballot], remaining: int) -> float:

@@ -47,9 +47,9 @@ def script() -> Gsm8kScript:
 def scripted_model(script: Gsm8kScript, scripted: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The decoder that every run in this process gets."""
     decoder = scripted(script)
-    monkeypatch.setattr("tot.decoders.engine.open_models.shared_engine", lambda *_, **__: nullcontext())
+    monkeypatch.setattr("tot.decoders.engine.open_models.shared_engines", lambda *_, **__: nullcontext([None]))
     monkeypatch.setattr("tot.llm.decoders.load_decoder", lambda *_, **__: nullcontext(decoder))
-    monkeypatch.setattr("tot.config.has_chat_template", lambda _: False)
+    monkeypatch.setattr("tot.llm.decoders.has_chat_template", lambda _: False)
     return decoder
 
 

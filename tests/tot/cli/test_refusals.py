@@ -43,7 +43,7 @@ import pytest
         (("solve", "gsm8k", "q", "--decoder", "beam"), r"unknown decoder 'beam'.*: choose one of .*\bar\b.*"),
         (
             ("solve", "gsm8k", "q", "--decoder", "judge=ar"),
-            r"unknown purpose 'judge': choose one of answer, evaluate, generate",
+            r"unknown purpose 'judge': choose one of answer, escalate, evaluate, generate",
         ),
         (
             ("solve", "gsm8k", "q", "--decoder", "generate="),

@@ -1,0 +1,359 @@
+"""Two models in one search: options, engines, memory, prompts, filters, seeds, usage and resuming."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tot import BFS, TotError, close_models, evaluate, solve
+from tot.cli.output import usage_line
+from tot.config import SearchConfig
+from tot.decoders import ModelError, OptionError
+from tot.decoders.engine import open_models, runner
+from tot.decoders.models import memory
+from tot.generators.base import Generator
+from tot.llm.backend import models_of
+from tot.search.checkpoint import Checkpoint
+from tot.search.votes import source_of
+from tot.tree.thought import State, Thought
+from tot.tree.tree import ThoughtTree
+
+
+@pytest.fixture
+def saved(tiny: Any, tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """Save a tiny model as a folder, with other weights for each seed: saved("small")."""
+
+    def save(name: str, seed: int = 0, template: bool = True, **generation: float) -> str:
+        with tiny() as decoder:
+            model, tokenizer = decoder.model, decoder.tokenizer
+            for weight in model.parameters():
+                weight.data += seed * 0.01
+            model.save_pretrained(tmp_path / name)
+            chat, tokenizer.chat_template = tokenizer.chat_template, tokenizer.chat_template if template else None
+            tokenizer.save_pretrained(tmp_path / name)
+            tokenizer.chat_template = chat
+        config = {"eos_token_id": 2, **generation}
+        (tmp_path / name / "generation_config.json").write_text(json.dumps(config))
+        return str(tmp_path / name)
+
+    yield save
+    close_models()
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the models that were loaded."""
+    seen: list[str] = []
+    load = open_models.open_model
+
+    def counted(model: Any, **options: Any) -> Any:
+        if isinstance(model, str):
+            seen.append(Path(model).name)
+        return load(model, **options)
+
+    monkeypatch.setattr(open_models, "open_model", counted)
+    return seen
+
+
+# -- options ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "model", "escalate"),
+    [
+        ({"model": "a.gguf", "escalate": "b.gguf"}, "a.gguf", "b.gguf"),
+        ({"models": {"first": "a.gguf", "then": "b.gguf"}}, "a.gguf", "b.gguf"),
+        ({"model": "generate=a.gguf, escalate=b.gguf"}, {"generate": "a.gguf"}, "b.gguf"),
+        ({"model": {"generate": "a", "evaluate": "b"}}, {"generate": "a", "evaluate": "b"}, None),
+        ({"model": "generate=none,evaluate=b"}, {"generate": None, "evaluate": "b"}, None),
+        ({"model": "escalate=b.gguf"}, "smollm2-135m", "b.gguf"),
+        ({"escalate": "none"}, "smollm2-135m", None),
+    ],
+)
+def test_spellings_of_models_become_two_fields(given: dict[str, Any], model: Any, escalate: Any) -> None:
+    config = SearchConfig.of(None, given)
+    assert (config.model, config.escalate) == (model, escalate)
+    written = config.to_json()
+    assert SearchConfig.of(None, json.loads(json.dumps(written))) == config
+
+
+def test_each_purpose_has_its_model_and_a_missing_one_that_of_generate() -> None:
+    config = SearchConfig.of(None, {"model": "generate=a,evaluate=b", "escalate": "c", "decoder": "seed"})
+    assert config.models == {"generate": "a", "evaluate": "b", "answer": "a", "escalate": "c"}
+    assert set(config.decoders.values()) == {"seed"}
+    assert SearchConfig.of(config, {"escalate": None}).models == {"generate": "a", "evaluate": "b", "answer": "a"}
+    mixed = SearchConfig.of(config, {"decoder": "escalate=openai"})
+    assert (mixed.decoders["generate"], mixed.decoders["escalate"]) == ("auto", "openai")
+    assert mixed.weights == {"generate": "a", "evaluate": "b", "answer": "a"}
+
+
+def test_a_path_with_an_equals_sign_is_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("lr=1").mkdir()
+    assert SearchConfig.of(None, {"model": "lr=1"}).model == "lr=1"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"model": "judge=a"}, "unknown purpose 'judge': choose one of answer, escalate, evaluate, generate"),
+        ({"model": "generate="}, r"--model 'generate=' can't be read: write generate=NAME,evaluate=NAME"),
+        ({"model": {"evaluate": "b"}}, "no model is given for generate: add one, such as generate=small.gguf"),
+        ({"decoder": "escalate=ar"}, "decoder escalate=ar has no model: add --escalate MODEL"),
+        ({"model": "generate=a,escalate=b", "escalate": "c"}, "escalate is 'b' in model, and 'c': give one of them"),
+        ({"models": {"small": "a"}}, r"models={'small': 'a'}: give {'first': MODEL, 'then': MODEL}"),
+        ({"models": {"first": "a", "then": "b"}, "escalate": "c"}, "give .*, without model and escalate"),
+    ],
+)
+def test_contradictory_models_are_rejected(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        _ = SearchConfig.of(None, given).models
+
+
+def test_flags_name_both_models(tot: Any) -> None:
+    for flags, message in (
+        (("--model", "generate=a.gguf,judge=b.gguf"), "unknown purpose 'judge'"),
+        (("--escalate", "absent.gguf", "--model", "none", "--search", "cot"), "there is no file or folder absent.gguf"),
+        (("--decoder", "escalate=openai"), "decoder escalate=openai has no model: add --escalate MODEL"),
+    ):
+        status, out, err = tot("solve", "gsm8k", "q", *flags)
+        assert (status, out) == (2, "")
+        assert message in err
+
+
+# -- decoders, engines and memory ---------------------------------------------------------------------------------
+
+
+class Both(Generator):
+    """Propose a thought of each of the two models."""
+
+    async def propose(self, ctx: Any, nodes: Any, count: int | None) -> Any:
+        async def ask(node: Any) -> list[Any]:
+            asked = [one.ask("thought", node, max_tokens=6) for one in (ctx, ctx.to("escalate"))]
+            return [reply for replies in await asyncio.gather(*asked) for reply in replies]
+
+        return await ctx.each(nodes, ask)
+
+
+SEARCH: dict[str, Any] = {
+    "search": BFS(breadth=1, depth=3),
+    "generator": Both(),
+    "evaluator": "random",
+    "kv_budget": 4000,
+}
+
+
+def written(solution: Any) -> list[tuple[str, str]]:
+    """The text and the decoder of each thought."""
+    return [(node.thought.text, node.decoder) for node in solution.tree if node.thought is not None]
+
+
+def test_two_models_write_one_tree_which_names_them(
+    letters: Any, saved: Callable[..., str], loads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, large = saved("small"), saved("large", seed=3)
+    solution = solve(letters, "q", models={"first": small, "then": large}, **SEARCH)
+    assert loads == ["small", "large"]
+    names = [decoder for _, decoder in written(solution)]
+    assert names == ["auto@small", "auto@large"] * 2
+    texts = dict(map(reversed, written(solution)))  # type: ignore[arg-type]
+    assert texts["auto@small"] != texts["auto@large"]
+    used = solution.by_model
+    assert list(used) == ["small", "large"]
+    assert (used["small"]["calls"], used["large"]["calls"]) == (3, 2)  # the small one also answers
+    assert sum(one["new_tokens"] for one in used.values()) == solution.usage.new_tokens
+    assert solution.summary()["by_model"] == used
+    assert f"{used['large']['new_tokens']} tokens by large" in usage_line(solution)
+    alone = solve(letters, "q", model=small, kv_budget=4000, search=BFS(breadth=1, depth=2), evaluator="random")
+    assert alone.by_model == {}
+    assert "by_model" not in alone.summary()
+
+
+def test_both_engines_stay_open_for_the_next_search(letters: Any, saved: Callable[..., str], loads: list[str]) -> None:
+    options = {"model": saved("small"), "escalate": saved("large", seed=3), **SEARCH}
+    first = solve(letters, "q", reproducible=True, **options)
+    assert written(solve(letters, "q", reproducible=True, **options)) == written(first)
+    assert loads == ["small", "large"]
+    solve(letters, "q", model=options["model"], kv_budget=4000, evaluator="random", search=BFS(depth=2))
+    assert loads == ["small", "large", "small"]
+
+
+def test_the_same_files_share_one_engine(saved: Callable[..., str], loads: list[str]) -> None:
+    path = Path(saved("small"))
+    again = path.parent / ".." / path.parent.name / "small"
+    config = SearchConfig(model=str(path), escalate=str(again), decoder="generate=ar,escalate=jacobi", kv_budget="400")
+    with ExitStack() as stack:
+        decoders: Any = config.open(stack)
+        assert decoders["generate"].engine is decoders["escalate"].engine is decoders["answer"].engine
+        assert (decoders["escalate"].name, decoders["answer"].name) == ("jacobi", "auto")
+        assert models_of(decoders) == {}
+    assert loads == ["small"]
+
+
+def test_models_by_purpose_have_an_engine_each_with_the_options_of_both(saved: Callable[..., str]) -> None:
+    config = SearchConfig.of(
+        None,
+        {"model": {"generate": saved("a"), "evaluate": saved("b", 1)}, "decoder": "jacobi", "dtype": "fp32",
+         "kv_budget": "400", "decoder_option": "n=3"},
+    )  # fmt: skip
+    with ExitStack() as stack:
+        decoders: Any = config.open(stack)
+        engines = {purpose: decoder.engine for purpose, decoder in decoders.items()}
+        assert engines["generate"] is engines["answer"] is not engines["evaluate"]
+        assert {engine.cache.capacity for engine in engines.values()} == {400}
+        assert models_of(decoders) == {"generate": "a", "evaluate": "b", "answer": "a"}
+
+
+def test_a_decoder_object_escalates_for_a_named_model(letters: Any, scripted: Any, saved: Callable[..., str]) -> None:
+    judge = scripted({})
+    solution = solve(letters, "q", model=saved("small"), decoder={"escalate": judge}, **SEARCH)
+    assert {request.purpose for request in judge.requests} == {"escalate"}
+    assert [decoder for _, decoder in written(solution)] == ["auto@small", "Scripted"] * 2
+    with pytest.raises(OptionError, match="escalate=x has no effect, because its decoder has its own model"):
+        solve(letters, "q", model=saved("small"), decoder={"escalate": judge}, escalate="x", **SEARCH)
+
+
+def test_a_named_model_escalates_for_a_decoder_object(letters: Any, scripted: Any, saved: Callable[..., str]) -> None:
+    decoder = scripted({})
+    solution = solve(letters, "q", decoder=decoder, escalate=saved("large"), **SEARCH)
+    assert {request.purpose for request in decoder.requests} == {"generate", "answer"}
+    assert [name for _, name in written(solution)] == ["Scripted", "auto@large"] * 2
+
+
+def test_models_that_do_not_fit_are_refused_with_numbers_before_loading(
+    letters: Any, saved: Callable[..., str], loads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, large = saved("small"), saved("large", seed=3)
+    size = (Path(small) / "model.safetensors").stat().st_size + 4096 * 2 * 2 * 2 * 8 * 4  # layers, heads, dimensions
+    monkeypatch.setattr(memory, "_gib", lambda size: f"{size:,}")
+    monkeypatch.setattr(open_models, "free_memory", lambda device: 2 * size - 1)
+    options = {**SEARCH, "dtype": "fp32"}
+    numbers = rf"the models need {2 * size:,} GiB \(small {size:,}, large {size:,}\) and {2 * size - 1:,} GiB are free"
+    with pytest.raises(ModelError, match=numbers):
+        solve(letters, "q", model=small, escalate=large, **options)
+    assert loads == []
+    monkeypatch.setattr(open_models, "free_memory", lambda device: 2 * size)
+    solve(letters, "q", model=small, escalate=large, **options)
+    monkeypatch.setattr(open_models, "free_memory", lambda device: 0)  # open models need no more
+    solve(letters, "q", model=small, escalate=large, **options)
+    assert loads == ["small", "large"]
+
+
+def test_two_default_caches_take_no_more_than_one(saved: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    small, large = saved("small"), saved("large", seed=3)
+    free, weights = 2**24, 2 * (Path(small) / "model.safetensors").stat().st_size
+    monkeypatch.setattr(open_models, "free_memory", lambda device: free)
+    monkeypatch.setattr(runner, "free_memory", lambda device: free)
+    with ExitStack() as stack:
+        decoders: Any = SearchConfig(model=small, escalate=large, dtype="fp32").open(stack)
+        engines = [decoders["generate"].engine, decoders["escalate"].engine]
+        capacities = [engine.cache.capacity for engine in engines]
+        taken = sum(engine.cache.capacity * engine.runner.slot_bytes for engine in engines)
+    assert capacities[0] == capacities[1]
+    assert (free - weights) / 4 - 4096 < taken <= (free - weights) / 4
+
+
+# -- prompts, filters and seeds -----------------------------------------------------------------------------------
+
+
+def test_models_with_and_without_a_chat_format_need_a_choice_of_prompts(saved: Callable[..., str]) -> None:
+    chat, base = saved("chat"), saved("base", template=False)
+    for model, escalate, lacking in ((chat, base, "escalate"), (base, chat, "generate")):
+        config = SearchConfig(model=model, escalate=escalate)
+        with pytest.raises(OptionError, match=f"the model of {lacking} has no chat format, and the other has one: ch"):
+            config.suited("gsm8k")
+        assert SearchConfig.of(config, {"prompts": "papers"}).suited("gsm8k").prompts == "papers"
+    assert SearchConfig(model=chat, escalate=chat).suited("gsm8k").prompts == "chat"
+    remote = {"model": chat, "escalate": "gpt", "decoder": "escalate=openai"}
+    assert SearchConfig.of(None, remote).suited("gsm8k").prompts == "chat"
+    with pytest.raises(OptionError, match="the model of escalate has no chat format"):
+        SearchConfig.of(None, {**remote, "api": "completions"}).suited("gsm8k")
+
+
+def test_each_model_has_the_filters_of_its_own_generation_config(letters: Any, saved: Callable[..., str]) -> None:
+    seen: list[Any] = []
+
+    class Seeing(Both):
+        async def propose(self, ctx: Any, nodes: Any, count: int | None) -> Any:
+            seen.append((ctx.filters, ctx.to("escalate").filters, ctx.to("answer").filters))
+            return await super().propose(ctx, nodes, count)
+
+    options = {**SEARCH, "generator": Seeing(), "search": BFS(depth=2)}
+    options |= {"model": saved("small", top_k=5), "escalate": saved("large", 3, top_p=0.5)}
+    solve(letters, "q", **options)
+    assert seen.pop() == ({"top_k": 5}, {"top_p": 0.5}, {"top_k": 5})
+    solve(letters, "q", top_k=7, **options)
+    assert seen.pop() == ({"top_k": 7}, {"top_k": 7, "top_p": 0.5}, {"top_k": 7})
+
+
+def test_seeds_differ_between_the_models(letters: Any, scripted: Any) -> None:
+    decoder = scripted({})
+    solve(letters, "q", decoder={"generate": decoder, "escalate": decoder}, **{**SEARCH, "kv_budget": None})
+    by_purpose = {one.purpose: one for one in decoder.requests[:2]}
+    assert by_purpose["generate"].prompt == by_purpose["escalate"].prompt
+    assert by_purpose["generate"].sampling.seed != by_purpose["escalate"].sampling.seed
+
+
+# -- evaluations, checkpoints -------------------------------------------------------------------------------------
+
+
+def test_an_evaluation_reports_both_models_and_resumes_only_with_the_same(
+    letters: Any, saved: Callable[..., str], rows: Path, tmp_path: Path
+) -> None:
+    small, large = saved("small"), saved("large", seed=3)
+
+    def run(escalate: str | None, **options: Any) -> Any:
+        return evaluate(letters, rows, out=tmp_path / "out", model=small, escalate=escalate, **SEARCH, **options)
+
+    results = run(large, limit=2)
+    assert results.by_model["small"]["calls"] == results.by_model["large"]["calls"] + 2  # the answers
+    assert sum(used["new_tokens"] for used in results.by_model.values()) == results.tokens
+    assert results.by_purpose["escalate"] == results.by_model["large"]
+    assert ("large", f"{results.by_model['large']['new_tokens']:,}", "of the new tokens") in results.figures
+    config = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
+    assert (config["model"], config["escalate"]) == (small, large)
+    assert config["record"]["escalate_sha256"] != config["record"]["model_sha256"]
+    assert run(large, limit=3, resume=True).samples == 3
+    for other in (small, None):
+        with pytest.raises(OptionError, match="was started with another configuration: escalate was"):
+            run(other, limit=3, resume=True)
+    saved("large", seed=4)
+    with pytest.raises(OptionError, match="was started with another configuration: escalate_sha256 was"):
+        run(large, limit=3, resume=True)
+
+
+def test_a_resumed_search_has_the_usage_of_both_models_and_refuses_others(
+    letters: Any, saved: Callable[..., str], tmp_path: Path
+) -> None:
+    options = {"model": saved("small"), "escalate": saved("large", seed=3), "reproducible": True, **SEARCH}
+    trace = tmp_path / "run.jsonl"
+    checkpoint = Checkpoint.create(trace)
+    whole = solve(letters, "q", checkpoint=checkpoint, **options)
+    checkpoint.close()
+    lines = trace.read_text().splitlines(keepends=True)
+    for kept in (len(lines), len(lines) - 1, 4, 2):
+        trace.write_text("".join(lines[:kept]))
+        checkpoint = Checkpoint.resume(trace)
+        solution = solve(letters, "q", checkpoint=checkpoint, **options)
+        checkpoint.close()
+        assert (solution.by_model, written(solution)) == (whole.by_model, written(whole))
+    for other in ({"escalate": saved("other", seed=5)}, {"escalate": None, "generator": None}):
+        checkpoint = Checkpoint.resume(trace)
+        with pytest.raises(TotError, match=r"holds another run: its (models|generator) is"):
+            solve(letters, "q", checkpoint=checkpoint, **{**options, **other})
+        checkpoint.close()
+
+
+def test_the_source_of_a_vote_names_the_model() -> None:
+    node = ThoughtTree(State(question="q")).root
+    node.thought, node.decoder = Thought(parts={"chain": "x"}), "ar@large.gguf"
+    assert source_of(node) == "chain@large.gguf"
+    node.decoder = "ar"
+    assert source_of(node) == "chain"
