@@ -22,7 +22,6 @@ from math_verify import LatexExtractionConfig, parse, verify  # type: ignore[imp
 SECONDS = 2.0
 _MEMORY = 2 << 30
 """Bytes of address space."""
-_DIGITS = 12
 _BOXED = [LatexExtractionConfig(boxed_match_priority=0)]
 _PLAIN = (
     (re.compile(r"\*\*"), "^"),  # Python's notation
@@ -88,9 +87,11 @@ def _canonical(formula: Any) -> str:
     if not isinstance(formula, sympy.Expr):
         return str(formula)
     formula = sympy.nsimplify(formula.doit(), rational=True).expand()  # 0.5 is 1/2
-    if formula.is_Rational:
+    if formula.is_Integer:
         return str(formula)
-    return str(sympy.N(formula, _DIGITS) if formula.is_number else sympy.simplify(formula))
+    if formula.is_number and formula.is_real:
+        return f"{float(formula):.12g}"
+    return str(sympy.N(formula, 12) if formula.is_number else sympy.simplify(formula))
 
 
 def _each(formulas: Iterable[Any]) -> str:

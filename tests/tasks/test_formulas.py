@@ -20,7 +20,10 @@ from tot.tasks.math import Math
     [
         ("0.5", "1/2", r"\frac12", r"\dfrac{2}{4}", r"x = \frac{1}{2}", r"y=0.5"),
         ("2", r"\sqrt{4}", "2.0", "2.", r"2\text{ cm}", "2 dollars", r"2\%", r"\$2", r"2^\circ"),
-        (r"\frac{\pi}{2}", "pi/2", r"0.5\pi"),
+        (r"\frac{\pi}{2}", "pi/2", r"0.5\pi", "1.5707963267948966"),
+        ("14/3", r"\frac{14}{3}", "4.666666666666667", r"4\frac{2}{3}"),
+        (r"3\sqrt{13}", "10.816653826391969"),
+        (r"\sqrt{64}", "8", "7.999999999999999", "8.0"),
         (r"11\sqrt2", "11*sqrt(2)", r"\sqrt{242}"),
         ("(x+1)^2", "x^2+2x+1", "x**2 + 2*x + 1", "1 + 2x + x^2"),
         ("p - q", "-q+p"),
@@ -41,7 +44,7 @@ def test_equal_formulas_share_a_key(equal: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     "different",
     [
-        ("1/2", "2", r"-\frac12", "0.51"),
+        ("1/2", "2", r"-\frac12", "0.51", "0.5001", r"\frac{5001}{10001}"),
         ("p - q", "q - p", "p + q"),
         ("(3, 4)", "(4, 3)", "[3, 4]"),
         (r"\sqrt{2}", "1.41", "2"),
@@ -80,7 +83,7 @@ def test_the_last_complete_box_is_the_answer(text: str, content: str | None) -> 
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        (r"Hence $x = \frac{3}{4}$.", "3/4"),
+        (r"Hence $x = \frac{3}{4}$.", "0.75"),
         ("The final answer is 7", "7"),
         ("It is 12 apples.", "12"),
         ("nothing", None),

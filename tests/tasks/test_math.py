@@ -49,15 +49,15 @@ def test_solutions_without_a_formula_have_no_vote() -> None:
 
 def test_a_hostile_formula_is_outvoted() -> None:
     solution = solved(r"\boxed{9^{9^{9^{9}}}}", r"\boxed{\frac34}", r"\boxed{0.75}")
-    assert (Math().canonical(solution.answer), solution.votes) == ("3/4", (2, 3))
+    assert (Math().canonical(solution.answer), solution.votes) == ("0.75", (2, 3))
 
 
 @pytest.mark.parametrize(
     ("line", "answer"),
     [
-        ("3/4", "3/4"),
-        ("Answer: 3/4", "3/4"),
-        ("The probability is 0.75", "3/4"),
+        ("3/4", "0.75"),
+        ("Answer: 3/4", "0.75"),
+        ("The probability is 0.75", "0.75"),
         ("x**2 + 1", "x**2 + 1"),
         ("(3, pi/2)", "(3, 1.57079632679)"),
         ("$7$", "7"),
