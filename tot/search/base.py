@@ -26,7 +26,7 @@ from tot.llm.seeds import derive
 from tot.running import run_to_end
 from tot.search.hooks import Hooks
 from tot.search.steps import Evaluate, Expand, Step, Steps
-from tot.search.votes import Ballot, source_of, votes_of
+from tot.search.votes import Ballot, count, source_of, votes_of
 from tot.task.checked import CheckedTask, user_code
 from tot.task.task import Task
 from tot.task.world import HasAct, HasTerminal
@@ -299,12 +299,11 @@ class SearchState:
     def ballots(self, nodes: Sequence[Node]) -> list[Ballot]:
         """Return the votes of the complete nodes whose states contain their answers."""
         weights = votes_of(nodes, self.options.aggregate == "majority")
-        answers = [(node, self.answer_at(node)) for node in nodes]
-        return [
-            Ballot(self.checked.canonical(answer), weights[node.id], source_of(node))
-            for node, answer in answers
-            if answer is not None
-        ]
+        answered = [(node, answer) for node in nodes if (answer := self.answer_at(node)) is not None]
+        question = self.tree.state(self.tree.root).question
+        given = [weights[node.id] for node, _ in answered]
+        keys, _ = count(self.checked, question, [answer for _, answer in answered], given)
+        return [Ballot(key, weights[node.id], source_of(node)) for key, (node, _) in zip(keys, answered, strict=True)]
 
     def verify(self, answer: Any) -> bool:
         """Return whether the task verifies the answer."""

@@ -24,7 +24,7 @@ from tot.search.base import Search, by_value, each_of
 from tot.search.checkpoint import Checkpoint, Recorded
 from tot.search.in_progress import InProgress
 from tot.search.steps import Evaluate, Expand, Step
-from tot.search.votes import Ballot, elected, source_of, votes_of
+from tot.search.votes import Ballot, count, source_of, votes_of
 from tot.task.checked import user_code
 from tot.task.task import Task
 from tot.task.world import HasAnswer
@@ -192,11 +192,13 @@ class SearchSession:
             return None
         equal = search.options.aggregate == "majority"
         weights = votes_of(nodes, equal)
+        given = [weights[node.id] for node, _ in answered]
+        question = self.tree.state(self.tree.root).question
+        ballots, winners = count(search.checked, question, [answer for _, answer in answered], given)
         self.ballots = [
-            Ballot(self.context.task.canonical(answer), weights[node.id], source_of(node)) for node, answer in answered
+            Ballot(key, weights[node.id], source_of(node)) for key, (node, _) in zip(ballots, answered, strict=True)
         ]
-        ballots = [ballot.answer for ballot in self.ballots]
-        winner = [answered[i] for i in elected(ballots, [ballot.weight for ballot in self.ballots])]
+        winner = [answered[i] for i in winners]
         search.best = by_value([node for node, _ in winner])[0]
         total = math.fsum(weights[node.id] for node, _ in answered)
         for (node, answer), ballot in zip(answered, ballots, strict=True):
