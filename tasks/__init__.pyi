@@ -1,3 +1,4 @@
+from .ask import Ask as Ask
 from .blocksworld import Blocksworld as Blocksworld
 from .blocksworld import DirectBlocksworld as DirectBlocksworld
 from .code import MBPP as MBPP
@@ -6,5 +7,6 @@ from .code import HumanEval as HumanEval
 from .creative_writing import CreativeWriting as CreativeWriting
 from .game24 import Game24 as Game24
 from .gsm8k import GSM8K as GSM8K
+from .math import Math as Math
 from .multiple_choice import MultipleChoice as MultipleChoice
 from .textworld import TextWorld as TextWorld

@@ -97,7 +97,11 @@ class GSM8K(Task):
         run = await SANDBOX.arun(program_in(after_thinking(thought.parts["program"])))
         text = run.output if run.ok else run.error or f"The program can't be run to its end ({run.ended})."
         line = (text.strip().splitlines() or [""])[-1]
-        return Observation(text=line, data=flexible_answer(line) if run.ok else None)
+        return Observation(text=line, data=self.parse_output(line) if run.ok else None)
+
+    def parse_output(self, line: str) -> str | None:
+        """Return the answer in the last line that a program prints."""
+        return flexible_answer(line)
 
     def answer_at(self, state: State) -> Any | None:
         """Return the result of the program in the last thought; None if there is no program."""

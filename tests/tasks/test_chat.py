@@ -10,8 +10,8 @@ from tot import Task, Thought, load_task, solve
 from tot.decoders import OptionError
 from tot.tasks import GSM8K, MultipleChoice
 
-TASKS = ["gsm8k", "multiple_choice", "creative_writing", "blocksworld", "game24"]
-IN_PIECES = ["gsm8k", "multiple_choice"]
+TASKS = ["ask", "math", "gsm8k", "multiple_choice", "creative_writing", "blocksworld", "game24"]
+IN_PIECES = ["ask", "math", "gsm8k", "multiple_choice"]
 
 
 def rendered(task: Task, template: str, thought: Thought | None = None, **variables: Any) -> Any:

@@ -15,7 +15,7 @@ from tot import Solution, load_decoder, load_task, rap, solve
 from tot.decoders import LocalDecoder
 from tot.decoders.registry import declared
 
-TASKS = ("blocksworld", "creative_writing", "game24", "gsm8k", "multiple_choice")
+TASKS = ("ask", "blocksworld", "creative_writing", "game24", "gsm8k", "math", "multiple_choice")
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from tot import (
 )
 from tot.decoders import Request, TaskError
 from tot.task.checked import CheckedTask
-from tot.task.world import HasAct, HasActions, HasAnswer, HasHeuristic, HasTerminal
+from tot.task.world import HasAct, HasActions, HasAnswer, HasElection, HasHeuristic, HasTerminal
 
 SMALLEST = """\
 from tot import Task, load_task
@@ -256,10 +256,11 @@ def test_a_repeated_search_computes_one_token_a_prompt(letters: Any, tiny: Any) 
         ("creative_writing", {HasAnswer, HasHeuristic}),
         ("gsm8k", {HasAct, HasAnswer}),
         ("multiple_choice", set()),
+        ("ask", {HasElection}),
     ],
 )
 def test_isinstance_reports_the_capabilities_of_a_task(task: str, capabilities: set[Any]) -> None:
-    every = (HasAct, HasActions, HasAnswer, HasHeuristic, HasTerminal)
+    every = (HasAct, HasActions, HasAnswer, HasElection, HasHeuristic, HasTerminal)
     assert {one for one in every if isinstance(load_task(task), one)} == capabilities
 
 

@@ -37,8 +37,9 @@ from tot.evaluation.run import run_evaluation
 from tot.evaluators.heuristic import LogProb
 from tot.llm.prefix import scoring
 from tot.registry import EVALUATORS, named
-from tot.search.votes import elected
+from tot.search.votes import count, elected
 from tot.solver import solve
+from tot.task.checked import CheckedTask
 from tot.task.task import Task
 
 
@@ -215,7 +216,8 @@ def replayed(name: str, answers: Answers, task: Task) -> dict[str, Answers]:
             if all(weigh(leaf) is not None for leaves in leaves_by_question.values() for leaf in leaves):
                 vote = rule != "best value"
                 chosen = {
-                    question: _chosen(leaves, weigh, task, vote) for question, leaves in leaves_by_question.items()
+                    question: _chosen(question, leaves, weigh, task, vote)
+                    for question, leaves in leaves_by_question.items()
                 }
                 if size is None:  # branches share tokens
                     chosen = {
@@ -235,11 +237,16 @@ def mixed(ways: Sequence[Answers]) -> Answers:
     return answers
 
 
-def _chosen(leaves: Sequence[Leaf], weigh: Callable[[Leaf], float | None], task: Task, vote: bool) -> Answered:
+def _chosen(
+    question: str, leaves: Sequence[Leaf], weigh: Callable[[Leaf], float | None], task: Task, vote: bool
+) -> Answered:
     """Return the answer with the largest sum of weights if `vote`, otherwise the answer of the best leaf."""
     answered = [leaf for leaf in leaves if leaf.answer is not None]
-    ballots = [task.canonical(leaf.answer) if vote else i for i, leaf in enumerate(answered)]
-    winners = elected(ballots, [weigh(leaf) or 0.0 for leaf in answered])
+    weights = [weigh(leaf) or 0.0 for leaf in answered]
+    if vote:
+        winners = count(CheckedTask(task), question, [leaf.answer for leaf in answered], weights)[1]
+    else:
+        winners = elected(range(len(answered)), weights)
     best = answered[winners[0]] if winners else Leaf(None, 0.0, None, None, 0)
     return Answered(best.right, sum(leaf.tokens for leaf in leaves), best.answer, leaves=tuple(leaves))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -29,7 +30,8 @@ def solve_command(
     context: typer.Context,
     *,
     task: Annotated[
-        str | None, typer.Argument(help="A task's name, such as gsm8k, or path/to/file.py:ClassName.")
+        str | None,
+        typer.Argument(help="A task's name, such as gsm8k, or path/to/file.py:ClassName; or a question to `ask`."),
     ] = None,
     question: Annotated[
         str | None, typer.Argument(help="The question; - reads standard input; an example by default.")
@@ -72,6 +74,8 @@ def solve_command(
     else:
         if task is None:
             raise OptionError("no task is given: give its name, such as gsm8k, or path/to/file.py:ClassName")
+        if question is None and data is None and _is_question(task):
+            task, question = "ask", task
         place = None if out is None else str(writable(out))
         if out is not None and out.suffix != ".jsonl" and out.exists() and not overwrite:
             raise OptionError(f"--out {out} exists: give another file, or add --overwrite")
@@ -92,6 +96,14 @@ def solve_command(
             recorded.save(profile_out)
     if interrupted:
         raise typer.Exit(130)
+
+
+def _is_question(text: str) -> bool:
+    """Return whether the only argument is a question: not a task, and not one word, which may be a mistyped task."""
+    from tot.registry import TASKS
+
+    named = re.fullmatch(r"[\w./-]+", text, re.ASCII) and text != "-"
+    return text not in TASKS and not named and not text.rpartition(":")[0].endswith(".py")
 
 
 def _question(

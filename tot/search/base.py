@@ -12,19 +12,21 @@ import math
 import random
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from tot.decoders.errors import TaskError
+from tot.decoders.request import Purpose
 from tot.evaluators.base import Evaluator
 from tot.llm.replies import Evaluation, Proposal, as_evaluation, as_proposal
 from tot.llm.seeds import derive
 from tot.running import run_to_end
 from tot.search.hooks import Hooks
 from tot.search.steps import Evaluate, Expand, Step, Steps
-from tot.search.votes import Ballot, source_of, votes_of
+from tot.search.votes import Ballot, count, source_of, votes_of
 from tot.task.checked import CheckedTask, user_code
 from tot.task.task import Task
 from tot.task.world import HasAct, HasTerminal
@@ -135,6 +137,12 @@ class SearchState:
         """Why the search ended early or without a goal, if it did."""
         self.unfinished = 0
         """Number of requested solutions whose results have not arrived (`Expand.partial`)."""
+        self.received = 0
+        """Number of requested solutions whose results have arrived."""
+        self._writing: Purpose = "generate"
+        """The purpose of the last `partial` step."""
+        self.escalates = False
+        """Whether there is a larger model to ask (purpose "escalate"). Set by the session."""
         self.cheap_samples = 8
         """How many samples can be decoded together for little more than the time of one. Set by the session."""
         depth = options.depth_for(task)
@@ -169,13 +177,15 @@ class SearchState:
             self._processed = []
             if isinstance(step, Expand):
                 nodes = self._hooks.emit("on_select", self, list(step.nodes))
-                step = self.expand(nodes, step.count, step.whole, step.partial)
+                step = replace(step, nodes=tuple(nodes), states=tuple(map(self.tree.state, nodes)))
             if self._finished:
                 break
             if step.nodes:
                 self._pending = step
                 if isinstance(step, Expand) and step.partial:
-                    self.unfinished += (step.count or 0) * len(step.nodes)
+                    cancels = step.purpose != self._writing
+                    self.unfinished = (step.count or 0) + (0 if cancels else self.unfinished)
+                    self._writing = step.purpose
         return None if self._finished else self._pending
 
     def _next(self) -> Step | None:
@@ -214,7 +224,8 @@ class SearchState:
                 proposals = run_to_end(self.acted(step.states, proposals))
             self._pending = None
             if step.partial:
-                self.unfinished -= sum(map(len, proposals))
+                arrived = sum(map(len, proposals))
+                self.unfinished, self.received = self.unfinished - arrived, self.received + arrived
             children: dict[int, Node] = {}
             for node, siblings in zip(step.nodes, proposals, strict=True):
                 for proposal in siblings:
@@ -261,9 +272,9 @@ class SearchState:
         ((proposal,),) = run_to_end(self.acted([self.tree.state(parent)], [[as_proposal(thought, self.task)]]))
         return self._add_child(parent, proposal, whole=False)
 
-    def expand(self, nodes: Sequence[Node], count: int | None, whole: bool = False, partial: bool = False) -> Expand:
-        """Return the step that expands each of `nodes`."""
-        return Expand(tuple(nodes), tuple(map(self.tree.state, nodes)), count, whole, partial)
+    def expand(self, nodes: Sequence[Node], count: int | None, whole: bool = False, **options: Any) -> Expand:
+        """Return the step that expands each of `nodes`. `options` are other fields of `Expand`."""
+        return Expand(tuple(nodes), tuple(map(self.tree.state, nodes)), count, whole, **options)
 
     def evaluate(self, nodes: Sequence[Node], fast: bool = False) -> Evaluate:
         """Return the step that evaluates each of `nodes`."""
@@ -288,12 +299,11 @@ class SearchState:
     def ballots(self, nodes: Sequence[Node]) -> list[Ballot]:
         """Return the votes of the complete nodes whose states contain their answers."""
         weights = votes_of(nodes, self.options.aggregate == "majority")
-        answers = [(node, self.answer_at(node)) for node in nodes]
-        return [
-            Ballot(self.checked.canonical(answer), weights[node.id], source_of(node))
-            for node, answer in answers
-            if answer is not None
-        ]
+        answered = [(node, answer) for node in nodes if (answer := self.answer_at(node)) is not None]
+        question = self.tree.state(self.tree.root).question
+        given = [weights[node.id] for node, _ in answered]
+        keys, _ = count(self.checked, question, [answer for _, answer in answered], given)
+        return [Ballot(key, weights[node.id], source_of(node)) for key, (node, _) in zip(keys, answered, strict=True)]
 
     def verify(self, answer: Any) -> bool:
         """Return whether the task verifies the answer."""

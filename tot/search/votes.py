@@ -6,7 +6,9 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
+from tot.task.checked import CheckedTask
 from tot.tree.tree import Node
 
 
@@ -28,6 +30,17 @@ def elected(answers: Sequence[Hashable], weights: Sequence[float]) -> list[int]:
     for i, answer in enumerate(answers):
         voters.setdefault(answer, []).append(i)
     return max(voters.values(), key=lambda places: math.fsum(weights[i] for i in places), default=[])
+
+
+def count(
+    task: CheckedTask, question: str, answers: Sequence[Any], weights: Sequence[float]
+) -> tuple[list[Hashable], list[int]]:
+    """Return the key of each answer, and the indices of the winning votes; if the task elects, its choice is first."""
+    if (election := task.elect(question, answers, weights)) is None:
+        keys = [task.canonical(answer) for answer in answers]
+        return keys, elected(keys, weights)
+    keys, first = election
+    return keys, [first, *(i for i, key in enumerate(keys) if key == keys[first] and i != first)]
 
 
 def votes_of(nodes: Sequence[Node], equal: bool = False) -> dict[int, float]:

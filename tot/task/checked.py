@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 from tot.decoders.errors import TaskError, TotError
 from tot.decoders.request import Message
 from tot.task.task import Task
-from tot.task.world import HasAct, HasActions, HasAnswer, HasHeuristic, HasTerminal
+from tot.task.world import HasAct, HasActions, HasAnswer, HasElection, HasHeuristic, HasTerminal
 from tot.tree.thought import Observation, State, Thought, after_thinking
 
 _WORLD: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
@@ -173,6 +173,23 @@ class CheckedTask:
     def answer_in(self, text: str, truncated: bool = False) -> Any | None:
         """Return the answer in a model's text, without its thinking. `truncated`: the token limit ended the text."""
         return self._call("parse_truncated" if truncated else "parse_answer", after_thinking(text))
+
+    def elect(
+        self, question: str, answers: Sequence[Any], weights: Sequence[float]
+    ) -> tuple[list[Hashable], int] | None:
+        """Return a key for each answer and the index of the elected one; None if the task has no `elect`."""
+        if not isinstance(self.task, HasElection) or not answers:
+            return None
+        result = self._call("elect", question, answers, weights)
+        try:
+            keys, index = list(result[0]), result[1]
+            hash(tuple(keys))
+            answers[index]
+        except (TypeError, ValueError, LookupError):
+            raise self._wrong("elect", result, "return a list of hashable keys and an index") from None
+        if len(keys) != len(answers):
+            raise self._wrong("elect", result, f"return one key for each of the {len(answers)} answers")
+        return keys, index
 
     def claims(self, text: str) -> frozenset[Hashable]:
         return frozenset(self._call("claims", text))

@@ -50,6 +50,16 @@ class HasAnswer(Protocol):
         ...
 
 
+@runtime_checkable
+class HasElection(Protocol):
+    def elect(self, question: str, answers: Sequence[Any], weights: Sequence[float]) -> tuple[Sequence[Hashable], int]:
+        """Return a key for each answer, which equal answers share in votes, and the index of the elected answer.
+
+        Without this method, the key is `canonical`, and the answer with the most weight wins.
+        """
+        ...
+
+
 class World:
     """State transitions of a task, with defaults for tasks without a world.
 

@@ -1,0 +1,115 @@
+"""Read and compare mathematical answers in LaTeX, such as `\\frac{1}{2}`, with math-verify.
+
+The library runs in a process of its own, with limits of time and memory, because a formula of a model may take for
+ever to compute. Numbers are compared here. No text makes these functions raise.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+from tot.decoders.errors import OptionError
+from tot.tasks.numbers import value_of
+
+MAX_LENGTH = 1000
+"""Maximum length of a formula in characters; longer ones are compared as text."""
+_SCRIPT = Path(__file__).with_name("judging") / "formulas.py"
+_BOX = re.compile(r"\\boxed\s*+\{")
+_BRACE = re.compile(r"(?<!\\)[{}]")
+
+
+def boxed(text: str) -> str | None:
+    r"""Return the contents of the last complete `\boxed{}`, or None."""
+    for opening in reversed(list(_BOX.finditer(text))[-10:]):
+        depth = 1
+        for brace in _BRACE.finditer(text, opening.end()):
+            depth += 1 if brace[0] == "{" else -1
+            if depth == 0:
+                if content := text[opening.end() : brace.start()].strip():
+                    return content
+                break
+    return None
+
+
+def read(text: str) -> str | None:
+    """Return the answer in a text: its last box, otherwise the formula that it announces or ends in."""
+    return boxed(text) or _ask("read", text[-MAX_LENGTH:])
+
+
+def key(answer: str) -> str:
+    r"""Return a text that equal answers share: `0.5`, `1/2` and `\frac12` have the same key.
+
+    Numbers are equal if 12 digits are, as programs print `4.666666666666667` for 14/3.
+    """
+    value = value_of(answer) if len(answer) <= MAX_LENGTH else None
+    if value is None:
+        return _ask("key", answer) or " ".join(answer.lower().split())
+    return str(int(value)) if value == int(value) else f"{float(value):.12g}"
+
+
+def same(answer: str, reference: str) -> bool:
+    """Return whether an answer equals the reference."""
+    return key(answer) == key(reference) or bool(_ask("same", answer, reference))
+
+
+@lru_cache(maxsize=10_000)
+def _ask(kind: str, *texts: str) -> Any | None:
+    """Return the process's result; None for texts that are too long, invalid, or take too much time or memory."""
+    if any(len(text) > MAX_LENGTH for text in texts):
+        return None
+    return _process().ask(kind, *texts)
+
+
+class _Process:
+    """The process of math-verify, started for the first request and after a failure."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: subprocess.Popen[str] | None = None
+
+    def ask(self, *request: str) -> Any | None:
+        with self._lock:
+            running = self._running = self._running or self._start()
+            assert running.stdin is not None
+            assert running.stdout is not None
+            try:
+                running.stdin.write(json.dumps(request) + "\n")
+                running.stdin.flush()
+            except OSError:  # it could not start
+                pass
+            if line := running.stdout.readline():
+                return json.loads(line)
+            self._running = None
+            if (code := running.wait()) > 0:
+                raise OptionError(
+                    f"math-verify can't be run (exit status {code}): pip install 'math-verify[antlr4_13_2]>=0.9'"
+                )
+            return None
+
+    def _start(self) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-P", str(_SCRIPT)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            encoding="utf-8",
+            start_new_session=True,  # Ctrl-C is for the search
+        )
+        atexit.register(process.kill)
+        return process
+
+
+@cache
+def _process() -> _Process:
+    return _Process()
+
+
+os.register_at_fork(after_in_child=_process.cache_clear)
