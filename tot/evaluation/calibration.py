@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ from tot.evaluation.options import EvaluationRun
 from tot.evaluation.reliability import Reliability, reliability
 from tot.llm.family import family_of
 from tot.search.certainty import Curve, Features, features
-from tot.search.votes import Ballot, elected, source_of, votes_of
+from tot.search.votes import Ballot, count, source_of, votes_of
+from tot.task.checked import CheckedTask
 from tot.task.task import Task
 
 MIN_QUESTIONS = 20
@@ -69,21 +70,25 @@ def read_votes(folder: Path) -> tuple[str, str | None, list[Vote]]:
     config = read_config(folder)
     config.pop("record", None)
     run = EvaluationRun.read(config)
-    weights = run.config.weights
-    largest = weights.get("escalate", weights.get("generate"))
+    models = run.config.weights
+    largest = models.get("escalate", models.get("generate"))
     model = None if largest is None else family_of(open_model(largest, unread=True))
     equal = getattr(run.parts["search"], "aggregate", "best") == "majority"
     votes = []
     for sample in read_samples(folder):
         for ballots in _begun(folder, sample, run.task, equal):
-            winners = elected([ballot.answer for ballot, _ in ballots], [ballot.weight for ballot, _ in ballots])
-            seen = features([ballot for ballot, _ in ballots])
-            votes.append(Vote(sample["question"], model, seen, ballots[winners[0]][1]))
+            answers, given, scores = zip(*ballots, strict=True)
+            weights = [ballot.weight for ballot in given]
+            keys, winners = count(CheckedTask(run.task), sample["question"], answers, weights)
+            seen = features([replace(ballot, answer=key) for ballot, key in zip(given, keys, strict=True)])
+            votes.append(Vote(sample["question"], model, seen, scores[winners[0]]))
     return run.task.name, model, votes
 
 
-def _begun(folder: Path, sample: Mapping[str, Any], task: Task, equal: bool) -> Iterator[list[tuple[Ballot, float]]]:
-    """Yield the beginnings of a sample's vote, with the score of each ballot: the first solutions of each source.
+def _begun(
+    folder: Path, sample: Mapping[str, Any], task: Task, equal: bool
+) -> Iterator[list[tuple[Any, Ballot, float]]]:
+    """Yield the beginnings of a sample's vote, as answers, ballots and scores: the first solutions of each source.
 
     Only the whole vote counts if solutions share thoughts.
     """
@@ -91,15 +96,14 @@ def _begun(folder: Path, sample: Mapping[str, Any], task: Task, equal: bool) -> 
     nodes = [tree[number] for number in leaves]
     weights, sources = votes_of(nodes, equal), [source_of(node) for node in nodes]
     ballots = [
-        None if answer is None else (Ballot(task.canonical(answer), weights[node.id], source), score)
+        None if answer is None else (answer, Ballot("", weights[node.id], source), score)
         for node, source, (answer, score) in zip(nodes, sources, leaves.values(), strict=True)
     ]
     turns = [sources[: i + 1].count(source) for i, source in enumerate(sources)]
     most = max(turns, default=0)
-    sizes = range(1, most + 1) if len(tree) == len(nodes) + 1 else [most]
     subsets = {
         tuple(i for i, turn in enumerate(turns) if turn <= size and source in (None, sources[i]))
-        for size in sizes
+        for size in (range(1, most + 1) if all(node.depth == 1 for node in nodes) else [most])
         for source in {None, *sources}
     }
     for subset in sorted(subsets):
