@@ -12,7 +12,7 @@ from tot.tree.thought import State
 from tot.tree.tree import Node
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Expand:
     """Request thoughts after each of `nodes`."""
 
@@ -27,7 +27,7 @@ class Expand:
     `partial` return them. When the search ends, the unfinished ones are cancelled."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Evaluate:
     """Request the value of each of `nodes`."""
 
