@@ -124,7 +124,7 @@ def test_children_divide_the_shares_of_their_state() -> None:
         (at,) = [path(search, node) for node in step.nodes[:1]]
         if isinstance(step, Expand):
             counts[at] = step.count
-            search.tell([[Thought(parts={"thought": "z"}, ended=True)] if at == "ab" else "ab"[: step.count]])
+            search.tell([[Thought(parts={"thought": "z"}, ended=True)] if at == "ab" else list("ab"[: step.count])])
         else:
             search.tell([0.0] * len(step.nodes))
     assert counts == {"": 2, "a": 2, "b": 2, "aa": 2, "ab": 1, "ba": 1, "bb": 1}
@@ -133,7 +133,9 @@ def test_children_divide_the_shares_of_their_state() -> None:
 
 
 @given(st.data(), st.integers(1, 3), st.integers(1, 7))
-def test_the_tree_does_not_depend_on_the_order_in_which_branches_are_told(data: Any, thoughts: int, breadth: int) -> None:
+def test_the_tree_does_not_depend_on_the_order_in_which_branches_are_told(
+    data: Any, thoughts: int, breadth: int
+) -> None:
     def grown(choose: Callable[[int], int]) -> tuple[dict[str, str], str, list[str]]:
         search = BFS(thoughts=thoughts, breadth=breadth, select="all", depth=5).start(Letters(), "q")
         while steps := search.pending():

@@ -32,6 +32,11 @@ class Evaluator(BaseModel):
         """Layers of the generating model whose hidden states at the ends of texts this evaluator reads."""
         return ()
 
+    @property
+    def compares(self) -> bool:
+        """Whether a value depends on other branches, so that these must not run ahead."""
+        return False
+
     def key(self, ctx: Context, node: Node) -> Hashable | None:
         """Return a key; nodes with equal keys share one evaluation per search. None, the default, is never shared."""
         return None

@@ -152,7 +152,7 @@ class SearchState:
         self._first_nodes: dict[Hashable, Node] = {self._keys[0]: self.tree.root}
         self._finished = False
         self._branches = [Branch(options.steps(self))]
-        """The branches that have not ended; the one that was told last is the last."""
+        """The branches that have not ended. The last one received results most recently."""
         self._check_end(self.tree.root, root)
 
     def ask(self) -> Step | None:

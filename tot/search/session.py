@@ -75,10 +75,11 @@ class SearchSession:
         self._changed = watch or (lambda session: None)
         self._checkpoint = checkpoint
         self._counted = 0, self.meter.total
-        """Calls and usage when the search was last told results."""
+        """Calls and usage at the last results."""
         self._running: dict[Step, asyncio.Task[Any]] = {}
-        self._by_level = reproducible or search.merges(self.tree.state(self.tree.root))
-        """Whether branches wait for each other: which states merge depends on the order of their results."""
+        ordered = search.merges(self.tree.state(self.tree.root)) or getattr(evaluator, "compares", False)
+        self._by_level = reproducible or ordered
+        """Whether branches wait for each other: merging and comparing states depends on the order of results."""
         about: dict[str, Any] = {"seed": seed, "max_tokens": max_tokens}
         judges = filter(None, (evaluator, getattr(search, "fast_evaluator", None)))
         layers = sorted({layer for judge in judges for layer in getattr(judge, "layers", ())})

@@ -64,7 +64,7 @@ def test_a_short_branch_is_evaluated_and_expanded_before_the_longest_sibling_end
 def test_reproducible_runs_are_level_by_level(letters: Any, scripted: Any, paths: Callable[..., list[str]]) -> None:
     decoder = scripted(REPLIES)
     solution = grow(letters, decoder, reproducible=True)
-    assert paths(solution.tree) == ["", "a", "b", "a/c", "b/d"] or paths(solution.tree) == ["", "b", "a", "b/d", "a/c"]
+    assert paths(solution.tree) == ["", "a", "b", "b/d", "a/c"]
     assert [sorted(batch) for batch in decoder.prompts] == [
         ["grow"],
         ["value a", "value b"],
@@ -105,9 +105,10 @@ def test_branches_that_run_when_the_budget_ends_are_finished(
     letters: Any, slow: Any, paths: Callable[..., list[str]]
 ) -> None:
     decoder = slow(REPLIES, {"grow a": "value b/d"})
-    solution = grow(letters, decoder, search=BFS(thoughts=2, breadth=2, depth=4, select="all"), budget=Budget(nodes=4))
+    search = ALL.model_copy(update={"depth": 4})
+    solution = grow(letters, decoder, search=search, budget=Budget(nodes=3))
     assert paths(solution.tree) == ["", "a", "b", "b/d", "a/c"]
-    assert solution.stopped == "budget: nodes (4 of 4)"
+    assert solution.stopped == "budget: nodes (4 of 3)"
 
 
 def test_branches_share_the_evaluation_of_equal_states(letters: Any, slow: Any) -> None:
@@ -132,11 +133,13 @@ def test_a_run_in_order_of_arrival_resumes_in_that_order(
         killed = tmp_path / f"{count}.jsonl"
         killed.write_text("".join(lines[:count]))
         trace = Checkpoint.resume(killed)
-        resumed = grow(letters, scripted(REPLIES), checkpoint=trace)
+        decoder = scripted(REPLIES)
+        resumed = grow(letters, decoder, checkpoint=trace)
         trace.close()
         assert paths(resumed.tree) == paths(expected.tree)
-        assert (resumed.answer, resumed.calls) == (expected.answer, expected.calls)
-        assert resumed.usage.new_tokens == expected.usage.new_tokens
+        assert resumed.answer == expected.answer
+        recorded = {"grow", "value a", "value b", "grow b"}
+        assert not recorded & {request.prompt[-1].content for request in decoder.requests}
 
 
 def test_states_are_merged_level_by_level(letters: Any, slow: Any, scripted: Any) -> None:
@@ -147,5 +150,3 @@ def test_states_are_merged_level_by_level(letters: Any, slow: Any, scripted: Any
     decoder = scripted(REPLIES)
     grow(Places(), decoder, search=ALL.model_copy(update={"merge": True}))
     assert [sorted(batch) for batch in decoder.prompts][2:4] == [["grow a", "grow b"], ["value a/c", "value b/d"]]
-
-
