@@ -56,7 +56,8 @@ def run(asked: AnswersOptions, console: Console) -> None:
     Raises OptionError for invalid ways, and SideError if no side is available or one failed.
     """
     base = _work(asked, {})
-    ways = read_ways(asked.way or _default_ways(asked, base))
+    asked = asked.model_copy(update={"way": asked.way or _default_ways(asked, base), "escalate": None})
+    ways = read_ways(asked.way)
     peers = {name: validated(PeerWay, way, f"--way {name}") for name, way in ways.items() if "peer" in way}
     works = {name: _work(asked, way) for name, way in ways.items() if name not in peers}
     rows = Questions(base.task, asked.data, asked.limit, asked.offset)

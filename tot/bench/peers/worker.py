@@ -42,7 +42,7 @@ class PeerWorker:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
         try:
             self._process = subprocess.Popen(
-                [str(python), str(script)],
+                [str(python.absolute()), str(script)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
