@@ -92,7 +92,7 @@ def run(asked: AnswersOptions, console: Console) -> None:
             _plot(results, list(ways), asked)
         if results.failed:
             raise SideError(
-                f"{', '.join(results.failed)} failed, and the finished answers are kept"
+                f"{' and '.join(name for name in ways if name in results.failed)} failed; the finished answers are kept"
                 + (": run the same command again to resume" if asked.out else "")
             )
 
@@ -107,7 +107,7 @@ def _default_ways(asked: AnswersOptions, base: EvaluationRun) -> list[str]:
     ways = list(VOTING if votes else SEARCHING)
     if asked.escalate is not None:
         name, _, options = ways[-1].partition(":")
-        ways.append(f"{name}, then a larger model: {options}; escalate={asked.escalate}")
+        ways.append(f"{name}, then a larger model:{options}; escalate={asked.escalate}")
     return ways
 
 

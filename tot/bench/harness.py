@@ -328,7 +328,7 @@ class _Comparison:
         ]
 
     def warm_up(self, column: Any, work: Any) -> None:
-        for side in self.open(column, 0):
+        for side in self.open(column, self.results.rounds - 1):
             if self.predicted(side, column, work) <= WARM_UP * self.patience:
                 self.run(side, column, work)
 

@@ -123,7 +123,7 @@ def test_a_dead_peer_keeps_its_answers_and_resumes(bench: Any) -> None:
     Path("dies").touch()
     status, out, err = bench(*WAYS)
     assert status == 2
-    assert "llama.cpp, llama.cpp, votes failed, and the finished answers are kept: run the same command again" in err
+    assert "llama.cpp and llama.cpp, votes failed; the finished answers are kept: run the same command again" in err
     assert "llama.cpp failed: it ended with status 1 | out of memory" in out
     assert [len(cells(side)) for side in ("llama.cpp", "llama.cpp, votes", "tot")] == [1, 1, 3]
     before = cells("tot")

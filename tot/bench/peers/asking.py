@@ -70,7 +70,7 @@ class Reader:
             raise SideError("peers get the token ids of a local model, and --model has none")
         temperature = getattr(work.parts["generator"], "temperature", 0.7)
         codec = decoder.engine.codec
-        sampling = {"max_tokens": 128, "temperature": temperature, **work.config.filters_for(task), **options}
+        sampling = {"max_tokens": 128, "temperature": temperature, **work.config.filters_for(task)["generate"], **options}
         return cls(CheckedTask(task), codec, template, sampling | {"ends": sorted(codec.end_ids)})
 
     def prompt(self, question: str) -> list[int]:
