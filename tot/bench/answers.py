@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
@@ -89,7 +90,7 @@ def run(asked: AnswersOptions, console: Console) -> None:
             table=partial(table, names=list(ways), title=f"{asked.task}, {asked.model}: {TITLE}"),
         )
         if asked.picture is not None:
-            _plot(results, list(ways), asked)
+            _plot(results, list(ways), asked.picture)
         if results.failed:
             raise SideError(
                 f"{' and '.join(name for name in ways if name in results.failed)} failed; the finished answers are kept"
@@ -166,39 +167,41 @@ def _graded(answering: Any, task: CheckedTask, question: Question) -> Measured:
     return {**measured, "index": question.index, "score": task.score(measured["answer"], question.reference)}
 
 
+def _answers(results: Measurements, names: Sequence[str]) -> dict[str, dict[int, Measured]]:
+    """Return the answers of each side by question, in the order of `names`; a file may have more than the limit."""
+    found = {name: results.of(name) for name in names}
+    asked = {name: {i: cell for i, cell in cells.items() if i < results.rounds} for name, cells in found.items()}
+    return {name: cells for name, cells in asked.items() if cells}
+
+
 def table(results: Measurements, names: Sequence[str], title: str) -> Table:
     """Build a table with one row per side: right answers, seconds and tokens, compared with the first side."""
-    first, *others = [name for name in names if results.of(name)]
+    answers = _answers(results, names)
+    first = next(iter(answers), "")  # every side may have failed
     head = ["questions", "right", f"minus {first}", "seconds: median", "mean", f"of {first}'s seconds", "new tokens"]
     rows = Table("", *head, title=f"{title}, with 95% intervals; differences question by question")
-    base = results.of(first)
-    for name in (first, *others):
-        cells = results.of(name)
-        pairs = [(cells[turn], base[turn]) for turn in sorted(cells.keys() & base.keys())]
+    for name, cells in answers.items():
+        pairs = [(cell, answers[first][i]) for i, cell in cells.items() if i in answers[first]]
+        differences = [cell["score"] - other["score"] for cell, other in pairs]
         seconds = [cell["seconds"] for cell in cells.values()]
-        ratio = sum(cell["seconds"] for cell, _ in pairs) / (sum(other["seconds"] for _, other in pairs) or 1)
         rows.add_row(
             name,
             str(len(cells)),
             estimate([cell["score"] for cell in cells.values()]).format(),
-            bootstrap([cell["score"] - other["score"] for cell, other in pairs]).format("+.1%")
-            if name != first and pairs
-            else "",
+            bootstrap(differences).format("+.1%") if name != first and pairs else "",
             f"{median(seconds):.1f}",
             f"{fmean(seconds):.1f}",
-            f"{ratio:.2f}x" if pairs else "",
+            f"{sum(c['seconds'] for c, _ in pairs) / sum(o['seconds'] for _, o in pairs):.2f}x" if pairs else "",
             f"{fmean(cell['tokens'] for cell in cells.values()):.0f}",
         )
     return rows
 
 
-def _plot(results: Measurements, names: Sequence[str], asked: AnswersOptions) -> None:
+def _plot(results: Measurements, names: Sequence[str], picture: Path) -> None:
     from tot.report.plots import accuracies, save
 
     points = {}
-    for name in names:
-        if cells := results.of(name).values():
-            right = estimate([cell["score"] for cell in cells])
-            points[name] = fmean(cell["seconds"] for cell in cells), right.mean, right.low, right.high
-    assert asked.picture is not None
-    save(accuracies(points, "seconds per question"), asked.picture)
+    for name, cells in _answers(results, names).items():
+        right = estimate([cell["score"] for cell in cells.values()])
+        points[name] = fmean(cell["seconds"] for cell in cells.values()), right.mean, right.low, right.high
+    save(accuracies(points, "seconds per question"), picture)

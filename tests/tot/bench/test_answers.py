@@ -56,7 +56,11 @@ for line in sys.stdin:
     print(json.dumps({{"seconds": {{"Q8_0": 0.25}}.get(load.get("precision"), 0.5), "samples": ids}}), flush=True)
 """
 """Digits are single tokens of the tiny tokenizer, whose token 2 ends a text."""
-WAYS = ("--way", "llama.cpp: peer=llama", "--way", "llama.cpp, votes: peer=llama; samples=3", "--way", "tot: search=cot")
+WAYS = (
+    *("--way", "llama.cpp: peer=llama"),
+    *("--way", "llama.cpp, votes: peer=llama; samples=3"),
+    *("--way", "tot: search=cot"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -141,6 +145,9 @@ def test_a_higher_limit_extends_a_finished_run(bench: Any) -> None:
     status, out, _ = bench(*WAYS, "--limit", "3")
     assert (status, "resuming n.json" in out) == (0, True)
     assert (cells("tot")[:1], len(cells("tot"))) == (before, 3)
+    status, out, _ = bench(*WAYS, "--limit", "2", "--markdown")
+    assert "| llama.cpp, votes | 2 | 50.0% (" in out
+    assert len(cells("tot")) == 3
 
 
 def test_resuming_with_other_options_is_refused(bench: Any) -> None:
@@ -199,6 +206,15 @@ def test_peers_get_only_prompts_that_end_at_a_token(bench: Any, tiny: Any) -> No
     assert status == 0
     assert "llama.cpp and llama.cpp, votes: left out, the prompt 'chain' of task numbers.py:Lines ends texts at" in out
     assert {cell["side"] for cell in json.loads(Path("n.json").read_text())[TITLE]["cells"]} == {"tot"}
+
+
+def test_a_peer_that_never_answers_leaves_no_row(bench: Any) -> None:
+    Path("python").write_text(Path("python").read_text().replace("seed == 1", "seed >= 0"))
+    Path("dies").touch()
+    status, out, err = bench(*WAYS[:2])
+    assert status == 2
+    assert "llama.cpp failed: it ended with status 1 | out of memory" in out
+    assert "llama.cpp failed; the finished answers are kept" in err
 
 
 def work(task: str = "Numbers", **options: Any) -> EvaluationRun:

@@ -60,7 +60,7 @@ class Reader:
         template = task.chain if task.has_template(task.chain) else task.thought[0]
         if template != task.chain and not (len(task.thought) == 1 and isinstance(task, HasAnswer)):
             raise SideError(f"task {work.name} asks for a solution in several prompts, and peers get one")
-        options = dict(task.sampling.get(template, {}))
+        options = {"max_tokens": 128, **task.sampling.get(template, {})}
         if options.get("stop") or template in task.triggers:
             raise SideError(
                 f"the prompt {template!r} of task {work.name} ends texts at strings, and peers end them at tokens: use "
@@ -70,7 +70,7 @@ class Reader:
             raise SideError("peers get the token ids of a local model, and --model has none")
         temperature = getattr(work.parts["generator"], "temperature", 0.7)
         codec = decoder.engine.codec
-        sampling = {"max_tokens": 128, "temperature": temperature, **work.config.filters_for(task)["generate"], **options}
+        sampling = {"temperature": temperature, **work.config.filters_for(task)["generate"], **options}
         return cls(CheckedTask(task), codec, template, sampling | {"ends": sorted(codec.end_ids)})
 
     def prompt(self, question: str) -> list[int]:
