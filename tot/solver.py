@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Unpack
 
+from tot.compatibility import warn_of_noise
 from tot.config import SearchConfig
 from tot.decoders.budget import Meter
 from tot.decoders.errors import OptionError
@@ -163,6 +164,7 @@ async def asolve(
             checkpoint=checkpoint,
             reproducible=config.reproducible,
         )
+        warn_of_noise(task, parts["search"], parts["evaluator"], session.context.to("evaluate").loaded)
         answer = None
         try:
             await session.run()

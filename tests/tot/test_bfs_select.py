@@ -116,18 +116,43 @@ def test_the_sample_depends_on_the_seed_alone() -> None:
 # -- all --------------------------------------------------------------------------------------------------------
 
 
-def test_select_all_expands_only_as_many_thoughts_as_breadth_allows() -> None:
-    search = BFS(thoughts=2, breadth=5, select="all", depth=7).start(Letters(), "q")
-    requests, end = [], Thought(parts={"thought": "z"}, ended=True)
+def test_children_divide_the_shares_of_their_state() -> None:
+    """An ended branch leaves its shares unused: the others do not depend on it."""
+    search = BFS(thoughts=2, breadth=5, select="all", depth=4).start(Letters(), "q")
+    counts: dict[str, int | None] = {}
     while (step := search.ask()) is not None:
-        if not isinstance(step, Expand):
+        (at,) = [path(search, node) for node in step.nodes[:1]]
+        if isinstance(step, Expand):
+            counts[at] = step.count
+            search.tell([[Thought(parts={"thought": "z"}, ended=True)] if at == "ab" else list("ab"[: step.count])])
+        else:
             search.tell([0.0] * len(step.nodes))
-            continue
-        requests.append((len(step.nodes), step.count))
-        grown: list[Any] = [["a", "b"][: step.count] for _ in step.nodes]
-        grown[0] = {3: [end], 4: [], 5: []}.get(len(requests), grown[0])
-        search.tell(grown)
-    assert requests == [(1, 2), (2, 2), (4, 1), (3, 1), (2, 2), (2, 2)]
+    assert counts == {"": 2, "a": 2, "b": 2, "aa": 2, "ab": 1, "ba": 1, "bb": 1}
+    leaves = [path(search, node) for node in search.complete()]
+    assert leaves == ["aaa", "aab", "abz", "baa", "bba"]
+
+
+@given(st.data(), st.integers(1, 3), st.integers(1, 7))
+def test_the_tree_does_not_depend_on_the_order_in_which_branches_are_told(
+    data: Any, thoughts: int, breadth: int
+) -> None:
+    def grown(choose: Callable[[int], int]) -> tuple[dict[str, str], str, list[str]]:
+        search = BFS(thoughts=thoughts, breadth=breadth, select="all", depth=5).start(Letters(), "q")
+        while steps := search.pending():
+            step = steps[choose(len(steps))]
+            at = [path(search, node) for node in step.nodes]
+            children = [
+                [Thought(parts={"thought": f"{i}"}, ended=len(p) == 2 and i == 1) for i in range(step.count or 0)]
+                for p in at
+                if isinstance(step, Expand)
+            ]
+            search.tell(children or [float(len(p)) for p in at], step=step)
+        nodes = {search.tree.place(node): path(search, node) for node in search.tree}
+        return nodes, path(search, search.best), [path(search, node) for node in search.complete()]
+
+    expected = grown(lambda _: 0)
+    assert len(expected[2]) <= breadth
+    assert grown(lambda count: data.draw(st.integers(0, count - 1))) == expected
 
 
 # -- ToT's published loop ---------------------------------------------------------------------------------------

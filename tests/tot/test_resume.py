@@ -35,6 +35,7 @@ from tot.decoders import TaskError
 YES = Likelihood(labels={"1": 1.0, "2": 0.0})
 RUNS: dict[str, dict[str, Any]] = {
     "bfs": {"search": BFS(thoughts=2, breadth=2, depth=3)},
+    "bfs-all": {"search": BFS(thoughts=2, breadth=3, depth=3, select="all"), "reproducible": True},
     "bfs-vote": {"search": BFS(thoughts=2, breadth=2, depth=3, aggregate="vote"), "evaluator": Vote(samples=2)},
     "propose": {"search": BFS(thoughts=2, breadth=1, depth=3), "generator": Propose()},
     "dfs": {"search": DFS(thoughts=2, depth=3, goals=2), "evaluator": Value()},

@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tot.bench.options import BenchOptions
+from tot.decoders.errors import OptionError
 from tot.decoders.files import write_json
 from tot.evaluation.estimate import spread
 
@@ -171,14 +172,24 @@ def _cell(results: Measurements, metric: Metric, side: str, column: Any) -> str:
     return f"(over {predictions[0]:.0f} s)" if predictions else ""
 
 
+def _different(about: Measured, previous: Measured) -> str:
+    """Name what differs between two runs: the options, or else the machine or the format of the file."""
+    options = previous["asked"] if isinstance(previous["asked"], dict) else {}
+    names = [name for name, value in about["asked"].items() if options.get(name) != value] or [
+        name for name in about if about[name] != previous.get(name)
+    ]
+    return ", ".join(names)
+
+
 class Bench:
     """One run of a benchmark: prints to the console and writes all numbers to a file.
 
-    An unfinished file with the same options and machine is resumed. Use it as a context manager: leaving it without an
-    error marks the file as finished.
+    An unfinished file with the same options and machine is resumed; with `extend`, also a finished one. Use it as a
+    context manager: leaving it without an error marks the file as finished. An unfinished file of other options raises
+    OptionError.
     """
 
-    def __init__(self, options: BenchOptions, console: Console, machine: str) -> None:
+    def __init__(self, options: BenchOptions, console: Console, machine: str, extend: bool = False) -> None:
         self.console = console
         self.out = options.out
         self._markdown = options.markdown
@@ -190,9 +201,13 @@ class Bench:
                 previous = dict(json.loads(self.out.read_text()))
             except (TypeError, ValueError):  # not a results file
                 previous = {}
-            if previous.get("finished") is False and about.items() <= previous.items():
-                self.numbers = previous
-                self.say(f"resuming {self.out}, which was stopped; delete it to start over")
+            same = about.items() <= previous.items()
+            if same and (extend or previous.get("finished") is False):
+                self.numbers = {**previous, "finished": False}
+                self.say(f"resuming {self.out}; delete it to start over")
+            elif not same and (extend or previous.get("finished") is False) and "asked" in previous:
+                other = _different(about, previous)
+                raise OptionError(f"{self.out} was measured with other {other}: delete it, or give another --out")
 
     def __enter__(self) -> Bench:
         return self
@@ -313,7 +328,7 @@ class _Comparison:
         ]
 
     def warm_up(self, column: Any, work: Any) -> None:
-        for side in self.open(column, 0):
+        for side in self.open(column, self.results.rounds - 1):
             if self.predicted(side, column, work) <= WARM_UP * self.patience:
                 self.run(side, column, work)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin
 
@@ -191,13 +192,55 @@ class StartOptions(InRounds):
     )
 
 
-class QualityOptions(BenchOptions):
-    """Compare the accuracy and cost of ways to answer, and the AUROC of evaluators."""
+class WaysOptions(BenchOptions):
+    """Options of benchmarks that compare ways to answer the same questions."""
 
     data: str = Field(description="Questions with answers, as for tot eval.")
     task: str = Field("gsm8k", description="The task of these questions.")
     limit: int = Field(100, ge=1, description="Number of questions.")
     offset: int = Field(0, ge=0, description="Rows to skip first.")
+
+    @property
+    def rows(self) -> dict[str, Any]:
+        """The options of an evaluation that all ways share."""
+        return {name: getattr(self, name) for name in ("task", "data", "model", "limit", "offset")}
+
+
+class AnswersOptions(WaysOptions):
+    """Compare right answers and seconds per question with llama.cpp and vLLM, one question at a time."""
+
+    way: list[str] = Field(
+        [],
+        description="A way to answer, as 'NAME: option=value; option=value', with options of tot eval, or peer=llama "
+        "or peer=vllm with samples=N and file=FILE. Repeat for more; each is compared with the first. By default "
+        "one answer, votes and searches of each program.",
+    )
+    escalate: str | None = Field(
+        None, description="Add the last default way with this larger model for hard questions."
+    )
+    picture: Path | None = Field(None, description="Plot right answers over seconds to this file.")
+    llama: Path = Field(
+        Path(".venv-llama/bin/python"), description="Python interpreter with llama-cpp-python (make peers installs it)."
+    )
+    vllm: Path = Field(
+        Path(".venv-vllm/bin/python"), description="Python interpreter with vLLM (make peers installs it)."
+    )
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The options that identify a run: a higher limit extends it."""
+        return self.model_dump(mode="json", exclude={"out", "markdown", "picture", "limit"})
+
+    @model_validator(mode="after")
+    def _ways(self) -> AnswersOptions:
+        if self.way and self.escalate is not None:
+            raise OptionError("--escalate changes a default way: leave it out, and write --way '...; escalate=MODEL'")
+        return self
+
+
+class QualityOptions(WaysOptions):
+    """Compare the accuracy and cost of ways to answer, and the AUROC of evaluators."""
+
     way: list[str] = Field(
         [
             "plain: search=cot",
@@ -226,19 +269,11 @@ class QualityOptions(BenchOptions):
         description="Questions whose solutions the evaluators judge piece by piece, from the way with most samples.",
     )
     timed: int = Field(0, ge=0, description="Questions to time one at a time; the ways take turns.")
-    picture: Path | None = Field(None, description="Plot accuracy over tokens to this file.")
 
     @property
     def ways(self) -> dict[str, dict[str, Any]]:
         """The options of each way, by name. Raises OptionError for an invalid one."""
-        ways = {}
-        for text in self.way:
-            name, colon, pairs = text.partition(":")
-            options = _pairs(pairs)
-            if not (name.strip() and colon) or options is None:
-                raise OptionError(f"--way {text!r} can't be read: write 'NAME: option=value; option=value'")
-            ways[name.strip()] = options
-        return ways
+        return read_ways(self.way)
 
     @property
     def judging(self) -> dict[str, Any]:
@@ -257,6 +292,18 @@ class QualityOptions(BenchOptions):
             if len(names) < 2 or not self.ways.keys() >= set(names):
                 raise OptionError(f"--mix {text!r} can't be read: join ways with +, such as {'+'.join(self.ways)}")
         return mixtures
+
+
+def read_ways(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Parse ways as 'NAME: option=value; option=value'. Raises OptionError for an invalid one."""
+    ways = {}
+    for text in texts:
+        name, colon, pairs = text.partition(":")
+        options = _pairs(pairs)
+        if not (name.strip() and colon) or options is None:
+            raise OptionError(f"--way {text!r} can't be read: write 'NAME: option=value; option=value'")
+        ways[name.strip()] = options
+    return ways
 
 
 def _pairs(text: str) -> dict[str, Any] | None:

@@ -102,26 +102,13 @@ def run(asked: QualityOptions, console: Console) -> None:
             bench.show(preferred(judge_of_pairs, {name: ways[name] for name in works}, bench))
         if evaluators:
             judge(bench, works[most], folder_of(asked, most), evaluators, asked.judged)
-        seconds = time_each(asked, works, bench) if asked.timed else {}
-        if asked.picture is not None:
-            from tot.report.plots import accuracies, save
-
-            tokens = {name: _mean(answers, "tokens") for name, answers in ways.items()}
-            # A replay of all samples of a way has the cost of that way.
-            drawn = {name: name.partition(", ")[0] for name in ways}
-            cost = {name: seconds[of] for name, of in drawn.items() if of in seconds and tokens[name] == tokens[of]}
-            cost = cost or tokens
-            accuracy = {name: estimate([one.score for one in ways[name].values()]) for name in cost}
-            across = f"{'seconds' if seconds else 'new tokens'} a question"
-            points = {name: (cost[name], one.mean, one.low, one.high) for name, one in accuracy.items()}
-            save(accuracies(points, across), asked.picture)
+        if asked.timed:
+            time_each(asked, works, bench)
 
 
 def way(asked: QualityOptions, options: Mapping[str, Any]) -> EvaluationRun:
     """Return the evaluation of one way. Raises OptionError for unknown options."""
-    about = {"task": asked.task, "data": asked.data, "model": asked.model, "limit": asked.limit}
-    about |= {"offset": asked.offset, "concurrency": asked.concurrency}
-    return EvaluationRun.read({**about, **options})
+    return EvaluationRun.read({**asked.rows, "concurrency": asked.concurrency, **options})
 
 
 def folder_of(asked: QualityOptions, name: str) -> Path:
@@ -322,8 +309,8 @@ def _mean(answers: Answers, field: str) -> float:
     return fmean(getattr(one, field) for one in answers.values())
 
 
-def time_each(asked: QualityOptions, works: Mapping[str, EvaluationRun], bench: Bench) -> dict[str, float]:
-    """Return the mean seconds per question of each way, one question at a time; the ways take turns."""
+def time_each(asked: QualityOptions, works: Mapping[str, EvaluationRun], bench: Bench) -> None:
+    """Measure seconds per question of each way, one question at a time; the ways take turns."""
     first = next(iter(works.values()))
     asked_questions = [
         one for one in Questions(first.task, asked.data, asked.timed, asked.offset) if isinstance(one, Question)
@@ -334,7 +321,7 @@ def time_each(asked: QualityOptions, works: Mapping[str, EvaluationRun], bench: 
         return {"seconds": seconds, "tokens": solution.usage.new_tokens}
 
     sides = [Side(name, partial(answered, work)) for name, work in works.items()]
-    results = bench.compare(
+    bench.compare(
         f"{len(asked_questions)} questions, one at a time",
         sides,
         lambda _, turn: asked_questions[turn].text,
@@ -343,4 +330,3 @@ def time_each(asked: QualityOptions, works: Mapping[str, EvaluationRun], bench: 
         metrics=[SECONDS, Metric("new tokens", lambda measured: measured["tokens"], plain(".0f"))],
         against=[sides[0].name],
     )
-    return {name: fmean(results.values(SECONDS, name)) for name in works}

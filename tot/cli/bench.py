@@ -13,6 +13,7 @@ from tot.decoders.errors import validated
 from tot.report.terminal import console
 
 BENCHES: dict[str, tuple[type[of.BenchOptions], str]] = {
+    "answers": (of.AnswersOptions, "answers:run"),
     "decoders": (of.DecodersOptions, "decoders:run"),
     "fastcot": (of.FastCoTBench, "papers.fastcot:run"),
     "neighbours": (of.NeighboursOptions, "peers.neighbours:run"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -30,6 +31,11 @@ class Evaluator(BaseModel):
     def layers(self) -> tuple[int, ...]:
         """Layers of the generating model whose hidden states at the ends of texts this evaluator reads."""
         return ()
+
+    @property
+    def compares(self) -> bool:
+        """Whether a value depends on other branches, so that these must not run ahead."""
+        return False
 
     def key(self, ctx: Context, node: Node) -> Hashable | None:
         """Return a key; nodes with equal keys share one evaluation per search. None, the default, is never shared."""
@@ -68,13 +74,22 @@ async def judge(ctx: Context, evaluator: Evaluator, nodes: Sequence[Node]) -> li
     with user_code(f"{type(evaluator).__name__}.key"):
         keys = [object() if (key := evaluator.key(ctx, node)) is None else key for node in nodes]
         set(keys)
+    while others := {ctx.evaluating[key] for key in keys if key in ctx.evaluating}:
+        await asyncio.wait(others)  # other branches of the search evaluate equal states
     new: dict[Hashable, Node] = {}
     for key, node in zip(keys, nodes, strict=True):
         if key not in ctx.evaluations:
             new.setdefault(key, node)
     method = f"{type(evaluator).__name__}.evaluate"
-    with user_code(method):
-        results = list(await evaluator.evaluate(ctx, list(new.values()))) if new else []
+    evaluated = asyncio.get_running_loop().create_future()
+    ctx.evaluating.update(dict.fromkeys(new, evaluated))
+    try:
+        with user_code(method):
+            results = list(await evaluator.evaluate(ctx, list(new.values()))) if new else []
+    finally:
+        evaluated.set_result(None)
+        for key in new:
+            del ctx.evaluating[key]
     if len(results) != len(new):
         raise TaskError(f"{method} returned {len(results)} values for {len(new)} nodes: return one per node")
     evaluations = dict(zip(new, map(as_evaluation, results), strict=True))

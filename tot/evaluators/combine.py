@@ -38,6 +38,10 @@ class Combine(Evaluator):
     def layers(self) -> tuple[int, ...]:
         return tuple(layer for evaluator in self.evaluators for layer in getattr(evaluator, "layers", ()))
 
+    @property
+    def compares(self) -> bool:
+        return any(getattr(evaluator, "compares", False) for evaluator in self.evaluators)
+
     def key(self, ctx: Context, node: Node) -> Hashable | None:
         keys = tuple(evaluator.key(ctx, node) for evaluator in self.evaluators)
         return None if None in keys else (self.rule, self.weights, keys)

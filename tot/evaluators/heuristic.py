@@ -72,6 +72,10 @@ class Agreement(Evaluator):
     no other branches.
     """
 
+    @property
+    def compares(self) -> bool:
+        return True
+
     async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[float]:
         leaves = {node.id: node for node in (*ctx.tree.leaves(), *nodes)}
         by_leaf = {leaf.id: ctx.claims(leaf, whole=True) for leaf in leaves.values()}

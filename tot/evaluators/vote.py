@@ -24,6 +24,10 @@ class Vote(Evaluator):
     samples: Annotated[int, Field(ge=1)] = 5
     temperature: Annotated[float, Field(ge=0)] = 0.7
 
+    @property
+    def compares(self) -> bool:
+        return True
+
     async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[Evaluation]:
         task = ctx.task
         if len(nodes) == 1:

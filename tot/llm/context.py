@@ -65,6 +65,8 @@ class Context:
         self._question = self.state(tree.root).question
         self._max_tokens = max_tokens
         self.evaluations: dict[Hashable, Evaluation] = {}
+        self.evaluating: dict[Hashable, asyncio.Future[None]] = {}
+        """The end of each running evaluation."""
         self._layers = tuple(layers)
         self._endings: dict[Hashable, np.ndarray[Any, Any]] = {}
         """Hidden states (layers, hidden) at the end of each sampled text, by the tokens of its path."""

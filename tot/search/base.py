@@ -24,6 +24,7 @@ from tot.evaluators.base import Evaluator
 from tot.llm.replies import Evaluation, Proposal, as_evaluation, as_proposal
 from tot.llm.seeds import derive
 from tot.running import run_to_end
+from tot.search.branches import Branch
 from tot.search.hooks import Hooks
 from tot.search.steps import Evaluate, Expand, Step, Steps
 from tot.search.votes import Ballot, count, source_of, votes_of
@@ -157,64 +158,70 @@ class SearchState:
         self._keys: dict[int, Hashable] = {0: self.checked.key(root)}
         self._siblings: dict[tuple[int, Hashable], Node] = {}
         self._first_nodes: dict[Hashable, Node] = {self._keys[0]: self.tree.root}
-        self._pending: Step | None = None
-        self._processed: list[Node] | None = None
         self._finished = False
-        self._steps = options.steps(self)
+        self._branches = [Branch(options.steps(self))]
+        """The branches that have not ended. The last one received results most recently."""
         self._check_end(self.tree.root, root)
 
     def ask(self) -> Step | None:
         """Return the next step, or None if the search has ended. Repeats the step until `tell` gets its results."""
-        while self._pending is None and not self._finished:
-            step = self._next()
-            if not isinstance(self.best, Node):
-                raise TaskError(f"{type(self.options).__name__} set search.best to {self.best!r:.60}: set it to a node")
-            if step is None:
-                self._finished = True
-                if self.stopped is None and self._has_terminal and not self.goals:
-                    self.stopped = f"no goal among {len(self.tree) - 1} thoughts"
-                break
-            self._processed = []
-            if isinstance(step, Expand):
-                nodes = self._hooks.emit("on_select", self, list(step.nodes))
-                step = replace(step, nodes=tuple(nodes), states=tuple(map(self.tree.state, nodes)))
-            if self._finished:
-                break
-            if step.nodes:
-                self._pending = step
-                if isinstance(step, Expand) and step.partial:
-                    cancels = step.purpose != self._writing
-                    self.unfinished = (step.count or 0) + (0 if cancels else self.unfinished)
-                    self._writing = step.purpose
-        return None if self._finished else self._pending
+        return next(iter(self.pending()), None)
 
-    def _next(self) -> Step | None:
-        """Return the step that the algorithm yields next, or None at its end."""
+    def pending(self) -> list[Step]:
+        """Return the next step of every branch. They can run at the same time; `tell` takes them in any order."""
+        for branch in self._branches:  # a branch may append others
+            while branch.step is None and not self._finished and (step := self._next(branch)) is not None:
+                branch.nodes = []
+                if isinstance(step, Expand):
+                    nodes = self._hooks.emit("on_select", self, list(step.nodes))
+                    step = replace(step, nodes=tuple(nodes), states=tuple(map(self.tree.state, nodes)))
+                    if step.partial:
+                        cancels = step.purpose != self._writing
+                        self.unfinished = (step.count or 0) + (0 if cancels else self.unfinished)
+                        self._writing = step.purpose
+                branch.step = step if step.nodes else None
+        if self._finished:
+            return []
+        self._branches = [branch for branch in self._branches if branch.step is not None]
+        self._finished = not self._branches
+        if self._finished and self.stopped is None and self._has_terminal and not self.goals:
+            self.stopped = f"no goal among {len(self.tree) - 1} thoughts"
+        return [branch.step for branch in self._branches if branch.step is not None]
+
+    def branch(self, steps: Steps) -> None:
+        """Start another generator of steps, which runs independently of the others."""
+        self._branches.append(Branch(steps))
+
+    def _next(self, branch: Branch) -> Step | None:
+        """Return the step that the algorithm yields next in a branch, or None at the branch's end."""
         name = type(self.options).__name__
         with user_code(f"{name}.steps"):
-            try:
-                step = next(self._steps) if self._processed is None else self._steps.send(self._processed)
-            except StopIteration:
-                return None
+            step = branch.next()
+        if not isinstance(self.best, Node):
+            raise TaskError(f"{name} set search.best to {self.best!r:.60}: set it to a node")
+        if step is None:
+            return None
         if not isinstance(step, Expand | Evaluate) or not all(isinstance(node, Node) for node in step.nodes):
             raise TaskError(
                 f"{name}.steps yielded {step!r:.100}: yield search.expand(nodes, ...) or search.evaluate(nodes)"
             )
         return step
 
-    def tell(self, results: Sequence[Any], *, acted: bool = False) -> list[Node]:
-        """Report the results of the current step. Return the new children, or the evaluated nodes.
+    def tell(self, results: Sequence[Any], *, acted: bool = False, step: Step | None = None) -> list[Node]:
+        """Report the results of a step. Return the new children, or the evaluated nodes.
 
         Args:
             results: One entry per node of the step, in order. Expand: a list of thoughts (texts, Thoughts, Replies or
                 Proposals). Evaluate: a value (a number, None or an Evaluation).
             acted: Whether the caller has already executed the thoughts (`acted`). Otherwise this method executes them.
+            step: One of the `pending` steps. The default is the step that `ask` returns.
 
         Raises:
             TaskError: There is no current step, results are missing, or a method of the task fails.
         """
-        step = self._pending
-        if step is None:
+        waiting = (one for one in self._branches if one.step is not None and (step is None or step is one.step))
+        branch = next(waiting, None)
+        if branch is None or (step := branch.step) is None:
             raise TaskError("tell() got results, but there is no current step: call ask() before tell()")
         if len(results) != len(step.nodes):
             raise TaskError(f"got {len(results)} results for {len(step.nodes)} nodes: pass one per node, in order")
@@ -222,7 +229,7 @@ class SearchState:
             proposals = [[as_proposal(one, self.task) for one in each_of(siblings)] for siblings in results]
             if not acted:
                 proposals = run_to_end(self.acted(step.states, proposals))
-            self._pending = None
+            branch.step = None
             if step.partial:
                 arrived = sum(map(len, proposals))
                 self.unfinished, self.received = self.unfinished - arrived, self.received + arrived
@@ -235,11 +242,13 @@ class SearchState:
             nodes = self._hooks.emit("on_expand", self, list(children.values()))
         else:
             evaluations = list(map(as_evaluation, results))
-            self._pending = None
+            branch.step = None
             for node, evaluation in zip(step.nodes, evaluations, strict=True):
                 self._value(node, evaluation, step.fast)
             nodes = self._hooks.emit("on_evaluate", self, list(step.nodes))
-        self._processed = nodes
+        branch.nodes = nodes
+        self._branches.remove(branch)
+        self._branches.append(branch)
         if self._finished:  # a hook stopped the search before the algorithm saw these nodes
             self.best = max([self.best, *self.goals, *nodes], key=self._rank)
         return nodes
@@ -263,8 +272,8 @@ class SearchState:
                     one.thought = one.thought.model_copy(update={"observation": observation})
         return found
 
-    def stop(self, why: str) -> None:
-        """End the search; `search.best` stays as it is."""
+    def stop(self, why: str | None = None) -> None:
+        """End the search and all of its branches; `search.best` stays as it is."""
         self.stopped, self._finished = why, True
 
     def inject(self, parent: Node, thought: str | Thought) -> Node | None:
@@ -310,8 +319,8 @@ class SearchState:
         return self.checked.verify(self.tree.state(self.tree.root).question, answer)
 
     def complete(self) -> list[Node]:
-        """Return the nodes to answer from: leaves that can't be expanded, or else the deepest leaves."""
-        leaves = self.tree.leaves()
+        """Return the nodes to answer from, by position: leaves that can't be expanded, or else the deepest leaves."""
+        leaves = sorted(self.tree.leaves(), key=lambda node: [step.index for step in self.tree.path(node)])
         ends = [node for node in leaves if self.is_end(node)]
         deepest = max((node.depth for node in leaves), default=0)
         return ends or [node for node in leaves if node.depth == deepest] or [self.best]

@@ -30,13 +30,17 @@ class BFS(MergingSearch):
 
     greedy  The b best; ties keep their order.
     sample  b states, sampled without replacement in proportion to their values.
-    all     All of them. Each state gets up to n children while the frontier stays within b, otherwise one.
+    all     All of them. The root has b shares, and children divide the shares of their state. A state with s shares gets
+            min(n, s) children. Branches are independent: each state is expanded when its text ends.
     """
 
     def steps(self, search: SearchState) -> Steps:
+        if self.select == "all":
+            yield from self._grow(search, search.tree.root, self.breadth)
+            return
         frontier = [search.tree.root]
         while unfinished := [node for node in frontier if not search.is_end(node)]:
-            children = yield search.expand(unfinished, self._count(unfinished, frontier))
+            children = yield search.expand(unfinished, self.thoughts)
             if search.solved is not None:
                 search.best = search.solved
                 return
@@ -50,12 +54,22 @@ class BFS(MergingSearch):
             if best is not None and best.value is not None:
                 search.best = best
 
-    def _count(self, unfinished: Sequence[Node], frontier: Sequence[Node]) -> int | None:
-        """Return the number of children per state."""
-        if self.select != "all":
-            return self.thoughts
-        room = max(1, (self.breadth - len(frontier) + len(unfinished)) // len(unfinished))
-        return min(room, self.thoughts or room)
+    def _grow(self, search: SearchState, node: Node, shares: int) -> Steps:
+        """Expand a state, and start a branch for each child. The children divide the shares; the first get the rest."""
+        if search.is_end(node):
+            return
+        children = yield search.expand([node], min(shares, self.thoughts or shares))
+        if search.solved is not None:
+            search.best = search.solved
+            search.stop()
+            return
+        children = yield search.evaluate(children)
+        children = search.emit("on_level", by_value(children)[:shares])
+        best = by_value(search.complete())[0]
+        if best.value is not None:
+            search.best = best
+        for number, child in enumerate(children):
+            search.branch(self._grow(search, child, max(1, math.ceil((shares - number) / len(children)))))
 
     def _select(self, nodes: Sequence[Node], search: SearchState) -> list[Node]:
         if self.select != "sample":

@@ -101,6 +101,9 @@ class Checkpoint:
                 raise TaskError(f"{path} is not a trace of a run: give the .jsonl file that `tot solve --out` wrote")
             if lines and lines[-1]["step"] == "end":
                 raise TaskError(f"{path} holds a finished run: there is nothing to resume")
+            while lines and lines[-1].get("more"):  # the kill interrupted a level
+                lines.pop()
+                whole = whole[: whole.rfind("\n", 0, -1) + 1]
             file.seek(len(whole.encode()))
             file.truncate()
         return cls(path, file, release, header, lines)
@@ -149,8 +152,16 @@ class Checkpoint:
             where = f"in a line of {line.get('step')} ({reason(error)})"
             raise TaskError(f"{self.path} is damaged {where}: start a new run") from None
 
-    def write(self, step: Step | None, done: Recorded, tree: ThoughtTree) -> None:
-        """Record a step or the answers (None), the results, and the parts of the tree that changed."""
+    def next_of(self, steps: Sequence[Step]) -> Step:
+        """Return the one of these steps that the next line records, or else the first."""
+        line = self._recorded[0] if self._recorded else {}
+        return next((step for step in steps if _step_to_json(step).items() <= line.items()), steps[0])
+
+    def write(self, step: Step | None, done: Recorded, tree: ThoughtTree, more: bool = False) -> None:
+        """Record a step or the answers (None), the results, and the parts of the tree that changed.
+
+        With `more`, a resumed run repeats the step unless the next one is also recorded.
+        """
         changed = [node for node in tree if vars(node) != self._nodes.get(node.id)]
         links = [link for link in tree.links() if (link[0].id, link[1].id) not in self._links]
         new_calls = {node: calls[self._recorded_calls.get(node, 0) :] for node, calls in tree.calls.items()}
@@ -160,6 +171,7 @@ class Checkpoint:
         self._write(
             {
                 **_step_to_json(step),
+                **({"more": True} if more else {}),
                 "results": _results(step).dump_python(done.results, mode="json", exclude_defaults=True),
                 "calls": done.calls,
                 "spent": asdict(done.spent),

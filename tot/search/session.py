@@ -5,6 +5,7 @@ The SearchState owns the tree and yields the next step. The session holds the ge
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -54,7 +55,7 @@ class SearchSession:
         checkpoint: Checkpoint | None = None,
         reproducible: bool = False,
     ) -> None:
-        """Start the search. With `reproducible`, the results of steps do not depend on which sample ends first."""
+        """Start the search. With `reproducible`, nothing depends on which sample or branch ends first."""
         self.task = task
         self.search = search.start(task, question, seed=seed, hooks=hooks)
         """The running search, which yields the steps."""
@@ -77,6 +78,12 @@ class SearchSession:
         self._in_progress = InProgress(ordered=reproducible)
         self._changed = watch or (lambda session: None)
         self._checkpoint = checkpoint
+        self._counted = 0, self.meter.total
+        """Calls and usage at the last results."""
+        self._running: dict[Step, asyncio.Task[Any]] = {}
+        ordered = search.merges(self.tree.state(self.tree.root)) or getattr(evaluator, "compares", False)
+        self._by_level = reproducible or ordered
+        """Whether branches wait for each other: merging and comparing states depends on the order of results."""
         about: dict[str, Any] = {"seed": seed, "max_tokens": max_tokens}
         judges = filter(None, (evaluator, getattr(search, "fast_evaluator", None)))
         layers = sorted({layer for judge in judges for layer in getattr(judge, "layers", ())})
@@ -112,34 +119,63 @@ class SearchSession:
         try:
             await self._run()
         finally:
+            for task in self._running.values():
+                task.cancel()
+            await asyncio.gather(*self._running.values(), return_exceptions=True)
             await self._in_progress.cancel()
             await self._backend.cancel()
 
     async def _run(self) -> None:
-        while (step := self.search.ask()) is not None:
-            limit = self.meter.exhausted() if isinstance(step, Expand) else self.meter.overspent()
-            if limit is not None:
-                self.stopped = f"budget: {limit}"
+        while steps := self._replayed():
+            for step in steps:
+                if step not in self._running and not self._is_spent(step):
+                    self._running[step] = asyncio.create_task(self._results(step))
+            if not self._running:
                 return
-            recorded = self._checkpoint.step(step) if self._checkpoint is not None else None
-            nodes, calls, total = len(self.tree), self.calls, self.meter.total
-            if recorded is not None:
-                results = self._replay(recorded)
-                if isinstance(step, Expand) and step.partial:
-                    self._in_progress.replay(step.count or 0, step.purpose, results[0])
-                if isinstance(step, Evaluate):
-                    remember(self._evaluating, self._evaluator_of(step), step.nodes, results)
-            else:
-                results = await self._results(step)
-            try:
-                self.search.tell(results, acted=True)
-                self.search.ask()  # run the search up to its next step: changes to the tree belong to this one
-            finally:  # record the results even if the task fails on them
-                self.meter.count(nodes=len(self.tree) - nodes)
-                # Don't record a step that the budget may have cut short: a resumed run with a larger budget repeats it.
-                if recorded is None and self._checkpoint is not None and self.meter.overspent() is None:
-                    self._checkpoint.write(step, self._recorded(results, calls, total), self.tree)
-            self._changed(self)
+            when = asyncio.ALL_COMPLETED if self._by_level else asyncio.FIRST_COMPLETED
+            await asyncio.wait(self._running.values(), return_when=when)
+            ended = [step for step in steps if step in self._running and self._running[step].done()]
+            for step in ended:
+                self._tell(step, self._running.pop(step).result(), more=self._by_level and step is not ended[-1])
+
+    def _replayed(self) -> list[Step]:
+        """Tell the recorded results. Return the pending steps, whose results are not recorded."""
+        while (steps := self.search.pending()) and self._checkpoint is not None:
+            step = self._checkpoint.next_of(steps)
+            if self._is_spent(step) or (recorded := self._checkpoint.step(step)) is None:
+                break
+            results = self._replay(recorded)
+            if isinstance(step, Expand) and step.partial:
+                self._in_progress.replay(step.count or 0, step.purpose, results[0])
+            if isinstance(step, Evaluate):
+                remember(self._evaluating, self._evaluator_of(step), step.nodes, results)
+            self._tell(step, results, recorded=True)
+        return steps
+
+    def _is_spent(self, step: Step) -> bool:
+        """Return whether the budget leaves nothing for a step; if so, it is why the session ends."""
+        limit = self.meter.exhausted() if isinstance(step, Expand) else self.meter.overspent()
+        if limit is not None:
+            self.stopped = f"budget: {limit}"
+        return limit is not None
+
+    def _tell(self, step: Step, results: list[Any], recorded: bool = False, more: bool = False) -> None:
+        """Tell the search the results of a step, and record them unless they come from the checkpoint.
+
+        `more`: the results of other steps of the same level follow.
+        """
+        nodes = len(self.tree)
+        try:
+            self.search.tell(results, acted=True, step=step)
+            self.search.pending()  # run the search up to its next steps: changes to the tree belong to this one
+        finally:  # record the results even if the task fails on them
+            self.meter.count(nodes=len(self.tree) - nodes)
+            calls, total = self._counted
+            self._counted = self.calls, self.meter.total
+            # Don't record a step that the budget may have cut short: a resumed run with a larger budget repeats it.
+            if not recorded and self._checkpoint is not None and self.meter.overspent() is None:
+                self._checkpoint.write(step, self._recorded(results, calls, total), self.tree, more)
+        self._changed(self)
 
     async def _results(self, step: Step) -> list[list[Proposal]] | list[Evaluation]:
         if isinstance(step, Evaluate):

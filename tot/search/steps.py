@@ -13,7 +13,7 @@ from tot.tree.thought import State
 from tot.tree.tree import Node
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Expand:
     """Request thoughts after each of `nodes`."""
 
@@ -30,7 +30,7 @@ class Expand:
     """Whose decoder writes the thoughts. With another purpose than before, unfinished solutions are cancelled."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Evaluate:
     """Request the value of each of `nodes`."""
 

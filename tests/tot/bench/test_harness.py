@@ -15,6 +15,7 @@ from rich.console import Console
 from tot.bench.harness import RATE, SECONDS, Bench, Measurements, Metric, Side, by_column, by_metric, percent, times
 from tot.bench.options import BenchOptions, PeersOptions
 from tot.bench.workloads import Waves, branches, rows
+from tot.decoders.errors import OptionError
 
 
 @pytest.fixture
@@ -136,8 +137,13 @@ def test_the_remaining_time_is_reported_from_the_first_cell_on(bench: Any, scree
     assert remaining[-2:] == [", about 4 min left", ""]
 
 
-def test_a_file_with_other_options_is_not_resumed(bench: Any, tmp_path: Path) -> None:
-    (tmp_path / "n.json").write_text(json.dumps({"format": 3, "machine": "a machine", "asked": {}, "finished": False}))
+def test_an_unfinished_file_of_another_run_is_not_overwritten(bench: Any, tmp_path: Path) -> None:
+    about = {"format": 3, "machine": "a machine", "asked": {"model": "m"}, "finished": False}
+    for changes, named in (({"asked": {}}, "model"), ({"machine": "b"}, "machine")):
+        (tmp_path / "n.json").write_text(json.dumps(about | changes))
+        with pytest.raises(OptionError, match=f"n.json was measured with other {named}: delete it"):
+            bench()
+    (tmp_path / "n.json").write_text(json.dumps(about | {"asked": {}, "finished": True}))
     assert bench().numbers["asked"] == {"model": "m"}
     (tmp_path / "n.json").write_text("[no JSON")
     assert bench().numbers["asked"] == {"model": "m"}

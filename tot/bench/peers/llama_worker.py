@@ -11,15 +11,24 @@ import os
 import sys
 import time
 from bisect import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import llama_cpp as llama  # type: ignore[import-not-found,unused-ignore]
 
 BATCH = 2048
 Prompt = tuple[int, ...]
+
+
+class Sample(NamedTuple):
+    """A text in progress: its sequence, the position of its first token, its maximum length and its tokens."""
+
+    sequence: int
+    start: int
+    length: int
+    tokens: list[int]
 
 
 class LlamaEngine:
@@ -39,45 +48,55 @@ class LlamaEngine:
             raise RuntimeError(f"llama.cpp cannot create a context of {cells} tokens")
         self.memory = llama.llama_get_memory(self.context)
         self.batch = llama.llama_batch_init(BATCH, 0, self.sequences)
-        self.sampler = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
-        llama.llama_sampler_chain_add(self.sampler, llama.llama_sampler_init_temp(1.0))
-        llama.llama_sampler_chain_add(self.sampler, llama.llama_sampler_init_dist(1))
+        self.sampler = sampler(temperature=1.0)
         self.held: dict[Prompt, int] = {}
         """Prompts in the key-value cache, and their sequences."""
 
     def run(self, waves: Sequence[Sequence[dict[str, Any]]]) -> int:
         """Run all waves with an empty cache. Return the number of tokens sampled."""
+        self.forget()
+        return sum(len(tokens) for wave in waves for tokens in self.wave(wave))
+
+    def complete(self, prompt: list[int], n: int, max_tokens: int, ends: list[int], **sampling: Any) -> list[list[int]]:
+        """Sample n texts of a prompt in parallel with an empty cache, each up to one of the tokens `ends`."""
+        self.forget()
+        llama.llama_sampler_free(self.sampler)
+        self.sampler = sampler(**sampling)
+        return self.wave([{"prompt": prompt, "new": [max_tokens] * n}], frozenset(ends))
+
+    def forget(self) -> None:
+        """Clear the key-value cache."""
         llama.llama_memory_clear(self.memory, False)
         self.held = {}
-        return sum(self.wave(wave) for wave in waves)
 
-    def wave(self, requests: Sequence[dict[str, Any]]) -> int:
-        """Prefill the prompts, then decode one token of every sample per step."""
+    def wave(self, requests: Sequence[dict[str, Any]], ends: Collection[int] = ()) -> list[list[int]]:
+        """Prefill the prompts, then decode one token of every sample per step. Return the samples' tokens."""
         lengths: dict[Prompt, list[int]] = {}
         for request in requests:
             lengths.setdefault(tuple(request["prompt"]), []).extend(request["new"])
         free = [number for number in range(self.sequences) if number not in self.held.values()]
-        samples = sum(map(len, lengths.values()))
-        if len(lengths) + samples > len(free):
-            raise RuntimeError(f"{len(lengths)} prompts and {samples} samples need more than {len(free)} sequences")
+        count = sum(map(len, lengths.values()))
+        if len(lengths) + count > len(free):
+            raise RuntimeError(f"{len(lengths)} prompts and {count} samples need more than {len(free)} sequences")
         homes = {prompt: free.pop() for prompt in lengths}
         firsts = self.prefill(homes, lengths)
-        running: list[list[int]] = []  # sequence, position, its token, tokens left
+        samples: list[Sample] = []
         for prompt, wanted in lengths.items():
             for length, token in zip(wanted, firsts[prompt], strict=True):
                 sequence = free.pop()
                 llama.llama_memory_seq_cp(self.memory, homes[prompt], sequence, 0, len(prompt))
-                running.append([sequence, len(prompt), token, length - 1])
-        while running := [sample for sample in running if sample[3]]:
-            for row, (sequence, position, token, _) in enumerate(running):
-                self.put(row, token, position, [sequence], reads=True)
+                samples.append(Sample(sequence, len(prompt), length, [token]))
+        running = samples
+        while running := [one for one in running if len(one.tokens) < one.length and one.tokens[-1] not in ends]:
+            for row, one in enumerate(running):
+                self.put(row, one.tokens[-1], one.start + len(one.tokens) - 1, [one.sequence], reads=True)
             self.decode(len(running))
-            for row, sample in enumerate(running):
-                sample[1:] = sample[1] + 1, self.draw(row), sample[3] - 1
+            for row, one in enumerate(running):
+                one.tokens.append(self.draw(row))
         for sequence in set(range(self.sequences)).difference(homes.values()):
             llama.llama_memory_seq_rm(self.memory, sequence, -1, -1)
         self.held = homes
-        return sum(map(sum, lengths.values()))
+        return [one.tokens for one in samples]
 
     def prefill(self, homes: dict[Prompt, int], lengths: dict[Prompt, list[int]]) -> dict[Prompt, list[int]]:
         """Compute uncached tokens, shared stretches once, and return the first tokens of the samples."""
@@ -125,6 +144,20 @@ class LlamaEngine:
         return int(llama.llama_sampler_sample(self.sampler, self.context, row))
 
 
+def sampler(temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int = 1) -> Any:
+    """Return llama.cpp's sampler with its filters in their default order; greedy at temperature 0."""
+    chain = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
+    parts = [llama.llama_sampler_init_greedy()]
+    if temperature > 0:
+        parts = [llama.llama_sampler_init_top_k(top_k)] if top_k else []
+        parts += [llama.llama_sampler_init_top_p(top_p, 1)] if top_p < 1 else []
+        parts += [llama.llama_sampler_init_min_p(min_p, 1)] if min_p else []
+        parts += [llama.llama_sampler_init_temp(temperature), llama.llama_sampler_init_dist(seed)]
+    for part in parts:
+        llama.llama_sampler_chain_add(chain, part)
+    return chain
+
+
 def common(one: Prompt, other: Prompt) -> int:
     """Return the length of two prompts' common prefix, in tokens."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
@@ -156,17 +189,20 @@ def at_precision(source: Path, precision: str, folder: Path) -> Path:
 
 
 def serve(replies: Any) -> None:
-    """The first command loads the model; each other command has waves to run."""
+    """The first command loads the model; each other command has waves to run, or a prompt to complete."""
     load = json.loads(sys.stdin.readline())
     path = at_precision(Path(load["model"]), load["precision"], Path(load["folder"]))
     engine = LlamaEngine(path, load["threads"], load["cells"])
     replies({"about": f"llama.cpp of llama-cpp-python {llama.__version__}, {path.name}"})
     for line in sys.stdin:
         try:
-            waves = json.loads(line)["waves"]
+            command = json.loads(line)
             began = time.perf_counter()
-            tokens = engine.run(waves)
-            replies({"seconds": time.perf_counter() - began, "tokens": tokens})
+            if "waves" in command:
+                done: dict[str, Any] = {"tokens": engine.run(command["waves"])}
+            else:
+                done = {"samples": engine.complete(**command["complete"])}
+            replies({"seconds": time.perf_counter() - began, **done})
         except RuntimeError as error:
             replies({"error": str(error)})
 

@@ -92,29 +92,41 @@ def _openers(options: PeersOptions, stack: ExitStack) -> Iterator[tuple[str, Cal
 
 def open_llama(options: BranchesOptions, stack: ExitStack, precision: str, name: str) -> Peer:
     """Open llama.cpp with weights of a precision in PRECISIONS. Raises SideError if it is not available."""
-    file = find_model(options.model)
-    if file.suffix != ".gguf":
-        raise SideError(f"llama.cpp cannot read {options.model}: pass a .gguf file as --model")
-    load: dict[str, Any] = {"model": str(file), "precision": precision, "folder": str(cache_folder() / "peers")}
     longest = options.prompt_tokens + options.new_tokens
-    load |= {"threads": threads(), "cells": _CELLS + 2 * longest}
-    return _worker(name, stack, options.llama, "llama", load, {})
+    worker = llama_process(options.model, options.llama, stack, precision, 2 * longest)
+    return Peer(name, worker.run, worker.about)
+
+
+def llama_process(model: str, python: Path, stack: ExitStack, precision: str, tokens: int) -> PeerWorker:
+    """Start llama.cpp with room for `tokens` tokens of prompts and texts. Raises SideError if it is not available."""
+    file = find_model(model)
+    if file.suffix != ".gguf":
+        raise SideError(f"llama.cpp cannot read {model}: pass a .gguf file as --model")
+    load: dict[str, Any] = {"model": str(file), "precision": precision, "folder": str(cache_folder() / "peers")}
+    return _start(stack, python, "llama", load | {"threads": threads(), "cells": _CELLS + tokens}, {})
 
 
 def _vllm(options: PeersOptions, stack: ExitStack, name: str) -> Peer:
-    path = find_model(options.model)
+    worker = vllm_process(options.model, options.vllm, stack, options.prompt_tokens + options.new_tokens)
+    return Peer(name, worker.run, worker.about)
+
+
+def vllm_process(model: str, python: Path, stack: ExitStack, context: int) -> PeerWorker:
+    """Start vLLM with a context of at least `context` tokens. Raises SideError if it is not available."""
+    path = find_model(model)
     folder = path if path.is_dir() else cached_model(path, cache_folder() / "models").folder
     dtype = resolve_dtype("auto", resolve_device("auto")).name
-    load = {"model": str(folder), "dtype": dtype, "context": max(_CONTEXT, options.prompt_tokens + options.new_tokens)}
-    return _worker(name, stack, options.vllm, "vllm", load, _VLLM)
+    return _start(
+        stack, python, "vllm", {"model": str(folder), "dtype": dtype, "context": max(_CONTEXT, context)}, _VLLM
+    )
 
 
-def _worker(
-    name: str, stack: ExitStack, python: Path, program: str, load: Mapping[str, Any], environment: Mapping[str, str]
-) -> Peer:
+def _start(
+    stack: ExitStack, python: Path, program: str, load: Mapping[str, Any], environment: Mapping[str, str]
+) -> PeerWorker:
     if not python.exists():
         raise SideError(f"{python} does not exist: run `make peers`, or give an interpreter with --{program} PYTHON")
     environment = {"OMP_NUM_THREADS": str(threads()), **environment}
     worker = PeerWorker(python, _WORKERS / f"{program}_worker.py", load, environment=environment)
     stack.callback(worker.close)
-    return Peer(name, worker.run, worker.about)
+    return worker

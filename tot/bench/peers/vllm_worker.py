@@ -13,7 +13,7 @@ from typing import Any
 
 
 def serve(replies: Any) -> None:
-    """The first command loads the model; each other command has waves to run."""
+    """The first command loads the model; each other command has waves to run, or a prompt to complete."""
     import torch
     import vllm  # type: ignore[import-not-found,unused-ignore]
 
@@ -29,11 +29,14 @@ def serve(replies: Any) -> None:
     replies({"about": f"vLLM {vllm.__version__}, {load['dtype']}"})
     for line in sys.stdin:
         try:
-            waves = json.loads(line)["waves"]
+            command = json.loads(line)
             model.reset_prefix_cache()
             began = time.perf_counter()
-            tokens = sum(draw(vllm, model, wave) for wave in waves)
-            replies({"seconds": time.perf_counter() - began, "tokens": tokens})
+            if "waves" in command:
+                done: dict[str, Any] = {"tokens": sum(draw(vllm, model, wave) for wave in command["waves"])}
+            else:
+                done = {"samples": complete(vllm, model, **command["complete"])}
+            replies({"seconds": time.perf_counter() - began, **done})
         except Exception as error:  # the benchmark continues without this side  # noqa: BLE001
             replies({"error": f"{type(error).__name__}: {error}"})
 
@@ -58,6 +61,13 @@ def draw(vllm: Any, model: Any, wave: list[dict[str, Any]]) -> int:
         use_tqdm=False,
     )
     return sum(len(output.token_ids) for request in outputs for output in request.outputs)
+
+
+def complete(vllm: Any, model: Any, prompt: list[int], ends: list[int], **sampling: float) -> list[list[int]]:
+    """Return the tokens of n texts of a prompt, each up to one of the tokens `ends`."""
+    options = vllm.SamplingParams(stop_token_ids=ends, detokenize=False, **sampling)
+    (request,) = model.generate([{"prompt_token_ids": prompt}], options, use_tqdm=False)
+    return [list(output.token_ids) for output in request.outputs]
 
 
 if __name__ == "__main__":

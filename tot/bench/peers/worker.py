@@ -12,7 +12,7 @@ import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ class PeerWorker:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
         try:
             self._process = subprocess.Popen(
-                [str(python), str(script)],
+                [str(python.absolute()), str(script)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
@@ -64,6 +64,14 @@ class PeerWorker:
         reply = self._ask({"waves": requests})
         measured = checked(float(reply["seconds"]), int(reply["tokens"]), drawn(waves))
         return measured | {"resident": resident(self._process.pid)}
+
+    def complete(self, prompt: Sequence[int], n: int, **options: Any) -> tuple[float, list[list[int]]]:
+        """Return the seconds and the token ids of n texts of a prompt, with an empty cache. Raises SideError."""
+        reply = self._ask({"complete": {"prompt": list(prompt), "n": n, **options}})
+        samples = [[int(token) for token in sample] for sample in reply["samples"]]
+        if len(samples) != n:
+            raise SideError(f"it sampled {len(samples)} texts instead of {n}")
+        return float(reply["seconds"]), samples
 
     def close(self) -> None:
         self._kill()
