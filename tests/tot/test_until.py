@@ -214,11 +214,57 @@ def test_a_reproducible_vote_waits_for_all_samples_of_a_round() -> None:
         for delay, number in ((0.02, 0), (0.03, 1)):
             asyncio.get_running_loop().call_later(delay, events[number].set)
         for count in (3, 0, 0):
-            received.append([one.sample for one in await progress.advance(count, sample)])
+            received.append([one.sample for one in await progress.advance(count, "generate", sample)])
         return received
 
     assert asyncio.run(run(ordered=True)) == [[0, 1, 2], [], []]
     assert next(filter(None, asyncio.run(run(ordered=False)))) == [2]
+
+
+# -- two models ---------------------------------------------------------------------------------------------------
+
+
+def escalated(task: Any, small: Streamed, large: Streamed, **options: Any) -> Any:
+    def release(session: Any) -> None:
+        (large if large.started else small).release()
+
+    search = SelfConsistency(samples=6, until=0.9, at_once=4)
+    decoder = {"generate": small, "escalate": large}
+    return solve(task, "q", decoder=decoder, search=search, watch=release, **options)
+
+
+def test_the_larger_model_is_not_asked_if_the_smaller_is_sure(chained: Any) -> None:
+    small, large = Streamed("a 1", "b 1", "c 1", "d 1"), Streamed()
+    solution = escalated(chained, small, large)
+    assert (solution.answer, large.started) == ("1", 0)
+
+
+def test_the_larger_model_decides_alone_if_the_smaller_is_not_sure(chained: Any) -> None:
+    small, large = Streamed("a 1", "b 2", "c 1", "d 1"), Streamed("e 3", "f 3", "g 3", "h 3", "i 3", "j 3")
+    solution = escalated(chained, small, large)
+    assert (solution.answer, solution.votes) == ("3", (2, 2))
+    assert all(node.pruned for node in solution.tree if node.thought and node.thought.text in ("a 1", "b 2"))
+
+
+def test_the_smaller_model_stops_once_it_cannot_become_sure(chained: Any) -> None:
+    small, large = Streamed("a 1", "b 2", "c 1", "d 1"), Streamed("e 3", "f 3", "g 3", "h 3", "i 3", "j 3")
+    solution = escalated(chained, small, large)
+    assert (
+        len([node for node in solution.tree if node.pruned]) == 2
+    )  # the other two cannot make it sure
+
+
+def test_a_killed_escalation_resumes_with_the_larger_model(chained: Any, tmp_path: Path) -> None:
+    replies = ("e 3", "f 3", "g 3", "h 3", "i 3", "j 3")
+    small, large = Streamed("a 1", "b 2", "c 1", "d 1"), Streamed(*replies)
+    whole = escalated(chained, small, large, checkpoint=Checkpoint.create(tmp_path / "whole.jsonl"))
+    lines = (tmp_path / "whole.jsonl").read_text().splitlines()
+    steps = [line for line in lines if '"step": "expand"' in line]
+    (tmp_path / "killed.jsonl").write_text("\n".join([*lines[:2], *steps[:3]]) + "\n")
+    rest = Streamed(*replies[1:])
+    resumed = escalated(chained, Streamed(), rest, checkpoint=Checkpoint.resume(tmp_path / "killed.jsonl"))
+    assert [node.thought for node in resumed.tree] == [node.thought for node in whole.tree]
+    assert rest.batches[0] == 4  # the three unfinished samples of the killed run, and a new one
 
 
 # -- the posterior ------------------------------------------------------------------------------------------------

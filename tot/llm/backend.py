@@ -29,6 +29,8 @@ _TEXT_ALONE: dict[Purpose, str] = {
 """Alternatives that need no scored choices, by purpose."""
 
 
+_CHEAP_SAMPLES = 8
+"""How many samples a decoder is assumed to decode together for little more than the time of one."""
 _Sent = tuple[Request, asyncio.Future[list[Completion]]]
 """A request, and the future that its search awaits."""
 
@@ -112,6 +114,11 @@ class Backend:
         """Return the LoadedModel of the purpose's decoder, or None if it does not run locally."""
         engine = getattr(self._decoders.get(purpose), "engine", None)
         return None if engine is None else engine.loaded
+
+    @property
+    def cheap_samples(self) -> int:
+        """How many samples the generating decoder decodes together in at most 1.75 times the time of one."""
+        return int(getattr(self._decoders.get("generate"), "cheap_samples", _CHEAP_SAMPLES))
 
     def writes_steps(self, purpose: Purpose) -> bool:
         """Return whether the purpose's decoder decodes parallel steps."""

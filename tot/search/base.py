@@ -12,12 +12,14 @@ import math
 import random
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from tot.decoders.errors import TaskError
+from tot.decoders.request import Purpose
 from tot.evaluators.base import Evaluator
 from tot.llm.replies import Evaluation, Proposal, as_evaluation, as_proposal
 from tot.llm.seeds import derive
@@ -135,6 +137,12 @@ class SearchState:
         """Why the search ended early or without a goal, if it did."""
         self.unfinished = 0
         """Number of requested solutions whose results have not arrived (`Expand.partial`)."""
+        self.received = 0
+        """Number of requested solutions whose results have arrived."""
+        self._writing: Purpose = "generate"
+        """The purpose of the last `partial` step."""
+        self.escalates = False
+        """Whether there is a larger model to ask (purpose "escalate"). Set by the session."""
         self.cheap_samples = 8
         """How many samples can be decoded together for little more than the time of one. Set by the session."""
         depth = options.depth_for(task)
@@ -169,13 +177,15 @@ class SearchState:
             self._processed = []
             if isinstance(step, Expand):
                 nodes = self._hooks.emit("on_select", self, list(step.nodes))
-                step = self.expand(nodes, step.count, step.whole, step.partial)
+                step = replace(step, nodes=tuple(nodes), states=tuple(map(self.tree.state, nodes)))
             if self._finished:
                 break
             if step.nodes:
                 self._pending = step
                 if isinstance(step, Expand) and step.partial:
-                    self.unfinished += (step.count or 0) * len(step.nodes)
+                    cancels = step.purpose != self._writing
+                    self.unfinished = (step.count or 0) + (0 if cancels else self.unfinished)
+                    self._writing = step.purpose
         return None if self._finished else self._pending
 
     def _next(self) -> Step | None:
@@ -214,7 +224,8 @@ class SearchState:
                 proposals = run_to_end(self.acted(step.states, proposals))
             self._pending = None
             if step.partial:
-                self.unfinished -= sum(map(len, proposals))
+                arrived = sum(map(len, proposals))
+                self.unfinished, self.received = self.unfinished - arrived, self.received + arrived
             children: dict[int, Node] = {}
             for node, siblings in zip(step.nodes, proposals, strict=True):
                 for proposal in siblings:
@@ -261,9 +272,9 @@ class SearchState:
         ((proposal,),) = run_to_end(self.acted([self.tree.state(parent)], [[as_proposal(thought, self.task)]]))
         return self._add_child(parent, proposal, whole=False)
 
-    def expand(self, nodes: Sequence[Node], count: int | None, whole: bool = False, partial: bool = False) -> Expand:
-        """Return the step that expands each of `nodes`."""
-        return Expand(tuple(nodes), tuple(map(self.tree.state, nodes)), count, whole, partial)
+    def expand(self, nodes: Sequence[Node], count: int | None, whole: bool = False, **options: Any) -> Expand:
+        """Return the step that expands each of `nodes`. `options` are other fields of `Expand`."""
+        return Expand(tuple(nodes), tuple(map(self.tree.state, nodes)), count, whole, **options)
 
     def evaluate(self, nodes: Sequence[Node], fast: bool = False) -> Evaluate:
         """Return the step that evaluates each of `nodes`."""

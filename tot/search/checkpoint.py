@@ -105,6 +105,10 @@ class Checkpoint:
             file.truncate()
         return cls(path, file, release, header, lines)
 
+    def setting(self, name: str, default: Any) -> Any:
+        """Return a setting of the resumed run, or `default` in a new run."""
+        return self._recorded[0].get(name, default) if self._recorded else default
+
     def begin(self, root: State, about: dict[str, Any]) -> None:
         """Record the run's settings. If resumed, raise TaskError naming the first setting that differs."""
         line = json.loads(json.dumps({"step": "start", **about, "root": root.model_dump(mode="json")}))

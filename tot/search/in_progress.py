@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from tot.decoders.request import Purpose
 from tot.llm.replies import Proposal
 
 Sampling = Callable[[int], Coroutine[Any, Any, Proposal]]
@@ -24,13 +25,16 @@ class InProgress:
         self._waiting: set[int] = set()
         """Numbers that were requested and not started: their process was killed, or the next call starts them."""
         self._running: dict[asyncio.Task[Proposal], int] = {}
+        self._purpose: Purpose = "generate"
 
-    async def advance(self, count: int, sampling: Sampling) -> list[Proposal]:
+    async def advance(self, count: int, purpose: Purpose, sampling: Sampling) -> list[Proposal]:
         """Request `count` more solutions. Return the ended ones, by number: at least one if any is in progress.
 
-        Raises the error of the first solution that fails.
+        Cancels the unfinished ones of another purpose. Raises the error of the first solution that fails.
         """
-        self._request(count)
+        if purpose != self._purpose:
+            await self.cancel()
+        self._request(count, purpose)
         for number in sorted(self._waiting):
             self._running[asyncio.create_task(sampling(number))] = number
         self._waiting.clear()
@@ -40,9 +44,9 @@ class InProgress:
         ended, _ = await asyncio.wait(self._running, return_when=when)
         return [task.result() for task in sorted(ended, key=self._running.pop)]
 
-    def replay(self, count: int, results: Sequence[Proposal]) -> None:
+    def replay(self, count: int, purpose: Purpose, results: Sequence[Proposal]) -> None:
         """Repeat the bookkeeping of an earlier call. Unfinished solutions start again with the next `advance`."""
-        self._request(count)
+        self._request(count, purpose)
         self._waiting -= {proposal.sample for proposal in results}
 
     async def cancel(self) -> None:
@@ -52,6 +56,8 @@ class InProgress:
         await asyncio.gather(*self._running, return_exceptions=True)
         self._running.clear()
 
-    def _request(self, count: int) -> None:
+    def _request(self, count: int, purpose: Purpose) -> None:
+        if purpose != self._purpose:
+            self._purpose, self._requested, self._waiting = purpose, 0, set()
         self._waiting |= set(range(self._requested, self._requested + count))
         self._requested += count

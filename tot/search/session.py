@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel
@@ -57,6 +58,9 @@ class SearchSession:
         self.task = task
         self.search = search.start(task, question, seed=seed, hooks=hooks)
         """The running search, which yields the steps."""
+        self.search.escalates = backend.can("escalate")
+        if not reproducible:  # measured latencies differ between runs
+            self.search.cheap_samples = backend.cheap_samples
         self.meter = backend.meter
         self.stopped: str | None = None
         """Why the session ended early, if it did."""
@@ -79,6 +83,8 @@ class SearchSession:
         self.context = Context(self.search.checked, self.tree, backend, filters=filters, layers=layers, **about)
         self._evaluating, self._answering = self.context.to("evaluate"), self.context.to("answer")
         if checkpoint is not None:
+            self.search.cheap_samples = checkpoint.setting("cheap_samples", self.search.cheap_samples)
+            about["cheap_samples"] = self.search.cheap_samples
             parts = {"search": search, "generator": generator, "evaluator": evaluator}
             described = {name: _options_to_json(part) for name, part in parts.items()}
             about |= {"task": type(task).__name__, "filters": self.context.filters or None}
@@ -120,7 +126,7 @@ class SearchSession:
             if recorded is not None:
                 results = self._replay(recorded)
                 if isinstance(step, Expand) and step.partial:
-                    self._in_progress.replay(step.count or 0, results[0])
+                    self._in_progress.replay(step.count or 0, step.purpose, results[0])
                 if isinstance(step, Evaluate):
                     remember(self._evaluating, self._evaluator_of(step), step.nodes, results)
             else:
@@ -139,7 +145,8 @@ class SearchSession:
         if isinstance(step, Evaluate):
             return await judge(self._evaluating, self._evaluator_of(step), step.nodes)
         if step.partial:
-            return [await self._in_progress.advance(step.count or 0, self._whole_solution)]
+            sampling = partial(self._whole_solution, self.context.to(step.purpose))
+            return [await self._in_progress.advance(step.count or 0, step.purpose, sampling)]
         if step.whole:
             about = step.count or 1, self._generator, self._templates, self.search.options.greedy_draft
             solutions = await self.context.each(step.nodes, lambda node: whole_solutions(self.context, node, *about))
@@ -154,10 +161,10 @@ class SearchSession:
         proposals = [[as_proposal(one, self.context.task) for one in each_of(siblings)] for siblings in thoughts]
         return await self.search.acted(step.states, proposals)
 
-    async def _whole_solution(self, number: int) -> Proposal:
+    async def _whole_solution(self, context: Context, number: int) -> Proposal:
         """Sample a whole solution of the question, and execute it."""
         root = self.tree.root
-        proposal = await whole_solution(self.context, root, number, self._generator, self._templates)
+        proposal = await whole_solution(context, root, number, self._generator, self._templates)
         ((acted,),) = await self.search.acted([self.tree.state(root)], [[proposal]])
         return acted
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 
+from tot.decoders.request import Purpose
 from tot.tree.thought import State
 from tot.tree.tree import Node
 
@@ -25,6 +26,8 @@ class Expand:
     partial: bool = False
     """Return when at least one of the requested solutions has ended. The others continue, and later steps with
     `partial` return them. When the search ends, the unfinished ones are cancelled."""
+    purpose: Purpose = "generate"
+    """Whose decoder writes the thoughts. With another purpose than before, unfinished solutions are cancelled."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,94 @@
+"""Self-consistency: sample whole solutions and vote (Wang et al., 2023), if asked until the vote is sure."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from tot.decoders.request import Purpose
+from tot.search.base import Count, SearchState, by_value
+from tot.search.baselines import WholeSolutions
+from tot.search.steps import Step, Steps
+from tot.search.votes import Ballot, elected, stays_ahead
+from tot.tree.tree import Node
+
+
+class SelfConsistency(WholeSolutions):
+    """Sample whole solutions; return a verified answer, or the answer that most of them give.
+
+    With `until`, stop when it is sure that more samples would not change the answer (adaptive consistency, Aggarwal et
+    al., 2023; ESC, Li et al., 2024). Unfinished samples are cancelled.
+    """
+
+    samples: Count = 5
+    """Number of samples; the most samples with `until`."""
+    aggregate: Literal["best", "vote", "majority"] = "vote"
+    until: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Stop when the posterior that the leading answer stays ahead with all samples reaches this (`stays_ahead`)."""
+    at_once: Count | None = None
+    """With `until`: how many samples are decoded together. None: as many as cost little more time than one."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.until is not None and self.aggregate == "best":
+            raise ValueError("until counts votes: set aggregate to vote or majority")
+        if self.at_once is not None and self.until is None:
+            raise ValueError("at_once has an effect only with until, such as until=0.95")
+        if self.until is not None and (fewest := max(2, len(self.solutions), self.at_once or 0)) > self.samples:
+            raise ValueError(f"until needs at least {fewest} samples, not {self.samples}: raise samples")
+        return self
+
+    def steps(self, search: SearchState) -> Steps:
+        if self.until is None:
+            yield from super().steps(search)
+            return
+        if search.escalates and (yield from self._first_model(search)):
+            return
+        purpose: Purpose = "escalate" if search.escalates else "generate"
+        requested = 0
+        while search.solved is None:
+            count = min(self.samples - requested, max(0, self._together(search) - search.unfinished))
+            requested += count
+            if not (yield from self._advance(search, count, purpose)):
+                return
+            remaining = self.samples - requested + search.unfinished
+            if remaining == 0 or self._sure(search.ballots(search.complete()), remaining):
+                return
+
+    def _first_model(self, search: SearchState) -> Generator[Step, list[Node], bool]:
+        """Decode one round of samples with the first model. Return whether it is sure; if not, prune them.
+
+        The vote must be as sure as if the second model had yet to give all of its samples (ModelSwitch, Chen et al.,
+        2025).
+        """
+        count = self._together(search)
+        while (yield from self._advance(search, count, "generate")):
+            ballots = search.ballots(search.complete())
+            if search.solved is not None or self._sure(ballots, self.samples):
+                return True
+            leader = elected([ballot.answer for ballot in ballots], [ballot.weight for ballot in ballots])
+            hopes = [ballots[leader[0]]] * search.unfinished if leader else []
+            if not search.unfinished or (leader and not self._sure([*ballots, *hopes], self.samples)):
+                break  # even if all unfinished samples agree with the leader
+            count = 0
+        for node in search.tree.children(search.tree.root):
+            search.tree.prune(node)
+        return False
+
+    def _together(self, search: SearchState) -> int:
+        """Return how many samples are decoded at the same time."""
+        return min(self.samples, max(self.at_once or search.cheap_samples, len(self.solutions), 2))
+
+    def _sure(self, ballots: Sequence[Ballot], remaining: int) -> bool:
+        return self.until is not None and len(ballots) > 1 and stays_ahead(ballots, remaining) >= self.until
+
+    def _advance(self, search: SearchState, count: int, purpose: Purpose) -> Generator[Step, list[Node], bool]:
+        """Request `count` more samples and wait for at least one. Return False if none has arrived."""
+        received = search.received
+        solutions = yield search.expand([search.tree.root], count, whole=True, partial=True, purpose=purpose)
+        if self.weighted and search.solved is None:
+            yield search.evaluate(solutions)
+        search.best = search.solved or next(iter(by_value(search.complete())), search.best)
+        return search.received > received
