@@ -44,6 +44,7 @@ class Code(Task):
     name = "code"
     thought = ("program",)
     depth = 2
+    verdict = "examples pass"
     search = "refine:thoughts=10"
     evaluator = "heuristic"
     sampling: ClassVar[Mapping[str, Mapping[str, Any]]] = {

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tot.decoders.errors import OptionError
 from tot.evaluators.base import TemplateEvaluator
 from tot.evaluators.combine import Combine
 from tot.evaluators.heuristic import Confidence, Heuristic
 from tot.evaluators.likelihood import Explain
+from tot.evaluators.reliability import warn_if_noisy
 from tot.generators.continuation import Continue
 from tot.generators.enumerate import Enumerate
 from tot.generators.propose import Propose
 from tot.generators.sample import Sample
+from tot.llm.family import family_of
 from tot.search.base import Search
 from tot.search.baselines import Act, WholeSolutions
 from tot.search.best_first import BestFirst
@@ -24,6 +26,9 @@ from tot.task.checked import CheckedTask
 from tot.task.task import Task
 from tot.task.world import HasActions, HasAnswer, HasHeuristic
 from tot.tree.thought import State
+
+if TYPE_CHECKING:
+    from tot.decoders.models.loaded import LoadedModel
 
 
 def check_parts(task: Task, search: Any, generator: Any, evaluator: Any, *, own: Any) -> None:
@@ -48,6 +53,19 @@ def check_parts(task: Task, search: Any, generator: Any, evaluator: Any, *, own:
                 _check_evaluator(task, search, generator, one)
     if grows and not isinstance(generator, Continue) and not isinstance(task, HasAnswer):
         task.require(task.answer)
+
+
+def warn_of_noise(task: Task, search: Any, evaluator: Any, model: LoadedModel | None) -> None:
+    """Warn if a search drops states by an evaluator that the shipped table calls too noisy for the task and model."""
+    if _prunes(task, search):
+        warn_if_noisy(task, evaluator, family_of(model))
+
+
+def _prunes(task: Task, search: Any) -> bool:
+    """Return whether the values of unfinished states decide which of them are expanded."""
+    if isinstance(search, BFS):
+        return search.select != "all" and search.thoughts != 1
+    return isinstance(search, BestFirst | DFS | MCTS) and _evaluates(task, search)
 
 
 def _evaluates(task: Task, search: Search) -> bool:

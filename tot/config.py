@@ -157,6 +157,10 @@ class SearchConfig(BaseModel):
     min_p: float | None = Field(
         None, description="Exclude tokens below this fraction of the top probability; same default."
     )
+    certainty: str | None = Field(
+        None,
+        description="File with your own certainty curves, as written by tot calibrate; by default the shipped one.",
+    )
     seed: int = Field(0, description="Seed of the run.")
     budget: Budget | None = None
     """Limits of a search. A search that reaches one returns its best answer so far."""

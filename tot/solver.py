@@ -8,12 +8,14 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Unpack
 
+from tot.compatibility import warn_of_noise
 from tot.config import SearchConfig
 from tot.decoders.budget import Meter
 from tot.decoders.errors import OptionError
 from tot.decoders.request import Usage
 from tot.llm.backend import Backend
 from tot.running import run_to_end
+from tot.search.certainty import Curve, curve_for, curves_for, features
 from tot.search.checkpoint import Checkpoint
 from tot.search.session import SearchSession, Watcher
 from tot.task.checked import CheckedTask
@@ -53,6 +55,9 @@ class Solution:
     """The task's word for a solved answer."""
     votes: tuple[int, int] | None = None
     """How many leaves voted for the answer, and how many voted; None if there was no vote."""
+    certainty: float | None = None
+    """Probability that the answer is right: 1 if the task verified it, otherwise calibrated from the votes. None means
+    not known, as after a single sample."""
     by_model: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Calls, prompt tokens and new tokens by model; empty if there is only one."""
 
@@ -73,9 +78,9 @@ class Solution:
         }
 
     def summary(self) -> dict[str, Any]:
-        """Return answer, solved, value and usage; with several models also usage by model."""
-        result = {"answer": self.answer, "solved": self.solved, "value": self.value, "usage": asdict(self.usage)}
-        return result | ({"by_model": self.by_model} if self.by_model else {})
+        """Return answer, certainty, solved, value and usage; with several models also usage by model."""
+        about = {name: getattr(self, name) for name in ("answer", "certainty", "solved", "value")}
+        return about | {"usage": asdict(self.usage)} | ({"by_model": self.by_model} if self.by_model else {})
 
 
 def solve(
@@ -136,6 +141,7 @@ async def asolve(
     task = config.suited(task)
     parts, filters = config.parts(task), config.filters_for(task)
     CheckedTask(task).start(question)  # reject an invalid question before a model is loaded
+    curves_for(task, config.certainty)
     if profile is not None and not config.weights:
         from tot.report.profile import NO_ENGINE
 
@@ -144,6 +150,7 @@ async def asolve(
         decoders = await config.aopen(stack)
         if profile is not None:
             stack.enter_context(profile.recording(decoders.values()))
+        curve = curve_for(task, parts["search"], decoders, config.certainty)
         session = SearchSession(
             task,
             question,
@@ -157,6 +164,7 @@ async def asolve(
             checkpoint=checkpoint,
             reproducible=config.reproducible,
         )
+        warn_of_noise(task, parts["search"], parts["evaluator"], session.context.to("evaluate").loaded)
         answer = None
         try:
             await session.run()
@@ -165,11 +173,14 @@ async def asolve(
             if not keep_best:
                 raise
             session.stopped = "interrupted"
-        return conclude(session, answer)
+        return conclude(session, answer, curve)
 
 
-def conclude(session: SearchSession, answer: Any | None = None) -> Solution:
-    """Return the solution of a session. If no answer is given, parse the best state's text."""
+def conclude(session: SearchSession, answer: Any | None = None, curve: Curve | None = None) -> Solution:
+    """Return the solution of a session, with its certainty if a curve is given.
+
+    If no answer is given, parse the best state's text.
+    """
     search, task, tree = session.search, session.task, session.tree
     if answer is None:
         answer = search.answer_at(search.best)
@@ -184,9 +195,10 @@ def conclude(session: SearchSession, answer: Any | None = None) -> Solution:
     if answer is None and stopped is None:
         stopped = session.truncation()
     nodes = list(tree)
+    solved = answer is not None and (search.best.verified or search.verify(answer))
     return Solution(
         answer=answer,
-        solved=answer is not None and (search.best.verified or search.verify(answer)),
+        solved=solved,
         value=search.best.value,
         tree=tree,
         usage=session.meter.total,
@@ -197,5 +209,13 @@ def conclude(session: SearchSession, answer: Any | None = None) -> Solution:
         filters=session.context.filters,
         verdict=task.verdict,
         votes=session.votes,
+        certainty=_certainty(session, solved, curve),
         by_model=session.by_model,
     )
+
+
+def _certainty(session: SearchSession, solved: bool, curve: Curve | None) -> float | None:
+    """Return the probability that a session's answer is right; None after a single sample or without a vote."""
+    if solved and session.task.verdict == Task.verdict:  # another verdict is about a part, such as the examples
+        return 1.0
+    return None if curve is None or session.votes is None else curve.certainty(features(session.ballots))

@@ -60,7 +60,7 @@ def test_a_folder_has_configuration_samples_trees_and_results(run: Any, scripted
              (("generate", 4), ("evaluate", 4), ("answer", 1))}  # fmt: skip
     assert first == {
         "id": "0-0", "index": 0, "repeat": 0, "question": "what is 0?",  # language: ok
-        "reference": "no", "answer": "b/c",
+        "reference": "no", "answer": "b/c", "certainty": None,
         "score": 0.0, "solved": False, "parse_failure": False, "unreadable": 0, "thoughts": 4, "stopped": None,
         "error": None, "usage": usage,
     }  # fmt: skip

@@ -28,6 +28,7 @@ from tot.evaluation.leaves import read_leaves
 from tot.evaluation.options import EvaluationRun as Work
 from tot.evaluators.base import Evaluator
 from tot.evaluators.base import judge as judge_nodes
+from tot.evaluators.reliability import PRUNE, WEIGH, Use, use_of
 from tot.llm.backend import Backend
 from tot.llm.context import Context
 from tot.running import run_to_end
@@ -67,8 +68,7 @@ def judge(bench: Bench, work: Work, folder: Path, evaluators: Mapping[str, Evalu
     with ExitStack() as stack:
         decoders = work.config.open(stack)
         tokenizer = getattr(decoders["generate"], "tokenizer", None)
-        exact = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
-        decode = None if tokenizer is None else partial(tokenizer.decode, **exact)
+        decode = None if tokenizer is None else tokenizer.backend_tokenizer.decode  # as the engine decodes its texts
         samples = islice(read_samples(folder), most)
         all_solutions = [solutions(folder, sample, work.task, decode) for sample in samples]
         batches = [all_solutions[start : start + _AT_ONCE] for start in range(0, len(all_solutions), _AT_ONCE)]
@@ -80,20 +80,25 @@ def judge(bench: Bench, work: Work, folder: Path, evaluators: Mapping[str, Evalu
             pieces = [[asdict(one) for one in each] for each in judged_questions]
             return {"seconds": seconds, "tokens": meter.usage.new_tokens, "pieces": pieces}
 
-        bench.compare(
+        results = bench.compare(
             "evaluators",
             [Side(name, partial(ask, evaluator)) for name, evaluator in evaluators.items()],
             lambda _, turn: batches[turn],
             rounds=len(batches),
             table=_table,
         )
+        bench.show(_RULE, *(f"{name}: {verdict(_judged(results, name))}" for name in results.sides))
+
+
+def _judged(results: Measurements, name: str) -> list[list[Judged]]:
+    """Return the pieces of each question, as one evaluator judged them."""
+    return [[Judged(**one) for one in each] for batch in results.of(name).values() for each in batch["pieces"]]
 
 
 def _table(results: Measurements) -> Table:
     rows = Table("evaluator", *PLACES, "new tokens a piece", "seconds", title=_TELLING)
     for name in results.sides:
-        batches = results.of(name).values()
-        judged_questions = [[Judged(**one) for one in each] for batch in batches for each in batch["pieces"]]
+        batches, judged_questions = results.of(name).values(), _judged(results, name)
         tokens, seconds = (sum(batch[key] for batch in batches) for key in ("tokens", "seconds"))
         shares = [auroc(judged_questions, place) for place in PLACES.values()]
         rows.add_row(name, *shares, f"{tokens / max(1, sum(map(len, judged_questions))):.0f}", f"{seconds:.1f}")
@@ -105,6 +110,7 @@ PLACES: dict[str, Callable[[Judged], bool]] = {
     "all": lambda piece: True,
     "first pieces": lambda piece: piece.depth == 1,
     "half way": lambda piece: abs(piece.along - 0.5) < 0.17,
+    "before the end": lambda piece: piece.along < 1,
     "ends": lambda piece: piece.along == 1,
 }
 _PARAGRAPH = re.compile(r"\s*\S.*?(?:\n\s*\n\s*|\Z)", re.DOTALL)
@@ -179,10 +185,35 @@ async def judged(
 
 
 def auroc(questions: Sequence[Sequence[Judged]], place: Callable[[Judged], bool]) -> str:
-    """Return the mean AUROC over questions: the share of pairs with different truth that the values order correctly.
+    """Return the mean AUROC over questions, formatted; empty if no question has a pair to rank."""
+    shares = shares_of(questions, place)
+    return f"{bootstrap(shares).format('.2f')}, {len(shares)} questions" if shares else ""
 
-    Ties count half. Empty if no question has such a pair.
+
+def shares_of(questions: Sequence[Sequence[Judged]], place: Callable[[Judged], bool]) -> list[float]:
+    """Return the AUROC of each question: the share of pairs with different truth that the values order correctly.
+
+    Ties count half. A question without such a pair is left out.
     """
     aurocs = [told_apart([(one.truth, one.value) for one in pieces if place(one)]) for pieces in questions]
-    shares = [share for share in aurocs if share is not None]
-    return f"{bootstrap(shares).format('.2f')}, {len(shares)} questions" if shares else ""
+    return [share for share in aurocs if share is not None]
+
+
+def verdict(questions: Sequence[Sequence[Judged]]) -> str:
+    """Return the use that an evaluator's AUROC allows, and the two AUROCs that decide it."""
+    shares = [shares_of(questions, PLACES[place]) for place in ("before the end", "ends")]
+    found = [bootstrap(known) if known else None for known in shares]
+    unfinished, whole = ("not known" if one is None else one.format(".2f") for one in found)
+    use = use_of(*(None if one is None else one.low for one in found))
+    return f"{_VERDICTS[use]} (AUROC before the end {unfinished}, at the end {whole})"
+
+
+_RULE = (
+    f"An evaluator is good enough to prune by if the interval of its AUROC before the end begins at {PRUNE} or above. "
+    f"It is good enough to weigh votes if the interval at the end begins above {WEIGH}."
+)
+_VERDICTS: dict[Use, str] = {
+    "prune": "good enough to prune by",
+    "weigh": "good enough to weigh votes, too noisy to prune by",
+    "neither": "not shown to be good enough to prune by or to weigh votes",
+}

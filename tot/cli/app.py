@@ -22,6 +22,7 @@ from tot.report.terminal import PlainFormatter, complain
 COMMANDS = {
     "solve": "tot.cli.solve:solve_command",
     "eval": "tot.cli.eval:eval_command",
+    "calibrate": "tot.cli.calibrate:calibrate_command",
     "report": "tot.cli.report:report_command",
     "serve": "tot.cli.serve:serve_command",
     "list": "tot.cli.listing:list_command",

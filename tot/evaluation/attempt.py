@@ -18,6 +18,7 @@ from tot.llm.backend import Backend
 from tot.llm.filters import FILTERS
 from tot.llm.seeds import derive
 from tot.sandbox import pool
+from tot.search.certainty import curve_for
 from tot.search.session import SearchSession, Watcher
 from tot.solver import conclude
 
@@ -68,11 +69,13 @@ async def attempt(
             watch=watch,
             reproducible=config.reproducible,
         )
+        curve = curve_for(task, evaluation.parts["search"], decoders, config.certainty)
         await session.run()
-        solution = conclude(session, await session.answer())
+        solution = conclude(session, await session.answer(), curve)
         budget_ended = (solution.stopped or "").startswith("budget:")
         sample |= {
             "answer": solution.answer,
+            "certainty": solution.certainty,
             "solved": solution.solved,
             "parse_failure": solution.answer is None and solution.calls > 0 and not budget_ended,
             "unreadable": solution.parse_failures,
@@ -106,6 +109,7 @@ def _unanswered(question: Question, repeat: int) -> dict[str, Any]:
         "question": question.text,
         "reference": question.reference,
         "answer": None,
+        "certainty": None,
         "score": 0.0,
         "solved": False,
         "parse_failure": False,

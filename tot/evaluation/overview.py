@@ -15,6 +15,7 @@ import numpy as np
 from tot.decoders.errors import TaskError, TotError, reason
 from tot.evaluation.folder import read_config, read_samples
 from tot.evaluation.questions import parsed_reference
+from tot.evaluation.reliability import surest
 from tot.evaluation.results import Results, summarise, tokens_of
 from tot.registry import load_task
 from tot.report.page import Block, page, tree_block
@@ -84,6 +85,7 @@ def _row(order: int, sample: dict[str, Any], results: Results) -> dict[str, Any]
         "answer": _text(sample["answer"]),
         "reference": _text(sample["reference"]),
         "score": sample["score"],
+        "certainty": sample.get("certainty"),
         "error": sample["error"],
         "tokens": tokens_of(sample),
         "seconds": sample["measured"]["seconds"],
@@ -110,9 +112,8 @@ def _id(sample: dict[str, Any]) -> str:
 def _run(sample: dict[str, Any]) -> dict[str, Any]:
     """Return the description of the run on a tree's own page."""
     usage = {"new_tokens": tokens_of(sample), "seconds": sample["measured"]["seconds"]}
-    return {name: sample[name] for name in ("answer", "reference", "score", "solved", "stopped", "error")} | {
-        "usage": usage
-    }
+    names = ("answer", "certainty", "reference", "score", "solved", "stopped", "error")
+    return {name: sample.get(name) for name in names} | {"usage": usage}
 
 
 def _text(value: Any) -> str | None:
@@ -131,6 +132,7 @@ def _charts(samples: Sequence[dict[str, Any]], results: Results) -> list[dict[st
     if not budgets:  # every search failed
         return charts
     charts.insert(0, _histogram("Scores", [sample["score"] for sample in samples], (0.0, 1.0)))
+    charts += _certainty_charts(samples, results)
     charts.append(
         {
             "title": "Score within a budget of new tokens",
@@ -142,6 +144,36 @@ def _charts(samples: Sequence[dict[str, Any]], results: Results) -> list[dict[st
         }
     )
     return charts
+
+
+def _certainty_charts(samples: Sequence[dict[str, Any]], results: Results) -> list[dict[str, Any]]:
+    """Chart scores by certainty, and scores of the most certain samples."""
+    if results.certainty is None:
+        return []
+    sure = [-1.0 if (known := sample.get("certainty")) is None else known for sample in samples]
+    scores = {share: surest(sure, [sample["score"] for sample in samples], share) for share in range(10, 101, 10)}
+    return [
+        {
+            "title": "Score by certainty",
+            "ends": [f"{results.certainty.bins[0].certainty:.0%}", f"{results.certainty.bins[-1].certainty:.0%}"],
+            "bars": [
+                {
+                    "height": one.score,
+                    "text": f"{one.score:.0%}",
+                    "note": f"{one.certainty:.0%} sure: {one.score:.1%} of {one.samples:,}",
+                }
+                for one in results.certainty.bins
+            ],
+        },
+        {
+            "title": "Score of the most certain samples",
+            "ends": ["10%", "100%"],
+            "bars": [
+                {"height": score, "text": f"{score:.0%}", "note": f"most certain {share}%: {score:.1%}"}
+                for share, score in scores.items()
+            ],
+        },
+    ]
 
 
 def _histogram(title: str, values: Sequence[float], ends: tuple[float, float] | None = None) -> dict[str, Any]:

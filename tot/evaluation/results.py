@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tot.evaluation.estimate import Estimate, estimate
+from tot.evaluation.reliability import COVERAGES, Reliability, reliability
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ class Results:
     """The same by model; empty if there is only one."""
     score_at_tokens: dict[int, float]
     """By budget of new tokens: the score if searches that took more had scored 0. Empty if all failed."""
+    certainty: Reliability | None = None
+    """How well certainties predict scores; None if no answer has a certainty."""
     wall_seconds: float | None = None
     """Wall-clock seconds of this run, loading the model included; None if nothing was searched in it."""
     folder: Path | None = None
@@ -74,6 +77,7 @@ class Results:
             ("Problems", f"{self.problems:,}", f"{self.samples:,} samples" if repeated else ""),
             _mean("Best repeat", self.any) if repeated else None,
             ("Verified", f"{self.solved:,}", "samples, verified by the task") if self.solved else None,
+            *_sure(self.certainty),
             ("Parse failures", f"{self.parse_failures.mean:.1%}", "of samples") if self.score else None,
             ("Failed", f"{self.errors:,}", bad),
             ("New tokens", f"{self.tokens:,}", f"{per_sample * self.tokens:,.0f} per sample"),
@@ -102,12 +106,14 @@ def summarise(samples: Iterable[Mapping[str, Any]], bad_rows: int = 0) -> Result
     failures: list[float] = []
     total: Counter[str] = Counter()
     seconds = cost = 0.0
+    certainties: list[float | None] = []
     purposes: defaultdict[str, Counter[str]] = defaultdict(Counter)
     models: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for sample in samples:
         tokens = tokens_of(sample)
         scores[sample["index"]].append(sample["score"])
         spent.append((tokens, sample["score"]))
+        certainties.append(sample.get("certainty"))
         failures.append(float(sample["parse_failure"]))
         measured = sample["measured"]
         seconds += measured["seconds"]
@@ -143,7 +149,19 @@ def summarise(samples: Iterable[Mapping[str, Any]], bad_rows: int = 0) -> Result
         by_purpose={purpose: dict(usage) for purpose, usage in purposes.items()},
         by_model={model: dict(usage) for model, usage in models.items()},
         score_at_tokens={} if failed else _at_budgets(spent),
+        certainty=reliability(certainties, [score for _, score in spent]),
     )
+
+
+def _sure(certainty: Reliability | None) -> list[tuple[str, str, str]]:
+    if certainty is None:
+        return []
+    scores = " / ".join(f"{certainty.score_at_coverage[share]:.1%}" for share in COVERAGES)
+    error = f"expected, between certainty and score, {certainty.samples:,} samples"
+    return [
+        ("Calibration error", f"{certainty.error:.1%}", error),
+        ("Score by coverage", scores, f"of the most certain {' / '.join(map(str, COVERAGES))}% of the samples"),
+    ]
 
 
 def _mean(name: str, score: Estimate | None) -> tuple[str, str, str]:

@@ -44,6 +44,7 @@ class SearchOptions(TypedDict, total=False):
     top_k: int | None
     top_p: float | None
     min_p: float | None
+    certainty: str | None
     seed: int
     budget: Budget | Mapping[str, float] | None
     reproducible: bool

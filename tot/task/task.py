@@ -87,7 +87,8 @@ class Task(World, Dataset):
     prompts: ClassVar[Literal["papers", "chat"]] = "papers"
     """The set of prompts in use."""
     verdict: ClassVar[str] = "verified"
-    """Word for an answer that `verify` accepts."""
+    """Word for an answer that `verify` accepts. Another word than the default stands for a check of a part, such as
+    examples, after which the answer's certainty is not 1."""
     search: ClassVar[str] = "bfs"
     """The default search, thought generator and state evaluator of `solve`, by name, with options after a colon:
     "mcts:iterations=20,exploration=2"."""

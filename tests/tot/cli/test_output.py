@@ -27,7 +27,7 @@ def test_the_tree_the_answer_and_the_usage_are_printed_as_plain_text(tot: Any, s
     assert first == "├── ★  6.00  7  How many now? → 3 + 4 = 7 apples."
     assert second == "└── ·  6.00  How many then? → 3 apples."
     assert blank == ""
-    assert answer == "Answer: 7"
+    assert answer == "Answer (certainty not known): 7"
     assert re.fullmatch(
         r"2 thoughts, 7 calls, 35 new tokens, 0 prompt tokens, 0% of them reused, 0 forward passes, \d+\.\d s, "
         r"\d+ tokens/s",
@@ -39,7 +39,7 @@ def test_json_output_is_exactly_one_object(tot: Any, scripted_model: Any, usage_
     status, out, err = tot(*SOLVE, "--json")
     assert (status, err, out.count("\n")) == (0, "", 1)
     result = json.loads(out)
-    assert list(result) == ["answer", "solved", "value", "usage"]
+    assert list(result) == ["answer", "certainty", "solved", "value", "usage"]
     assert (result["answer"], result["solved"], result["value"]) == ("7", False, 6.0)
     assert list(result["usage"]) == usage_fields
     assert result["usage"]["new_tokens"] == 35
@@ -87,11 +87,16 @@ def test_options_reach_the_search(tot: Any, scripted_model: Any) -> None:
 @pytest.mark.parametrize(
     ("budget", "stopped", "purposes", "answer"),
     [
-        (("--budget-tokens", "12"), "budget: tokens (20 of 12)", ["generate"] * 2, "none found"),
-        (("--budget-tokens", "30"), "budget: tokens (30 of 30)", ["generate"] * 2 + ["evaluate"], "7"),
-        (("--budget-nodes", "0"), "budget: nodes (0 of 0)", [], "none found"),
-        (("--budget-forwards", "0"), "budget: forwards (0 of 0)", [], "none found"),
-        (("--budget-seconds", "0"), "budget: seconds (", [], "none found"),
+        (("--budget-tokens", "12"), "budget: tokens (20 of 12)", ["generate"] * 2, "Answer: none found"),
+        (
+            ("--budget-tokens", "30"),
+            "budget: tokens (30 of 30)",
+            ["generate"] * 2 + ["evaluate"],
+            "Answer (certainty not known): 7",
+        ),
+        (("--budget-nodes", "0"), "budget: nodes (0 of 0)", [], "Answer: none found"),
+        (("--budget-forwards", "0"), "budget: forwards (0 of 0)", [], "Answer: none found"),
+        (("--budget-seconds", "0"), "budget: seconds (", [], "Answer: none found"),
     ],
 )
 def test_a_spent_budget_is_reported_with_the_best_so_far(
@@ -99,7 +104,7 @@ def test_a_spent_budget_is_reported_with_the_best_so_far(
 ) -> None:
     status, out, _ = tot(*SOLVE, *budget)
     assert status == 0
-    assert out.startswith(f"Answer: {answer}\nStopped early: {stopped}")
+    assert out.startswith(f"{answer}\nStopped early: {stopped}")
     assert "This is the best answer so far.\n" in out
     assert [batch[0].purpose for batch in scripted_model.batches] == purposes
 
@@ -130,7 +135,7 @@ def test_control_characters_and_markup_are_displayed_as_text(
     visible = "�[31mred�[0m �]0;title� [bold]b[/bold] [/] :smile: �2J �abc�� {{ 7*7 }}"
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", out)
     lines = out.splitlines()
-    assert lines[0] == f"Answer: {visible}"
+    assert lines[0] == f"Answer (certainty not known): {visible}"
     one_line = visible.replace("c��", "c �")  # its carriage return is a space
     place = lines.index(f"How {one_line} many?")
     assert one_line[:20] in lines[place + 1]

@@ -30,8 +30,8 @@ import pytest
         ),
         (
             ("--quiet",),
-            r"No such option: --quiet: choose one of solve, eval, report, serve, list, models, cache, train-draft, "
-            "train-value, instances, bench, cllm, fastcot",
+            r"No such option: --quiet: choose one of solve, eval, calibrate, report, serve, list, models, cache, "
+            "train-draft, train-value, instances, bench, cllm, fastcot",
         ),
         (("solve", "gsm8k", "q", "two"), r"Got unexpected extra argument\(s\) \(two\)"),
         (("solve", "gsm9k", "q"), r"unknown task 'gsm9k' \(did you mean gsm8k\?\): choose one of .*, gsm8k, .*"),

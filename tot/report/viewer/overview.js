@@ -47,6 +47,7 @@ const COLUMNS = [
   ["answer", (sample) => sample.answer ?? ""],
   ["reference", (sample) => sample.reference ?? ""],
   ["score", (sample) => sample.score ?? -1],
+  ["certainty", (sample) => sample.certainty ?? -1],
   ["tokens", (sample) => sample.tokens],
   ["seconds", (sample) => sample.seconds],
 ];
@@ -113,6 +114,7 @@ function row(sample) {
     make("td", { dir: "auto" }, sample.error ? brief(sample.error, 140) : brief(sample.answer ?? "none", 60)),
     make("td", { dir: "auto" }, brief(sample.reference ?? "", 40)),
     make("td", { class: "number" }, make("b", {}, sample.error ? "failed" : shortNumber(sample.score))),
+    make("td", { class: "number" }, (sample.certainty ?? null) === null ? "" : share(sample.certainty)),
     make("td", { class: "number" }, shortNumber(sample.tokens)),
     make("td", { class: "number" }, seconds(sample.seconds)),
   );

@@ -97,6 +97,7 @@ class Panel {
       ),
       ...grid([
         ["score", run.score],
+        ["certainty", run.certainty === null ? "not known" : run.certainty === undefined ? undefined : share(run.certainty)],
         ["votes", run.votes ? `${run.votes[0]} of ${run.votes[1]}` : undefined],
         ["seconds", usage.seconds ? seconds(usage.seconds) : undefined],
         ["calls", run.calls],

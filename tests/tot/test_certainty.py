@@ -1,0 +1,364 @@
+"""Certainty: features of votes, curves and their files, fitting, and the reliability that evaluations report."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from tot import BFS, BestOfN, ChainOfThought, SelfConsistency, Solution, Task, Value, solve
+from tot.cli.output import answer_line
+from tot.decoders import OptionError
+from tot.evaluation.calibration import Vote, cross_validated, fit
+from tot.evaluation.reliability import reliability, surest
+from tot.evaluation.results import summarise
+from tot.llm.family import family_of
+from tot.search.certainty import Curve, Features, curve_for, curves_for, features, to_json
+from tot.search.votes import Ballot
+from tot.tasks.gsm8k import GSM8K
+
+
+class Riddle(Task):
+    """The answer is the last word of a solution."""
+
+    templates: ClassVar = {"chain": "solve {{ question }}", "value": "value {{ chain }}"}
+
+    def parse_answer(self, text: str) -> str | None:
+        words = text.split()
+        return words[-1] if words and words[-1] != "..." else None
+
+
+def curve(task: str | None = None, model: str | None = None, **changes: Any) -> Curve:
+    """Return a curve whose logit is twice the share minus one."""
+    coefficients = Features(share=2, agree=0, weight=0)
+    options: dict[str, Any] = {"questions": 50, "intercept": -1, "coefficients": coefficients, "weights": (0.4, 0.8)}
+    return Curve(task=task, model=model, **options | changes)
+
+
+def logistic(logit: float) -> float:
+    return 1 / (1 + math.exp(-logit))
+
+
+def written(path: Path, *curves: Curve) -> str:
+    path.write_text(json.dumps(to_json(curves)))
+    return str(path)
+
+
+# -- features and curves ----------------------------------------------------------------------------------------
+
+
+def test_features_are_shares_of_the_weight_with_one_more_ballot_for_no_answer() -> None:
+    ballots = [Ballot("a", 0.5, "chain"), Ballot("b", 0.6, "chain"), Ballot("a", 0.7, "program")]
+    seen = features(ballots)
+    assert seen.share == pytest.approx(1.2 / 2.4)
+    assert (seen.agree, seen.weight) == (1.0, pytest.approx(0.6))
+    assert features(ballots[:2]).model_dump() == pytest.approx({"share": 0.6 / 1.65, "agree": 0, "weight": 0.6})
+
+
+def test_two_models_are_not_two_sources() -> None:
+    assert features([Ballot("a", 0.5, "chain@small"), Ballot("a", 0.5, "chain@large")]).agree == 0
+
+
+@pytest.mark.parametrize("weights", [(1.0, 1.0), (2.0, 1.0), (0.0, 0.0), (math.inf, 1.0)])
+def test_weights_that_are_not_probabilities_count_as_unknown(weights: tuple[float, float]) -> None:
+    seen = features([Ballot("a", weight) for weight in weights])
+    assert (seen.share, seen.weight) == (pytest.approx(2 / 3), 0.0)
+
+
+def test_a_curve_clips_weights_to_the_range_of_its_fit() -> None:
+    own = curve(coefficients=Features(share=1, agree=3, weight=4))
+    seen = Features(share=0.5, agree=1, weight=0.7)
+    assert own.certainty(seen) == pytest.approx(logistic(-1 + 0.5 + 3 + 4 * 0.7))
+    for weight, used in ((0.1, 0.4), (0.95, 0.8), (0.0, 0.6)):
+        assert own.certainty(seen.model_copy(update={"weight": weight})) == pytest.approx(logistic(2.5 + 4 * used))
+
+
+def test_shipped_curves_are_surer_of_more_agreement() -> None:
+    shipped = curve_for(GSM8K(), SelfConsistency(), {}, None)
+    assert shipped is not None
+    assert (shipped.task, shipped.model) == (None, None)
+    both, *votes = [Ballot("a", 0.8, source) for source in ("chain", "program") * 8]
+    sure = [
+        shipped.certainty(features(ballots))
+        for ballots in (
+            [both, Ballot("b", 0.8, "program")],
+            [both, Ballot("a", 0.8, "chain")],
+            [both, votes[0]],
+            [both, *votes[:3]],
+            [both, *votes],
+        )
+    ]
+    assert sure == sorted(sure)
+    assert 0.05 < sure[0] < sure[-1] < 0.99
+
+
+def test_the_curve_of_the_task_and_model_comes_first(tmp_path: Path, tiny: Any) -> None:
+    model = family_of(tiny().engine.loaded)
+    assert model == "llama-0.0b"
+    path = written(tmp_path / "c.json", curve(), curve("gsm8k"), curve("gsm8k", model), curve("game24", model))
+    chosen = [
+        curve_for(task, SelfConsistency(), decoders, path)
+        for task, decoders in (
+            (GSM8K(), {"generate": tiny()}),
+            (GSM8K(), {"generate": tiny(), "escalate": object()}),
+            (Riddle(), {"generate": tiny()}),
+        )
+    ]
+    assert [(one.task, one.model) for one in chosen if one] == [("gsm8k", model), ("gsm8k", None), (None, None)]
+
+
+def test_versions_of_a_model_with_and_without_an_output_head_are_one_family() -> None:
+    config, shapes = SimpleNamespace(model_type="qwen2"), {"model.embed_tokens.weight": (150_000, 10_000)}
+    tied, untied = (
+        SimpleNamespace(config=config, weights=SimpleNamespace(shapes=shapes | head))
+        for head in ({}, {"lm_head.weight": (150_000, 10_000)})
+    )
+    assert family_of(tied) == family_of(untied) == "qwen2-1.5b"  # type: ignore[arg-type]
+    assert family_of(None) is None
+
+
+# -- solutions --------------------------------------------------------------------------------------------------
+
+
+def voted(scripted: Any, replies: Sequence[str], task: Any = Riddle, **options: Any) -> Solution:
+    search = SelfConsistency(samples=len(replies))
+    return solve(task, "q", decoder=scripted({"solve q": list(replies)}), **{"search": search} | options)
+
+
+def test_a_vote_has_the_certainty_of_its_curve(scripted: Any, tmp_path: Path) -> None:
+    path = written(tmp_path / "c.json", curve("riddle"))
+    solution = voted(scripted, ["so yes", "yes", "no", "well ..."], certainty=path)
+    assert solution.certainty == pytest.approx(logistic(2 * 2 / 4 - 1)) == pytest.approx(0.5)
+    assert solution.summary()["certainty"] == solution.to_json()["certainty"] == solution.certainty
+    assert answer_line(solution) == "Answer (2 of 3 votes, 50% sure): yes"
+    tie = voted(scripted, ["so yes", "no"], certainty=path)
+    assert (tie.answer, tie.certainty) == ("yes", pytest.approx(logistic(2 / 3 - 1)))
+
+
+def test_one_answer_among_several_samples_is_a_vote(scripted: Any) -> None:
+    lonely, agreed = voted(scripted, ["...", "so yes"]), voted(scripted, ["yes", "so yes"])
+    assert lonely.certainty is not None
+    assert agreed.certainty is not None
+    assert 0 < lonely.certainty < agreed.certainty < 1
+
+
+@pytest.mark.parametrize(
+    ("replies", "search", "answer"),
+    [
+        (["so yes"], ChainOfThought(), "yes"),
+        (["so yes"], SelfConsistency(samples=1), "yes"),
+        (["so yes", "yes"], BestOfN(samples=2), "yes"),
+        (["a ...", "b ..."], SelfConsistency(samples=2), None),
+    ],
+    ids=["one greedy path", "one sample", "no vote", "no valid answer"],
+)
+def test_without_a_vote_the_certainty_is_not_known(
+    scripted: Any, replies: list[str], search: Any, answer: str | None
+) -> None:
+    decoder = scripted({"solve q": replies, "value so yes": "5", "value yes": "4"})
+    solution = solve(Riddle, "q", decoder=decoder, search=search, evaluator=Value())
+    assert (solution.answer, solution.certainty) == (answer, None)
+    expected = "Answer: none found" if answer is None else "Answer (certainty not known): yes"
+    assert answer_line(solution) == expected
+
+
+def test_a_verified_answer_is_certain_unless_the_task_checks_a_part(scripted: Any) -> None:
+    checked = type("Checked", (Riddle,), {"verify": lambda self, question, answer: answer == "yes"})
+    solution = voted(scripted, ["no", "no", "so yes"], checked)
+    assert (solution.solved, solution.certainty) == (True, 1.0)
+    assert answer_line(solution) == "Answer (verified): yes"
+    partly = type("Partly", (checked,), {"verdict": "examples pass"})
+    assert voted(scripted, ["no", "so yes"], partly).certainty is None
+
+
+def test_shipped_curves_are_not_used_for_solutions_that_share_thoughts(
+    letters: Any, scripted: Any, tmp_path: Path
+) -> None:
+    replies = {"grow": ["a", "b"], "value a": "9", "value b": "5", "answer a": "1", "answer b": "1"}
+    search = BFS(thoughts=2, breadth=2, depth=2, aggregate="majority")
+    grown: Callable[..., Solution] = lambda **options: solve(  # noqa: E731
+        letters, "q", decoder=scripted(replies), search=search, evaluator=Value(), **options
+    )
+    assert (grown().votes, grown().certainty) == ((2, 2), None)
+    own = written(tmp_path / "c.json", curve("letters"))
+    assert grown(certainty=own).certainty == pytest.approx(logistic(2 * 2 / 3 - 1))
+
+
+# -- files ------------------------------------------------------------------------------------------------------
+
+GOOD = to_json([curve("riddle")])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (json.dumps(to_json([curve("game24"), curve("gsm8k")])), "certainty curves for game24, gsm8k, not for riddle"),
+        (json.dumps(to_json([curve("riddle", "qwen2-0.5b")])), "for qwen2-0.5b, not for the model of this decoder"),
+        (json.dumps(to_json([])), "certainty curves for nothing, not for riddle"),
+        (json.dumps(GOOD | {"version": 2}), r"not a file of certainty curves, version 1 \(version = 2"),
+        (json.dumps(GOOD | {"format": "tot.run"}), r"not a file of certainty curves, version 1 \(format = 'tot.run'"),
+        (json.dumps(GOOD)[:100], "can't be read"),
+        (json.dumps(GOOD).replace("-1.0", "NaN"), r"\(curves.0.intercept = nan: Input should be a finite number"),
+        (json.dumps(GOOD).replace('"share"', '"shares"'), r"\(curves.0.coefficients.share"),
+        ("[]", r"not a file of certainty curves, version 1"),
+        (None, "can't be read .*No such file"),
+    ],
+    ids=["task", "model", "empty", "version", "format", "cut", "nan", "names", "list", "missing"],
+)
+def test_an_invalid_file_of_curves_is_refused(scripted: Any, tmp_path: Path, text: str | None, message: str) -> None:
+    if text is not None:
+        (tmp_path / "c.json").write_text(text)
+    decoder = scripted({"solve q": ["yes", "yes"]})
+    with pytest.raises(OptionError, match=message):
+        solve(Riddle, "q", decoder=decoder, search=SelfConsistency(samples=2), certainty=str(tmp_path / "c.json"))
+    assert decoder.batches == []
+
+
+def test_shipped_curves_can_be_read_and_have_one_for_all_others() -> None:
+    keys = [(one.task, one.model) for one in curves_for(GSM8K(), None)]
+    assert set(keys) == {("gsm8k", "qwen2-0.5b"), ("gsm8k", "qwen2-1.5b"), (None, None)}
+
+
+# -- reliability ------------------------------------------------------------------------------------------------
+
+
+def test_the_calibration_error_is_weighted_by_bin_and_the_coverage_takes_the_most_certain() -> None:
+    found = reliability([0.95, 0.95, 1.0, 0.25, None], [1, 1, 0, 0, 1])
+    assert found is not None
+    assert found.samples == 4
+    assert [(round(one.certainty, 3), round(one.score, 3), one.samples) for one in found.bins] == [
+        (0.25, 0, 1),
+        (0.967, 0.667, 3),
+    ]
+    assert found.error == pytest.approx((0.25 + 3 * 0.3) / 4)
+    assert found.score_at_coverage == {100: 3 / 5, 75: 2 / 4, 50: 1 / 2, 25: 0.0}
+    assert reliability([None, None], [1, 0]) is None
+
+
+def test_equal_certainties_share_their_mean_score() -> None:
+    assert surest([0.5] * 4, [1, 0, 0, 0], 25) == 0.25
+    assert surest([0.9, 0.5, 0.5, 0.1], [1, 1, 0, 0], 50) == pytest.approx(1.5 / 2)
+
+
+def test_results_and_their_figures_report_certainties() -> None:
+    usage = {"generate": {"calls": 1, "prompt_tokens": 1, "new_tokens": 1}}
+    measured = {"seconds": 1.0, "forwards": 1, "drafted": 0, "accepted": 0}
+    line = {"parse_failure": False, "solved": False, "error": None, "thoughts": 1, "unreadable": 0, "usage": usage}
+    lines = [line | {"index": i, "score": float(i > 1), "certainty": 0.25 * i, "measured": measured} for i in range(4)]
+    results = summarise(lines)
+    assert results.certainty is not None
+    assert results.certainty.error == pytest.approx((0 + 0.25 + 0.5 + 0.25) / 4)
+    figures = {name: value for name, value, _ in results.figures}
+    assert figures["Calibration error"] == "25.0%"
+    assert figures["Score by coverage"] == "50.0% / 66.7% / 100.0% / 100.0%"
+    stored = json.loads(json.dumps(results.to_json()))["certainty"]
+    assert stored["score_at_coverage"] == {"100": 0.5, "75": pytest.approx(2 / 3), "50": 1.0, "25": 1.0}
+    without = summarise([{name: value for name, value in one.items() if name != "certainty"} for one in lines])
+    assert without.certainty is None
+    assert "Calibration error" not in {name for name, *_ in without.figures}
+
+
+# -- fitting ----------------------------------------------------------------------------------------------------
+
+
+def drawn(questions: int) -> list[Vote]:
+    """Draw votes whose scores follow a known curve of share and agreement."""
+    random, votes = np.random.default_rng(0), []
+    for i in range(questions):
+        share, agree = random.uniform(0.3, 0.95), float(random.random() < 0.5)
+        right = random.random() < logistic(6 * share - 4 + agree)
+        seen = Features(share=share, agree=agree, weight=0.7)
+        votes.append(Vote(str(i), None, seen, float(right)))
+    return votes
+
+
+def test_a_fit_recovers_the_curve_of_its_votes() -> None:
+    votes = drawn(2000)
+    own = fit(votes, "riddle", "qwen2-0.5b")
+    assert (own.task, own.model, own.questions, own.weights) == ("riddle", "qwen2-0.5b", 2000, (0.7, 0.7))
+    for share, agree in ((0.4, 0.0), (0.6, 1.0), (0.9, 0.0)):
+        seen = Features(share=share, agree=agree, weight=0.7)
+        assert own.certainty(seen) == pytest.approx(logistic(6 * share - 4 + agree), abs=0.04)
+    measured = cross_validated(votes)
+    assert measured.error < 0.04
+    assert measured.score_at_coverage[50] - measured.score_at_coverage[100] > 0.1
+
+
+def test_repeated_votes_of_a_question_count_once() -> None:
+    votes = drawn(200)
+    doubled = fit([*votes, *votes])
+    assert doubled.intercept == pytest.approx(fit(votes).intercept, abs=2e-3)
+
+
+def test_votes_that_are_all_right_do_not_reach_certainty() -> None:
+    votes = [replace(vote, score=1.0) for vote in drawn(30)]
+    assert 0.9 < fit(votes).certainty(votes[0].seen) < 0.99  # 31 of 32, Platt's target
+
+
+def test_too_few_questions_are_refused() -> None:
+    with pytest.raises(OptionError, match=r"riddle, all models: 19 questions have votes .*, but a curve needs 20"):
+        fit(drawn(19), "riddle")
+
+
+PARTS = '''
+import zlib
+from tot import Task
+from tot.decoders import Completion, Usage
+
+class Riddle(Task):
+    """Easy questions get one answer from all samples, hard ones mostly other answers."""
+
+    templates = {"chain": "{{ question }}"}
+
+    def parse_answer(self, text):
+        return text or None
+
+class Voter:
+    def generate(self, requests):
+        return [self.reply(one, i) for one in requests for i in range(one.sampling.n)]
+
+    def reply(self, request, sample):
+        number = int(request.prompt[-1].content.split()[-1])
+        noise = zlib.crc32(f"{number} {sample} {request.sampling.seed}".encode())
+        right = noise % 10 < (9, 5, 1)[number % 3]
+        text = "" if noise % 17 == 0 else str(number) if right else f"wrong {noise % 5}"
+        return Completion(text, (), 0.0, "eos", Usage(new_tokens=1))
+'''
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> str:
+    path = tmp_path / "parts.py"
+    path.write_text(PARTS)
+    rows = [{"question": f"number {i}", "answer": str(i)} for i in range(60)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_curves_are_fitted_on_evaluations_and_used(tot: Any, tmp_path: Path, parts: str) -> None:
+    here = ("--decoder", f"{parts}:Voter", "--model", "none", "--search", "self-consistency:samples=6")
+    task, folder, own = f"{parts}:Riddle", str(tmp_path / "out"), str(tmp_path / "c.json")
+    status, out, err = tot("eval", task, *here, "--data", str(tmp_path / "rows.jsonl"), "--out", folder)
+    assert (status, err) == (0, "")
+    assert "Calibration error" in out
+    status, out, err = tot("calibrate", folder, "--out", own, "--generic")
+    assert (status, err) == (0, "")
+    fitted = [cell.strip() for cell in out.splitlines()[4].strip("│").split("│")]
+    assert fitted[:3] == ["riddle", "others", "60"]
+    assert 250 < int(fitted[3]) <= 300  # beginnings of two to six samples with an answer
+    surer, other = (float(cell.rstrip("%")) for cell in fitted[5:])
+    assert surer - other > 30
+    curves = json.loads((tmp_path / "c.json").read_text())["curves"]
+    assert [(one["task"], one["model"], one["questions"]) for one in curves] == [("riddle", None, 60), (None, None, 60)]
+    status, out, err = tot("solve", task, "number 3", *here, "--certainty", own, "--json")
+    assert (status, err) == (0, "")
+    assert json.loads(out)["certainty"] > 0.8
+    status, out, err = tot("calibrate", str(tmp_path), "--out", own)
+    assert (status, err) == (2, f"tot: {tmp_path} is not the folder of an evaluation: it has no config.yaml\n")

@@ -1,0 +1,76 @@
+"""Reliability: whether an evaluator is good enough to prune or to weigh votes by, and a table of measured AUROCs."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from tot.evaluators.base import Evaluator
+from tot.task.task import Task
+
+log = logging.getLogger(__name__)
+
+Use = Literal["prune", "weigh", "neither"]
+PRUNE = 0.65
+"""AUROC of unfinished solutions from which pruning half way beats a vote at equal tokens (`benchmarks/scores.md`)."""
+WEIGH = 0.5
+"""AUROC of whole solutions above which weights improve a vote: chance."""
+
+
+class Measured(BaseModel):
+    """A row of the table: the AUROC of an evaluator within a question, with the bounds of its 95% interval."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    task: str
+    """Class of the task."""
+    model: str
+    """Family of the model (`tot.llm.family`)."""
+    evaluator: str
+    """Class of the evaluator."""
+    unfinished: tuple[float, float, float]
+    """AUROC of unfinished solutions, lower and upper bound."""
+    source: str
+    """The page that reports it."""
+
+
+def use_of(unfinished: float | None, whole: float | None) -> Use:
+    """Return the use that an evaluator's AUROC allows.
+
+    Args:
+        unfinished: Lower bound of the AUROC of unfinished solutions; None if it is not known.
+        whole: Lower bound of the AUROC of whole solutions; None if it is not known.
+    """
+    if unfinished is not None and unfinished >= PRUNE:
+        return "prune"
+    return "weigh" if whole is not None and whole > WEIGH else "neither"
+
+
+@cache
+def table() -> Sequence[Measured]:
+    """Return the measured evaluators."""
+    rows = json.loads(files(__package__).joinpath("measured.json").read_text(encoding="utf-8"))
+    return [Measured(**row) for row in rows]
+
+
+def warn_if_noisy(task: Task, evaluator: Evaluator, family: str | None) -> None:
+    """Warn once per process if the table says that an evaluator is too noisy to prune by, for a task and a model."""
+    names = type(task).__name__, family, type(evaluator).__name__
+    for row in table():
+        if (row.task, row.model, row.evaluator) == names and use_of(row.unfinished[1], None) != "prune":
+            _warn(row)
+
+
+@cache
+def _warn(row: Measured) -> None:
+    log.warning(
+        "%s is too noisy to prune by on %s with %s (AUROC %.2f, %.2f to %.2f; %s): keep all branches (bfs:select=all) "
+        "or vote (self-consistency)",
+        *(row.evaluator, row.task, row.model, *row.unfinished, row.source),
+    )
