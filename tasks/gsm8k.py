@@ -39,6 +39,7 @@ class GSM8K(Task):
     data_set = "openai/gsm8k:main:test"
     thought = ("sub_question", "sub_answer")
     depth = 4
+    programs = frozenset({"program"})
     triggers: ClassVar[Mapping[str, str]] = {
         "chain": "\nThe answer is",
         "sub_answer": " The answer is",
@@ -67,9 +68,9 @@ class GSM8K(Task):
             "vote": {"max_tokens": 8, "stop": ("\n",)},
             "explain": {"max_tokens": 256},
         },
-        "search": "self-consistency:weighted=true",
+        "search": "self-consistency:weighted=true,until=0.95,samples=9,solutions=program+chain+program",
         "generator": "continue",
-        "evaluator": "logprob:window=16",
+        "evaluator": "logprob",
         "filters": {"top_p": 0.8, "top_k": 20},
     }
 

@@ -144,6 +144,10 @@ class SearchConfig(BaseModel):
     thoughts: int | None = Field(None, description="Number of thoughts per state (n).")
     breadth: int | None = Field(None, description="Number of states to keep at each level (b).")
     depth: int | None = Field(None, description="Depth of the tree (T); the default is the task's own.")
+    until: float | None = Field(
+        None,
+        description="Stop a vote when the probability that its leader stays ahead reaches this (self-consistency).",
+    )
     max_tokens: int | None = Field(None, ge=1, description="Maximum number of new tokens per text.")
     temperature: float | None = Field(
         None, ge=0, description="Sampling temperature of thoughts, 0.7 by default; the papers use 1."
@@ -273,7 +277,7 @@ class SearchConfig(BaseModel):
             task,
             *(self.search, self.generator, self.evaluator),
             tools=self.tools,
-            search_options={name: getattr(self, name) for name in ("thoughts", "breadth", "depth")},
+            search_options={name: getattr(self, name) for name in ("thoughts", "breadth", "depth", "until")},
             generator_options={"temperature": self.temperature},
         )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import selectors
 import signal
@@ -26,6 +27,7 @@ from typing import IO, Literal
 
 from tot.decoders.errors import OptionError
 
+log = logging.getLogger(__name__)
 UNCONFINED = "TOT_RUN_PROGRAMS_UNCONFINED"
 """Environment variable: "yes" runs programs with limits only, if they can't be confined."""
 
@@ -240,6 +242,17 @@ def confines() -> Confinement:
         f"Landlock (5.13). With {UNCONFINED}=yes they run with your permissions, and only time, memory and output are "
         "limited"
     )
+
+
+@cache
+def can_confine() -> bool:
+    """Return whether programs can run here; if not, log it once."""
+    try:
+        confines()
+    except OptionError:
+        log.warning("programs can't be confined here: answers are written without them")
+        return False
+    return True
 
 
 @cache

@@ -100,6 +100,13 @@ def test_the_text_closest_to_all_others_is_elected() -> None:
     assert keys[3] not in keys[:3]
 
 
+def test_a_text_that_repeats_itself_is_not_elected_for_its_weight() -> None:
+    loop = "Rainbows appear in the sky and on the ground and in the water. " * 40
+    keys, first = Ask().elect("How do rainbows form?", [loop, *RAINBOWS[:2]], [5.0, 1.0, 1.0])
+    assert first in (1, 2)
+    assert keys[0] not in keys[1:]
+
+
 def test_a_long_text_is_not_similar_to_a_short_answer() -> None:
     keys, first = Ask().elect("How do rainbows form?", [RAINBOWS[0], "By light.", RAINBOWS[1]], [1.0] * 3)
     assert (keys[0] == keys[2], keys[1], first in (0, 2)) == (True, "light", True)

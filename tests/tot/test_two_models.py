@@ -15,7 +15,7 @@ import yaml
 from tot import BFS, TotError, close_models, evaluate, solve
 from tot.cli.output import usage_line
 from tot.config import SearchConfig
-from tot.decoders import ModelError, OptionError
+from tot.decoders import ModelError, OptionError, RequestError
 from tot.decoders.engine import open_models, runner
 from tot.decoders.models import memory
 from tot.generators.base import Generator
@@ -170,7 +170,7 @@ def test_two_models_write_one_tree_which_names_them(
     assert (used["small"]["calls"], used["large"]["calls"]) == (3, 2)  # the small one also answers
     assert sum(one["new_tokens"] for one in used.values()) == solution.usage.new_tokens
     assert solution.summary()["by_model"] == used
-    assert f"{used['large']['new_tokens']} tokens by large" in usage_line(solution)
+    assert f"{used['large']['new_tokens']} new tokens by large" in usage_line(solution)
     alone = solve(letters, "q", model=small, kv_budget=4000, search=BFS(breadth=1, depth=2), evaluator="random")
     assert alone.by_model == {}
     assert "by_model" not in alone.summary()
@@ -225,6 +225,11 @@ def test_a_named_model_escalates_for_a_decoder_object(letters: Any, scripted: An
     solution = solve(letters, "q", decoder=decoder, escalate=saved("large"), **SEARCH)
     assert {request.purpose for request in decoder.requests} == {"generate", "answer"}
     assert [name for _, name in written(solution)] == ["Scripted", "auto@large"] * 2
+
+
+def test_a_generator_that_asks_a_missing_second_model_is_told_to_give_one(letters: Any, scripted: Any) -> None:
+    with pytest.raises(RequestError, match="the search asks a second model, but none was given: give escalate=MODEL"):
+        solve(letters, "q", decoder=scripted({}), **{**SEARCH, "kv_budget": None})
 
 
 def test_models_that_do_not_fit_are_refused_with_numbers_before_loading(

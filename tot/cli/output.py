@@ -32,7 +32,7 @@ def usage_line(solution: Solution) -> str:
     if usage.new_tokens and usage.seconds:
         line += f", {usage.new_tokens / usage.seconds:.0f} tokens/s"
     if solution.by_model:
-        line += "".join(f", {used['new_tokens']} tokens by {model}" for model, used in solution.by_model.items())
+        line += "".join(f", {used['new_tokens']} new tokens by {model}" for model, used in solution.by_model.items())
     if usage.drafted:
         line += f", {usage.accepted} of {usage.drafted} drafted tokens accepted"
     if usage.acceptance_rate is not None:

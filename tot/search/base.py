@@ -6,7 +6,6 @@ model: a SearchSession drives it with a model, and a user's program can drive it
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import random
@@ -19,18 +18,17 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from tot.decoders.errors import TaskError
-from tot.decoders.request import Purpose
 from tot.evaluators.base import Evaluator
 from tot.llm.replies import Evaluation, Proposal, as_evaluation, as_proposal
 from tot.llm.seeds import derive
 from tot.running import run_to_end
 from tot.search.branches import Branch
+from tot.search.execution import execute
 from tot.search.hooks import Hooks
-from tot.search.steps import Evaluate, Expand, Step, Steps
-from tot.search.votes import Ballot, count, source_of, votes_of
+from tot.search.steps import Evaluate, Expand, Requested, Step, Steps
 from tot.task.checked import CheckedTask, user_code
 from tot.task.task import Task
-from tot.task.world import HasAct, HasTerminal
+from tot.task.world import HasTerminal
 from tot.tree.thought import State, Thought
 from tot.tree.tree import Node, ThoughtTree
 
@@ -136,14 +134,9 @@ class SearchState:
         """The first state whose answer the task verified."""
         self.stopped: str | None = None
         """Why the search ended early or without a goal, if it did."""
-        self.unfinished = 0
-        """Number of requested solutions whose results have not arrived (`Expand.partial`)."""
-        self.received = 0
-        """Number of requested solutions whose results have arrived."""
-        self._writing: Purpose = "generate"
-        """The purpose of the last `partial` step."""
+        self.requested = Requested()
         self.escalates = False
-        """Whether there is a larger model to ask (purpose "escalate"). Set by the session."""
+        """Whether a larger model can be asked (purpose "escalate"). Set by the session."""
         self.cheap_samples = 8
         """How many samples can be decoded together for little more than the time of one. Set by the session."""
         depth = options.depth_for(task)
@@ -176,9 +169,7 @@ class SearchState:
                     nodes = self._hooks.emit("on_select", self, list(step.nodes))
                     step = replace(step, nodes=tuple(nodes), states=tuple(map(self.tree.state, nodes)))
                     if step.partial:
-                        cancels = step.purpose != self._writing
-                        self.unfinished = (step.count or 0) + (0 if cancels else self.unfinished)
-                        self._writing = step.purpose
+                        self.requested.add(step)
                 branch.step = step if step.nodes else None
         if self._finished:
             return []
@@ -213,7 +204,7 @@ class SearchState:
         Args:
             results: One entry per node of the step, in order. Expand: a list of thoughts (texts, Thoughts, Replies or
                 Proposals). Evaluate: a value (a number, None or an Evaluation).
-            acted: Whether the caller has already executed the thoughts (`acted`). Otherwise this method executes them.
+            acted: Whether the caller has executed the thoughts (`execute`). Otherwise this method executes them.
             step: One of the `pending` steps. The default is the step that `ask` returns.
 
         Raises:
@@ -228,11 +219,10 @@ class SearchState:
         if isinstance(step, Expand):
             proposals = [[as_proposal(one, self.task) for one in each_of(siblings)] for siblings in results]
             if not acted:
-                proposals = run_to_end(self.acted(step.states, proposals))
+                proposals = run_to_end(execute(self.checked, step.states, proposals))
             branch.step = None
             if step.partial:
-                arrived = sum(map(len, proposals))
-                self.unfinished, self.received = self.unfinished - arrived, self.received + arrived
+                self.requested.receive(sum(map(len, proposals)))
             children: dict[int, Node] = {}
             for node, siblings in zip(step.nodes, proposals, strict=True):
                 for proposal in siblings:
@@ -253,32 +243,15 @@ class SearchState:
             self.best = max([self.best, *self.goals, *nodes], key=self._rank)
         return nodes
 
-    async def acted(self, states: Sequence[State], found: list[list[Proposal]]) -> list[list[Proposal]]:
-        """Execute each state's proposed thoughts and add their observations. Equal thoughts are executed once."""
-        if not isinstance(self.task, HasAct):
-            return found
-        thoughts = {
-            (i, one.thought.text): (state, one.thought)
-            for i, (state, proposals) in enumerate(zip(states, found, strict=True))
-            for one in proposals
-            if one.thought is not None and one.thought.observation is None
-        }
-        results = await asyncio.gather(*(self.checked.act(*pair) for pair in thoughts.values()))
-        observations = dict(zip(thoughts, results, strict=True))
-        for i, proposals in enumerate(found):
-            for one in proposals:
-                observation = None if one.thought is None else observations.get((i, one.thought.text))
-                if one.thought is not None and observation is not None:
-                    one.thought = one.thought.model_copy(update={"observation": observation})
-        return found
-
     def stop(self, why: str | None = None) -> None:
         """End the search and all of its branches; `search.best` stays as it is."""
         self.stopped, self._finished = why, True
 
     def inject(self, parent: Node, thought: str | Thought) -> Node | None:
         """Add the caller's thought as a child of `parent`. Return None if it is not legal or already exists."""
-        ((proposal,),) = run_to_end(self.acted([self.tree.state(parent)], [[as_proposal(thought, self.task)]]))
+        ((proposal,),) = run_to_end(
+            execute(self.checked, [self.tree.state(parent)], [[as_proposal(thought, self.task)]])
+        )
         return self._add_child(parent, proposal, whole=False)
 
     def expand(self, nodes: Sequence[Node], count: int | None, whole: bool = False, **options: Any) -> Expand:
@@ -304,15 +277,6 @@ class SearchState:
     def answer_at(self, node: Node) -> Any | None:
         """Return the answer that a node's state contains, or None if the model must be asked for it."""
         return self.checked.answer_at(self.tree.state(node))
-
-    def ballots(self, nodes: Sequence[Node]) -> list[Ballot]:
-        """Return the votes of the complete nodes whose states contain their answers."""
-        weights = votes_of(nodes, self.options.aggregate == "majority")
-        answered = [(node, answer) for node in nodes if (answer := self.answer_at(node)) is not None]
-        question = self.tree.state(self.tree.root).question
-        given = [weights[node.id] for node, _ in answered]
-        keys, _ = count(self.checked, question, [answer for _, answer in answered], given)
-        return [Ballot(key, weights[node.id], source_of(node)) for key, (node, _) in zip(keys, answered, strict=True)]
 
     def verify(self, answer: Any) -> bool:
         """Return whether the task verifies the answer."""

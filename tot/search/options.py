@@ -39,6 +39,7 @@ class SearchOptions(TypedDict, total=False):
     thoughts: int | None
     breadth: int | None
     depth: int | None
+    until: float | None
     max_tokens: int | None
     temperature: float | None
     top_k: int | None

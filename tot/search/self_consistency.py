@@ -11,7 +11,7 @@ from tot.decoders.request import Purpose
 from tot.search.base import Count, SearchState, by_value
 from tot.search.baselines import WholeSolutions
 from tot.search.steps import Step, Steps
-from tot.search.votes import Ballot, elected, stays_ahead
+from tot.search.votes import Ballot, cast, elected, stays_ahead
 from tot.tree.tree import Node
 
 
@@ -28,7 +28,8 @@ class SelfConsistency(WholeSolutions):
     until: Annotated[float, Field(gt=0, le=1)] | None = None
     """Stop when the posterior that the leading answer stays ahead with all samples reaches this (`stays_ahead`)."""
     at_once: Count | None = None
-    """With `until`: how many samples are decoded together. None: as many as cost little more time than one."""
+    """With `until`: how many samples are decoded together. None uses the number that takes little more
+    time than one."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -49,12 +50,12 @@ class SelfConsistency(WholeSolutions):
         purpose: Purpose = "escalate" if search.escalates else "generate"
         requested = 0
         while search.solved is None:
-            count = min(self.samples - requested, max(0, self._together(search) - search.unfinished))
+            count = min(self.samples - requested, max(0, self._together(search) - search.requested.unfinished))
             requested += count
             if not (yield from self._advance(search, count, purpose)):
                 return
-            remaining = self.samples - requested + search.unfinished
-            if remaining == 0 or self._sure(search.ballots(search.complete()), remaining):
+            remaining = self.samples - requested + search.requested.unfinished
+            if remaining == 0 or self._sure(self._ballots(search), remaining):
                 return
 
     def _first_model(self, search: SearchState) -> Generator[Step, list[Node], bool]:
@@ -65,17 +66,23 @@ class SelfConsistency(WholeSolutions):
         """
         count = self._together(search)
         while (yield from self._advance(search, count, "generate")):
-            ballots = search.ballots(search.complete())
+            ballots = self._ballots(search)
             if search.solved is not None or self._sure(ballots, self.samples):
                 return True
             leader = elected([ballot.answer for ballot in ballots], [ballot.weight for ballot in ballots])
-            hopes = [ballots[leader[0]]] * search.unfinished if leader else []
-            if not search.unfinished or (leader and not self._sure([*ballots, *hopes], self.samples)):
+            hopes = [ballots[leader[0]]] * search.requested.unfinished if leader else []
+            if not search.requested.unfinished or (leader and not self._sure([*ballots, *hopes], self.samples)):
                 break  # even if all unfinished samples agree with the leader
             count = 0
         for node in search.tree.children(search.tree.root):
             search.tree.prune(node)
         return False
+
+    def _ballots(self, search: SearchState) -> list[Ballot]:
+        answers = [(node, search.answer_at(node)) for node in search.complete()]
+        answered = [(node, answer) for node, answer in answers if answer is not None]
+        question = search.tree.state(search.tree.root).question
+        return cast(search.checked, question, answered, self.aggregate == "majority")[0]
 
     def _together(self, search: SearchState) -> int:
         """Return how many samples are decoded at the same time."""
@@ -86,9 +93,9 @@ class SelfConsistency(WholeSolutions):
 
     def _advance(self, search: SearchState, count: int, purpose: Purpose) -> Generator[Step, list[Node], bool]:
         """Request `count` more samples and wait for at least one. Return False if none has arrived."""
-        received = search.received
+        received = search.requested.received
         solutions = yield search.expand([search.tree.root], count, whole=True, partial=True, purpose=purpose)
         if self.weighted and search.solved is None:
             yield search.evaluate(solutions)
         search.best = search.solved or next(iter(by_value(search.complete())), search.best)
-        return search.received > received
+        return search.requested.received > received

@@ -21,11 +21,13 @@ from tot.generators.sample import whole_solution, whole_solutions
 from tot.llm.backend import Backend
 from tot.llm.context import Context
 from tot.llm.replies import Evaluation, Proposal, Reply, as_proposal
+from tot.sandbox import can_confine
 from tot.search.base import Search, by_value, each_of
 from tot.search.checkpoint import Checkpoint, Recorded
+from tot.search.execution import execute
 from tot.search.in_progress import InProgress
 from tot.search.steps import Evaluate, Expand, Step
-from tot.search.votes import Ballot, count, source_of, votes_of
+from tot.search.votes import Ballot, cast
 from tot.task.checked import user_code
 from tot.task.task import Task
 from tot.task.world import HasAnswer
@@ -186,7 +188,7 @@ class SearchSession:
         if step.whole:
             about = step.count or 1, self._generator, self._templates, self.search.options.greedy_draft
             solutions = await self.context.each(step.nodes, lambda node: whole_solutions(self.context, node, *about))
-            return await self.search.acted(step.states, solutions)
+            return await execute(self.search.checked, step.states, solutions)
         method = f"{type(self._generator).__name__}.propose"
         with user_code(method):
             thoughts = list(await self._generator.propose(self.context, step.nodes, step.count))
@@ -195,19 +197,22 @@ class SearchSession:
                 f"{method} returned {len(thoughts)} lists of thoughts for {len(step.nodes)} nodes: return one per node"
             )
         proposals = [[as_proposal(one, self.context.task) for one in each_of(siblings)] for siblings in thoughts]
-        return await self.search.acted(step.states, proposals)
+        return await execute(self.search.checked, step.states, proposals)
 
     async def _whole_solution(self, context: Context, number: int) -> Proposal:
         """Sample a whole solution of the question, and execute it."""
         root = self.tree.root
         proposal = await whole_solution(context, root, number, self._generator, self._templates)
-        ((acted,),) = await self.search.acted([self.tree.state(root)], [[proposal]])
+        ((acted,),) = await execute(self.search.checked, [self.tree.state(root)], [[proposal]])
         return acted
 
     @property
     def _templates(self) -> tuple[str, ...]:
-        """The templates of whole solutions, in turn; empty for the task's default."""
-        return getattr(self.search.options, "solutions", ())
+        """The templates of whole solutions, in turn, without programs that can't run; empty for the task's default."""
+        given: tuple[str, ...] = getattr(self.search.options, "solutions", ())
+        if len(set(given)) < 2 or not self.task.programs.intersection(given) or can_confine():
+            return given
+        return tuple(template for template in given if template not in self.task.programs)
 
     def _evaluator_of(self, step: Evaluate) -> Evaluator:
         fast = self.search.options.fast_evaluator if step.fast else None
@@ -226,22 +231,15 @@ class SearchSession:
         answered = [(node, answer) for node, answer in zip(nodes, answers, strict=True) if answer is not None]
         if not answered:
             return None
-        equal = search.options.aggregate == "majority"
-        weights = votes_of(nodes, equal)
-        given = [weights[node.id] for node, _ in answered]
-        question = self.tree.state(self.tree.root).question
-        ballots, winners = count(search.checked, question, [answer for _, answer in answered], given)
-        self.ballots = [
-            Ballot(key, weights[node.id], source_of(node)) for key, (node, _) in zip(ballots, answered, strict=True)
-        ]
+        question, equal = self.tree.state(self.tree.root).question, search.options.aggregate == "majority"
+        self.ballots, winners = cast(search.checked, question, answered, equal)
         winner = [answered[i] for i in winners]
         search.best = by_value([node for node, _ in winner])[0]
-        total = math.fsum(weights[node.id] for node, _ in answered)
-        for (node, answer), ballot in zip(answered, ballots, strict=True):
+        total = math.fsum(ballot.weight for ballot in self.ballots)
+        for (node, answer), ballot in zip(answered, self.ballots, strict=True):
             node.answer = shown_answer(answer)
             if voting and total > 0:
-                same = (weights[other.id] for (other, _), one in zip(answered, ballots, strict=True) if one == ballot)
-                node.share = math.fsum(same) / total
+                node.share = math.fsum(one.weight for one in self.ballots if one.answer == ballot.answer) / total
         if voting and len(nodes) > 1:
             self.votes = len(winner), len(answered)
         return next(answer for node, answer in winner if node is search.best)

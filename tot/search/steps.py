@@ -30,6 +30,26 @@ class Expand:
     """Whose decoder writes the thoughts. With another purpose than before, unfinished solutions are cancelled."""
 
 
+@dataclass
+class Requested:
+    """The number of whole solutions that `partial` steps have requested."""
+
+    unfinished: int = 0
+    """Solutions whose results have not arrived."""
+    received: int = 0
+    """Solutions whose results have arrived."""
+    purpose: Purpose = "generate"
+
+    def add(self, step: Expand) -> None:
+        """Count the solutions of a step. Unfinished ones of another purpose are cancelled."""
+        kept = self.unfinished if step.purpose == self.purpose else 0
+        self.unfinished, self.purpose = kept + (step.count or 0), step.purpose
+
+    def receive(self, number: int) -> None:
+        """Count results."""
+        self.unfinished, self.received = self.unfinished - number, self.received + number
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Evaluate:
     """Request the value of each of `nodes`."""

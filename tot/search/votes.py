@@ -21,7 +21,7 @@ class Ballot:
     weight: float = 1.0
     """Weight of the vote, such as the solution's likelihood."""
     source: str = ""
-    """What wrote the solution: the template ("chain", "program"), followed by "@" and the model if a search has two."""
+    """The template that wrote the solution ("chain", "program"), followed by "@" and the model if a search has two."""
 
 
 def elected(answers: Sequence[Hashable], weights: Sequence[float]) -> list[int]:
@@ -60,6 +60,16 @@ def source_of(node: Node) -> str:
     template = "" if node.thought is None else next(reversed(node.thought.parts), "")
     _, at, model = (node.decoder or "").partition("@")
     return f"{template}{at}{model}"
+
+
+def cast(
+    task: CheckedTask, question: str, answered: Sequence[tuple[Node, Any]], equal: bool = False
+) -> tuple[list[Ballot], list[int]]:
+    """Return the ballots of nodes with their answers, and the indices of the winning ones."""
+    nodes = [node for node, _ in answered]
+    weights = [votes_of(nodes, equal)[node.id] for node in nodes]
+    keys, winners = count(task, question, [answer for _, answer in answered], weights)
+    return [Ballot(*ballot) for ballot in zip(keys, weights, map(source_of, nodes), strict=True)], winners
 
 
 def stays_ahead(ballots: Sequence[Ballot], remaining: int) -> float:

@@ -65,6 +65,8 @@ class Task(World, Dataset):
     chain: ClassVar[str] = "chain"
     """Template that asks for a whole solution at once; the baselines use it. A task without this template and without a
     world uses one thought, and then the answer."""
+    programs: ClassVar[frozenset[str]] = frozenset()
+    """Templates that ask for programs, which run in the sandbox."""
     answer: ClassVar[str] = "answer"
     triggers: ClassVar[Mapping[str, str]] = {}
     """Text that announces the answer, by template, such as {"chain": "\\nThe answer is"}. The text before it is a
