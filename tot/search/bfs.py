@@ -30,8 +30,8 @@ class BFS(MergingSearch):
 
     greedy  The b best; ties keep their order.
     sample  b states, sampled without replacement in proportion to their values.
-    all     All of them. The root has b shares, and children divide the shares of their state. A state with s shares gets
-            min(n, s) children. Branches are independent: each state is expanded when its text ends.
+    all     All of them. The root has b shares, and children divide the shares of their state. A state with s shares
+            gets min(n, s) children. Branches are independent: each state is expanded when its text ends.
     """
 
     def steps(self, search: SearchState) -> Steps:
