@@ -16,7 +16,7 @@ import pytest
 from tot import BFS, Generator, LogProb, Task, Value, asolve, close_models, evaluate, solve
 from tot.cli.app import main
 from tot.decoders import ModelError, OptionError
-from tot.search.baselines import SelfConsistency
+from tot.search.self_consistency import SelfConsistency
 
 PATH = "{{ thoughts | map(attribute='thought') | join('/') }}"
 SEARCH: dict[str, Any] = {"search": BFS(thoughts=2, breadth=1, depth=3), "evaluator": Value(), "max_tokens": 6}

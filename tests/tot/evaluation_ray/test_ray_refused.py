@@ -66,16 +66,28 @@ def test_a_decoder_with_an_engine_cannot_be_sent(run: Any, tiny: Any) -> None:
         run(executor="ray", decoder=decoder)
 
 
-def test_a_worker_with_other_model_weights_is_rejected(tiny: Any, run: Any, task: Any, rows: Path) -> None:
+def test_a_worker_with_other_model_weights_is_rejected(
+    tiny: Any, run: Any, task: Any, rows: Path, tmp_path: Path
+) -> None:
     from tot.config import SearchConfig
+    from tot.evaluation.fingerprint import hash_models
     from tot.evaluation.options import EvaluationRun
     from tot.evaluation.ray_cluster import packed
     from tot.evaluation.ray_executor import Worker  # importing ray reads the cluster's settings
 
     with tiny() as decoder:
         work = EvaluationRun.of(task("Riddles"), SearchConfig(model=decoder.model), {"data": str(rows)})
-        worker = Worker(packed(work, [type(work.task)]), "0" * 64, str(Path.cwd()))
+        worker = Worker(packed(work, [type(work.task)]), {"model_sha256": "0" * 64}, str(Path.cwd()))
         with pytest.raises(ModelError, match="on a Ray worker, and 0000000000000000 where the run was started: put"):
+            asyncio.run(worker.open())
+        (tmp_path / "config.json").write_text("{}")
+        both = SearchConfig(model=decoder.model, escalate=str(tmp_path))
+        work = EvaluationRun.of(task("Riddles"), both, {"data": str(rows)})
+        hashes = {**hash_models(both.weights), "escalate_sha256": "1" * 64}
+        worker = Worker(packed(work, [type(work.task)]), hashes, str(Path.cwd()))
+        with pytest.raises(
+            ModelError, match=rf"model {tmp_path} has the SHA-256 .*, and 1111111111111111 where the ru"
+        ):
             asyncio.run(worker.open())
 
 
