@@ -79,6 +79,11 @@ class Search(BaseModel):
         return self
 
     @property
+    def asks_larger(self) -> bool:
+        """Whether the search asks a second, larger model where the first is not sure."""
+        return False
+
+    @property
     def fast_evaluator(self) -> Evaluator | None:
         """The cheap evaluator of new nodes, if it differs from the state evaluator."""
         return None
@@ -138,7 +143,7 @@ class SearchState:
         self.escalates = False
         """Whether a larger model can be asked (purpose "escalate"). Set by the session."""
         self.cheap_samples = 8
-        """How many samples can be decoded together for little more than the time of one. Set by the session."""
+        """Number of samples that take little more time together than one. Set by the session."""
         depth = options.depth_for(task)
         self.levels = math.inf if depth is None else depth - 1
         """T - 1: the maximum number of levels of thoughts."""
