@@ -159,7 +159,8 @@ def _solved(work: EvaluationRun, decoders: Sequence[LocalDecoder], question: Que
     for decoder in decoders:
         forget(decoder)
     seconds, solution = timed(lambda: solve(work.task, question.text, work.config))
-    return {"seconds": seconds, "tokens": solution.usage.new_tokens, "answer": solution.answer}
+    spent = {"seconds": seconds, "tokens": solution.usage.new_tokens}
+    return {**spent, "answer": solution.answer, "certainty": solution.certainty}
 
 
 def _graded(answering: Any, task: CheckedTask, question: Question) -> Measured:

@@ -229,7 +229,7 @@ def test_a_truncated_text_is_read_as_the_task_reads_it(tiny: Any) -> None:
         assert reader.answer("Ada?", digit * 3) is None
         assert reader.answer("Ada?", [2]) is None
         assert reader.prompt("Ada?") == decoder.engine.codec.encode_prompt(work().task.prompt("chain", _start()))
-        assert [reader.vote(answers) for answers in (["2", "1", "1", None], ["2", "1"], [None], [])] == [
+        assert [reader.vote("Ada?", answers) for answers in (["2", "1", "1", None], ["2", "1"], [None], [])] == [
             *("1", "2"),
             *(None, None),
         ]

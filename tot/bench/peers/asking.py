@@ -17,7 +17,7 @@ from tot.decoders.decoder import LocalDecoder
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.errors import OptionError
 from tot.evaluation.options import EvaluationRun
-from tot.search.votes import elected
+from tot.search.votes import count
 from tot.task.checked import CheckedTask
 from tot.task.world import HasAnswer
 from tot.tree.thought import Thought
@@ -88,18 +88,17 @@ class Reader:
         thought = Thought(parts={self.template: text}, truncated=not ended)
         return self.task.answer_at(self.task.start(question).then(thought))
 
-    def vote(self, answers: Sequence[Any]) -> Any | None:
-        """Return the most frequent answer; the first one wins a tie."""
+    def vote(self, question: str, answers: Sequence[Any]) -> Any | None:
+        """Return the answer that a majority elects; the first one wins a tie."""
         given = [answer for answer in answers if answer is not None]
-        winners = elected([self.task.canonical(answer) for answer in given], [1.0] * len(given))
-        return given[winners[0]] if winners else None
+        return given[count(self.task, question, given, [1.0] * len(given))[1][0]] if given else None
 
 
 def ask(worker: PeerWorker, reader: Reader, samples: int, question: str, seed: int) -> dict[str, Any]:
     """Ask a question. Return the seconds, the number of new tokens and the answer. Raises SideError."""
     sampling = dict(reader.sampling) | ({"temperature": 0.0} if samples == 1 else {})
     seconds, texts = worker.complete(reader.prompt(question), samples, seed=seed, **sampling)
-    answer = reader.vote([reader.answer(question, tokens) for tokens in texts])
+    answer = reader.vote(question, [reader.answer(question, tokens) for tokens in texts])
     return {"seconds": seconds, "tokens": sum(map(len, texts)), "answer": answer}
 
 
