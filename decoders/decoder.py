@@ -56,7 +56,7 @@ class AsyncDecoder(Decoder, Protocol):
     def start(self, requests: Sequence[Request], meter: Meter | None = None) -> Sequence[Pending]:
         """Start requests together and return the pending completions of each. Called in an event loop.
 
-        A cancelled request may still deliver what it decoded, with the finish reason "cancelled".
+        A cancelled request may still deliver its text so far, with the finish reason "cancelled".
         """
 
 

@@ -6,9 +6,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tot import BFS, Agreement, Continue, LogProb, Propose, Random, Sample, Solution, Task, solve
+from tot import BFS, Agreement, Continue, LogProb, Propose, Random, Sample, SelfConsistency, Solution, Task, solve
 from tot.decoders import Completion, Usage
-from tot.search.baselines import SelfConsistency
 from tot.tasks import GSM8K
 
 ASK = (

@@ -89,7 +89,7 @@ def test_every_command_in_a_message_exists() -> None:
     ("kind", "known"), [("search", SEARCHES), ("generator", GENERATORS), ("evaluator", EVALUATORS)]
 )
 def test_every_part_in_a_message_can_be_chosen(kind: str, known: Any) -> None:
-    texts = matches(rf"\b{kind}='?([a-z][a-z-]*(?::[a-z]+=[a-z0-9]+)?)")
+    texts = matches(rf"\b{kind}='?([a-z][a-z-]*(?::[a-z]+=[a-z0-9]+(?:\.[0-9]+)?)?)")
     assert texts
     for text in texts:
         named(text, known)

@@ -52,7 +52,7 @@ def target(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _small_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use a small key-value store: the default of a million tokens takes a second to allocate."""
-    monkeypatch.setattr("tot.decoders.engine.runner._MOST_TOKENS", 3000)
+    monkeypatch.setattr("tot.decoders.engine.runner.MOST_TOKENS", 3000)
 
 
 @pytest.fixture
@@ -325,7 +325,7 @@ def test_a_killed_run_is_resumed(tot: Tot, tmp_path: Path, target: Path, riddles
     small = ("--model", str(target), "--layers", "1", "--width", "64", "--epochs", "1")
     options = ("--questions", riddles, "--out", str(out), "--seed", "3")
     start = (
-        "import sys, tot.cli.app as cli, tot.decoders.engine.runner as r; r._MOST_TOKENS = 3000; cli.main(sys.argv[1:])"
+        "import sys, tot.cli.app as cli, tot.decoders.engine.runner as r; r.MOST_TOKENS = 3000; cli.main(sys.argv[1:])"
     )
     process = python("-c", start, "train-draft", *small, "--tokens", "4000", *options)
     deadline = time.monotonic() + 60

@@ -58,7 +58,7 @@ def made(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def train(made: Path, tot: Tot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    monkeypatch.setattr("tot.decoders.engine.runner._MOST_TOKENS", 3000)
+    monkeypatch.setattr("tot.decoders.engine.runner.MOST_TOKENS", 3000)
     monkeypatch.setenv("TOT_CACHE", str(tmp_path / "cache"))
 
     def run(*more: str) -> tuple[int, str, str]:

@@ -38,9 +38,9 @@ VOTING = (
     "vLLM, 5 votes: peer=vllm; samples=5",
     "tot, one answer: search=cot",
     "tot, 5 votes: search=self-consistency:samples=5,weighted=true",
-    "tot, until sure: search=self-consistency:until=0.95,samples=16,solutions=chain+program",
+    "tot, until sure:",
 )
-"""The default ways for a task whose default search is a vote."""
+"""The default ways for a task whose default search is a vote. The last one is that search."""
 SEARCHING = (
     "llama.cpp: peer=llama",
     "vLLM: peer=vllm",
