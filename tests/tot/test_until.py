@@ -249,9 +249,7 @@ def test_the_larger_model_decides_alone_if_the_smaller_is_not_sure(chained: Any)
 def test_the_smaller_model_stops_once_it_cannot_become_sure(chained: Any) -> None:
     small, large = Streamed("a 1", "b 2", "c 1", "d 1"), Streamed("e 3", "f 3", "g 3", "h 3", "i 3", "j 3")
     solution = escalated(chained, small, large)
-    assert (
-        len([node for node in solution.tree if node.pruned]) == 2
-    )  # the other two cannot make it sure
+    assert len([node for node in solution.tree if node.pruned]) == 2  # the other two cannot make it sure
 
 
 def test_a_killed_escalation_resumes_with_the_larger_model(chained: Any, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import logging
 import math
 import random
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -23,7 +23,7 @@ from tot.llm.replies import Evaluation, Proposal, as_evaluation, as_proposal
 from tot.llm.seeds import derive
 from tot.running import run_to_end
 from tot.search.branches import Branch
-from tot.search.execution import execute
+from tot.search.execution import each_of, execute
 from tot.search.hooks import Hooks
 from tot.search.steps import Evaluate, Expand, Requested, Step, Steps
 from tot.task.checked import CheckedTask, user_code
@@ -396,10 +396,3 @@ class SearchState:
 def _warn_of_depth() -> None:
     """Warn once per process."""
     log.warning("depth 1 has no level of thoughts: the model is asked for the answer at once; use a depth of 2 or more")
-
-
-def each_of(proposals: Any) -> Iterable[Any]:
-    """Return the thoughts after one node. Raises TaskError if the argument is not a list of thoughts."""
-    if isinstance(proposals, str | Thought | Proposal | Mapping) or not isinstance(proposals, Iterable):
-        raise TaskError(f"{proposals!r} is not a list of thoughts: pass a list for each node, which may be empty")
-    return proposals

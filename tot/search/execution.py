@@ -1,14 +1,16 @@
-"""Execute proposed thoughts, for tasks with actions that have observations."""
+"""Check the results of an expansion, and execute its thoughts if the task has actions with observations."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+from tot.decoders.errors import TaskError
 from tot.llm.replies import Proposal
 from tot.task.checked import CheckedTask
 from tot.task.world import HasAct
-from tot.tree.thought import State
+from tot.tree.thought import State, Thought
 
 
 async def execute(task: CheckedTask, states: Sequence[State], found: list[list[Proposal]]) -> list[list[Proposal]]:
@@ -29,3 +31,10 @@ async def execute(task: CheckedTask, states: Sequence[State], found: list[list[P
             if one.thought is not None and observation is not None:
                 one.thought = one.thought.model_copy(update={"observation": observation})
     return found
+
+
+def each_of(proposals: Any) -> Iterable[Any]:
+    """Return the thoughts after one node. Raises TaskError if the argument is not a list of thoughts."""
+    if isinstance(proposals, str | Thought | Proposal | Mapping) or not isinstance(proposals, Iterable):
+        raise TaskError(f"{proposals!r} is not a list of thoughts: pass a list for each node, which may be empty")
+    return proposals

@@ -22,9 +22,9 @@ from tot.llm.backend import Backend
 from tot.llm.context import Context
 from tot.llm.replies import Evaluation, Proposal, Reply, as_proposal
 from tot.sandbox import can_confine
-from tot.search.base import Search, by_value, each_of
+from tot.search.base import Search, by_value
 from tot.search.checkpoint import Checkpoint, Recorded
-from tot.search.execution import execute
+from tot.search.execution import each_of, execute
 from tot.search.in_progress import InProgress
 from tot.search.steps import Evaluate, Expand, Step
 from tot.search.votes import Ballot, cast
