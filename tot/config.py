@@ -146,7 +146,8 @@ class SearchConfig(BaseModel):
     depth: int | None = Field(None, description="Depth of the tree (T); the default is the task's own.")
     until: float | None = Field(
         None,
-        description="Stop a vote when the probability that its leader stays ahead reaches this (self-consistency).",
+        description="Stop a vote when the probability that its leader stays ahead reaches this: self-consistency, bfs "
+        "and mcts with votes.",
     )
     max_tokens: int | None = Field(None, ge=1, description="Maximum number of new tokens per text.")
     temperature: float | None = Field(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tot import SelfConsistency, Task, solve
+from tot import BFS, MCTS, SelfConsistency, Task, solve
 from tot.decoders import Completion, Meter, OptionError, Request, Usage
 from tot.llm.replies import Proposal
 from tot.search.checkpoint import Checkpoint
@@ -219,6 +219,41 @@ def test_a_reproducible_vote_waits_for_all_samples_of_a_round() -> None:
 
     assert asyncio.run(run(ordered=True)) == [[0, 1, 2], [], []]
     assert next(filter(None, asyncio.run(run(ordered=False)))) == [2]
+
+
+# -- trees -------------------------------------------------------------------------------------------------------
+
+
+ENDING = {"grow": ["a!", "b!", "c", "d"], "grow c": list("efgh"), "grow d": list("ijkl")}
+ENDING |= {key: [f"{reply}!" for reply in ENDING[key]] for key in ("grow c", "grow d")}
+
+
+@pytest.mark.parametrize(
+    ("select", "until", "leaves"), [("greedy", None, 10), ("greedy", 0.7, 2), ("all", None, 4), ("all", 0.7, 2)]
+)
+def test_a_tree_stops_when_the_vote_of_its_leaves_is_sure(
+    letters: Any, scripted: Any, select: str, until: float | None, leaves: int
+) -> None:
+    fields = {
+        "is_terminal": lambda self, state: state.text.endswith("!"),
+        "answer_at": lambda self, state: "7" if state.text.endswith("!") else None,
+    }
+    decoder = scripted(ENDING)
+    search = BFS(thoughts=4, breadth=4, depth=3, select=select, aggregate="vote", until=until)
+    solution = solve(type("Ending", (letters,), fields), "q", decoder=decoder, search=search, evaluator="random")
+    ended = [node for node in solution.tree if node.thought and node.thought.text.endswith("!")]
+    assert (solution.answer, len(ended)) == ("7", leaves)
+
+
+def test_a_monte_carlo_search_stops_when_the_vote_of_its_leaves_is_sure(letters: Any, scripted: Any) -> None:
+    def visits(until: float | None) -> int:
+        fields = {"is_terminal": lambda self, state: bool(state.thoughts), "answer_at": lambda self, state: "7"}
+        search = MCTS(iterations=12, thoughts=6, aggregate="majority", until=until)
+        replies = {"grow": list("abcdef")}
+        task = type("Ending", (letters,), fields)
+        return solve(task, "q", decoder=scripted(replies), search=search, evaluator="random").tree.root.visits
+
+    assert visits(0.9) < visits(None) == 12
 
 
 # -- two models ---------------------------------------------------------------------------------------------------

@@ -11,10 +11,11 @@ from typing import Literal
 
 from tot.search.base import Count, MergingSearch, SearchState, by_value
 from tot.search.steps import Steps
+from tot.search.until import VotesUntilSure
 from tot.tree.tree import Node
 
 
-class BFS(MergingSearch):
+class BFS(MergingSearch, VotesUntilSure):
     """Breadth-first search.
 
     Expand each of the `breadth` (b) best states into `thoughts` (n) children, for `depth` (T) - 1 levels. Then answer
@@ -53,6 +54,10 @@ class BFS(MergingSearch):
             best = next(iter(by_value(frontier)), None)
             if best is not None and best.value is not None:
                 search.best = best
+            if self.until is not None and self.is_sure(
+                self.ballots(search), sum(not node.terminal for node in frontier)
+            ):
+                return
 
     def _grow(self, search: SearchState, node: Node, shares: int) -> Steps:
         """Expand a state, and start a branch for each child. The children divide the shares; the first get the rest."""
@@ -68,6 +73,11 @@ class BFS(MergingSearch):
         best = by_value(search.complete())[0]
         if best.value is not None:
             search.best = best
+        if self.until is not None and any(map(search.is_end, children)):
+            ballots = self.ballots(search)
+            if self.is_sure(ballots, self.breadth - len(ballots)):
+                search.stop()
+                return
         for number, child in enumerate(children):
             search.branch(self._grow(search, child, max(1, math.ceil((shares - number) / len(children)))))
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from typing import Annotated, Literal, Self
+from collections.abc import Generator
+from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from tot.decoders.request import Purpose
 from tot.search.base import Count, SearchState, by_value
 from tot.search.baselines import WholeSolutions
 from tot.search.steps import Step, Steps
-from tot.search.votes import Ballot, cast, elected, stays_ahead
+from tot.search.until import VotesUntilSure
+from tot.search.votes import elected
 from tot.tree.tree import Node
 
 
-class SelfConsistency(WholeSolutions):
+class SelfConsistency(WholeSolutions, VotesUntilSure):
     """Sample whole solutions; return a verified answer, or the answer that most of them give.
 
     With `until`, stop when it is sure that more samples would not change the answer (adaptive consistency, Aggarwal et
@@ -25,16 +26,12 @@ class SelfConsistency(WholeSolutions):
     samples: Count = 5
     """Number of samples; the most samples with `until`."""
     aggregate: Literal["best", "vote", "majority"] = "vote"
-    until: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Stop when the posterior that the leading answer stays ahead with all samples reaches this (`stays_ahead`)."""
     at_once: Count | None = None
     """With `until`: how many samples are decoded together. None uses the number that takes little more
     time than one."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.until is not None and self.aggregate == "best":
-            raise ValueError("until counts votes: set aggregate to vote or majority")
         if self.at_once is not None and self.until is None:
             raise ValueError("at_once has an effect only with until, such as until=0.95")
         if self.until is not None and (fewest := max(2, len(self.solutions), self.at_once or 0)) > self.samples:
@@ -59,7 +56,7 @@ class SelfConsistency(WholeSolutions):
             if not (yield from self._advance(search, count, purpose)):
                 return
             remaining = self.samples - requested + search.requested.unfinished
-            if remaining == 0 or self._sure(self._ballots(search), remaining):
+            if remaining == 0 or self.is_sure(self.ballots(search), remaining):
                 return
 
     def _first_model(self, search: SearchState) -> Generator[Step, list[Node], bool]:
@@ -70,30 +67,21 @@ class SelfConsistency(WholeSolutions):
         """
         count = self._together(search)
         while (yield from self._advance(search, count, "generate")):
-            ballots = self._ballots(search)
-            if search.solved is not None or self._sure(ballots, self.samples):
+            ballots = self.ballots(search)
+            if search.solved is not None or self.is_sure(ballots, self.samples):
                 return True
             leader = elected([ballot.answer for ballot in ballots], [ballot.weight for ballot in ballots])
             hopes = [ballots[leader[0]]] * search.requested.unfinished if leader else []
-            if not search.requested.unfinished or (leader and not self._sure([*ballots, *hopes], self.samples)):
+            if not search.requested.unfinished or (leader and not self.is_sure([*ballots, *hopes], self.samples)):
                 break  # even if all unfinished samples agree with the leader
             count = 0
         for node in search.tree.children(search.tree.root):
             search.tree.prune(node)
         return False
 
-    def _ballots(self, search: SearchState) -> list[Ballot]:
-        answers = [(node, search.answer_at(node)) for node in search.complete()]
-        answered = [(node, answer) for node, answer in answers if answer is not None]
-        question = search.tree.state(search.tree.root).question
-        return cast(search.checked, question, answered, self.aggregate == "majority")[0]
-
     def _together(self, search: SearchState) -> int:
         """Return how many samples are decoded at the same time."""
         return min(self.samples, max(self.at_once or search.cheap_samples, len(self.solutions), 2))
-
-    def _sure(self, ballots: Sequence[Ballot], remaining: int) -> bool:
-        return self.until is not None and len(ballots) > 1 and stays_ahead(ballots, remaining) >= self.until
 
     def _advance(self, search: SearchState, count: int, purpose: Purpose) -> Generator[Step, list[Node], bool]:
         """Request `count` more samples and wait for at least one. Return False if none has arrived."""
