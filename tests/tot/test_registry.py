@@ -113,7 +113,7 @@ def test_every_known_name_is_covered_above() -> None:
         ("search", "", r"unknown search '': choose one of act, best-first"),
         ("generator", "sampel:x=2", r"unknown generator 'sampel' \(did you mean sample\?\): choose one of continue, "),
         ("evaluator", "judge", r"unknown evaluator 'judge': choose one of agreement, classify, confidence, "),
-        ("search", "bfs:width=2", r"search bfs, option width: .* \(its options: depth, aggregate, until, merge, thoughts, br"),
+        ("search", "bfs:width=2", r"search bfs, option width: .* \(its options: depth, aggregate, until, merge, "),
         ("search", "bfs:breadth=0", r"search bfs, option breadth: .*greater than or equal to 1 \(its options: "),
         ("search", "bfs:breadth=many", r"search bfs, option breadth: .*valid integer"),
         ("search", "bfs:breadth", r"search 'bfs:breadth': 'breadth' is not an option: write bfs:option=value,"),
