@@ -67,7 +67,8 @@ def cast(
 ) -> tuple[list[Ballot], list[int]]:
     """Return the ballots of nodes with their answers, and the indices of the winning ones."""
     nodes = [node for node, _ in answered]
-    weights = [votes_of(nodes, equal)[node.id] for node in nodes]
+    by_node = votes_of(nodes, equal)
+    weights = [by_node[node.id] for node in nodes]
     keys, winners = count(task, question, [answer for _, answer in answered], weights)
     return [Ballot(*ballot) for ballot in zip(keys, weights, map(source_of, nodes), strict=True)], winners
 
