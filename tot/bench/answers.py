@@ -29,7 +29,8 @@ from tot.decoders.models.loading import resolve_device
 from tot.evaluation.estimate import bootstrap, estimate
 from tot.evaluation.options import EvaluationRun
 from tot.evaluation.questions import Question, Questions
-from tot.solver import solve
+from tot.running import run_to_end
+from tot.solver import asolve
 from tot.task.checked import CheckedTask
 
 VOTING = (
@@ -158,7 +159,7 @@ def _solved(work: EvaluationRun, decoders: Sequence[LocalDecoder], question: Que
     """Search a question with an empty cache. The models stay open."""
     for decoder in decoders:
         forget(decoder)
-    seconds, solution = timed(lambda: solve(work.task, question.text, work.config))
+    seconds, solution = timed(lambda: run_to_end(asolve(work.task, question.text, work.config)))
     spent = {"seconds": seconds, "tokens": solution.usage.new_tokens}
     return {**spent, "answer": solution.answer, "certainty": solution.certainty}
 

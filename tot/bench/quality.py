@@ -37,8 +37,9 @@ from tot.evaluation.run import run_evaluation
 from tot.evaluators.heuristic import LogProb
 from tot.llm.prefix import scoring
 from tot.registry import EVALUATORS, named
+from tot.running import run_to_end
 from tot.search.votes import count, elected
-from tot.solver import solve
+from tot.solver import asolve
 from tot.task.checked import CheckedTask
 from tot.task.task import Task
 
@@ -51,7 +52,7 @@ class Leaf:
     right: float
     value: float | None
     probability: float | None
-    """Mean probability per token of its least likely window of 16 tokens, as sampled."""
+    """Mean probability per token, as sampled: the weight of `weighted=true`."""
     tokens: int
 
 
@@ -163,7 +164,7 @@ def _answered(folder: Path, sample: Mapping[str, Any], task: Task) -> Answered:
     for node, (answer, right) in scored_answers.items():
         state = tree.state(tree[node])
         tokens = sum(len(part.tokens) for thought in state.thoughts for part in thought.drawn.values())
-        leaves.append(Leaf(answer, right, tree[node].value, LogProb(window=16).of(state), tokens))
+        leaves.append(Leaf(answer, right, tree[node].value, LogProb().of(state), tokens))
     return Answered(
         sample["score"],
         tokens_of(sample),
@@ -317,7 +318,7 @@ def time_each(asked: QualityOptions, works: Mapping[str, EvaluationRun], bench: 
     ]
 
     def answered(work: EvaluationRun, question: str) -> Measured:
-        seconds, solution = timed(lambda: solve(work.task, question, work.config))
+        seconds, solution = timed(lambda: run_to_end(asolve(work.task, question, work.config)))
         return {"seconds": seconds, "tokens": solution.usage.new_tokens}
 
     sides = [Side(name, partial(answered, work)) for name, work in works.items()]

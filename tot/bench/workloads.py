@@ -19,8 +19,9 @@ from tot.decoders.errors import OptionError
 from tot.decoders.request import Completion, Request, Sampling
 from tot.evaluation.data import rows as read_rows
 from tot.registry import load_task
+from tot.running import run_to_end
 from tot.search import BFS
-from tot.solver import solve
+from tot.solver import asolve
 from tot.task.checked import CheckedTask
 from tot.task.task import Task
 
@@ -94,7 +95,7 @@ def record(
     recorder = _Recorder(decoder)
     decoder.engine.call(decoder.engine.cache.clear)
     search: Any = {"search": BFS(thoughts=thoughts, **options), "generator": "sample", "evaluator": "likelihood"}
-    seconds, _ = timed(lambda: solve(task, question, decoder=recorder, prompts="papers", **search))
+    seconds, _ = timed(lambda: run_to_end(asolve(task, question, decoder=recorder, prompts="papers", **search)))
     return recorder.waves, seconds
 
 

@@ -21,6 +21,10 @@ from tot.evaluation.options import EvaluationRun
 pytestmark = pytest.mark.benches
 
 TASK = """
+import asyncio
+import os
+import signal
+
 from tot import Task
 
 class Numbers(Task):
@@ -37,6 +41,11 @@ class Numbers(Task):
 class Lines(Numbers):
     sampling = {"chain": {"max_tokens": 3, "stop": ("\\n",)}}
     search = "bfs"
+
+class Stops(Numbers):
+    async def act(self, state, thought):
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(60)
 """
 PEER = """#!{python}
 import json, sys
@@ -112,6 +121,12 @@ def test_answers_of_all_sides_are_scored_and_compared(bench: Any) -> None:
     assert "| 0.5 | 0.5 | 1.00x | 6 |" in out
     picture = Path("picture.svg").read_text()
     assert all(f"<!-- {text} -->" in picture for text in ("llama.cpp, votes", "tot", "seconds per question"))
+
+
+def test_a_signal_stops_the_run_and_the_interrupted_answer_is_not_kept(bench: Any) -> None:
+    status, _, err = bench("--way", "llama.cpp: peer=llama", "--way", "tot: search=cot", task="numbers.py:Stops")
+    assert (status, "tot: interrupted" in err) == (130, True)
+    assert cells("tot") == []
 
 
 def test_one_answer_is_greedy_and_votes_are_sampled_as_the_task_samples(bench: Any) -> None:
