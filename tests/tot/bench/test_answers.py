@@ -125,7 +125,7 @@ def test_answers_of_all_sides_are_scored_and_compared(bench: Any) -> None:
 
 def test_a_signal_stops_the_run_and_the_interrupted_answer_is_not_kept(bench: Any) -> None:
     status, _, err = bench("--way", "llama.cpp: peer=llama", "--way", "tot: search=cot", task="numbers.py:Stops")
-    assert (status, "tot: interrupted" in err) == (130, True)
+    assert (status, err) == (130, "")
     assert cells("tot") == []
 
 
