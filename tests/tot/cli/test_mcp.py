@@ -71,10 +71,10 @@ def test_solve_returns_the_answer_with_growing_progress(served: Any) -> None:
         question = {"question": "4 9 10 13", "task": "game24"}
         return tool, await client.call_tool("solve", question, progress_callback=progress)
 
-    tool, reply = served(work, *UNGUIDED)
+    tool, reply = served(work, "game24", *UNGUIDED, "--search", "bfs:thoughts=40,breadth=2000")
     assert tool.name == "solve"
     assert tool.input_schema["required"] == ["question"]
-    assert tool.input_schema["properties"]["task"]["default"] == "ask"
+    assert tool.input_schema["properties"]["task"]["default"] == "game24"
     found = reply.structured_content
     assert not reply.is_error
     assert (found["certainty"], found["solved"]) == (1.0, True)
