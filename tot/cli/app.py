@@ -25,6 +25,7 @@ COMMANDS = {
     "calibrate": "tot.cli.calibrate:calibrate_command",
     "report": "tot.cli.report:report_command",
     "serve": "tot.cli.serve:serve_command",
+    "mcp": "tot.cli.mcp:mcp_command",
     "list": "tot.cli.listing:list_command",
     "models": "tot.cli.models:models_command",
     "cache": "tot.cli.models:cache_command",

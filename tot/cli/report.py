@@ -1,9 +1,9 @@
-"""`tot report`: export a run's tree as a page, a picture or a graph, or an evaluation as a page with all trees."""
+"""`tot report`: export a run as a page, a picture or a graph, an evaluation as a page, or both as training data."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -12,28 +12,45 @@ from tot.report.terminal import console
 
 
 def report_command(
-    run: Annotated[
-        Path, typer.Argument(help="A run, a trace or a tree (tot solve --out, tree.save), or a folder of tot eval.")
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...", help="A run, a trace or a tree (tot solve --out, tree.save), or a folder of tot eval."
+        ),
     ],
     out: Annotated[
         Path | None,
         typer.Option(
             help="The file to write: .html, .svg, .png, .graphml, .dot or .gv; by default an .html page beside the run "
-            "or in the folder."
+            "or in the folder. With --format, a .jsonl file."
         ),
     ] = None,
+    form: Annotated[
+        Literal["sft", "preferences", "steps"] | None,
+        typer.Option("--format", help="Write training data for trl: right replies, right and wrong ones, or steps."),
+    ] = None,
 ) -> None:
-    """Export a run's tree as a self-contained page, a picture or a graph, or an evaluation as a page."""
+    """Export a run's tree as a self-contained page, a picture or a graph, an evaluation as a page, or training data."""
     from tot.decoders.files import write_text
     from tot.evaluation.overview import evaluation_page
+    from tot.evaluation.training_data import export
     from tot.report.graphs import GRAPHS
     from tot.report.page import tree_page
     from tot.report.picture import save
     from tot.tree.saved import read_run
     from tot.tree.tree import ThoughtTree
 
-    if not run.exists():
-        raise TaskError(f"{run} does not exist: give a run that `tot solve --out` wrote, or a folder of `tot eval`")
+    for run in runs:
+        if not run.exists():
+            raise TaskError(f"{run} does not exist: give a run that `tot solve --out` wrote, or a folder of `tot eval`")
+    if form is not None:
+        if out is None or out.suffix != ".jsonl":
+            raise OptionError(f"--format {form} writes JSON lines, not {out or 'a page'}: give --out FILE.jsonl")
+        console().print(f"report: {out}, {export(out, runs, form)}", highlight=False)
+        return
+    if len(runs) > 1:
+        raise OptionError(f"a page shows one run, not {len(runs)}: give one, or --format for training data")
+    run = runs[0]
     evaluation = run.is_dir()
     out = out or (run / "report.html" if evaluation else run.with_suffix(".html"))
     kind = out.suffix.lower()

@@ -181,12 +181,13 @@ def _run(
                 checkpoint.path.unlink(missing_ok=True)
         raise
     interrupted = solution.stopped == "interrupted"
+    run = solution.to_json() | {"task": about["task"], "model": config.to_json()["model"]}
     if out is not None:
-        write_json(out, solution.to_json())
+        write_json(out, run)
     if checkpoint is not None and interrupted:
         checkpoint.close()
     elif checkpoint is not None:
-        checkpoint.finish(solution.to_json())
+        checkpoint.finish(run)
         if out is not None:
             checkpoint.path.unlink(missing_ok=True)  # the run has all of it
     scored = {} if about["reference"] is None else _scored(task, solution.answer, about["reference"])

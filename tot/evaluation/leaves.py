@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,10 @@ def read_leaves(
     path = folder / "trees" / f"{sample['id']}.json"
     if not path.exists():
         return ThoughtTree(State(question=sample["question"])), {}
-    tree, checked = ThoughtTree.from_json(json.loads(path.read_text())), CheckedTask(task)
+    tree, checked = ThoughtTree.load(path), CheckedTask(task)
     scored: dict[int, tuple[Any, float]] = {}
     for node in tree.leaves():
         answer = checked.answer_at(tree.state(node)) if node.thought is not None else None
         if answer is not None or checked.is_whole(node.thought):
-            scored[node.id] = answer, 0.0 if answer is None else float(task.score(answer, sample["reference"]))
+            scored[node.id] = answer, 0.0 if answer is None else checked.score(answer, sample["reference"])
     return tree, scored

@@ -30,7 +30,7 @@ import pytest
         ),
         (
             ("--quiet",),
-            r"No such option: --quiet: choose one of solve, eval, calibrate, report, serve, list, models, cache, "
+            r"No such option: --quiet: choose one of solve, eval, calibrate, report, serve, mcp, list, models, cache, "
             "train-draft, train-value, instances, bench, cllm, fastcot",
         ),
         (("solve", "gsm8k", "q", "two"), r"Got unexpected extra argument\(s\) \(two\)"),

@@ -1,0 +1,60 @@
+"""`tot mcp`: serve searches to MCP clients (editors, agents) over standard input and output, as the tool `solve`."""
+
+import asyncio
+import time
+from signal import SIG_DFL, SIGINT, signal
+from typing import Annotated, Any, Literal, TypedDict
+
+import typer
+
+from tot.cli.options import takes
+from tot.config import SearchConfig
+from tot.decoders.errors import OptionError, TotError
+from tot.decoders.models.model_names import find_model
+from tot.registry import TASKS
+from tot.solver import asolve
+
+
+class Solved(TypedDict):
+    answer: Any
+    certainty: float | None
+    solved: bool
+    thoughts: int
+    seconds: float
+
+
+@takes(SearchConfig)
+def mcp_command(
+    *, task: Annotated[str, typer.Argument(help="The task of questions without one.")] = "ask", given: dict[str, Any]
+) -> None:
+    """Serve searches to an MCP client over standard input and output, as the tool `solve`."""
+    try:
+        from mcp.server.mcpserver import Context, MCPServer
+        from mcp.server.mcpserver.exceptions import ToolError
+    except ModuleNotFoundError:
+        raise OptionError("tot mcp needs mcp: pip install mcp") from None
+    config, default, server = SearchConfig.of(None, given), task, MCPServer("tot", log_level="WARNING")
+    config.parts(config.suited(default))
+    for model in config.weights.values():
+        find_model(model)
+    known: Any = Literal[*dict.fromkeys((default, *TASKS))]  # a client can't name a file to run
+
+    @server.tool()
+    async def solve(question: str, context: Context, task: known = default) -> Solved:
+        """Answer a question by a search over thoughts. The certainty is the probability that the answer is right."""
+        started, nodes, size = time.monotonic(), 0, asyncio.Queue[int]()
+        search = asyncio.create_task(asolve(task, question, config, watch=lambda run: size.put_nowait(len(run.tree))))
+        search.add_done_callback(lambda _: size.put_nowait(0))
+        try:
+            while now := await size.get():
+                if now > nodes:  # progress must increase
+                    await context.report_progress((nodes := now) - 1, message=f"{now - 1} thoughts")
+            run, spent = search.result(), time.monotonic() - started
+        except TotError as error:
+            raise ToolError(str(error)) from None
+        finally:
+            search.cancel()
+        return Solved(answer=run.answer, certainty=run.certainty, solved=run.solved, thoughts=nodes - 1, seconds=spent)
+
+    signal(SIGINT, SIG_DFL)  # a thread that waits for standard input would delay KeyboardInterrupt
+    server.run("stdio")
