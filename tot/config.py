@@ -305,10 +305,7 @@ class SearchConfig(BaseModel):
         """The local model, or its name, of each purpose that has one."""
         models: dict[Purpose, Any] = self.models
         local = {purpose: one for purpose, one in self.decoders.items() if not is_remote(one)}
-        found = {
-            purpose: models[purpose] if purpose in models else getattr(one, "model", None)
-            for purpose, one in local.items()
-        }
+        found = {purpose: models[purpose] if purpose in models else _weights_of(one) for purpose, one in local.items()}
         return {purpose: model for purpose, model in found.items() if model is not None}
 
     def filters_for(self, task: Task) -> dict[Purpose, dict[str, float]]:
@@ -373,6 +370,13 @@ class SearchConfig(BaseModel):
         """
         fields = type(self).model_fields
         return open_decoders(self.decoders, self.models, self.loading, fields, stack)
+
+
+def _weights_of(decoder: Any) -> Any:
+    """Return the model of a decoder object, or its name if the engine runs without a transformers module."""
+    if isinstance(decoder, LocalDecoder) and decoder.engine.loaded.module is None:
+        return decoder.engine.loaded.name
+    return getattr(decoder, "model", None)
 
 
 def as_text(part: Any) -> str | None:

@@ -84,7 +84,8 @@ class Engine:
         self._woken = False
         """Whether an event occurred that the loop may be waiting for."""
         self._closed = False
-        self._broken: ModelError | None = None
+        self.failed: ModelError | None = None
+        """The error that ended the loop; None while it works."""
         self._thread: threading.Thread | None = None
         _open.add(self)
 
@@ -125,8 +126,8 @@ class Engine:
         with self._condition:
             if self._closed:
                 raise RequestError("this engine is closed: make a new one")
-            if self._broken is not None:
-                raise self._broken
+            if self.failed is not None:
+                raise self.failed
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="tot-engine", daemon=True)
                 self._thread.start()
@@ -219,11 +220,11 @@ class Engine:
         except Exception as error:  # for example in a policy's growth() or release(): no caller may wait for ever
             log.exception("the engine has failed")
             with self._condition:
-                self._broken = ModelError(f"the engine has failed ({type(error).__name__}: {error}): make a new one")
+                self.failed = ModelError(f"the engine has failed ({type(error).__name__}: {error}): make a new one")
                 for job in [*self._scheduler.running, *self._scheduler.waiting, *self._inbox]:
-                    job.handle.finish(self._broken)
+                    job.handle.finish(self.failed)
                 for future, _ in self._calls:
-                    future.set_exception(self._broken)
+                    future.set_exception(self.failed)
 
     def _loop(self) -> None:
         while self._receive():

@@ -15,12 +15,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tot.decoders.errors import TotError
 from tot.decoders.serving.errors import ServingError, reply
-from tot.decoders.serving.guard import Guard, body_of
+from tot.decoders.serving.guard import Guard, body_of, client_of
 from tot.decoders.serving.prometheus import PrometheusMetrics
 from tot.decoders.serving.replies import ServedReply
 from tot.decoders.serving.service import Service
-from tot.decoders.serving.streaming import StreamedReply, while_connected
-from tot.decoders.serving.wire import ChatWanted, TextWanted, asked
+from tot.decoders.serving.streaming import EventStream, StreamedReply, while_connected
+from tot.decoders.serving.wire import ChatWanted, Named, TextWanted, asked
 
 _CLIENT_CLOSED_REQUEST = 499
 
@@ -52,7 +52,7 @@ def make_app(
 
     @api.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        service.method(name)
+        service.decodes(name)
         return _model(name, started)
 
     @api.post("/v1/chat/completions")
@@ -63,18 +63,28 @@ def make_app(
     async def text(request: Request) -> Response:
         return await answer(request, TextWanted)
 
-    async def answer(request: Request, kind: type[ChatWanted | TextWanted]) -> Response:
+    @api.post("/v1/responses")
+    async def responses(request: Request) -> Response:
+        return await answer(request, None)
+
+    async def answer(request: Request, kind: type[ChatWanted | TextWanted] | None) -> Response:
+        """Answer by a decoder, or by a search if the model is one; None is a kind that only searches answer."""
         try:
-            wanted = kind.model_validate_json(await body_of(request, service.limits))
-            work = asked(wanted, service.method(wanted.model), service.limits)
+            body = await body_of(request, service.limits)
+            if kind is None or (kind is ChatWanted and not service.decodes(Named.model_validate_json(body).model)):
+                if service.searches is None:
+                    raise HTTPException(404)
+                return await service.searches.reply(request, body, metrics)
+            wanted = kind.model_validate_json(body)
+            work = asked(wanted, service.method(wanted.model), service.limits, client_of(request))
             if wanted.stream:
-                return StreamedReply(work, service, metrics)
+                return EventStream(StreamedReply(work, service, metrics).write, service.limits, metrics)
             with metrics.timed():
                 outcome = await while_connected(request.receive, service.complete(work))
         except ClientDisconnect:
             metrics.hung_up()
             return Response(status_code=_CLIENT_CLOSED_REQUEST)
-        metrics.spent(outcome.completions)
+        metrics.spent(completion.usage for completions in outcome.completions for completion in completions)
         return JSONResponse(ServedReply(work, service.engine.codec).whole(outcome))
 
     return _counted(Guard(api, key, hosts), metrics)

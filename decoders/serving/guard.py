@@ -76,6 +76,11 @@ def _host_of(address: str) -> str:
         return ""
 
 
+def client_of(request: Request) -> str:
+    """Return who sends a request: its address and API key, which many clients may share."""
+    return f"{request.client.host if request.client else ''} {request.headers.get('authorization', '')}"
+
+
 async def body_of(request: Request, limits: Limits) -> bytes:
     """Read a request's body: JSON, of limited size, within a time limit.
 

@@ -14,7 +14,12 @@ class Limits(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     concurrency: int = Field(64, ge=1, description="Requests decoded concurrently; further requests wait.")
-    queue: int = Field(256, ge=0, description="Maximum waiting requests; further requests are rejected (429).")
+    max_searches: int = Field(16, ge=1, description="Searches under way; further searches wait.")
+    queue: int = Field(
+        256,
+        ge=0,
+        description="Maximum waiting requests, and searches; beyond it, the client with the most loses one (429).",
+    )
     max_tokens: int = Field(2048, ge=1)
     """Maximum new tokens per sample, and the default of a chat completion."""
     max_samples: int = Field(128, ge=1)

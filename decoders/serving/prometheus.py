@@ -6,17 +6,17 @@ Label values are from a fixed set: text from a client never becomes a label.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tot.decoders.request import Completion
+from tot.decoders.request import Usage
 from tot.decoders.serving.service import Service
 
-ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics")
+ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models", "/health", "/metrics")
 _OF_USAGE = (
     ("prompt_tokens", "tot_prompt_tokens", "Prompt tokens of completions."),
     ("reused_prompt_tokens", "tot_cached_prompt_tokens", "Prompt tokens of completions, reused from the cache."),
@@ -45,7 +45,9 @@ class PrometheusMetrics:
             buckets=_BUCKETS,
             registry=registry,
         )
-        registry.register(_EngineState(service))
+        self._searches = Counter("tot_searches", "Searches that have ended.", ("model", "outcome"), registry=registry)
+        self._thoughts = Counter("tot_thoughts", "Thoughts of searches.", registry=registry)
+        registry.register(_State(service))
 
     def replied(self, path: str, status: int) -> None:
         known = next((route for route in ROUTES if path == route or path.startswith(f"{route}/")), "other")
@@ -54,11 +56,16 @@ class PrometheusMetrics:
     def hung_up(self) -> None:
         self._hung_up.inc()
 
-    def spent(self, completions: Sequence[Sequence[Completion]]) -> None:
-        """Count the tokens of complete replies; `completions` holds the samples of each prompt."""
-        for completion in (sample for samples in completions for sample in samples):
+    def spent(self, usages: Iterable[Usage], thoughts: int = 0) -> None:
+        """Count the tokens of complete replies, and the thoughts of searches."""
+        self._thoughts.inc(thoughts)
+        for usage in usages:
             for field, counter in self._used.items():
-                counter.inc(getattr(completion.usage, field))
+                counter.inc(getattr(usage, field))
+
+    def searched(self, model: str, outcome: str) -> None:
+        """Count a search that has ended: answered, unanswered, cancelled or failed."""
+        self._searches.labels(model, outcome).inc()
 
     @contextmanager
     def timed(self) -> Iterator[Callable[[], None]]:
@@ -76,16 +83,19 @@ class PrometheusMetrics:
         return generate_latest(self._registry)
 
 
-class _EngineState(Collector):
-    """Gauges and counters of the engine's current state."""
+class _State(Collector):
+    """Gauges and counters of the current state of the queues and the engine."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
     def collect(self) -> Iterable[Metric]:
-        gate, engine = self._service.gate, self._service.engine
-        yield GaugeMetricFamily("tot_requests_running", "Running requests.", gate.running)
-        yield GaugeMetricFamily("tot_requests_waiting", "Waiting requests.", gate.waiting)
+        for kind, gate in self._service.gates.items():
+            yield GaugeMetricFamily(f"tot_{kind}_running", f"Running {kind}.", gate.running)
+            yield GaugeMetricFamily(f"tot_{kind}_waiting", f"Waiting {kind}.", gate.waiting)
+        if not self._service.methods:  # a remote decoder has no engine
+            return
+        engine = self._service.engine
         yield CounterMetricFamily("tot_forwards", "Forward passes, each shared by all requests.", engine.forwards)
         slots = GaugeMetricFamily("tot_kv_slots", "Key-value cache slots, one per token.", labels=("state",))
         live, stored = engine.cache.live, engine.cache.stored

@@ -11,7 +11,7 @@ import re
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from itertools import chain
 from typing import Any
@@ -175,13 +175,16 @@ def _reason(completion: Completion) -> str:
 
 def usage(completions: Sequence[Sequence[Completion]], forwards: int) -> dict[str, Any]:
     """Return the usage of all completions of a reply; `forwards` counts shared forward passes once."""
-    total = sum((completion.usage for completion in chain(*completions)), Usage())
+    return usage_of(replace(sum((completion.usage for completion in chain(*completions)), Usage()), forwards=forwards))
+
+
+def usage_of(total: Usage) -> dict[str, Any]:
     return {
         "prompt_tokens": total.prompt_tokens,
         "completion_tokens": total.new_tokens,
         "total_tokens": total.prompt_tokens + total.new_tokens,
         "prompt_tokens_details": {"cached_tokens": total.reused_prompt_tokens},
-        "forwards": forwards,
+        "forwards": total.forwards,
         "drafted_tokens": total.drafted,
         "accepted_tokens": total.accepted,
         "reached_positions": total.reached,

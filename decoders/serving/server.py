@@ -56,7 +56,8 @@ class HTTPServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         service, clock = self._service, asyncio.get_running_loop().time
-        service.gate.closed = True
+        for gate in service.gates.values():
+            gate.closed = True
         deadline = clock() + service.limits.grace
         while self._busy and clock() < deadline and not self.force_exit:
             await asyncio.sleep(_POLL_SECONDS)
@@ -67,7 +68,7 @@ class HTTPServer(uvicorn.Server):
 
     @property
     def _busy(self) -> bool:
-        return bool(self._service.gate.running or self._service.gate.waiting)
+        return any(gate.running or gate.waiting for gate in self._service.gates.values())
 
 
 class _Listening(socket.socket):

@@ -1,28 +1,36 @@
 """Serve one model with its decoding methods, selected by name.
 
 All methods share one engine, so the requests of all clients are decoded in the same packed forward passes. A request
-is cancelled, which frees its slots, when its caller stops waiting. Uses no HTTP except the statuses of its errors.
+is cancelled, which frees its slots, when its caller stops waiting.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
+
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
 
 from tot.decoders.budget import Budget, Meter
 from tot.decoders.decoder import LocalDecoder, find_method, load_decoder, method_names
 from tot.decoders.engine.sequence import Handle
-from tot.decoders.errors import ModelError, RequestError, unknown
+from tot.decoders.errors import RequestError, unknown
 from tot.decoders.request import Completion, Request, Sampling, Usage
 from tot.decoders.serving.errors import ServingError
 from tot.decoders.serving.gate import Gate, closing, late
 from tot.decoders.serving.options import Limits
 from tot.decoders.serving.scoring import Scored, Scoring
 from tot.decoders.serving.wire import Asked, ChatWanted, TextWanted
+
+if TYPE_CHECKING:
+    from tot.decoders.engine.engine import Engine
+    from tot.decoders.remote.decoder import RemoteDecoder
+    from tot.decoders.serving.prometheus import PrometheusMetrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,41 +44,76 @@ class Outcome:
     scored: list[list[Scored]] = field(default_factory=list)
 
 
-class Service:
-    """Serves `decoder` as `name`, and each method as `name:method`, created at its first request.
+class Searches(Protocol):
+    """Models that answer chats by a search."""
 
-    Each method gets the `options` that it has. The caller closes the decoder.
+    gate: Gate
+    models: Collection[str]
+
+    async def reply(self, request: HTTPRequest, body: bytes, metrics: PrometheusMetrics) -> Response:
+        """Answer a chat, or a request of the Responses API."""
+
+    def cancel_all(self) -> None:
+        """Cancel all running searches."""
+
+
+class Service:
+    """Serves `decoder` as `name`, each method as `name:method`, created at its first request, and `searches`.
+
+    Each method gets the `options` that it has. A remote decoder has no methods. The caller closes the decoder.
     """
 
     def __init__(
-        self, name: str, decoder: LocalDecoder, limits: Limits | None = None, options: Mapping[str, Any] | None = None
+        self,
+        name: str,
+        decoder: LocalDecoder | RemoteDecoder,
+        limits: Limits | None = None,
+        options: Mapping[str, Any] | None = None,
+        searches: Searches | None = None,
     ) -> None:
         self.name = name
         self.limits = limits or Limits()
-        self.gate = Gate(self.limits)
+        self.gate = Gate(self.limits.concurrency, self.limits)
+        self.searches = searches
+        self.gates = {"requests": self.gate, **({"searches": searches.gate} if searches else {})}
         self.default = decoder.name
-        self.engine = decoder.engine
-        self.failed: str | None = None
-        """The error of a failed engine; None while it works."""
         self._options = dict(options or {})
-        self._decoders = {decoder.name: decoder}
+        self._decoders = {decoder.name: decoder} if isinstance(decoder, LocalDecoder) else {}
+        self.methods = method_names() if self._decoders else []
         self._pending: dict[str, asyncio.Future[LocalDecoder]] = {}
         self._active: set[Handle] = set()
 
     @property
+    def engine(self) -> Engine:
+        return self._decoders[self.default].engine
+
+    @property
+    def failed(self) -> str | None:
+        """The error of a failed engine; None while it works."""
+        return str(self.engine.failed) if self.methods and self.engine.failed else None
+
+    @property
     def models(self) -> list[str]:
         """Model names that a client may use."""
-        return [self.name, *(f"{self.name}:{method}" for method in method_names())]
+        searches = self.searches.models if self.searches else ()
+        return list(dict.fromkeys([self.name, *(f"{self.name}:{method}" for method in self.methods), *searches]))
 
-    def method(self, model: str) -> str:
-        """Return the decoding method for a model's name. Raises ServingError if the name is unknown."""
+    def decodes(self, model: str) -> bool:
+        """Return whether a model is a decoding method, not a search. Raises ServingError if its name is unknown."""
         if model not in self.models:
             raise ServingError(404, unknown("model", model, self.models), "model", "model_not_found")
+        return bool(self.methods) and (model == self.name or model.removeprefix(f"{self.name}:") in self.methods)
+
+    def method(self, model: str) -> str:
+        """Return the decoding method for a model's name. Raises ServingError if it has none."""
+        if not self.decodes(model):
+            message = f"{model} is a search and answers chats: use /v1/chat/completions or /v1/responses"
+            raise ServingError(400, message, "model")
         return model.removeprefix(self.name).removeprefix(":") or self.default
 
     async def complete(self, asked: Asked) -> Outcome:
         """Decode the completions of a request, and score them if logprobs are requested."""
-        async with self.admitted() as meter:
+        async with self.admitted(asked) as meter:
             prompts: list[list[int]] = []
             if asked.wanted.echo or asked.wanted.alternatives is not None:
                 encode = self.engine.codec.encode_prompt
@@ -86,9 +129,9 @@ class Service:
             return Outcome(completions, meter.forwards, prompts, scored)
 
     @asynccontextmanager
-    async def admitted(self) -> AsyncIterator[Meter]:
+    async def admitted(self, asked: Asked) -> AsyncIterator[Meter]:
         """Hold a slot of the gate and yield a meter whose budget is the remaining time limit."""
-        async with self.gate.passed() as seconds:
+        async with self.gate.passed(asked.client) as seconds:
             yield Meter(Budget(seconds=max(0.0, seconds)))
 
     @asynccontextmanager
@@ -107,9 +150,11 @@ class Service:
             raise late(self.limits)
 
     def cancel_all(self) -> None:
-        """Cancel all running requests at the next step."""
+        """Cancel all running requests at the next step, and all searches."""
         for handle in [*self._active]:
             handle.cancel()
+        if self.searches is not None:
+            self.searches.cancel_all()
 
     def close(self) -> None:
         """Close all decoders created by this service."""
@@ -144,9 +189,6 @@ class Service:
             handles = await asyncio.shield(submitting)
         except asyncio.CancelledError:  # the thread still runs: cancel its handles
             submitting.add_done_callback(_cancel_handles)
-            raise
-        except ModelError as error:  # the engine has failed permanently
-            self.failed = str(error)
             raise
         self._active.update(handles)
         try:

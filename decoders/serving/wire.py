@@ -8,8 +8,9 @@ An unsupported field that would change the result is rejected by name. With null
 from __future__ import annotations
 
 import secrets
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -41,21 +42,35 @@ _TEXT_TOKENS = 16
 """The default `max_tokens` of a text completion, as in OpenAI's API."""
 
 
-class _Wire(BaseModel):
+class Wire(BaseModel):
+    """A JSON object. Unknown fields are refused; null, harmless fields and neutral values are dropped."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    harmless: ClassVar[Collection[str]] = _HARMLESS
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = _NEUTRAL
 
     @model_validator(mode="before")
     @classmethod
     def _without_ignored_fields(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        return {name: value for name, value in given.items() if value is not None and not _is_ignored(name, value)}
+        return {name: value for name, value in given.items() if value is not None and not cls._ignores(name, value)}
+
+    @classmethod
+    def _ignores(cls, name: str, value: Any) -> bool:
+        return name in cls.harmless or any(
+            value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
+            for neutral in cls.neutral.get(name, ())
+        )
 
 
-def _is_ignored(name: str, value: Any) -> bool:
-    return name in _HARMLESS or any(
-        value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in _NEUTRAL.get(name, ())
-    )
+class Named(Wire):
+    """The model of a body whose other fields are not read yet."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model: str
 
 
 def _text_of(content: Any) -> Any:
@@ -64,9 +79,10 @@ def _text_of(content: Any) -> Any:
         return content
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-        if kind != "text":
+        if kind not in ("text", "input_text", "output_text"):
             raise ValueError(f"a part has type {str(kind)[:40]!r}, and only text is supported: remove it")
-        if set(part) != {"type", "text"} or not isinstance(part["text"], str):
+        named = {name for name, value in part.items() if value or name not in ("annotations", "logprobs")}
+        if named != {"type", "text"} or not isinstance(part["text"], str):
             raise ValueError('a text part must be {"type": "text", "text": "..."}')
     return "".join(part["text"] for part in content)
 
@@ -91,13 +107,13 @@ def _all_as_zero(top_k: Any) -> Any:
     return 0 if top_k == -1 else top_k
 
 
-class ChatMessage(_Wire):
+class ChatMessage(Wire):
     """One message. `developer` is `system`; `content` is text or a list of text parts."""
+
+    harmless: ClassVar[Collection[str]] = {*_HARMLESS, "reasoning_content"}  # clients send back the thoughts of a reply
 
     role: Annotated[Literal["system", "user", "assistant"], BeforeValidator(_role_of)]
     content: Annotated[str, BeforeValidator(_text_of)]
-    written: list[Annotated[tuple[Annotated[int, Field(ge=0)], list[int]], Field(strict=False)]] = []
-    """As `Message.written`: the tokens of an assistant message that the model generated, by position in the text."""
 
     @model_validator(mode="before")
     @classmethod
@@ -107,7 +123,14 @@ class ChatMessage(_Wire):
         return given
 
 
-class StreamOptions(_Wire):
+class WrittenMessage(ChatMessage):
+    """A message that the model continues, with its tokens."""
+
+    written: list[Annotated[tuple[Annotated[int, Field(ge=0)], list[int]], Field(strict=False)]] = []
+    """As `Message.written`: the tokens of an assistant message that the model generated, by position in the text."""
+
+
+class StreamOptions(Wire):
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
 
@@ -115,26 +138,39 @@ class StreamOptions(_Wire):
 Title = Annotated[str, Field(min_length=1, max_length=500)]
 
 
-class Wanted(_Wire):
-    """Fields of both routes. `temperature` defaults to 1, as in OpenAI's API.
+class Wanted(Wire):
+    """Fields of all routes. `temperature` defaults to 1, as in OpenAI's API.
 
     Without `seed`, each request gets a random one, which the reply reports (`tot.seed`).
     """
 
     model: str
-    """The served model, or `model:decoder` to select another decoding method."""
+    """The served model, `model:decoder` to select another decoding method, or `model:search`."""
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, BeforeValidator(_all_as_zero), Field(ge=0)] = 0
     """0 or -1 keeps all tokens."""
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    n: Annotated[int, Field(ge=1)] = 1
     seed: Annotated[Annotated[int, Field(ge=0, lt=2**64)] | None, BeforeValidator(_unseeded)] = None
     """None or -1: a random seed."""
     stop: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=200)]], BeforeValidator(_as_list), Field(max_length=16)
     ] = []
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    @model_validator(mode="after")
+    def _stream_options_of_a_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options needs stream: set stream, or remove it")
+        return self
+
+
+class TextsWanted(Wanted):
+    """Fields of both routes of decoders."""
+
+    n: Annotated[int, Field(ge=1)] = 1
     keep_stop: bool = False
     """As `Sampling.keep_stop`: the stop string is part of the text."""
     drawn: Annotated[int, Field(ge=0)] = 0
@@ -143,9 +179,6 @@ class Wanted(_Wire):
     """Include the new tokens (`token_ids`), their logprobs (`token_logprobs`) and the finish reason (`finish`: stop,
     eos, length, ...) in each choice."""
     ignore_eos: bool = False
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-
     purpose: Purpose = "generate"
     """For accounting: generate, evaluate or answer."""
     answer_trigger: Annotated[str, Field(min_length=1, max_length=500)] | None = None
@@ -169,9 +202,7 @@ class Wanted(_Wire):
         return self.max_tokens != 0 or bool(self.choices)
 
     @model_validator(mode="after")
-    def _consistent(self) -> Wanted:
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options needs stream: set stream, or remove it")
+    def _consistent(self) -> TextsWanted:
         if self.stream and self.choices:
             raise ValueError("scores of choices cannot be streamed: remove stream")
         if self.stream and (self.keep_stop or self.return_token_ids):
@@ -182,11 +213,11 @@ class Wanted(_Wire):
         return self
 
 
-class ChatWanted(Wanted):
+class ChatWanted(TextsWanted):
     """`POST /v1/chat/completions`. `max_tokens` defaults to the server's limit."""
 
     echo: ClassVar = False
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[WrittenMessage], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     """Return the logprobs of the new tokens, before temperature and filters."""
@@ -226,7 +257,7 @@ class ChatWanted(Wanted):
         return self
 
 
-class TextWanted(Wanted):
+class TextWanted(TextsWanted):
     """`POST /v1/completions`. `max_tokens` defaults to 16, as in OpenAI's API.
 
     `echo` with `max_tokens` 0 and `logprobs` scores the tokens of the prompt and draws nothing.
@@ -267,13 +298,15 @@ class Asked:
     decoder: str
     requests: tuple[Request, ...]
     """One per prompt; each has its own random seed if the client gave none."""
+    client: str = ""
+    """Who sent it; the gate is fair between clients."""
 
     @property
     def chat(self) -> bool:
         return isinstance(self.wanted, ChatWanted)
 
 
-def asked(wanted: ChatWanted | TextWanted, decoder: str, limits: Limits) -> Asked:
+def asked(wanted: ChatWanted | TextWanted, decoder: str, limits: Limits, client: str = "") -> Asked:
     """Convert a body to decoder requests. Raises ServingError or pydantic's ValidationError if it is invalid."""
     prompts = _prompts(wanted)
     samples = len(prompts) * wanted.n
@@ -281,7 +314,7 @@ def asked(wanted: ChatWanted | TextWanted, decoder: str, limits: Limits) -> Aske
         message = f"{samples} samples (prompts times n) exceed the limit of {limits.max_samples}: request fewer"
         raise ServingError(400, message, "n", "too_many_samples")
     _check_fields(wanted, decoder)
-    _check_tokens(wanted, limits)
+    check_tokens(wanted, limits, "max_tokens", "max_completion_tokens", "answer_tokens")
     tokens = wanted.new_tokens
     if tokens is None:
         tokens = limits.max_tokens if isinstance(wanted, ChatWanted) else min(_TEXT_TOKENS, limits.max_tokens)
@@ -293,7 +326,7 @@ def asked(wanted: ChatWanted | TextWanted, decoder: str, limits: Limits) -> Aske
         seed = secrets.randbits(63) if wanted.seed is None else wanted.seed
         drawn = Sampling(max_tokens=max(1, tokens), seed=seed, **sampling)
         requests.append(Request(prompt=prompt, sampling=drawn, **fields))
-    return Asked(wanted, decoder, tuple(requests))
+    return Asked(wanted, decoder, tuple(requests), client)
 
 
 def _prompts(wanted: ChatWanted | TextWanted) -> list[str | tuple[int, ...] | tuple[Message, ...]]:
@@ -304,8 +337,9 @@ def _prompts(wanted: ChatWanted | TextWanted) -> list[str | tuple[int, ...] | tu
     return [prompt if isinstance(prompt, str) else tuple(prompt) for prompt in several]
 
 
-def _check_tokens(wanted: ChatWanted | TextWanted, limits: Limits) -> None:
-    for field in ("max_tokens", "max_completion_tokens", "answer_tokens"):
+def check_tokens(wanted: Wanted, limits: Limits, *fields: str) -> None:
+    """Raise ServingError if one of these fields is above the limit on the tokens of a text."""
+    for field in fields:
         value = getattr(wanted, field, None) if field in wanted.model_fields_set else None
         if value is not None and value > limits.max_tokens:
             message = f"{field} is {value} and this server's limit is {limits.max_tokens}: request fewer"

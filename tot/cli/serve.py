@@ -9,7 +9,7 @@ from pydantic import Field
 
 from tot.cli.options import takes
 from tot.config import SearchConfig
-from tot.decoders.decoder import find_method, method_names
+from tot.decoders.decoder import REMOTE, find_method, method_names
 from tot.decoders.errors import OptionError, unknown
 from tot.decoders.machine import MAX_THREADS
 from tot.decoders.models.model_names import Quantize
@@ -22,7 +22,11 @@ class ServeOptions(Limits):
     """The options of the server: model, decoders, address and limits."""
 
     model: str = Field("smollm2-135m", description="A name, a hub id, a folder or a .gguf file.")
-    decoder: str = Field("auto", description="The decoder of requests for MODEL; MODEL:DECODER selects another.")
+    decoder: str = Field(
+        "auto",
+        description="The decoder of requests for MODEL, and of searches; MODEL:DECODER selects another. openai: the "
+        "server at base_url.",
+    )
     decoder_option: list[str] = Field([], description="As for tot solve; applies to each decoder that has the option.")
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = Field("auto", description="As for tot solve.")
     quantize: Quantize = Field("auto", description="As for tot solve.")
@@ -30,6 +34,9 @@ class ServeOptions(Limits):
     kv_budget: str | None = Field(None, description="As for tot solve.")
     threads: int | None = Field(None, ge=1, le=MAX_THREADS, description="As for tot solve.")
     prefix_cache: bool = Field(True, description="As for tot solve.")
+    searches: Path | None = Field(
+        None, description="YAML file of searches, each served as MODEL:NAME; by default vote, best, tree and code."
+    )
     name: str | None = Field(None, description="The model's name for clients; by default its own name.")
     host: str = Field("127.0.0.1", description="Address to listen on; by default, only this machine can connect.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 chooses a free port.")
@@ -48,7 +55,7 @@ class ServeOptions(Limits):
 def serve_command(given: dict[str, Any]) -> None:
     """Serve a model to OpenAI clients, whose requests share packed forward passes. The environment variable
     TOT_SERVE_KEY sets an optional API key."""
-    from tot.decoders.decoder import checked_options, load_decoder
+    from tot.decoders.decoder import LocalDecoder, checked_options, load_decoder
     from tot.decoders.models.model_names import find_model
 
     settings = ServeOptions(**given)
@@ -56,41 +63,48 @@ def serve_command(given: dict[str, Any]) -> None:
     if key == "":
         raise OptionError(f"{KEY_VARIABLE} is empty: unset it, or set a key")
     methods = method_names()
-    if settings.decoder not in methods:
-        raise OptionError(unknown("decoder", settings.decoder, methods))
-    limits = settings.limits
+    if settings.decoder not in (*methods, *REMOTE):
+        raise OptionError(unknown("decoder", settings.decoder, (*methods, *REMOTE)))
     engine = ("dtype", "quantize", "device", "kv_budget", "threads", "prefix_cache")
     shared = ("model", "decoder", "decoder_option", *engine)
     config = SearchConfig.of(None, {name: getattr(settings, name) for name in shared})
-    options = config.model_options
-    fields_of = {method: find_method(method).options.model_fields for method in methods}
-    known = {option for fields in fields_of.values() for option in fields}
-    for option in options:
-        if option not in known:
-            raise OptionError(unknown(f"option of {', '.join(sorted(fields_of))}", option, known))
-    own: dict[str, Any] = {option: value for option, value in options.items() if option in fields_of[settings.decoder]}
-    checked_options(settings.decoder, own)
-    find_model(settings.model)
+    own = options = config.model_options
+    if settings.decoder in methods:
+        fields_of = {method: find_method(method).options.model_fields for method in methods}
+        known = {option for fields in fields_of.values() for option in fields}
+        for option in options:
+            if option not in known:
+                raise OptionError(unknown(f"option of {', '.join(sorted(fields_of))}", option, known))
+        own = {option: value for option, value in options.items() if option in fields_of[settings.decoder]}
+        checked_options(settings.decoder, own)
+        find_model(settings.model)
     try:
         from tot.decoders.serving.app import make_app
         from tot.decoders.serving.server import address_of, listen, serve
         from tot.decoders.serving.service import Service
+        from tot.serving.searches import load_searches
+        from tot.serving.service import Searches
     except ModuleNotFoundError as error:
         raise OptionError(f"tot serve needs {error.name}: pip install fastapi uvicorn prometheus-client") from None
     from tot.decoders.machine import describe
 
     loading = config.model_copy(update={"model_options": own}).loading
+    limits = settings.limits
     with (
         listen(settings.host, settings.port) as socket,
         load_decoder(settings.decoder, settings.model, **loading) as loaded,
     ):
         name = settings.name or (Path(settings.model).name if Path(settings.model).exists() else settings.model)
-        service = Service(name, loaded, limits, options)
+        searches = Searches(name, load_searches(settings.searches, loaded, tuple(methods)), limits)
+        service = Service(name, loaded, limits, options, searches)
         local = is_loopback(settings.host)
         if not local and key is None:
             _log(f"{settings.host} accepts other machines without an API key: set {KEY_VARIABLE}")
         hosts = settings.allowed_host if local or settings.allowed_host else None
-        app = make_app(service, key, hosts, describe(loaded.engine.loaded.device, loaded.engine.loaded.dtype))
+        machine = None
+        if isinstance(loaded, LocalDecoder):
+            machine = describe(loaded.engine.loaded.device, loaded.engine.loaded.dtype)
+        app = make_app(service, key, hosts, machine)
         address = address_of(socket)
         try:
             serve(app, service, socket, lambda: _log(f"{name} ({settings.decoder}) is served at {address}/v1"))

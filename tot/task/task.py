@@ -14,7 +14,7 @@ from tot.decoders.errors import OptionError, TaskError
 from tot.decoders.request import Message, in_unicode
 from tot.task import parsing
 from tot.task.dataset import Dataset
-from tot.task.templates import Templates
+from tot.task.templates import Templates, joined
 from tot.task.world import World
 from tot.tree.thought import State
 
@@ -106,6 +106,7 @@ class Task(World, Dataset):
     def __init__(self) -> None:
         self._templates = Templates(type(self), self.templates)
         self._papers: Self | None = None
+        self._history: tuple[Message, ...] = ()
 
     def in_chat(self) -> Self:
         """Return the task with its prompts for chat models. Raises OptionError if it has no such prompts."""
@@ -117,6 +118,12 @@ class Task(World, Dataset):
         vars(other).update(self.chat, prompts="chat")
         other._templates = Templates(type(other), other.templates, "chat")
         other._papers = self
+        return other
+
+    def after(self, history: Sequence[Message]) -> Self:
+        """Return the task with questions that follow these messages: a system message, and earlier turns."""
+        other = copy(self)
+        other._history = tuple(history)
         return other
 
     def in_papers(self) -> Self:
@@ -149,7 +156,7 @@ class Task(World, Dataset):
         # Variables of the default templates in prompts/task.
         about: dict[str, Any] = {"thought_template": next(iter(self.thought), "thought"), "value_template": self.value}
         about["labels"] = list(self.labels) or ["Yes", "No"]
-        return self._templates.render(template, **{**about, **variables, **extra})
+        return joined(self._history, self._templates.render(template, **{**about, **variables, **extra}))
 
     def has_template(self, template: str) -> bool:
         return template in self._templates

@@ -147,6 +147,17 @@ class Templates:
         return [(role, text.lstrip() if role == "assistant" else text.strip()) for role, text in texts.items()]
 
 
+def joined(history: tuple[Message, ...], prompt: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Return a prompt after earlier messages. Two system messages become one: most chat templates take no second."""
+    first = prompt[0]
+    if first.role != "system":
+        return *history, *prompt
+    if history and history[0].role == "system":
+        first = first.model_copy(update={"content": f"{history[0].content}\n\n{first.content}"})
+        history = history[1:]
+    return first, *history, *prompt[1:]
+
+
 def _folders(cls: Any) -> list[str]:
     """Return the template folders of one class."""
     packaged = str(files("tot.prompts") / cls.name)

@@ -1,0 +1,66 @@
+"""Files of searches: what they set, and errors that name the file, the search and the field."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tot.cli.app import main
+from tot.decoders import OptionError
+from tot.serving.searches import load_searches
+
+
+def test_a_file_replaces_the_default_searches(chat: Any, tmp_path: Path) -> None:
+    file = tmp_path / "searches.yaml"
+    file.write_text("sums: {task: gsm8k, until: 0.9, budget_seconds: 20, max_tokens: 99}\nopen: {search: best-of-n}\n")
+    searches = load_searches(file, chat("a"))
+    assert list(searches) == ["sums", "open", ""]
+    sums = searches["sums"]
+    assert (sums.task.name, sums.config.until, sums.config.max_tokens) == ("gsm8k", 0.9, 99)
+    assert sums.config.budget is not None
+    assert sums.config.budget.seconds == 20
+    assert searches["open"].task.name == "ask"
+
+
+def test_without_a_sandbox_there_is_no_code(chat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "code" in load_searches(None, chat("a")) or True
+    monkeypatch.setattr("tot.serving.searches.can_confine", lambda: False)
+    assert list(load_searches(None, chat("a"))) == ["vote", "best", "tree", ""]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("vote: {untl: 0.9}", r"search vote: unknown field 'untl' \(did you mean until\?\): choose one of .*"),
+        ("vote: {until: high}", "search vote: until = 'high': Input should be a valid number.*"),
+        ("vote: {search: bsf}", r"search vote: unknown search 'bsf' \(did you mean bfs\?\).*"),
+        ("vote: {search: 'bfs:breadth=0'}", "search vote: search bfs, option breadth: .*"),
+        ("vote: {task: askk}", r"search vote: unknown task 'askk' .*"),
+        ("vote: {model: big}", "search vote, field model: all searches share the server's decoder.*"),
+        ("vote: {search: cot, until: 0.9}", "search vote: search cot, option until: unknown.*"),
+        ("vote: {budget_tokens: -1}", "search vote: budget.tokens = -1: .*"),
+        ("vote: {certainty: none.json}", "search vote: certainty curves none.json can't be read.*"),
+        ("'a b': {}", "search 'a b': use letters, digits, dots and hyphens only"),
+        ("1: {}", "search 1: use letters, digits, dots and hyphens only"),
+        ("jacobi: {}", "search jacobi: the name of a decoder: choose another name"),
+        ("[vote]", ".*must map names to options.*"),
+        ("vote: fast", ".*must map names to options.*"),
+        ("vote: {", r".*can't be read \(.*\): give a YAML file"),
+    ],
+)
+def test_errors_name_the_file_the_search_and_the_field(chat: Any, tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "searches.yaml"
+    file.write_text(text)
+    with pytest.raises(OptionError) as error:
+        load_searches(file, chat("a"), ("jacobi",))
+    assert "searches.yaml" in str(error.value)
+    assert re.search(message, str(error.value))
+
+
+def test_a_missing_file_is_reported_in_one_line(smollm2: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--model", smollm2, "--port", "0", "--searches", "none.yaml"]) == 2
+    err = capfd.readouterr().err
+    assert err == "tot: --searches none.yaml can't be read (No such file or directory): give a YAML file\n"

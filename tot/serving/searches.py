@@ -1,0 +1,94 @@
+"""The searches of a server, by model name: the default ones, or those of a YAML file, validated at the start."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tot.config import SearchConfig
+from tot.decoders.decoder import Decoder
+from tot.decoders.errors import OptionError, TotError, reason, unknown
+from tot.llm.decoders import OF_ENGINE
+from tot.sandbox import can_confine
+from tot.search.certainty import curves_for
+from tot.task.task import Task
+
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "vote": {"search": "self-consistency:samples=12", "until": 0.95},
+    "best": {"search": "best-of-n:samples=5", "evaluator": "likelihood"},
+    "tree": {"search": "bfs:thoughts=2,breadth=4,select=all,aggregate=vote", "until": 0.95},
+    "code": {"task": "code"},
+}
+_OF_SERVER = {
+    *OF_ENGINE,
+    *("model", "models", "escalate", "decoder", "decoder_option", "model_options", "reproducible"),
+}
+"""Options of the decoder, which all searches share."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedSearch:
+    """A search that clients select by name."""
+
+    name: str
+    """The name after the model's; empty for the model itself, which gives one sample."""
+    task: Task
+    config: SearchConfig
+
+
+def load_searches(file: Path | None, decoder: Decoder, taken: tuple[str, ...] = ()) -> dict[str, ServedSearch]:
+    """Return the searches of a file, or the default ones, by name; "" is a single sample.
+
+    Args:
+        file: A mapping from names to the task (`ask` by default) and options of `SearchConfig`.
+        decoder: The decoder of all searches.
+        taken: Names that are no names of searches.
+
+    Raises:
+        OptionError: The file can't be read, or a search is invalid. The message names the search and the field.
+    """
+    given = dict(_DEFAULTS) if file is None else _read(file)
+    if file is None and not can_confine():
+        del given["code"]
+    for name in given:
+        if name in taken:
+            raise OptionError(f"{file}, search {name}: the name of a decoder: choose another name")
+    given[""] = {"search": "cot"}
+    return {name: _search(name, fields, decoder, f"{file}, search {name}") for name, fields in given.items()}
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        given = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise OptionError(f"--searches {file} can't be read ({reason(error)}): give a YAML file") from None
+    if not isinstance(given, dict) or not all(isinstance(fields, dict) for fields in given.values()):
+        raise OptionError(f"--searches {file} must map names to options, such as vote: {{task: gsm8k, until: 0.95}}")
+    for name in given:
+        if not (isinstance(name, str) and re.fullmatch(r"[\w.-]{1,60}", name)):
+            raise OptionError(f"{file}, search {name!r}: use letters, digits, dots and hyphens only")
+    return given
+
+
+def _search(name: str, fields: Mapping[str, Any], decoder: Decoder, place: str) -> ServedSearch:
+    known = {"task", *SearchConfig.names()} - _OF_SERVER
+    for field in map(str, fields):
+        if field in _OF_SERVER:
+            raise OptionError(f"{place}, field {field}: all searches share the server's decoder: set it for tot serve")
+        if field not in known:
+            raise OptionError(f"{place}: {unknown('field', field, known)}")
+    options = {field: value for field, value in fields.items() if field != "task"}
+    try:
+        config = SearchConfig.of(None, {**options, "decoder": decoder})
+        task = config.suited(fields.get("task", "ask"))
+        config.parts(task)
+        config.filters_for(task)
+        curves_for(task, config.certainty)
+    except TotError as error:
+        raise OptionError(f"{place}: {error}") from None
+    return ServedSearch(name, task, config)
