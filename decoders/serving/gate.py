@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict, deque
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -14,10 +14,9 @@ _RETRY_AFTER = 1
 
 
 class Gate:
-    """Admits requests up to `slots`. Further ones wait, in a queue for each client, up to the limit of all queues.
+    """Admits requests up to `slots` and queues further ones. A free slot goes to the client with the fewest running.
 
-    A free slot goes to the client with the fewest running requests. If the queues are full, the client with the most
-    waiting requests loses its newest one.
+    Clients whose requests wait share the queue: none can fill it for the others.
     """
 
     def __init__(self, slots: int, limits: Limits) -> None:
@@ -26,8 +25,8 @@ class Gate:
         self._slots = slots
         self._limits = limits
         self._running: Counter[str] = Counter()
-        self._queues: defaultdict[str, deque[asyncio.Future[None]]] = defaultdict(deque)
-        """The waiting requests by client; the client that was admitted last is the last one."""
+        self._waiting: list[tuple[str, asyncio.Future[None]]] = []
+        """Client and turn of each waiting request, in order of arrival."""
 
     @property
     def running(self) -> int:
@@ -35,73 +34,57 @@ class Gate:
 
     @property
     def waiting(self) -> int:
-        return sum(map(len, self._queues.values()))
+        return len(self._waiting)
 
     @asynccontextmanager
-    async def passed(self, client: str = "") -> AsyncIterator[float]:
+    async def passed(self, client: str) -> AsyncIterator[float]:
         """Hold a slot and yield the remaining seconds of the time limit.
 
-        Raises ServingError: 429 if the queues are full, 503 after the time limit or if the gate is closed.
+        Raises ServingError: 429 if the client's share of the queue is full, 503 after the time limit or if the gate is
+        closed.
         """
         if self.closed:
             raise closing()
         limits = self._limits
-        clock = asyncio.get_running_loop().time
-        arrived = clock()
-        turn = self._queue(client)
+        counts = Counter(other for other, _ in self._waiting)
+        share = -(-limits.queue // len({*counts, client}))
+        if self.running >= self._slots and counts[client] >= share:
+            raise ServingError(
+                429,
+                f"the queue is full ({self.running} requests are running and {self.waiting} are waiting): retry later",
+                code="queue_full",
+                retry_after=_RETRY_AFTER,
+            )
+        loop = asyncio.get_running_loop()
+        arrived = loop.time()
+        entry = client, loop.create_future()
+        self._waiting.append(entry)
+        self._admit()
         try:
             async with asyncio.timeout(limits.timeout):
-                await turn
+                await entry[1]
         except BaseException as error:
-            self._forget(client, turn)
+            if entry in self._waiting:
+                self._waiting.remove(entry)
+            elif not entry[1].cancelled():  # it was admitted at the same moment
+                self._leave(client)
             if isinstance(error, TimeoutError):
                 raise late(limits) from None
             raise
         try:
-            yield limits.timeout - (clock() - arrived)
+            yield limits.timeout - (loop.time() - arrived)
         finally:
             self._leave(client)
 
-    def _queue(self, client: str) -> asyncio.Future[None]:
-        """Return a future that ends when the client's new request is admitted, or its place in the queue is lost."""
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queues[client].append(turn)
-        self._admit()
-        if self.waiting > self._limits.queue:
-            busiest = max(self._queues, key=lambda one: (len(self._queues[one]), one == client))
-            lost = self._queues[busiest][-1]
-            self._forget(busiest, lost)
-            lost.set_exception(self._full())
-        return turn
-
-    def _full(self) -> ServingError:
-        return ServingError(
-            429,
-            f"the queue is full ({self.running} requests are running and {self.waiting} are waiting): retry later",
-            code="queue_full",
-            retry_after=_RETRY_AFTER,
-        )
-
     def _admit(self, last: str | None = None) -> None:
         """Fill the free slots. The client `last`, whose request has just ended, comes after equal ones."""
-        while self.running < self._slots and self._queues:
-            client = min(self._queues, key=lambda one: self._running[one] + (one == last))
-            queue = self._queues.pop(client)
-            turn = queue.popleft()
-            if queue:
-                self._queues[client] = queue
+        while self.running < self._slots and self._waiting:
+            entry = min(self._waiting, key=lambda one: self._running[one[0]] + (one[0] == last))
+            self._waiting.remove(entry)
+            client, turn = entry
             if not turn.done():  # not cancelled
                 self._running[client] += 1
                 turn.set_result(None)
-
-    def _forget(self, client: str, turn: asyncio.Future[None]) -> None:
-        """Remove a request that does not wait any more; free its slot if it was admitted at the same moment."""
-        if turn in self._queues.get(client, ()):
-            self._queues[client].remove(turn)
-            if not self._queues[client]:
-                del self._queues[client]
-        elif turn.done() and not turn.cancelled() and turn.exception() is None:
-            self._leave(client)
 
     def _leave(self, client: str) -> None:
         self._running[client] -= 1

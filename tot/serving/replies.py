@@ -1,27 +1,22 @@
-"""Replies of searches: chat completions and Responses, whole and as events.
-
-The thoughts are the reasoning, and the answer is the content. The additional field `tot` has the search, its seed and,
-at the end, what `Result.about` returns.
-"""
+"""Replies of searches: chat completions and Responses, whole and as events. Thoughts are reasoning."""
 
 from __future__ import annotations
 
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from tot.decoders.serving.errors import ServingError
 from tot.decoders.serving.replies import usage_of
-from tot.decoders.serving.streaming import Event
 from tot.search.session import shown_answer
 from tot.serving.wire import SearchWanted
 from tot.solver import Solution
 from tot.task.task import Task
 from tot.task.world import HasElection
 
-Events = Iterator[Event]
+Events = Iterator[dict[str, Any] | str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,172 +25,128 @@ class Result:
 
     task: Task
     solution: Solution
-    stop: list[str]
-
-    @property
-    def text(self) -> str:
-        """The answer, up to the first stop string; empty if there is none."""
-        text = "" if self.solution.answer is None else shown_answer(self.solution.answer)
-        return text[: min((text.find(one) for one in self.stop if one in text), default=None)]
 
     @property
     def cut(self) -> bool:
         """Whether a limit ended the search before its answer."""
-        return self.solution.answer is None and (self.solution.stopped or "").startswith(
-            ("budget", "the text was truncated")
-        )
+        reason = self.solution.stopped or ""
+        return self.solution.answer is None and reason.startswith(("budget", "the text was truncated"))
 
     @property
     def usage(self) -> dict[str, Any]:
-        """Usage of the whole search. All new tokens are reasoning: the answer is one of the thoughts."""
+        """The usage of the whole search. All new tokens are reasoning: the answer is one of the thoughts."""
         usage = usage_of(self.solution.usage)
         return {**usage, "completion_tokens_details": {"reasoning_tokens": usage["completion_tokens"]}}
 
     @property
     def about(self) -> dict[str, Any]:
+        """What the reply says about the search, in addition to OpenAI's fields."""
         solution = self.solution
-        return {
-            "certainty": solution.certainty,
-            "solved": solution.solved,
-            "chosen": self._chosen,
-            "votes": solution.votes,
-            "value": solution.value,
-            "thoughts": len(solution.tree) - 1,
-            "seconds": round(solution.usage.seconds, 3),
-            "stopped": solution.stopped,
-        }
+        about = {name: getattr(solution, name) for name in ("certainty", "solved", "votes", "value", "stopped")}
+        counts = {"thoughts": len(solution.tree) - 1, "seconds": round(solution.usage.seconds, 3)}
+        return {**about, "chosen": self._chosen(), **counts}
 
-    @property
     def _chosen(self) -> str | None:
-        """How the answer was chosen; None if there is none."""
+        """Return how the answer was chosen; None without an answer."""
         solution = self.solution
-        if solution.answer is None:
-            return None
-        if solution.solved:
-            return solution.verdict
+        if solution.answer is None or solution.solved:
+            return solution.verdict if solution.solved else None
         if solution.votes is None:
             return "value" if len(solution.tree.leaves()) > 1 else "only sample"
         return "similarity" if solution.votes[0] == 1 and isinstance(self.task, HasElection) else "votes"
 
 
-class Reply(Protocol):
-    """A reply in one protocol. For a stream, `opening`, `thought` and `ending` return its events."""
-
-    def opening(self) -> Events: ...
-
-    def thought(self, text: str) -> Events: ...
-
-    def ending(self, result: Result) -> Events: ...
-
-    def failed(self, error: ServingError) -> dict[str, Any]:
-        """Return the last event of a stream that fails."""
-
-    def whole(self, result: Result) -> dict[str, Any]: ...
-
-
 class ChatReply:
-    """A chat completion."""
+    """A chat completion. `thought` and `ending` return the events of a stream."""
 
     def __init__(self, wanted: SearchWanted, about: dict[str, Any]) -> None:
+        """`about` is a part of the additional field `tot`."""
         self._wanted = wanted
         self._about = about
         self._thoughts: list[str] = []
-        self._id, self._created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
+        self._id, self._created = uuid.uuid4().hex, int(time.time())
 
     def opening(self) -> Events:
-        return iter(())
+        """Return the events before the first thought."""
+        yield from ()
 
     def thought(self, text: str) -> Events:
         role = {} if self._thoughts else {"role": "assistant", "content": ""}
         self._thoughts.append(text)
-        yield self._chunk({**role, "reasoning_content": text})
+        yield self._chunk([_choice(delta={**role, "reasoning_content": text})])
 
     def ending(self, result: Result) -> Events:
         role = {} if self._thoughts else {"role": "assistant"}
-        yield self._chunk({**role, "content": result.text})
-        yield {**self._chunk({}, _finish(result)), "tot": self._about | result.about}
+        yield self._chunk([_choice(delta={**role, "content": self._answer(result)})])
+        ended = _choice("length" if result.cut else "stop", delta={})
+        yield {**self._chunk([ended]), "tot": self._about | result.about}
         if self._wanted.stream_options is not None and self._wanted.stream_options.include_usage:
-            yield {**self._head("chat.completion.chunk"), "choices": [], "usage": result.usage}
+            yield {**self._chunk([]), "usage": result.usage}
         yield "[DONE]"
 
     def failed(self, error: ServingError) -> dict[str, Any]:
+        """Return the last event of a stream that fails."""
         return error.body()
 
     def whole(self, result: Result) -> dict[str, Any]:
-        message = {"role": "assistant", "content": result.text, "refusal": None}
+        message = {"role": "assistant", "content": self._answer(result), "refusal": None}
         if self._thoughts:
             message["reasoning_content"] = "".join(self._thoughts)
-        choice = {"index": 0, "message": message, "finish_reason": _finish(result), "logprobs": None}
-        head = self._head("chat.completion") | {"tot": self._about | result.about}
-        return {**head, "choices": [choice], "usage": result.usage}
+        choice = _choice("length" if result.cut else "stop", message=message)
+        about = {"object": "chat.completion", "usage": result.usage, "tot": self._about | result.about}
+        return {**self._chunk([choice]), **about}
 
-    def _chunk(self, delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
-        return {**self._head("chat.completion.chunk"), "choices": [choice]}
+    def _answer(self, result: Result) -> str:
+        """Return the answer up to the first stop string; empty if there is no answer."""
+        text = "" if result.solution.answer is None else shown_answer(result.solution.answer)
+        return text[: min((text.find(one) for one in self._wanted.stop if one in text), default=None)]
 
-    def _head(self, kind: str) -> dict[str, Any]:
-        about = {"model": self._wanted.model, "tot": self._about}
-        return {"id": self._id, "object": kind, "created": self._created, **about}
-
-
-def _finish(result: Result) -> str:
-    return "length" if result.cut else "stop"
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        head = {"id": f"chatcmpl-{self._id}", "object": "chat.completion.chunk", "created": self._created}
+        return {**head, "model": self._wanted.model, "choices": choices, "tot": self._about}
 
 
-@dataclass
-class _Item:
-    """An item of a response's output with one part of text."""
-
-    kind: str
-    """reasoning or message."""
-    index: int
-    text: str = ""
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)
-
-    texts: ClassVar = {"reasoning": "reasoning_text", "message": "output_text"}
-
-    @property
-    def part(self) -> dict[str, Any]:
-        more = {} if self.kind == "reasoning" else {"annotations": [], "logprobs": []}
-        return {"type": self.texts[self.kind], "text": self.text, **more}
-
-    @property
-    def place(self) -> dict[str, Any]:
-        return {"item_id": self.id, "output_index": self.index, "content_index": 0}
-
-    def json(self, status: str) -> dict[str, Any]:
-        more = {"summary": []} if self.kind == "reasoning" else {"role": "assistant"}
-        content = [] if status == "in_progress" else [self.part]
-        return {"type": self.kind, "id": self.id, "status": status, **more, "content": content}
+def _choice(finish_reason: str | None = None, **content: Any) -> dict[str, Any]:
+    return {"index": 0, **content, "finish_reason": finish_reason, "logprobs": None}
 
 
-class ResponsesReply:
-    """A response of the Responses API: an item of reasoning, if there is any, and a message."""
+class ResponsesReply(ChatReply):
+    """A response of the Responses API. Its output is an item of reasoning, if there are thoughts, and a message."""
 
     def __init__(self, wanted: SearchWanted, about: dict[str, Any]) -> None:
-        self._wanted = wanted
-        self._about = about
-        self._items: list[_Item] = []
-        self._id, self._created = f"resp_{uuid.uuid4().hex}", int(time.time())
-        self._events = 0
+        super().__init__(wanted, about)
+        self._output: list[dict[str, Any]] = []
+        self._number = 0
 
     def opening(self) -> Events:
-        yield self._event("response.created", response=self._response("in_progress"))
-        yield self._event("response.in_progress", response=self._response("in_progress"))
+        for kind in ("response.created", "response.in_progress"):
+            yield self._event(kind, response=self._response("in_progress", self._about))
 
     def thought(self, text: str) -> Events:
-        if not self._items:
-            yield from self._open("reasoning")
-        yield from self._add(text)
+        if not self._thoughts:
+            yield from self._begin("reasoning", summary=[])
+        self._thoughts.append(text)
+        yield self._text("reasoning_text", "delta", delta=text)
 
     def ending(self, result: Result) -> Events:
-        if self._items:
-            yield from self._close("completed")
-        status = "incomplete" if result.cut else "completed"
-        yield from self._open("message")
-        yield from self._add(result.text)
-        yield from self._close(status)
-        yield self._event(f"response.{status}", response=self._response(status, result))
+        status, text = "incomplete" if result.cut else "completed", self._answer(result)
+        if self._thoughts:
+            yield from self._end("completed", "".join(self._thoughts))
+        yield from self._begin("message", role="assistant")
+        yield self._text("output_text", "delta", delta=text, logprobs=[])
+        yield from self._end(status, text)
+        usage = result.usage
+        final = {
+            "incomplete_details": {"reason": "max_output_tokens"} if result.cut else None,
+            "usage": {
+                "input_tokens": usage["prompt_tokens"],
+                "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
+                "output_tokens": usage["completion_tokens"],
+                "output_tokens_details": usage["completion_tokens_details"],
+                "total_tokens": usage["total_tokens"],
+            },
+        }
+        yield self._event(f"response.{status}", response=self._response(status, self._about | result.about) | final)
 
     def failed(self, error: ServingError) -> dict[str, Any]:
         body = error.body()["error"]
@@ -205,72 +156,38 @@ class ResponsesReply:
         *_, last = self.ending(result)
         return dict(last["response"])  # type: ignore[index]
 
-    def _open(self, kind: str) -> Events:
-        item = _Item(kind, len(self._items))
-        self._items.append(item)
-        yield self._event("response.output_item.added", output_index=item.index, item=item.json("in_progress"))
-        yield self._event("response.content_part.added", **item.place, part=item.part)
+    def _begin(self, kind: str, **fields: Any) -> Events:
+        """Begin an item with one part of text."""
+        self._item = {"type": kind, "id": f"{self._id}-{kind}", "status": "in_progress", **fields, "content": []}
+        self._part = {"type": "reasoning_text" if kind == "reasoning" else "output_text", "text": ""}
+        self._part |= {} if kind == "reasoning" else {"annotations": [], "logprobs": []}
+        yield self._event("response.output_item.added", output_index=len(self._output), item=self._item)
+        yield self._event("response.content_part.added", **self._place, part=self._part)
 
-    def _add(self, text: str) -> Events:
-        item = self._items[-1]
-        item.text += text
-        yield self._of_text("delta", delta=text)
+    def _end(self, status: str, text: str) -> Events:
+        part = {**self._part, "text": text}
+        done = {name: value for name, value in part.items() if name in ("text", "logprobs")}
+        yield self._text(part["type"], "done", **done)
+        yield self._event("response.content_part.done", **self._place, part=part)
+        item = {**self._item, "status": status, "content": [part]}
+        yield self._event("response.output_item.done", output_index=len(self._output), item=item)
+        self._output.append(item)
 
-    def _close(self, status: str) -> Events:
-        item = self._items[-1]
-        yield self._of_text("done", text=item.text)
-        yield self._event("response.content_part.done", **item.place, part=item.part)
-        yield self._event("response.output_item.done", output_index=item.index, item=item.json(status))
+    @property
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._item["id"], "output_index": len(self._output), "content_index": 0}
 
-    def _of_text(self, kind: str, **fields: Any) -> dict[str, Any]:
-        item = self._items[-1]
-        more = {} if item.kind == "reasoning" else {"logprobs": []}
-        return self._event(f"response.{item.texts[item.kind]}.{kind}", **item.place, **fields, **more)
+    def _text(self, kind: str, what: str, **fields: Any) -> dict[str, Any]:
+        return self._event(f"response.{kind}.{what}", **self._place, **fields)
 
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
-        self._events += 1
-        return {"type": kind, "sequence_number": self._events - 1, **fields}
+        self._number += 1
+        return {"type": kind, "sequence_number": self._number - 1, **fields}
 
-    def _response(self, status: str, result: Result | None = None) -> dict[str, Any]:
+    def _response(self, status: str, about: dict[str, Any]) -> dict[str, Any]:
         wanted = self._wanted
-        response: dict[str, Any] = {
-            "id": self._id,
-            "object": "response",
-            "created_at": self._created,
-            "status": status,
-            "model": wanted.model,
-            "output": [],
-            "error": None,
-            "incomplete_details": None,
-            "instructions": getattr(wanted, "instructions", "") or None,
-            "max_output_tokens": wanted.max_completion_tokens,
-            "metadata": {},
-            "parallel_tool_calls": False,
-            "previous_response_id": None,
-            "reasoning": {"effort": wanted.effort, "summary": None},
-            "store": False,
-            "temperature": wanted.temperature,
-            "text": {"format": {"type": "text"}},
-            "tool_choice": "none",
-            "tools": [],
-            "top_p": wanted.top_p,
-            "truncation": "disabled",
-            "usage": None,
-            "tot": self._about,
-        }
-        if result is None:
-            return response
-        usage = result.usage
-        final = {
-            "output": [item.json("completed") for item in self._items[:-1]] + [self._items[-1].json(status)],
-            "incomplete_details": {"reason": "max_output_tokens"} if result.cut else None,
-            "usage": {
-                "input_tokens": usage["prompt_tokens"],
-                "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
-                "output_tokens": usage["completion_tokens"],
-                "output_tokens_details": usage["completion_tokens_details"],
-                "total_tokens": usage["total_tokens"],
-            },
-            "tot": self._about | result.about,
-        }
-        return response | final
+        head = {"id": f"resp_{self._id}", "object": "response", "created_at": self._created, "status": status}
+        asked = {"model": wanted.model, "max_output_tokens": wanted.max_completion_tokens, "store": False}
+        none = {"error": None, "tools": [], "tool_choice": "none", "parallel_tool_calls": False}
+        reasoning = {"effort": wanted.effort, "summary": None}
+        return {**head, **asked, **none, "reasoning": reasoning, "output": self._output, "tot": about}

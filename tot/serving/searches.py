@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +30,7 @@ _OF_SERVER = {
 """Options of the decoder, which all searches share."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServedSearch:
-    """A search that clients select by name."""
-
-    name: str
-    """The name after the model's; empty for the model itself, which gives one sample."""
-    task: Task
-    config: SearchConfig
+ServedSearch = tuple[Task, SearchConfig]
 
 
 def load_searches(file: Path | None, decoder: Decoder, taken: tuple[str, ...] = ()) -> dict[str, ServedSearch]:
@@ -59,7 +51,7 @@ def load_searches(file: Path | None, decoder: Decoder, taken: tuple[str, ...] = 
         if name in taken:
             raise OptionError(f"{file}, search {name}: the name of a decoder: choose another name")
     given[""] = {"search": "cot"}
-    return {name: _search(name, fields, decoder, f"{file}, search {name}") for name, fields in given.items()}
+    return {name: _search(fields, decoder, f"{file}, search {name}") for name, fields in given.items()}
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -75,7 +67,7 @@ def _read(file: Path) -> dict[str, Any]:
     return given
 
 
-def _search(name: str, fields: Mapping[str, Any], decoder: Decoder, place: str) -> ServedSearch:
+def _search(fields: Mapping[str, Any], decoder: Decoder, place: str) -> ServedSearch:
     known = {"task", *SearchConfig.names()} - _OF_SERVER
     for field in map(str, fields):
         if field in _OF_SERVER:
@@ -91,4 +83,4 @@ def _search(name: str, fields: Mapping[str, Any], decoder: Decoder, place: str) 
         curves_for(task, config.certainty)
     except TotError as error:
         raise OptionError(f"{place}: {error}") from None
-    return ServedSearch(name, task, config)
+    return task, config

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -40,8 +39,7 @@ class _Work:
     wanted: SearchWanted
     task: Task
     config: SearchConfig
-    reply: ChatReply | ResponsesReply
-    shows_thoughts: bool
+    reply: ChatReply
     client: str
 
 
@@ -50,7 +48,8 @@ class Searches:
 
     def __init__(self, name: str, searches: Mapping[str, ServedSearch], limits: Limits) -> None:
         self.gate = Gate(limits.max_searches, limits)
-        self.models = {f"{name}:{search}" if search else name: one for search, one in searches.items()}
+        self.models = {f"{name}:{search}".removesuffix(":"): one for search, one in searches.items()}
+        self._name = name
         self._limits = limits
         self._running: set[asyncio.Future[Solution]] = set()
 
@@ -60,7 +59,7 @@ class Searches:
         if work.wanted.stream:
             write = partial(self._stream, work, metrics)
             return EventStream(write, self._limits, metrics, work.reply.failed)
-        solving = self._solve(work, metrics, _read)
+        solving = self._solve(work, metrics, list)
         return JSONResponse(work.reply.whole(await while_connected(request.receive, solving)))
 
     def cancel_all(self) -> None:
@@ -75,20 +74,18 @@ class Searches:
         if (search := self.models.get(wanted.model)) is None:
             raise ServingError(404, unknown("search", wanted.model, self.models), "model", "model_not_found")
         check_tokens(wanted, self._limits, "max_tokens")
-        task = search.task.after(wanted.history)
+        task = search[0].after(wanted.history)
         try:
             CheckedTask(task).start(wanted.question)
         except TaskError as error:
             raise ServingError(400, str(error), "input" if responses else "messages") from None
         seed = secrets.randbits(63) if wanted.seed is None else wanted.seed
-        most = (wanted.max_tokens, search.config.max_tokens, self._limits.max_tokens)
-        config = SearchConfig.of(
-            search.config,
-            wanted.options | {"seed": seed, "max_tokens": min(tokens for tokens in most if tokens is not None)},
-        )
+        most = (wanted.max_tokens, search[1].max_tokens, self._limits.max_tokens)
+        limits = {"max_tokens": min(tokens for tokens in most if tokens is not None)}
+        config = SearchConfig.of(search[1], wanted.options | {"seed": seed} | limits)
         config.parts(task)  # raises OptionError, for example if `until` is given and the search has no vote
-        reply = (ResponsesReply if responses else ChatReply)(wanted, {"search": search.name or None, "seed": seed})
-        return _Work(wanted, task, config, reply, bool(search.name), client_of(request))
+        reply = (ResponsesReply if responses else ChatReply)(wanted, {"seed": seed})
+        return _Work(wanted, task, config, reply, client_of(request))
 
     async def _stream(self, work: _Work, metrics: PrometheusMetrics, send: SendEvent) -> None:
         queue: asyncio.Queue[Events | None] = asyncio.Queue()
@@ -106,7 +103,7 @@ class Searches:
         for event in work.reply.ending(await solving):
             await send(event)
 
-    async def _solve(self, work: _Work, metrics: PrometheusMetrics, emit: Callable[[Events], None]) -> Result:
+    async def _solve(self, work: _Work, metrics: PrometheusMetrics, emit: Callable[[Events], object]) -> Result:
         """Search once the gate admits it. `emit` gets the events up to the end of the search."""
         wanted, outcome = work.wanted, "failed"
         with metrics.timed() as on_text:
@@ -121,7 +118,7 @@ class Searches:
                 emit(work.reply.opening())
                 budget = wanted.budget(work.config.budget, Budget(seconds=max(0.0, seconds)))
                 config = work.config.model_copy(update={"budget": budget})
-                hooks = {"on_expand": show} if work.shows_thoughts else None
+                hooks = {"on_expand": show} if wanted.model != self._name else None
                 solving = asyncio.ensure_future(asolve(work.task, wanted.question, config, hooks=hooks))
                 self._running.add(solving)
                 try:
@@ -136,12 +133,7 @@ class Searches:
                     self._running.discard(solving)
                     metrics.searched(wanted.model, outcome)
         metrics.spent([solution.usage], len(solution.tree) - 1)
-        return Result(work.task, solution, wanted.stop)
-
-
-def _read(events: Events) -> None:
-    """Let a reply note events that are not sent."""
-    deque(events, maxlen=0)
+        return Result(work.task, solution)
 
 
 def _shown(search: SearchState, node: Node) -> str:

@@ -81,11 +81,9 @@ class SearchWanted(Wanted):
     def budget(self, *others: Budget | None) -> Budget:
         """Return the limits of this request and all others together."""
         own = Budget(tokens=self.max_completion_tokens, seconds=self.x_tot.seconds)
-        budgets = [own, EFFORTS.get(self.effort or ""), *others]
-        limits = {name: [getattr(one, name) for one in budgets if one is not None] for name in Budget.model_fields}
-        return Budget(
-            **{name: min((one for one in given if one is not None), default=None) for name, given in limits.items()}
-        )
+        given = [budget for budget in (own, EFFORTS.get(self.effort or ""), *others) if budget is not None]
+        limits = {name: [limit for one in given if (limit := getattr(one, name)) is not None] for name in dict(own)}
+        return Budget(**{name: min(values, default=None) for name, values in limits.items()})
 
 
 class Reasoning(Wire):

@@ -49,7 +49,7 @@ def test_a_free_slot_goes_to_the_client_with_the_fewest_running_requests() -> No
     async def main() -> list[str]:
         visits = Visits(2)
         tasks = [await visits.arrive(name) for name in ("a1", "a2", "a3", "a4", "b1", "b2", "c1")]
-        for name in ("a1", "a2", "b1", "c1", "b2", "a3", "a4"):
+        for name in ("a1", "a2", "b1", "c1", "a3", "b2", "a4"):
             await visits.leave(name)
         await asyncio.gather(*tasks)
         assert (visits.gate.running, visits.gate.waiting) == (0, 0)
@@ -58,22 +58,22 @@ def test_a_free_slot_goes_to_the_client_with_the_fewest_running_requests() -> No
     assert asyncio.run(main()) == ["a1", "a2", "b1", "c1", "a3", "b2", "a4"]
 
 
-def test_a_full_queue_drops_the_newest_request_of_the_busiest_client() -> None:
+def test_no_client_fills_the_queue_for_the_others() -> None:
     async def main() -> None:
         visits = Visits(1, queue=3)
-        running = await visits.arrive("a0")
-        greedy = [await visits.arrive(f"a{i}") for i in (1, 2, 3)]
-        modest = await visits.arrive("b1")
-        with pytest.raises(ServingError) as lost:
-            await greedy.pop()
-        assert (lost.value.status, lost.value.retry_after) == (429, 1)
+        tasks = [await visits.arrive(f"a{i}") for i in range(4)]
         refused = await visits.arrive("a4")
+        with pytest.raises(ServingError, match="the queue is full") as lost:
+            await refused
+        assert (lost.value.status, lost.value.retry_after) == (429, 1)
+        tasks += [await visits.arrive(f"b{i}") for i in range(2)]
+        refused = await visits.arrive("b2")
         with pytest.raises(ServingError, match="the queue is full"):
             await refused
-        for name in ("a0", "b1", "a1", "a2"):
+        for name in ("a0", "b0", "a1", "b1", "a2", "a3"):
             await visits.leave(name)
-        await asyncio.gather(running, modest, *greedy)
-        assert visits.admitted == ["a0", "b1", "a1", "a2"]
+        await asyncio.gather(*tasks)
+        assert visits.admitted == ["a0", "b0", "a1", "b1", "a2", "a3"]
 
     asyncio.run(main())
 

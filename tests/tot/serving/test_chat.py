@@ -32,7 +32,7 @@ def test_a_vote_answers_with_its_certainty_thoughts_and_usage(serve: Any, chat: 
     thoughts = choice.message.reasoning_content
     assert thoughts == "[1] Paris\n\n[2] It is Lyon.\n\n[3] The capital of France is Paris.\n\n[4] Paris.\n\n"
     about = reply.tot
-    assert (about["search"], about["seed"], about["votes"], about["chosen"]) == ("vote", 3, [3, 4], "votes")
+    assert (about["seed"], about["votes"], about["chosen"]) == (3, [3, 4], "votes")
     assert (about["solved"], about["thoughts"], about["stopped"]) == (False, 4, None)
     assert 0 < about["certainty"] < 1
     assert about["seconds"] > 0
