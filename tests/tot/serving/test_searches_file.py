@@ -25,6 +25,13 @@ def test_a_file_replaces_the_default_searches(chat: Any, tmp_path: Path) -> None
     assert searches["open"][0].name == "ask"
 
 
+def test_the_documented_file_is_valid(chat: Any, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "scaling.md").read_text(encoding="utf-8")
+    file = tmp_path / "searches.yaml"
+    file.write_text(re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0])
+    assert list(load_searches(file, chat("a"))) == ["math", "deep", ""]
+
+
 def test_without_a_sandbox_there_is_no_code(chat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tot.serving.searches.can_confine", lambda: True)
     assert list(load_searches(None, chat("a"))) == ["vote", "best", "tree", "code", ""]

@@ -1,0 +1,66 @@
+"""Searches on an engine, in front of another server, and as a program."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tot.decoders import load_decoder
+
+VOTE = "vote: {search: 'self-consistency:samples=3', top_k: 0, top_p: 1, max_tokens: 12}"
+
+
+def test_a_search_in_front_of_a_server_equals_the_search_of_that_server(serve: Any, tiny: Any, user: Any) -> None:
+    with tiny() as local:
+        engine = serve(local, VOTE)
+        with load_decoder("openai", "chat", base_url=f"{engine.url}/v1") as remote:
+            proxy = serve(remote, VOTE)
+            assert list(proxy.searches.models) == ["chat:vote", "chat"]
+            replies = [
+                server.post(model="chat:vote", messages=user("a?"), seed=5, x_tot={"seconds": 50}).json()
+                for server in (engine, proxy)
+            ]
+            direct, through = (reply["choices"][0]["message"] for reply in replies)
+            assert direct == through
+            assert direct["reasoning_content"].startswith("[1] ")
+            proxy.stop()
+        engine.stop()
+
+
+def test_decoders_and_searches_share_a_server(serve: Any, tiny: Any, user: Any) -> None:
+    with tiny() as decoder:
+        server = serve(decoder, VOTE)
+        with server.client() as client:
+            for model in ("chat", "chat:jacobi", "chat:vote"):
+                reply = client.chat.completions.create(model=model, messages=user("a?"), max_tokens=5)
+                assert "decoder" in reply.tot if model != "chat:vote" else "votes" in reply.tot
+            assert client.responses.create(model="chat", input="a?", extra_body={"max_tokens": 5}).status == "completed"
+            with pytest.raises(openai.NotFoundError, match="unknown search 'chat:jacobi'"):
+                client.responses.create(model="chat:jacobi", input="a?")
+        server.stop()
+
+
+@pytest.mark.real
+@pytest.mark.processes
+def test_tot_serve_streams_a_search_of_a_real_model(smollm2: str, python: Any, tmp_path: Path) -> None:
+    file = tmp_path / "searches.yaml"
+    file.write_text("sums: {task: gsm8k, search: 'self-consistency:samples=3,until=1,at_once=3', max_tokens: 60}\n")
+    process = python("-m", "tot.cli.app", "serve", "--model", smollm2, "--port", "0", "--searches", str(file))
+    url = next(found[1] for line in process.stderr if (found := re.search(r"served at (\S+)", line)))
+    with openai.OpenAI(base_url=url, api_key="any") as client:
+        assert f"{smollm2}:sums" in [model.id for model in client.models.list()]
+        messages: Any = [{"role": "user", "content": "Tom has 3 pens and buys 4 more. How many pens has he?"}]
+        chunks = list(client.chat.completions.create(model=f"{smollm2}:sums", messages=messages, seed=1, stream=True))
+        thoughts = [text for chunk in chunks if (text := getattr(chunk.choices[0].delta, "reasoning_content", None))]
+        assert [thought[:4] for thought in thoughts] == ["[1] ", "[2] ", "[3] "]
+        assert json.loads(chunks[-1].model_dump_json())["tot"]["thoughts"] == 3
+        reply = client.responses.create(model=f"{smollm2}:sums", input=messages[0]["content"], extra_body={"seed": 1})
+        assert reply.output_text == "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
