@@ -48,7 +48,10 @@ class Searches(Protocol):
     """Models that answer chats by a search."""
 
     gate: Gate
-    models: Collection[str]
+
+    @property
+    def models(self) -> Collection[str]:
+        """The names of the models."""
 
     async def reply(self, request: HTTPRequest, body: bytes, metrics: PrometheusMetrics) -> Response:
         """Answer a chat, or a request of the Responses API."""

@@ -40,7 +40,7 @@ class Result:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What the reply says about the search, in addition to OpenAI's fields."""
+        """The facts about the search in the reply, in addition to OpenAI's fields."""
         solution = self.solution
         about = {name: getattr(solution, name) for name in ("certainty", "solved", "votes", "value", "stopped")}
         counts = {"thoughts": len(solution.tree) - 1, "seconds": round(solution.usage.seconds, 3)}
@@ -154,13 +154,13 @@ class ResponsesReply(ChatReply):
 
     def whole(self, result: Result) -> dict[str, Any]:
         *_, last = self.ending(result)
-        return dict(last["response"])  # type: ignore[index]
+        return last["response"] if isinstance(last, dict) else {}
 
     def _begin(self, kind: str, **fields: Any) -> Events:
         """Begin an item with one part of text."""
         self._item = {"type": kind, "id": f"{self._id}-{kind}", "status": "in_progress", **fields, "content": []}
-        self._part = {"type": "reasoning_text" if kind == "reasoning" else "output_text", "text": ""}
-        self._part |= {} if kind == "reasoning" else {"annotations": [], "logprobs": []}
+        more: dict[str, Any] = {} if kind == "reasoning" else {"annotations": [], "logprobs": []}
+        self._part = {"type": "reasoning_text" if kind == "reasoning" else "output_text", "text": "", **more}
         yield self._event("response.output_item.added", output_index=len(self._output), item=self._item)
         yield self._event("response.content_part.added", **self._place, part=self._part)
 
@@ -188,6 +188,6 @@ class ResponsesReply(ChatReply):
         wanted = self._wanted
         head = {"id": f"resp_{self._id}", "object": "response", "created_at": self._created, "status": status}
         asked = {"model": wanted.model, "max_output_tokens": wanted.max_completion_tokens, "store": False}
-        none = {"error": None, "tools": [], "tool_choice": "none", "parallel_tool_calls": False}
+        none: dict[str, Any] = {"error": None, "tools": [], "tool_choice": "none", "parallel_tool_calls": False}
         reasoning = {"effort": wanted.effort, "summary": None}
         return {**head, **asked, **none, "reasoning": reasoning, "output": self._output, "tot": about}

@@ -1,4 +1,4 @@
-"""The searches of a server, by model name: the default ones, or those of a YAML file, validated at the start."""
+"""The searches of a server, by name: the default ones, or the ones in a YAML file, validated at the start."""
 
 from __future__ import annotations
 

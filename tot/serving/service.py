@@ -112,7 +112,7 @@ class Searches:
                 if wanted.stream:
                     on_text()
                 for node in nodes:
-                    emit(work.reply.thought(_shown(search, node)))
+                    emit(work.reply.thought(_as_text(search, node)))
 
             async with self.gate.passed(work.client) as seconds:
                 emit(work.reply.opening())
@@ -136,7 +136,7 @@ class Searches:
         return Result(work.task, solution)
 
 
-def _shown(search: SearchState, node: Node) -> str:
+def _as_text(search: SearchState, node: Node) -> str:
     """Return a thought with its place in the tree, such as "[1.2]": the second thought after the first."""
     place = ".".join(str(step.index + 1) for step in search.tree.path(node)[1:])
     thought = node.thought

@@ -27,7 +27,7 @@ _OF_ITEM = frozenset(("type", "id", "status", "phase"))
 """Fields of a message in the output of a reply, which clients send back."""
 
 
-class Wishes(Wire):
+class SearchLimits(Wire):
     """The field `x_tot`: limits of a search that OpenAI's API does not have."""
 
     seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
@@ -51,7 +51,7 @@ class SearchWanted(Wanted):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     reasoning_effort: Literal["low", "medium", "high"] | None = None
-    x_tot: Wishes = Wishes()
+    x_tot: SearchLimits = SearchLimits()
 
     @model_validator(mode="after")
     def _ends_with_a_question(self) -> Self:

@@ -11,6 +11,7 @@ from typing import Any
 import openai
 import pytest
 
+from tot.cli.app import main
 from tot.decoders import load_decoder
 
 VOTE = "vote: {search: 'self-consistency:samples=3', top_k: 0, top_p: 1, max_tokens: 12}"
@@ -64,3 +65,21 @@ def test_tot_serve_streams_a_search_of_a_real_model(smollm2: str, python: Any, t
         assert reply.output_text == "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0
+
+
+@pytest.mark.processes
+def test_tot_serve_in_front_of_a_server_loads_no_model(serve: Any, chat: Any, python: Any, user: Any) -> None:
+    upstream = serve(chat("Paris", "Lyon", "Paris"))
+    options = ("--model", "chat", "--decoder-option", f"base_url={upstream.url}/v1", "--port", "0", "--name", "mine")
+    process = python("-m", "tot.cli.app", "serve", "--decoder", "openai", *options)
+    url = next(found[1] for line in process.stderr if (found := re.search(r"served at (\S+)", line)))
+    with openai.OpenAI(base_url=url, api_key="any") as client:
+        assert [model.id for model in client.models.list()][:4] == ["mine", "mine:vote", "mine:best", "mine:tree"]
+        assert client.chat.completions.create(model="mine", messages=user("a?")).choices[0].message.content == "Paris"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+
+
+def test_a_server_in_front_needs_an_address(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--decoder", "openai", "--model", "m", "--port", "0"]) == 2
+    assert capfd.readouterr().err.startswith("tot: decoder openai, option base_url: Field required")

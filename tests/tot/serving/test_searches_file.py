@@ -1,4 +1,4 @@
-"""Files of searches: what they set, and errors that name the file, the search and the field."""
+"""Files of searches: their options, and errors that name the file, the search and the field."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_a_level_is_sent_when_it_ends(serve: Any, chat: Any, user: Any) -> None:
         stream = client.chat.completions.create(model="chat:tree", messages=user("Which?"), stream=True)
         thoughts = [next(stream).choices[0].delta.reasoning_content for _ in range(2)]
         assert thoughts == ["[1] One\n\n", "[2] Two\n\n"]
-        assert decoder.unfinished >= 1
+        server.wait_until(lambda: decoder.unfinished >= 1)
         decoder.free.set()
         list(stream)
 
