@@ -230,3 +230,37 @@ def test_health_and_metrics_need_no_engine(serve: Any, chat: Any, user: Any) -> 
     assert metrics["tot_completion_tokens_total"] == 20
     assert (metrics["tot_searches_running"], metrics["tot_searches_waiting"]) == (0, 0)
     assert httpx.get(f"{server.url}/health").json()["decoder"] == "scripted"
+
+
+def test_code_is_verified_by_its_examples(serve: Any, chat: Any, user: Any) -> None:
+    server = serve(chat("```python\ndef f(x):\n    return x\n```", "```python\ndef f(x):\n    return x + 1\n```"))
+    if "chat:code" not in server.service.models:
+        pytest.skip("needs a sandbox")
+    question = 'def f(x: int) -> int:\n    """Add one.\n\n    >>> f(1)\n    2\n    """'
+    reply = server.post(model="chat:code", messages=user(question)).json()
+    assert "return x + 1" in reply["choices"][0]["message"]["content"]
+    assert (reply["tot"]["solved"], reply["tot"]["chosen"]) == (True, "examples pass")
+    assert "→ All 1 examples pass." in reply["choices"][0]["message"]["reasoning_content"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "chosen"),
+    [
+        (("Paris", "Paris.", "Lyon"), "votes"),
+        (
+            (
+                "Rain falls. The sun shines on the drops. Light bends in each drop. Then a bow appears to us.",
+                "Rain falls down. The sun shines on its drops. Light bends a bit. Then a bow is what we see.",
+                "Nobody knows this. Some people tell stories. Others speak of pots of gold. I have no idea at all.",
+            ),
+            "similarity",
+        ),
+    ],
+)
+def test_the_reply_says_how_its_answer_was_chosen(
+    serve: Any, chat: Any, user: Any, texts: tuple[str, ...], chosen: str
+) -> None:
+    server = serve(chat(*texts), "vote: {search: 'self-consistency:samples=3'}")
+    reply = server.post(model="chat:vote", messages=user("Why?")).json()
+    assert reply["tot"]["chosen"] == chosen
+    assert reply["choices"][0]["message"]["content"] in texts
