@@ -18,7 +18,7 @@ from tot.search.certainty import curves_for
 from tot.task.task import Task
 
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "vote": {"search": "self-consistency:samples=8", "until": 0.95},
+    "vote": {"search": "self-consistency:samples=8,weighted=true", "until": 0.95},
     "best": {"search": "best-of-n:samples=5", "evaluator": "likelihood"},
     "tree": {"search": "bfs:thoughts=2,breadth=4,select=all,aggregate=vote", "until": 0.95},
     "code": {"task": "code"},

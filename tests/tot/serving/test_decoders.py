@@ -13,6 +13,7 @@ import pytest
 
 from tot.cli.app import main
 from tot.decoders import load_decoder
+from tot.serving.searches import load_searches
 
 VOTE = "vote: {search: 'self-consistency:samples=3', top_k: 0, top_p: 1, max_tokens: 12}"
 
@@ -45,6 +46,14 @@ def test_decoders_and_searches_share_a_server(serve: Any, tiny: Any, user: Any) 
             with pytest.raises(openai.NotFoundError, match="unknown search 'chat:jacobi'"):
                 client.responses.create(model="chat:jacobi", input="a?")
         server.stop()
+
+
+@pytest.mark.real
+def test_searches_of_an_engine_in_c_load_no_transformers_module(smollm2: str) -> None:
+    with load_decoder("ar", smollm2) as decoder:
+        assert decoder.engine.loaded.module is None
+        load_searches(None, decoder)
+        assert decoder.engine.loaded.module is None
 
 
 @pytest.mark.real
