@@ -297,10 +297,11 @@ def test_a_budget_ends_refine_with_the_best_draft(scripted: Any) -> None:
     assert (solution.stopped or "").startswith("budget")
 
 
-def test_a_solution_beyond_the_budget_is_still_the_answer(scripted: Any) -> None:
+@pytest.mark.parametrize("task", [Spell, Staggered])
+def test_a_solution_beyond_the_budget_is_still_the_answer(task: type[Task], scripted: Any) -> None:
     decoder = scripted({"try q": ["cat", "dog", "cow"]}, tokens=10)
     search = Refine(thoughts=3)
-    solution = solve(Spell, "q", decoder=decoder, search=search, evaluator="heuristic", budget=Budget(tokens=35))
+    solution = solve(task, "q", decoder=decoder, search=search, evaluator="heuristic", budget=Budget(tokens=35))
     assert (solution.answer, solution.solved) == ("dog", True)
 
 

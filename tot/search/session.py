@@ -188,7 +188,12 @@ class SearchSession:
             return await judge(self._evaluating, self._evaluator_of(step), step.nodes)
         if step.partial:
             sampling = partial(self._sample, step)
-            return [await self._in_progress.advance(step.count or 0, step.purpose, sampling)]
+            ended = more = await self._in_progress.advance(step.count or 0, step.purpose, sampling)
+            # A spent budget allows no further step, but a thought that is being executed may be the answer.
+            while more and self.meter.overspent() and not step.whole:
+                more = await self._in_progress.advance(0, step.purpose, sampling)
+                ended = [*ended, *more]
+            return [ended]
         if step.whole:
             about = step.count or 1, self._generator, self._templates, self.search.options.greedy_draft
             solutions = await self.context.each(step.nodes, lambda node: whole_solutions(self.context, node, *about))
