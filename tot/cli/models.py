@@ -43,7 +43,7 @@ def _report_abilities(server: str, model: str | None) -> None:
         with load_decoder("openai", "", base_url=server) as decoder:
             names = decoder.served_models
         if len(names) != 1:
-            known = ", ".join(names[:20]) or "no model"
+            known = ", ".join(names[:20]) or "no model (an address usually ends in /v1)"
             raise OptionError(f"the server at {server} lists {known}: choose one with --model NAME")
         model = names[0]
     with load_decoder("openai", model, base_url=server) as decoder:

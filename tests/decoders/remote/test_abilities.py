@@ -266,6 +266,8 @@ def test_tot_models_says_what_to_change(serve: Callable[[Double], str], capsys: 
 
     assert main(["models", "--server", serve(Two())]) == 2
     assert "lists small, large: choose one with --model NAME" in capsys.readouterr().err
+    assert main(["models", "--server", serve(Ollama()).removesuffix("/v1")]) == 2
+    assert "lists no model (an address usually ends in /v1)" in capsys.readouterr().err
     assert main(["models", "--model", "small"]) == 2
     assert "has an effect only with --server" in capsys.readouterr().err
     assert main(["models", "--server", "http://127.0.0.1:1/v1"]) == 2
