@@ -53,6 +53,8 @@ _HOT = 1.5
 
 async def probe(endpoint: Endpoint, sampler: Sampler, choices: Choices, meter: Meter) -> Abilities:
     """Return the abilities of a server. Raises ModelError, or SpentError if the meter's budget is spent."""
+    if endpoint.server.is_tot:
+        return {name: True for name in EFFECTS if name != "thinking"}
     path, body = address(_PROMPT, endpoint.options)
     body |= {"max_tokens": _TOKENS, "temperature": 0.0}
 

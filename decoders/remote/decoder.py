@@ -128,7 +128,7 @@ class RemoteDecoder:
             )
         sampling = request.sampling
         filters = [name for name in FILTERS if getattr(sampling, name) != Sampling.model_fields[name].default]
-        if (self.probes or filters) and sampling.temperature and not self._endpoint.server.is_tot:
+        if (self.probes or filters) and sampling.temperature:
             with suppress(SpentError):  # the request is cut, too
                 found = await self._probe(meter)
                 for name in filters:

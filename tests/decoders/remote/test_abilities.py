@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
+import openai
 import pytest
 
 from tot import SelfConsistency, solve
@@ -368,3 +370,28 @@ def test_two_rows_are_evaluated_on_each_server(
     assert main(["eval", "gsm8k", "--data", "rows.jsonl", *flags, "--out", "out"]) == 0
     results = json.loads(Path("out/results.json").read_text())
     assert (results["samples"], results["errors"], results["score"]["mean"]) == (2, 0, 0.5)
+
+
+@pytest.mark.processes
+def test_tot_serve_in_front_of_each_server_votes_and_reports_what_is_missing(
+    double: Double, serve: Callable[[Double], str], python: Any
+) -> None:
+    options = ("--model", "qwen3:8b", "--decoder-option", f"base_url={serve(double)}", "--port", "0")
+    process = python("-m", "tot.cli.app", "serve", "--decoder", "openai", *options)
+    lines: list[str] = []
+    while not lines or "served at" not in lines[-1]:
+        lines.append(process.stderr.readline())
+        assert lines[-1], lines
+    missing = "seed, min_p, logprobs" if isinstance(double, LMStudio) else "top_k, min_p, logprobs of given"
+    assert sum(f"lacks several samples a request, {missing}" in line for line in lines) == 1
+    url = lines[-1].split()[-1]
+    probes = len(double.posts)
+    with openai.OpenAI(base_url=url, api_key="any") as client:
+        for _ in range(2):
+            messages: Any = [{"role": "user", "content": QUESTION}]
+            message = client.chat.completions.create(model="qwen3:8b:vote", messages=messages).choices[0].message
+            assert "The answer is 7." in str(message.content)
+    assert len(double.posts) > probes
+    assert all("random words" not in body["messages"][0]["content"] for body in double.posts[probes:])
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
