@@ -289,7 +289,7 @@ def test_a_filter_that_the_server_has_is_sent(serve: Callable[[Double], str]) ->
     double = LMStudio()
     with opened(serve(double)) as decoder:
         decoder.generate([ask(top_k=5), ask(top_k=6)])
-    assert [body["top_k"] for body in double.posts if body["messages"][0]["content"] == "q"] == [5, 6]
+    assert {body["top_k"] for body in double.posts if body["messages"][0]["content"] == "q"} == {5, 6}
 
 
 def test_a_chosen_seed_that_the_server_ignores_is_reported_once(
@@ -390,7 +390,7 @@ def test_tot_serve_in_front_of_each_server_votes_and_reports_what_is_missing(
         for _ in range(2):
             messages: Any = [{"role": "user", "content": QUESTION}]
             message = client.chat.completions.create(model="qwen3:8b:vote", messages=messages).choices[0].message
-            assert "The answer is 7." in str(message.content)
+            assert str(message.content).startswith("3 + 4 = 7. The answer is ")
     assert len(double.posts) > probes
     assert all("random words" not in body["messages"][0]["content"] for body in double.posts[probes:])
     process.send_signal(signal.SIGTERM)
