@@ -126,9 +126,14 @@ class Running:
         assert not self._thread.is_alive()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def chat() -> type[Chat]:
     return Chat
+
+
+@pytest.fixture(scope="session")
+def running() -> type[Running]:
+    return Running
 
 
 @pytest.fixture
