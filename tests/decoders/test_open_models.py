@@ -106,7 +106,7 @@ def test_concurrent_calls_share_the_open_model(saved: Callable[..., str], loads:
 def test_a_failed_engine_is_not_kept(saved: Callable[..., str], loads: list[str]) -> None:
     model = saved("one")
     with shared_engines([model], kv_budget=500) as (engine,):
-        engine._broken = ModelError("the engine has failed")
+        engine.failed = ModelError("the engine has failed")
     with shared_engines([model], kv_budget=500) as (again,):
         assert again is not engine
 
