@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tot.decoders.serving.errors import ServingError
 from tot.decoders.serving.replies import usage_of
@@ -110,8 +110,25 @@ def _choice(finish_reason: str | None = None, **content: Any) -> dict[str, Any]:
     return {"index": 0, **content, "finish_reason": finish_reason, "logprobs": None}
 
 
+class _Part(NamedTuple):
+    """The names of a part of an item: the item's field, its type, and its events."""
+
+    field: str
+    type: str
+    part_event: str
+    text_event: str
+
+
+_MESSAGE = _Part("content", "output_text", "content_part", "output_text")
+_REASONING = _Part("content", "reasoning_text", "content_part", "reasoning_text")
+_SUMMARY = _Part("summary", "summary_text", "reasoning_summary_part", "reasoning_summary_text")
+
+
 class ResponsesReply(ChatReply):
-    """A response of the Responses API. Its output is an item of reasoning, if there are thoughts, and a message."""
+    """A response of the Responses API. Its output is an item of reasoning, if there are thoughts, and a message.
+
+    Thoughts are the summary of the reasoning if the client asked for one, otherwise its text.
+    """
 
     def __init__(self, wanted: SearchWanted, about: dict[str, Any]) -> None:
         super().__init__(wanted, about)
@@ -124,16 +141,16 @@ class ResponsesReply(ChatReply):
 
     def thought(self, text: str) -> Events:
         if not self._thoughts:
-            yield from self._begin("reasoning", summary=[])
+            yield from self._begin("reasoning", _SUMMARY if self._wanted.summary else _REASONING, summary=[])
         self._thoughts.append(text)
-        yield self._text("reasoning_text", "delta", delta=text)
+        yield self._text("delta", delta=text)
 
     def ending(self, result: Result) -> Events:
         status, text = "incomplete" if result.cut else "completed", self._answer(result)
         if self._thoughts:
             yield from self._end("completed", "".join(self._thoughts))
-        yield from self._begin("message", role="assistant")
-        yield self._text("output_text", "delta", delta=text, logprobs=[])
+        yield from self._begin("message", _MESSAGE, role="assistant")
+        yield self._text("delta", delta=text, logprobs=[])
         yield from self._end(status, text)
         usage = result.usage
         final = {
@@ -156,29 +173,31 @@ class ResponsesReply(ChatReply):
         *_, last = self.ending(result)
         return last["response"] if isinstance(last, dict) else {}
 
-    def _begin(self, kind: str, **fields: Any) -> Events:
+    def _begin(self, kind: str, part: _Part, **fields: Any) -> Events:
         """Begin an item with one part of text."""
+        self._names = part
         self._item = {"type": kind, "id": f"{self._id}-{kind}", "status": "in_progress", **fields, "content": []}
-        more: dict[str, Any] = {} if kind == "reasoning" else {"annotations": [], "logprobs": []}
-        self._part = {"type": "reasoning_text" if kind == "reasoning" else "output_text", "text": "", **more}
+        more: dict[str, Any] = {"annotations": [], "logprobs": []} if part is _MESSAGE else {}
+        self._part = {"type": part.type, "text": "", **more}
         yield self._event("response.output_item.added", output_index=len(self._output), item=self._item)
-        yield self._event("response.content_part.added", **self._place, part=self._part)
+        yield self._event(f"response.{part.part_event}.added", **self._place, part=self._part)
 
     def _end(self, status: str, text: str) -> Events:
         part = {**self._part, "text": text}
         done = {name: value for name, value in part.items() if name in ("text", "logprobs")}
-        yield self._text(part["type"], "done", **done)
-        yield self._event("response.content_part.done", **self._place, part=part)
-        item = {**self._item, "status": status, "content": [part]}
+        yield self._text("done", **done)
+        yield self._event(f"response.{self._names.part_event}.done", **self._place, part=part)
+        item = {**self._item, "status": status, self._names.field: [part]}
         yield self._event("response.output_item.done", output_index=len(self._output), item=item)
         self._output.append(item)
 
     @property
     def _place(self) -> dict[str, Any]:
-        return {"item_id": self._item["id"], "output_index": len(self._output), "content_index": 0}
+        index = {f"{self._names.field}_index": 0}
+        return {"item_id": self._item["id"], "output_index": len(self._output), **index}
 
-    def _text(self, kind: str, what: str, **fields: Any) -> dict[str, Any]:
-        return self._event(f"response.{kind}.{what}", **self._place, **fields)
+    def _text(self, what: str, **fields: Any) -> dict[str, Any]:
+        return self._event(f"response.{self._names.text_event}.{what}", **self._place, **fields)
 
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
         self._number += 1
@@ -189,5 +208,5 @@ class ResponsesReply(ChatReply):
         head = {"id": f"resp_{self._id}", "object": "response", "created_at": self._created, "status": status}
         asked = {"model": wanted.model, "max_output_tokens": wanted.max_completion_tokens, "store": False}
         none: dict[str, Any] = {"error": None, "tools": [], "tool_choice": "none", "parallel_tool_calls": False}
-        reasoning = {"effort": wanted.effort, "summary": None}
+        reasoning = {"effort": wanted.effort, "summary": wanted.summary}
         return {**head, **asked, **none, "reasoning": reasoning, "output": self._output, "tot": about}

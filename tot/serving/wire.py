@@ -73,6 +73,11 @@ class SearchWanted(Wanted):
         return self.reasoning_effort
 
     @property
+    def summary(self) -> str | None:
+        """The kind of summary of the reasoning that is requested."""
+        return None
+
+    @property
     def options(self) -> dict[str, Any]:
         """The options of `SearchConfig` that are given, without limits."""
         given = self.model_dump(include={"temperature", *FILTERS} & self.model_fields_set)
@@ -87,11 +92,12 @@ class SearchWanted(Wanted):
 
 
 class Reasoning(Wire):
-    """The field `reasoning`. The reply has the whole reasoning; there is no summary of it."""
+    """The field `reasoning`. Every kind of summary is the whole reasoning."""
 
-    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {"summary": ("auto",), "generate_summary": ("auto",)}
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {"generate_summary": ("auto",)}
 
     effort: Literal["low", "medium", "high"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
 
 
 def _messages(given: Any) -> Any:
@@ -119,7 +125,7 @@ class ResponsesWanted(SearchWanted):
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **SearchWanted.neutral,
         "background": (False,),
-        "include": ([],),
+        "include": ([], ["reasoning.encrypted_content"]),
         "store": (False,),
         "text": ({"format": {"type": "text"}}, {"format": {"type": "text"}, "verbosity": "medium"}),
         "truncation": ("disabled",),
@@ -135,6 +141,10 @@ class ResponsesWanted(SearchWanted):
     @property
     def effort(self) -> str | None:
         return self.reasoning.effort or self.reasoning_effort
+
+    @property
+    def summary(self) -> str | None:
+        return self.reasoning.summary
 
     @property
     def history(self) -> list[Message]:

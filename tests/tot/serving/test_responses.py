@@ -55,6 +55,21 @@ def test_events_add_up_to_the_response(serve: Any, chat: Any) -> None:
     assert final.output_text == "Paris"
 
 
+def test_thoughts_are_the_summary_if_the_client_asks_for_one(serve: Any, chat: Any) -> None:
+    options = {"reasoning": {"summary": "auto"}, "include": ["reasoning.encrypted_content"]}
+    with serve(chat(*TEXTS), VOTE).client() as client:
+        events = list(client.responses.create(model="chat:vote", input="Which?", stream=True, **options))
+    for event in events:
+        type(event).model_validate(event.to_dict())
+    kinds = [event.type.removeprefix("response.reasoning_summary_") for event in events]
+    assert kinds[3:8] == ["part.added", *["text.delta"] * 3, "text.done"]
+    assert "".join(event.delta for event in events[4:7]) == events[7].text == THOUGHTS
+    last = events[-1].response
+    assert last.reasoning.summary == "auto"
+    assert [part.text for part in last.output[0].summary] == [THOUGHTS]
+    assert (last.output[0].content, last.output_text) == ([], "Paris")
+
+
 def test_the_stream_of_an_asynchronous_client(serve: Any, chat: Any) -> None:
     decoder = chat("Paris", "wait, Paris", "Paris")
     server = serve(decoder, "vote: {search: 'self-consistency:samples=3,until=1,at_once=3'}")
@@ -98,11 +113,11 @@ def test_a_response_that_a_limit_ends_is_incomplete(serve: Any, chat: Any) -> No
         ({"store": True}, "store"),
         ({"background": True}, "background"),
         ({"conversation": "c"}, "conversation"),
-        ({"include": ["reasoning.encrypted_content"]}, "include"),
+        ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"text": {"format": {"type": "json_object"}}}, "text"),
         ({"truncation": "auto"}, "truncation"),
-        ({"reasoning": {"effort": "low", "summary": "detailed"}}, "reasoning.summary"),
+        ({"reasoning": {"effort": "low", "summary": "long"}}, "reasoning.summary"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"input": 5}, "input"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input"),
