@@ -5,8 +5,9 @@ PYTHON ?= python3
 PIP    := -m pip install $(if $(CI),--quiet) --disable-pip-version-check -c constraints.txt
 VLLM   := .venv-vllm
 LLAMA  := .venv-llama
+CLIENTS := .venv-clients
 
-.PHONY: solve lint test test-rest test-all test-servers test-arm docs docs-check peers wheel notebooks jupyter pictures cllm clean
+.PHONY: solve lint test test-rest test-all test-servers test-clients test-arm docs docs-check peers wheel notebooks jupyter pictures cllm clean
 
 # A small model ranks the moves of a puzzle, whose rules check the answer; then random ranks, without a model.
 CHANCE := --model none --generator enumerate:prior=random --evaluator random
@@ -25,15 +26,15 @@ lint: $(VENV)/ready
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n auto --dist worksteal
 REST   := benches or families or notebooks or processes or ray or real or statistics or training
 test: $(VENV)/ready
-	$(PYTEST) -m "smoke or not (slow or servers or $(REST))"
+	$(PYTEST) -m "smoke or not (slow or servers or clients or $(REST))"
 
 # The other slow tests.
 test-rest: $(VENV)/ready
-	$(PYTEST) -m "($(REST)) and not (smoke or slow or servers)"
+	$(PYTEST) -m "($(REST)) and not (smoke or slow or servers or clients)"
 
 # All tests, including those that take minutes each, and property tests with many more examples.
 test-all: test test-rest
-	$(PYTEST) -m "(slow or hypothesis) and not servers" --hypothesis-profile thorough
+	$(PYTEST) -m "(slow or hypothesis) and not (servers or clients)" --hypothesis-profile thorough
 
 # The site, in build/site. Broken links and references are errors.
 docs: $(VENV)/ready
@@ -48,6 +49,10 @@ docs-check: $(VENV)/ready
 test-servers: $(VENV)/ready $(VLLM)/ready $(LLAMA)/ready
 	TOT_VLLM=$(abspath $(VLLM)/bin/python) TOT_LLAMA=$(abspath $(LLAMA)/bin/python) OMP_WAIT_POLICY=PASSIVE \
 		$(BIN)/pytest -m "real or servers" tests/servers
+
+# OpenAI clients against `tot serve`, by the examples of docs/clients.md. The clients have their own environment.
+test-clients: $(VENV)/ready $(CLIENTS)/ready
+	TOT_CLIENTS=$(abspath $(CLIENTS)/bin/python) OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -m clients tests/clients
 
 # The tests of the C kernels on an emulated ARM processor (on Debian; tests/arm.sh lists the requirements).
 test-arm: $(VENV)/ready
@@ -108,6 +113,11 @@ $(VLLM)/ready: tests/servers/vllm.txt
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' $<)
 	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	touch $@
+
+$(CLIENTS)/ready: tests/clients/clients.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
 	touch $@
 
 $(LLAMA)/ready: tests/servers/llama.txt
