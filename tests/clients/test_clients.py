@@ -71,9 +71,9 @@ def test_an_example_prints_the_servers_answer(name: str, model: str, server: str
     assert code.count(VOTE) == 1
     done = run("python", "-", code=code.replace(VOTE, model))
     assert done.returncode == 0, done.stderr
-    expected = "Paris" if name.startswith("DSPy") else answer(server, model, temperature=0.3, seed=2)
-    assert expected in done.stdout
-    assert "Paris" in expected
+    assert "Paris" in done.stdout
+    if model == SAMPLE and not name.startswith("DSPy"):  # DSPy's prompt has a format; a vote's samples depend on time
+        assert answer(server, model, temperature=0.3, seed=2) in done.stdout
     can, uses_responses = TABLE[name.rpartition(" ")[0]], "response" in code
     thoughts = can["shows thoughts"] == "yes" or (can["shows thoughts"] == "with Responses" and uses_responses)
     assert ("[1] " in done.stdout) == (thoughts and model == VOTE)
