@@ -48,6 +48,10 @@ def _fields(given: Any) -> Any:
     return given if isinstance(given, Mapping) else None
 
 
+def _values(given: Any) -> Any:
+    return () if given is None else given
+
+
 Count = Annotated[int | None, BeforeValidator(_count)]
 MaybeText = Annotated[str | None, BeforeValidator(_text)]
 
@@ -138,13 +142,13 @@ class Choice(_Reply):
     stop_reason: Any = Field(None, validation_alias=AliasChoices("stop_reason", "matched_stop"))
     """vLLM and SGLang: the stop string that ended the text; None if the model ended it. Other servers omit it."""
     logprobs: Annotated[Logprobs | None, BeforeValidator(_fields)] = None
-    choice_logprobs: tuple[ChoiceLogprob, ...] = ()
+    choice_logprobs: Annotated[tuple[ChoiceLogprob, ...], BeforeValidator(_values)] = ()
     """`tot serve`: the scores of the request's choices."""
     finish: MaybeText = None
     """`tot serve`: why the text ended, as a `Completion.finish_reason`."""
-    token_ids: tuple[int, ...] = ()
-    """`tot serve`: the new tokens."""
-    token_logprobs: tuple[float, ...] = ()
+    token_ids: Annotated[tuple[int, ...], BeforeValidator(_values)] = ()
+    """`tot serve` and vLLM: the new tokens."""
+    token_logprobs: Annotated[tuple[float, ...], BeforeValidator(_values)] = ()
     """`tot serve`: the logprob of each new token."""
 
     @field_validator("finish_reason")
