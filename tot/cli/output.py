@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from rich.text import Text
 
-from tot.report.terminal import console, plain, print_tree
-from tot.search.session import SearchSession, shown_answer
+from tot.report.terminal import brief, console, plain, print_tree
+from tot.search.progress import Progress
+from tot.search.session import shown_answer
 from tot.solver import Solution
 
 _SHORT = 80
@@ -85,12 +85,18 @@ def answer_line(solution: Solution) -> str:
     return plain(f"Answer ({', '.join(notes)}): {shown}" if notes else f"Answer: {shown}")
 
 
-def search_line(sessions: Sequence[SearchSession], started: float) -> str:
-    """Level, thoughts, tokens and seconds of the first search, or that the model loads."""
+def search_line(progress: Progress, started: float) -> str:
+    """Leading answer, level, thoughts, tokens/s, seconds, and seconds left of a search, or that the model loads."""
     elapsed = time.monotonic() - started
-    if not sessions:
+    if progress.session is None:
         return f"loading the model … {elapsed:.0f} s"
-    tree, meter = sessions[0].tree, sessions[0].meter
-    level = max(node.depth for node in tree)
+    tree, meter = progress.session.tree, progress.session.meter
     rate = meter.new_tokens / max(meter.seconds, 1e-9)
-    return f"level {level}, {len(tree) - 1} thoughts, {meter.new_tokens} tokens, {rate:.0f} tokens/s, {elapsed:.0f} s"
+    level = max(node.depth for node in tree)
+    line = f"level {level}, {len(tree) - 1} thoughts, {meter.new_tokens} tokens, {rate:.0f} tokens/s, {elapsed:.0f} s"
+    if (left := meter.seconds_left) is not None:
+        line += f", {left:.0f} s left"
+    if progress.leading is None:
+        return line
+    answer, note = progress.leading
+    return f"{brief(answer, 40)}{f' ({note})' * bool(note)} · {line}"

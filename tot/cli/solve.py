@@ -19,7 +19,6 @@ from tot.decoders.errors import OptionError, TaskError
 if TYPE_CHECKING:
     from tot.report.profile import Profile
     from tot.search.checkpoint import Checkpoint
-    from tot.search.session import SearchSession
     from tot.task.task import Task
 
 _WITH_RESUME = ("resume", "as_json", "profile", "profile_out")
@@ -144,8 +143,9 @@ def _run(
     """Solve, save and print. Returns whether Ctrl-C ended the search."""
     from tot.cli.output import search_line, show
     from tot.decoders.files import write_json
-    from tot.report.terminal import progress
+    from tot.report.terminal import progress as progress_line
     from tot.search.checkpoint import Checkpoint
+    from tot.search.progress import Progress
     from tot.solver import conclude, solve
 
     about: dict[str, Any] = {name: settings.get(name) for name in ("task", "question", "reference", "out")}
@@ -161,20 +161,21 @@ def _run(
     if out is not None and out.suffix == ".jsonl":
         out = None  # the checkpoint ends in the run
 
-    sessions: list[SearchSession] = []
+    bars = progress_line(lambda: search_line(progress, started), quiet=as_json)
+    progress = Progress(votes=not bars.disable)
     try:
-        with progress(lambda: search_line(sessions, started), quiet=as_json):
+        with bars:
             solution = solve(
                 task,
                 about["question"],
                 config,
                 checkpoint=checkpoint,
-                watch=lambda session: sessions.append(session) if not sessions else None,
+                watch=progress.watch,
                 profile=profile,
             )
     except BaseException:
-        if out is not None and sessions:  # keep the unfinished tree
-            write_json(out, conclude(sessions[0]).to_json())
+        if out is not None and progress.session is not None:  # keep the unfinished tree
+            write_json(out, conclude(progress.session).to_json())
         if checkpoint is not None:
             checkpoint.close()
             if checkpoint.empty:

@@ -23,6 +23,7 @@ from tot.llm.context import Context
 from tot.llm.replies import Evaluation, Proposal, Reply, as_proposal
 from tot.sandbox import can_confine
 from tot.search.base import Search, by_value
+from tot.search.certainty import Curve
 from tot.search.checkpoint import Checkpoint, Recorded
 from tot.search.execution import each_of, execute
 from tot.search.in_progress import InProgress
@@ -56,9 +57,12 @@ class SearchSession:
         hooks: object | None = None,
         checkpoint: Checkpoint | None = None,
         reproducible: bool = False,
+        curve: Curve | None = None,
     ) -> None:
         """Start the search. With `reproducible`, nothing depends on which sample or branch ends first."""
         self.task = task
+        self.curve = curve
+        """The certainty of its votes; None if it is not known."""
         self.search = search.start(task, question, seed=seed, hooks=hooks)
         """The running search, which yields the steps."""
         self.search.escalates = backend.can("escalate")
@@ -218,15 +222,22 @@ class SearchSession:
         fast = self.search.options.fast_evaluator if step.fast else None
         return self._evaluator if fast is None else fast
 
+    @property
+    def candidates(self) -> list[Node]:
+        """The nodes whose answers vote, or the one to answer from."""
+        search = self.search
+        if search.options.aggregate == "best":
+            return [search.best]
+        return search.complete() if search.solved is None else [search.solved]
+
     async def answer(self) -> Any | None:
         """Return the answer of the best state, or the result of a vote of all complete states.
 
         After a vote, `search.best` is the most valuable state with that answer. Returns None if no state gives an
         answer, or if the budget is spent.
         """
-        search = self.search
+        search, nodes = self.search, self.candidates
         voting = search.options.aggregate != "best"
-        nodes = [search.best] if not voting else search.complete() if search.solved is None else [search.solved]
         answers = await self._answers(nodes)
         answered = [(node, answer) for node, answer in zip(nodes, answers, strict=True) if answer is not None]
         if not answered:
