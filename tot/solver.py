@@ -63,9 +63,11 @@ class Solution:
 
     def to_json(self) -> dict[str, Any]:
         """Return the run as JSON data: the result and the tree, with a format version."""
+        return {"format": "tot.run", "version": 2, **self.result(), "tree": self.tree.to_json()}
+
+    def result(self) -> dict[str, Any]:
+        """Return the run as JSON data without its tree."""
         return {
-            "format": "tot.run",
-            "version": 2,
             **self.summary(),
             "calls": self.calls,
             "parse_failures": self.parse_failures,
@@ -74,7 +76,6 @@ class Solution:
             "verdict": self.verdict,
             "votes": self.votes,
             "filters": dict(self.filters),
-            "tree": self.tree.to_json(),
         }
 
     def summary(self) -> dict[str, Any]:

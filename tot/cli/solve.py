@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,9 +20,10 @@ from tot.decoders.errors import OptionError, TaskError
 if TYPE_CHECKING:
     from tot.report.profile import Profile
     from tot.search.checkpoint import Checkpoint
+    from tot.serving.live import Run
     from tot.task.task import Task
 
-_WITH_RESUME = ("resume", "as_json", "profile", "profile_out")
+_WITH_RESUME = ("resume", "as_json", "live", "profile", "profile_out")
 
 
 @takes(SearchConfig)
@@ -49,6 +51,9 @@ def solve_command(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file of --out.")] = False,
     resume: Annotated[Path | None, typer.Option(help="Resume a killed run from its .jsonl file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    live: Annotated[
+        bool, typer.Option("--live", help="Show the tree in a browser while it grows, at an address of this machine.")
+    ] = False,
     profile: Annotated[
         bool, typer.Option("--profile", help="Print where the time went; on standard error with --json.")
     ] = False,
@@ -88,7 +93,7 @@ def solve_command(
         recorded = Profile()
     if profile_out is not None:
         writable(profile_out, "--profile-out")
-    interrupted = _run(settings, checkpoint, started, as_json, recorded)
+    interrupted = _run(settings, checkpoint, started, as_json, live, recorded)
     if recorded is not None:
         show_profile(recorded, as_json)
         if profile_out is not None:
@@ -138,7 +143,12 @@ def _question(
 
 
 def _run(
-    settings: Mapping[str, Any], checkpoint: Checkpoint | None, started: float, as_json: bool, profile: Profile | None
+    settings: Mapping[str, Any],
+    checkpoint: Checkpoint | None,
+    started: float,
+    as_json: bool,
+    live: bool,
+    profile: Profile | None,
 ) -> bool:
     """Solve, save and print. Returns whether Ctrl-C ended the search."""
     from tot.cli.output import search_line, show
@@ -154,6 +164,8 @@ def _run(
     config.parts(task)  # refuse parts that do not fit before a file is written
     task.start(about["question"])
     config = config.model_copy(update={"prompts": task.prompts})
+    stack = ExitStack()
+    run = _shown(stack, about["question"]) if live else None
     out = None if about["out"] is None else Path(about["out"])
     if out is not None and checkpoint is None:
         steps = out if out.suffix == ".jsonl" else out.with_name(out.name.removesuffix(".json") + ".jsonl")
@@ -162,33 +174,36 @@ def _run(
         out = None  # the checkpoint ends in the run
 
     bars = progress_line(lambda: search_line(progress, started), quiet=as_json)
-    progress = Progress(votes=not bars.disable)
-    try:
-        with bars:
-            solution = solve(
-                task,
-                about["question"],
-                config,
-                checkpoint=checkpoint,
-                watch=progress.watch,
-                profile=profile,
-            )
-    except BaseException:
-        if out is not None and progress.session is not None:  # keep the unfinished tree
-            write_json(out, conclude(progress.session).to_json())
-        if checkpoint is not None:
-            checkpoint.close()
-            if checkpoint.empty:
-                checkpoint.path.unlink(missing_ok=True)
-        raise
+    progress = run or Progress(votes=not bars.disable)
+    with stack:
+        try:
+            with bars:
+                solution = solve(
+                    task,
+                    about["question"],
+                    config,
+                    checkpoint=checkpoint,
+                    watch=progress.watch,
+                    profile=profile,
+                )
+        except BaseException:
+            if out is not None and progress.session is not None:  # keep the unfinished tree
+                write_json(out, conclude(progress.session).to_json())
+            if checkpoint is not None:
+                checkpoint.close()
+                if checkpoint.empty:
+                    checkpoint.path.unlink(missing_ok=True)
+            raise
+        if run is not None:
+            run.solution = solution
     interrupted = solution.stopped == "interrupted"
-    run = solution.to_json() | {"task": about["task"], "model": config.to_json()["model"]}
+    saved = solution.to_json() | {"task": about["task"], "model": config.to_json()["model"]}
     if out is not None:
-        write_json(out, run)
+        write_json(out, saved)
     if checkpoint is not None and interrupted:
         checkpoint.close()
     elif checkpoint is not None:
-        checkpoint.finish(run)
+        checkpoint.finish(saved)
         if out is not None:
             checkpoint.path.unlink(missing_ok=True)  # the run has all of it
     scored = {} if about["reference"] is None else _scored(task, solution.answer, about["reference"])
@@ -201,6 +216,22 @@ def _run(
             _verdict(scored, about["reference"] == about["question"]),
         )
     return interrupted
+
+
+def _shown(stack: ExitStack, question: str) -> Run:
+    """Serve the page of a search, which ends with the stack."""
+    from tot.report.terminal import complain
+
+    try:
+        from tot.serving.live import Runs
+        from tot.serving.pages import served
+    except ModuleNotFoundError as error:
+        raise OptionError(f"tot solve --live needs {error.name}: pip install fastapi uvicorn") from None
+    runs = Runs()
+    address = stack.enter_context(served(runs, "Searches"))
+    run = stack.enter_context(runs.run("tot solve", question))
+    complain(f"tot solve: the tree is shown at {address}#run-{run.id}")
+    return run
 
 
 def _scored(task: Task, answer: Any, reference: Any) -> dict[str, Any]:

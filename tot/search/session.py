@@ -87,6 +87,7 @@ class SearchSession:
         self._counted = 0, self.meter.total
         """Calls and usage at the last results."""
         self._running: dict[Step, asyncio.Task[Any]] = {}
+        self._halted = False
         ordered = search.merges(self.tree.state(self.tree.root)) or getattr(evaluator, "compares", False)
         self._by_level = reproducible or ordered
         """Whether branches wait for each other: merging and comparing states depends on the order of results."""
@@ -131,6 +132,13 @@ class SearchSession:
             await self._in_progress.cancel()
             await self._backend.cancel()
 
+    def stop(self, why: str) -> None:
+        """End the search with the best answer so far, without further calls. Call it in the event loop of `run`."""
+        if self._running:
+            self.stopped, self._halted = why, True
+            for task in self._running.values():
+                task.cancel()
+
     async def _run(self) -> None:
         while steps := self._replayed():
             for step in steps:
@@ -140,6 +148,8 @@ class SearchSession:
                 return
             when = asyncio.ALL_COMPLETED if self._by_level else asyncio.FIRST_COMPLETED
             await asyncio.wait(self._running.values(), return_when=when)
+            if self._halted:
+                return
             ended = [step for step in steps if step in self._running and self._running[step].done()]
             for step in ended:
                 self._tell(step, self._running.pop(step).result(), more=self._by_level and step is not ended[-1])
@@ -266,7 +276,7 @@ class SearchSession:
         ]
         if limit := self.meter.overspent():
             self.stopped = f"budget: {limit}"
-        if not pending or not self._backend.can("answer") or limit:
+        if not pending or not self._backend.can("answer") or limit or self._halted:
             return answers
         recorded = self._checkpoint.step(None) if self._checkpoint is not None else None
         if recorded is not None:

@@ -31,6 +31,14 @@ class TreeView {
     this.select(tree.root);
   }
 
+  /** Show a later state of the same tree. The selection and its position in the window stay. */
+  update(tree, field) {
+    this.tree = tree;
+    this.selected = tree.nodes[this.selected.id];
+    this.scale = tree.scale(field);
+    this.arrange(this.selected);
+  }
+
   measure(field) {
     this.scale = this.tree.scale(field);
     this.forget();

@@ -1,0 +1,163 @@
+"""Live searches: their trees as they grow, in revisions, and the last searches that have ended."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import takewhile
+from typing import Any
+
+from tot.search.progress import Progress
+from tot.search.session import SearchSession, shown_answer
+from tot.solver import Solution
+from tot.tree.calls import calls_to_json
+from tot.tree.tree import ThoughtTree, link_to_json
+
+_ENDED = 20
+"""Ended searches that are kept at most."""
+_THOUGHTS = 20_000
+"""Thoughts of ended searches that are kept at most; the last search is always kept."""
+_PATCH = 500
+"""Nodes of a patch at most."""
+_LENGTH = 300
+"""Characters of a question or an answer in the list."""
+STOPPED = "stopped on the live page"
+
+
+class Revisions:
+    """Gives each change of a tree a number, without a record of the changes: a node has the number of its last one."""
+
+    def __init__(self, tree: ThoughtTree) -> None:
+        self._tree = tree
+        self._last = 0
+        self._nodes: dict[int, tuple[int, dict[str, Any]]] = {}
+        """Last change and fields by node, ordered by the last change."""
+        self._calls: dict[int, tuple[int, int]] = {}
+        """Last change and number of the calls about each node."""
+        self._links: tuple[int, list[tuple[int, int]]] = 0, []
+
+    def scan(self) -> None:
+        """Find the nodes that have changed. Another thread may change the tree meanwhile: the next scan finds that."""
+        for node in self._tree:
+            calls = len(self._tree.calls.get(node.id, ()))
+            called, fields = calls != self._calls.get(node.id, (0, 0))[1], node.__dict__
+            if called or fields != self._nodes.get(node.id, (0, None))[1]:
+                self._last += 1
+                self._nodes.pop(node.id, None)
+                self._nodes[node.id] = self._last, dict(fields)
+            if called:
+                self._calls[node.id] = self._last, calls
+        links = [(tail.id, head.id) for tail, head, _ in self._tree.links()]
+        if links != self._links[1]:
+            self._last += 1
+            self._links = self._last, links
+
+    def since(self, seen: int) -> tuple[int, dict[str, Any]] | None:
+        """Return the next revision after `seen` and its patch, a part of the saved tree; None if there is none.
+
+        A patch has a limited size. If its field `more` is true, another one follows at once.
+        """
+        seen = seen if 0 <= seen <= self._last else 0
+        if seen == self._last:
+            return None
+        changed = [*takewhile(lambda item: item[1][0] > seen, reversed(self._nodes.items()))][::-1]
+        more, ids = len(changed) > _PATCH, [i for i, _ in changed[:_PATCH]]
+        calls = {i: list(self._tree.calls[i]) for i in ids if self._calls.get(i, (0, 0))[0] > seen}
+        patch = {"more": more, "nodes": [self._tree[i].to_json() for i in ids], **calls_to_json(calls)}
+        if seen == 0:
+            patch["root"] = self._tree.state(self._tree.root).model_dump(mode="json")
+        if not more and self._links[0] > seen:
+            patch["links"] = [link_to_json(*link) for link in self._tree.links()]
+        return changed[_PATCH - 1][1][0] if more else self._last, patch
+
+
+class Run(Progress):
+    """A search that runs or has run. Pass `watch` to `asolve`."""
+
+    def __init__(self, name: str, question: str) -> None:
+        super().__init__()
+        self.id = secrets.token_hex(8)
+        self.revisions: Revisions | None = None
+        """The revisions of its tree; None before the search begins."""
+        self.solution: Solution | None = None
+        """Set this when the search has ended."""
+        self.ended: dict[str, Any] | None = None
+        """The result, as in a saved run; None while it runs."""
+        self._about = {"id": self.id, "name": name, "question": question[:_LENGTH], "state": "running"}
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def watch(self, session: SearchSession) -> None:
+        if self._loop is None:
+            self._loop, self.revisions = asyncio.get_running_loop(), Revisions(session.tree)
+        super().watch(session)
+
+    def stop(self) -> None:
+        """End the search with its best answer so far, from any thread."""
+        if (session := self.session) is not None and self._loop is not None:
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(session.stop, STOPPED)
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """The row of the list, which also is the status line of the search's page."""
+        if (session := self.session) is None:
+            return self._about
+        meter, (answer, note) = session.meter, self.leading or ("", "")
+        left = meter.seconds_left
+        counts = {"thoughts": len(session.tree) - 1, "tokens": meter.new_tokens, "seconds": int(meter.seconds)}
+        return {**self._about, **counts, "left": left and round(left), "answer": answer[:_LENGTH], "note": note}
+
+    def end(self, error: BaseException | None) -> None:
+        """Keep the tree and the result, and nothing else of the search."""
+        status, solution = self.status | {"left": None}, self.solution
+        if solution is not None:
+            answer = "" if solution.answer is None else shown_answer(solution.answer)[:_LENGTH]
+            sure = "" if solution.certainty is None else f"{solution.certainty:.0%} sure"
+            state, result = solution.stopped or "ended", solution.result()
+            status |= {"answer": answer, "note": solution.verdict if solution.solved else sure}
+        else:
+            failed = isinstance(error, Exception)
+            state, result = ("failed", {"error": str(error)}) if failed else ("cancelled", {"stopped": "cancelled"})
+        self._about, self.session, self.solution = status | {"state": state}, None, None
+        self.ended = result
+
+
+class Runs:
+    """The searches that run, and the last ones that have run, by id."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, Run] = {}
+
+    def __getitem__(self, run: str) -> Run:
+        """Return a search. Raises KeyError if it is not known any more."""
+        return self._runs[run]
+
+    @property
+    def statuses(self) -> list[dict[str, Any]]:
+        """The status of each search, the last one first."""
+        return [run.status for run in reversed(self._runs.copy().values())]
+
+    @contextmanager
+    def run(self, name: str, question: str) -> Iterator[Run]:
+        """Add a search, which ends with this context."""
+        run = Run(name, question)
+        self._runs[run.id] = run
+        error: BaseException | None = None
+        try:
+            yield run
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            run.end(error)
+            self._forget()
+
+    def _forget(self) -> None:
+        """Remove the first ended searches beyond the limits."""
+        thoughts = 0
+        for number, run in enumerate([run for run in reversed(self._runs.values()) if run.ended is not None]):
+            thoughts += run.status.get("thoughts", 0)
+            if number >= _ENDED or (number and thoughts > _THOUGHTS):
+                del self._runs[run.id]
