@@ -44,9 +44,40 @@ class Spell(Task):
         return state.thoughts[-1].text if state.thoughts else None
 
 
+class Staggered(Spell):
+    """Each act takes longer than the one before; with a negative `delay`, it takes shorter."""
+
+    delay: ClassVar = 20
+
+    async def act(self, state: State, thought: Thought) -> Observation:
+        iterations = 200 + self.delay * len(self.acted)
+        observed = await super().act(state, thought)
+        for _ in range(iterations):
+            await asyncio.sleep(0)
+        return observed
+
+
 @pytest.fixture(autouse=True)
 def _acted() -> None:
     Spell.acted.clear()
+
+
+@pytest.fixture
+def scripted(scripted: type[Any]) -> type[Any]:
+    """The scripted decoder; requests with other seeds for a prompt continue the list of its replies."""
+
+    class InTurn(scripted):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self.seeds: dict[str, list[int]] = {}
+
+        def _reply(self, request: Any, sample: int) -> Any:
+            seeds = self.seeds.setdefault(request.prompt[-1].content, [])
+            if request.sampling.seed not in seeds:
+                seeds.append(request.sampling.seed)
+            return super()._reply(request, seeds.index(request.sampling.seed) + sample)
+
+    return InTurn
 
 
 def texts(tree: ThoughtTree) -> list[tuple[str, str | None]]:
@@ -187,13 +218,14 @@ def test_a_terminal_prints_observations_after_their_thoughts(scripted: Any) -> N
 # -- resuming -----------------------------------------------------------------------------------------------------
 
 
-def test_a_resumed_run_acts_on_no_thought_twice(scripted: Any, tmp_path: Path) -> None:
-    replies = {"try q": ["cow", "cat", "dot"], "mend dot, 1 wrong": ["dig", "dug", "dg"]}
-    search = Refine(thoughts=3)
+@pytest.mark.parametrize("task", [Spell, Staggered])
+def test_a_resumed_run_acts_on_no_thought_twice(task: type[Task], scripted: Any, tmp_path: Path) -> None:
+    replies = {"try q": ["cow", "cat", "cat", "dot"], "mend dot, 1 wrong": ["dig", "dug", "dug", "dg"]}
+    search, decoder = Refine(thoughts=4), scripted(replies)
 
     def run(trace: Checkpoint) -> Any:
         try:
-            return solve(Spell, "q", decoder=scripted(replies), search=search, evaluator="heuristic", checkpoint=trace)
+            return solve(task, "q", decoder=decoder, search=search, evaluator="heuristic", checkpoint=trace)
         finally:
             trace.close()
 
@@ -235,8 +267,10 @@ def test_refine_samples_drafts_and_then_repairs_the_best(scripted: Any) -> None:
     requests = [
         (request.prompt[-1].content, request.sampling.n, request.sampling.temperature) for request in decoder.requests
     ]
-    assert requests == [("try q", 1, 0.0), ("try q", 3, 0.9), ("mend dot, 1 wrong", 3, 0.9)]
-    assert (solution.answer, solution.solved) == ("dog", True)
+    assert requests == [("try q", 1, 0.0), *[("try q", 1, 0.9)] * 3, *[("mend dot, 1 wrong", 1, 0.9)] * 3]
+    assert len({request.sampling.seed for request in decoder.requests[1:]}) == 6
+    assert (solution.answer, solution.solved, solution.calls) == ("dog", True, 7)
+    assert [node.prior for node in solution.tree][2:] == pytest.approx([1 / 3] * 6)
     assert [node.thought.text for node in solution.tree if node.chosen and node.thought] == ["dot", "dog"]
 
 
@@ -244,15 +278,15 @@ def test_refine_ends_at_full_depth_with_the_best_draft(scripted: Any) -> None:
     replies = {"try q": ["xxx"] * 2, "mend xxx, 3 wrong": ["dxx", "yyy"], "mend dxx, 2 wrong": ["dox", "dxx"]}
     shallow, deep = scripted(replies), scripted(replies)
     assert refined(shallow, thoughts=2).answer == "dxx"
-    assert len(shallow.requests) == 3
+    assert len(shallow.requests) == 1 + 2 + 2
     assert refined(deep, thoughts=2, depth=4).answer == "dox"
-    assert len(deep.requests) == 4
+    assert len(deep.requests) == 1 + 2 + 2 + 2
 
 
 def test_refine_ends_if_no_repair_is_better(scripted: Any) -> None:
     decoder = scripted({"try q": ["dot"] * 2, "mend dot, 1 wrong": ["dxx", "dot"]})
     solution = refined(decoder, thoughts=2, depth=9)
-    assert (solution.answer, solution.solved, len(decoder.requests)) == ("dot", False, 3)
+    assert (solution.answer, solution.solved, len(decoder.requests)) == ("dot", False, 1 + 2 + 2)
 
 
 def test_a_budget_ends_refine_with_the_best_draft(scripted: Any) -> None:
@@ -263,16 +297,91 @@ def test_a_budget_ends_refine_with_the_best_draft(scripted: Any) -> None:
     assert (solution.stopped or "").startswith("budget")
 
 
-def test_a_solution_beyond_the_budget_is_still_the_answer(scripted: Any) -> None:
+@pytest.mark.parametrize("task", [Spell, Staggered])
+def test_a_solution_beyond_the_budget_is_still_the_answer(task: type[Task], scripted: Any) -> None:
     decoder = scripted({"try q": ["cat", "dog", "cow"]}, tokens=10)
     search = Refine(thoughts=3)
-    solution = solve(Spell, "q", decoder=decoder, search=search, evaluator="heuristic", budget=Budget(tokens=35))
+    solution = solve(task, "q", decoder=decoder, search=search, evaluator="heuristic", budget=Budget(tokens=35))
     assert (solution.answer, solution.solved) == ("dog", True)
 
 
 def test_unparsed_drafts_leave_no_answer(scripted: Any) -> None:
     solution = refined(scripted({"try q": ""}), thoughts=2)
     assert (solution.answer, solution.solved) == (None, False)
+
+
+def test_the_first_draft_that_passes_cancels_the_acts_of_the_others(scripted: Any) -> None:
+    cancelled = []
+
+    class Endless(Spell):
+        async def act(self, state: State, thought: Thought) -> Observation:
+            observed = await super().act(state, thought)
+            if thought.text == "cat":
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    cancelled.append(thought.text)
+                    raise
+            return observed
+
+    decoder = scripted({"try q": ["cow", "cat", "cot", "dog"]})
+    solution = solve(Endless, "q", decoder=decoder, search=Refine(thoughts=4), evaluator="heuristic")
+    assert (solution.answer, solution.solved, cancelled) == ("dog", True, ["cat"])
+
+
+@pytest.mark.parametrize(
+    ("reproducible", "order", "steps"),
+    [(False, ["cow", "dot", "cat", "cow"], 1 + 3), (True, ["cow", "cow", "cat", "dot"], 1 + 1)],
+)
+def test_reproducible_drafts_keep_their_order(scripted: Any, reproducible: bool, order: list[str], steps: int) -> None:
+    class Reversed(Staggered):
+        depth = 2
+        delay = -20
+
+    selected: list[list[Any]] = []
+    hooks = {"on_select": lambda search, nodes: selected.append(nodes) or nodes}
+    decoder = scripted({"try q": ["cow", "cat", "dot"]})
+    options = {"search": Refine(thoughts=3), "evaluator": "heuristic", "reproducible": reproducible}
+    tree = solve(Reversed, "q", decoder=decoder, hooks=hooks, **options).tree
+    assert [text for text, _ in texts(tree)] == order
+    assert len(selected) == steps
+
+
+def test_a_hook_that_rejects_the_drafts_leaves_the_first_one(scripted: Any) -> None:
+    decoder = scripted({"try q": ["cow", "cat", "dot"]})
+    hooks = {"on_select": lambda search, nodes: [] if len(search.tree) > 1 else nodes}
+    solution = solve(Spell, "q", decoder=decoder, search=Refine(thoughts=3), evaluator="heuristic", hooks=hooks)
+    assert (solution.answer, len(decoder.requests)) == ("cow", 1)
+
+
+def test_equal_drafts_that_arrive_one_by_one_are_acted_on_once(scripted: Any) -> None:
+    decoder = scripted({"try q": ["cow", "cat", "cat", "dot", "cat"], "mend dot, 1 wrong": ["cat"] * 5})
+    solution = solve(Staggered, "q", decoder=decoder, search=Refine(thoughts=5), evaluator="heuristic")
+    assert Spell.acted == [("", "cow"), ("", "cow"), ("", "cat"), ("", "dot"), ("dot", "cat")]
+    assert sorted(node.merged for node in solution.tree) == [0, 0, 0, 0, 2, 4]
+
+
+class Compares:
+    compares = True
+
+    def key(self, ctx: Any, node: Any) -> None:
+        return None
+
+    async def evaluate(self, ctx: Any, nodes: Any) -> list[float]:
+        return [ctx.heuristic(node) for node in nodes]
+
+
+class Capitals(Sample):
+    async def propose(self, ctx: Any, nodes: Any, count: int | None) -> Any:
+        return await super().propose(ctx, nodes, count)
+
+
+@pytest.mark.parametrize(("generator", "evaluator"), [(Capitals(), "heuristic"), (Sample(), Compares())])
+def test_own_generators_and_comparisons_get_all_drafts_at_once(scripted: Any, generator: Any, evaluator: Any) -> None:
+    decoder = scripted({"try q": ["cow", "cat", "dog"]})
+    options = {"search": Refine(thoughts=3), "generator": generator, "evaluator": evaluator}
+    assert solve(Spell, "q", decoder=decoder, **options).answer == "dog"
+    assert [request.sampling.n for request in decoder.requests] == [1, 3]
 
 
 # -- the act search -------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import random
 from collections.abc import Sequence
 from fractions import Fraction
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tot import BFS, MCTS, SelfConsistency, Task, solve
+from tot import BFS, MCTS, Refine, SelfConsistency, Task, solve
 from tot.decoders import Completion, Meter, OptionError, Request, Usage
 from tot.llm.replies import Proposal
 from tot.search.checkpoint import Checkpoint
@@ -43,7 +44,7 @@ class Streamed:
         self._waiting += zip(futures, self._replies, strict=False)
         self.batches.append(len(futures))
         self.started += len(futures)
-        if not self.ended:
+        if not self.ended or len(futures) > 1:
             loop.call_soon(self.release)
         for _ in futures if self._at_once else ():
             loop.call_soon(self.release)
@@ -254,6 +255,57 @@ def test_a_monte_carlo_search_stops_when_the_vote_of_its_leaves_is_sure(letters:
         return solve(task, "q", decoder=scripted(replies), search=search, evaluator="random").tree.root.visits
 
     assert visits(0.9) < visits(None) == 12
+
+
+@pytest.fixture
+def drafted(letters: Any) -> type[Task]:
+    """A task whose thoughts are answers, and are executed."""
+
+    async def act(self: Task, state: State, thought: Thought) -> Observation:
+        type(self).acted.append(thought.text)  # type: ignore[attr-defined]
+        return Observation(text=f"ran {thought.text}", verified=thought.text == type(self).passes)  # type: ignore[attr-defined]
+
+    fields = {
+        "thought": ("chain",),
+        "templates": letters.templates | {"chain": "chain"},
+        "answer_at": lambda self, state: state.thoughts[-1].text if state.thoughts else None,
+        "is_terminal": lambda self, state: bool(state.thoughts),
+        "act": act,
+        "acted": [],
+        "passes": None,
+    }
+    return type("Drafts", (letters,), fields)
+
+
+@pytest.mark.parametrize(("passes", "started"), [("c", [1, 5]), ("h", [1, 5, 5]), (None, [1, 5, 5])])
+def test_the_first_draft_or_revision_that_passes_cancels_the_others(
+    drafted: Any, passes: str | None, started: list[int]
+) -> None:
+    drafted.passes, everything = passes, "abcdefghijk"
+    solution, decoder = vote(drafted, *everything, search=Refine(thoughts=5), evaluator="random")
+    reached = everything[: everything.index(passes) + 1] if passes else everything
+    assert (solution.solved, decoder.batches) == (passes is not None, started)
+    assert [node.thought.text for node in solution.tree if node.thought] == list(reached)
+    assert all(future.cancelled() for future, _ in decoder._waiting)
+
+
+def test_killed_drafts_resume_with_the_same_samples_and_acts(drafted: Any, tmp_path: Path) -> None:
+    texts, options = "abcbdb", {"search": Refine(thoughts=5, depth=2), "evaluator": "random"}
+    whole, _ = vote(drafted, *texts, checkpoint=Checkpoint.create(tmp_path / "whole.jsonl"), **options)
+    assert drafted.acted == ["a", "b", "c", "d"]
+    lines = (tmp_path / "whole.jsonl").read_text().splitlines()
+    expansions = [i for i, line in enumerate(lines) if '"step": "expand"' in line]
+    assert len(expansions) >= 4
+    for end in expansions:
+        received = sum(len(json.loads(lines[i])["results"][0]) for i in expansions if i <= end)
+        drafted.acted.clear()
+        (tmp_path / "killed.jsonl").write_text("\n".join(lines[: end + 1]) + "\n")
+        trace = Checkpoint.resume(tmp_path / "killed.jsonl")
+        resumed, decoder = vote(drafted, *texts[received:], checkpoint=trace, **options)
+        trace.close()
+        assert decoder.batches == [6 - received] * (received < 6)
+        assert drafted.acted == [text for text in "bcd" if text not in texts[1:received]]
+        assert [node.thought for node in resumed.tree] == [node.thought for node in whole.tree]
 
 
 # -- two models ---------------------------------------------------------------------------------------------------

@@ -32,6 +32,13 @@ class Sample(Generator):
             nodes, lambda node: write(ctx, node, blank(count), templates, self.temperature, self.samples)
         )
 
+    async def sample(self, ctx: Context, node: Node, number: int, count: int) -> Proposal:
+        """Sample thought `number` after a node, one of `count` thoughts, in a request of its own."""
+        proposals = blank(count)[:1]
+        proposals[0].sample = number
+        await write(ctx, node, proposals, ctx.task.thought, self.temperature, self.samples, number)
+        return proposals[0]
+
 
 def blank(count: int) -> list[Proposal]:
     """Return `count` empty thoughts, to be written."""

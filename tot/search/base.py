@@ -144,6 +144,8 @@ class SearchState:
         """Whether a larger model can be asked (purpose "escalate"). Set by the session."""
         self.cheap_samples = 8
         """Number of samples that take little more time together than one. Set by the session."""
+        self.one_by_one = False
+        """Whether single thoughts can arrive one by one (`Expand.partial`). Set by the session."""
         depth = options.depth_for(task)
         self.levels = math.inf if depth is None else depth - 1
         """T - 1: the maximum number of levels of thoughts."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,26 +11,41 @@ from tot.decoders.errors import TaskError
 from tot.llm.replies import Proposal
 from tot.task.checked import CheckedTask
 from tot.task.world import HasAct
-from tot.tree.thought import State, Thought
+from tot.tree.thought import Observation, State, Thought
+
+
+class Execution:
+    """Executes thoughts and adds their observations. Equal thoughts after a node are executed once."""
+
+    def __init__(self, task: CheckedTask) -> None:
+        self._task = task
+        self._observations: dict[tuple[int, str], Observation | None] = {}
+        self._locks: defaultdict[tuple[int, str], asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def execute(self, node: int, state: State, proposal: Proposal) -> Proposal:
+        """Execute a thought after a node, whose state is given."""
+        thought = proposal.thought
+        if thought is None or thought.observation is not None or not isinstance(self._task.task, HasAct):
+            return proposal
+        key = node, thought.text
+        async with self._locks[key]:
+            if key not in self._observations:
+                self._observations[key] = await self._task.act(state, thought)
+        if (observation := self._observations[key]) is not None:
+            proposal.thought = thought.model_copy(update={"observation": observation})
+        return proposal
+
+    def replay(self, node: int, proposals: Sequence[Proposal]) -> None:
+        """Use the observations of an earlier run."""
+        thoughts = [proposal.thought for proposal in proposals if proposal.thought is not None]
+        self._observations |= {(node, thought.text): thought.observation for thought in thoughts}
 
 
 async def execute(task: CheckedTask, states: Sequence[State], found: list[list[Proposal]]) -> list[list[Proposal]]:
     """Execute each state's proposed thoughts and add their observations. Equal thoughts are executed once."""
-    if not isinstance(task.task, HasAct):
-        return found
-    thoughts = {
-        (i, one.thought.text): (state, one.thought)
-        for i, (state, proposals) in enumerate(zip(states, found, strict=True))
-        for one in proposals
-        if one.thought is not None and one.thought.observation is None
-    }
-    results = await asyncio.gather(*(task.act(*pair) for pair in thoughts.values()))
-    observations = dict(zip(thoughts, results, strict=True))
-    for i, proposals in enumerate(found):
-        for one in proposals:
-            observation = None if one.thought is None else observations.get((i, one.thought.text))
-            if one.thought is not None and observation is not None:
-                one.thought = one.thought.model_copy(update={"observation": observation})
+    execute_one = Execution(task).execute
+    proposed = enumerate(zip(states, found, strict=True))
+    await asyncio.gather(*(execute_one(i, state, one) for i, (state, some) in proposed for one in some))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Whole solutions in progress: start some, return them as they end, and cancel the unfinished ones."""
+"""Solutions or thoughts in progress: start some, return them as they end, and cancel the unfinished ones."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tot.decoders.request import Purpose
 from tot.llm.replies import Proposal
 
 Sampling = Callable[[int], Coroutine[Any, Any, Proposal]]
-"""Samples the solution of a number."""
+"""Samples the solution or thought of a number."""
 
 
 class InProgress:
-    """The solutions that a search has requested and not yet received.
+    """The solutions or thoughts that a search has requested and not yet received.
 
     With `ordered`, a call waits for all of them, so that the results do not depend on timing.
     """

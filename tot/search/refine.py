@@ -15,6 +15,9 @@ class Refine(Search):
     """Sample one greedy solution, then `thoughts` solutions, then `thoughts` revisions of the most valuable one.
 
     Repeat the revisions as long as they improve the best solution, at most T - 2 times. Stop at the first goal.
+
+    With the generator `Sample`, solutions and revisions are executed and evaluated when they end, and the first goal
+    cancels the unfinished ones. An evaluator that compares, such as `Vote`, gets all of them together.
     """
 
     whole = True
@@ -33,8 +36,15 @@ class Refine(Search):
 
     @staticmethod
     def _attempt(search: SearchState, node: Node, count: int, whole: bool = False) -> Steps:
-        new = yield search.expand([node], count, whole)
-        search.best = next(iter(search.goals), search.best)  # the budget may end the search here
-        yield search.evaluate(new)
-        attempts = by_value([one for one in search.tree if one.parent is not None and not one.pruned])
-        search.best = next(iter([*search.goals, *attempts]), search.best)
+        """Sample solutions or revisions. If they arrive one by one, the first goal ends the search."""
+        # If a hook has dropped a step, its unfinished solutions must not arrive as revisions.
+        partial = search.one_by_one and not whole and not search.requested.unfinished
+        waits = True
+        while waits and not search.goals:
+            received = search.requested.received
+            new = yield search.expand([node], count, whole, partial=partial)
+            search.best = next(iter(search.goals), search.best)  # the budget may end the search here
+            yield search.evaluate(new)
+            attempts = by_value([one for one in search.tree if one.parent is not None and not one.pruned])
+            search.best = next(iter([*search.goals, *attempts]), search.best)
+            count, waits = 0, search.requested.received > received and search.requested.unfinished > 0

@@ -17,7 +17,7 @@ from tot.decoders.errors import TaskError
 from tot.decoders.request import Message, Usage
 from tot.evaluators.base import Evaluator, judge, remember
 from tot.generators.base import Generator
-from tot.generators.sample import whole_solution, whole_solutions
+from tot.generators.sample import Sample, whole_solution, whole_solutions
 from tot.llm.backend import Backend
 from tot.llm.context import Context
 from tot.llm.replies import Evaluation, Proposal, Reply, as_proposal
@@ -25,7 +25,7 @@ from tot.sandbox import can_confine
 from tot.search.base import Search, by_value
 from tot.search.certainty import Curve
 from tot.search.checkpoint import Checkpoint, Recorded
-from tot.search.execution import each_of, execute
+from tot.search.execution import Execution, each_of, execute
 from tot.search.in_progress import InProgress
 from tot.search.steps import Evaluate, Expand, Step
 from tot.search.votes import Ballot, cast
@@ -82,6 +82,7 @@ class SearchSession:
         self._evaluator = evaluator
         self._max_tokens = max_tokens
         self._in_progress = InProgress(ordered=reproducible)
+        self._execution = Execution(self.search.checked)
         self._changed = watch or (lambda session: None)
         self._checkpoint = checkpoint
         self._counted = 0, self.meter.total
@@ -91,6 +92,8 @@ class SearchSession:
         ordered = search.merges(self.tree.state(self.tree.root)) or getattr(evaluator, "compares", False)
         self._by_level = reproducible or ordered
         """Whether branches wait for each other: merging and comparing states depends on the order of results."""
+        # A subclass may override `propose`, and evaluators that compare need all thoughts.
+        self.search.one_by_one = type(generator) is Sample and not ordered
         about: dict[str, Any] = {"seed": seed, "max_tokens": max_tokens}
         judges = filter(None, (evaluator, getattr(search, "fast_evaluator", None)))
         layers = sorted({layer for judge in judges for layer in getattr(judge, "layers", ())})
@@ -163,6 +166,7 @@ class SearchSession:
             results = self._replay(recorded)
             if isinstance(step, Expand) and step.partial:
                 self._in_progress.replay(step.count or 0, step.purpose, results[0])
+                self._execution.replay(step.nodes[0].id, results[0])
             if isinstance(step, Evaluate):
                 remember(self._evaluating, self._evaluator_of(step), step.nodes, results)
             self._tell(step, results, recorded=True)
@@ -197,8 +201,13 @@ class SearchSession:
         if isinstance(step, Evaluate):
             return await judge(self._evaluating, self._evaluator_of(step), step.nodes)
         if step.partial:
-            sampling = partial(self._whole_solution, self.context.to(step.purpose))
-            return [await self._in_progress.advance(step.count or 0, step.purpose, sampling)]
+            sampling = partial(self._sample, step)
+            ended = more = await self._in_progress.advance(step.count or 0, step.purpose, sampling)
+            # A spent budget allows no further step, but a thought that is being executed may be the answer.
+            while more and self.meter.overspent() and not step.whole:
+                more = await self._in_progress.advance(0, step.purpose, sampling)
+                ended = [*ended, *more]
+            return [ended]
         if step.whole:
             about = step.count or 1, self._generator, self._templates, self.search.options.greedy_draft
             solutions = await self.context.each(step.nodes, lambda node: whole_solutions(self.context, node, *about))
@@ -213,12 +222,14 @@ class SearchSession:
         proposals = [[as_proposal(one, self.context.task) for one in each_of(siblings)] for siblings in thoughts]
         return await execute(self.search.checked, step.states, proposals)
 
-    async def _whole_solution(self, context: Context, number: int) -> Proposal:
-        """Sample a whole solution of the question, and execute it."""
-        root = self.tree.root
-        proposal = await whole_solution(context, root, number, self._generator, self._templates)
-        ((acted,),) = await execute(self.search.checked, [self.tree.state(root)], [[proposal]])
-        return acted
+    async def _sample(self, step: Expand, number: int) -> Proposal:
+        """Sample one whole solution or thought after the node of a step, and execute it."""
+        context, node = self.context.to(step.purpose), step.nodes[0]
+        if isinstance(self._generator, Sample) and not step.whole:
+            proposal = await self._generator.sample(context, node, number, self.search.requested.together)
+        else:
+            proposal = await whole_solution(context, node, number, self._generator, self._templates)
+        return await self._execution.execute(node.id, step.states[0], proposal)
 
     @property
     def _templates(self) -> tuple[str, ...]:

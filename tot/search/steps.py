@@ -24,26 +24,29 @@ class Expand:
     whole: bool = False
     """Request whole solutions instead of single thoughts, as the baselines do."""
     partial: bool = False
-    """Return when at least one of the requested solutions has ended. The others continue, and later steps with
-    `partial` return them. When the search ends, the unfinished ones are cancelled."""
+    """Return when at least one of the requested solutions or thoughts has ended. The others continue, and later steps
+    with `partial` return them. When the search ends, the unfinished ones are cancelled."""
     purpose: Purpose = "generate"
     """Whose decoder writes the thoughts. With another purpose than before, unfinished solutions are cancelled."""
 
 
 @dataclass
 class Requested:
-    """The number of whole solutions that `partial` steps have requested."""
+    """The number of solutions or thoughts that `partial` steps have requested."""
 
     unfinished: int = 0
     """Solutions whose results have not arrived."""
     received: int = 0
     """Solutions whose results have arrived."""
+    together: int = 1
+    """Solutions that the last step with new ones requested."""
     purpose: Purpose = "generate"
 
     def add(self, step: Expand) -> None:
         """Count the solutions of a step. Unfinished ones of another purpose are cancelled."""
         kept = self.unfinished if step.purpose == self.purpose else 0
         self.unfinished, self.purpose = kept + (step.count or 0), step.purpose
+        self.together = step.count or self.together
 
     def receive(self, number: int) -> None:
         """Count results."""
