@@ -110,14 +110,18 @@ def serve_command(given: dict[str, Any]) -> None:
         machine = None
         if isinstance(loaded, LocalDecoder):
             machine = describe(loaded.engine.loaded.device, loaded.engine.loaded.dtype)
-        pages = None if runs is None else Pages(runs, f"Searches of {name}", lambda: searches.gate.closed and not searches.gate.running)
+        pages = (
+            None
+            if runs is None
+            else Pages(runs, f"Searches of {name}", lambda: searches.gate.closed and not searches.gate.running)
+        )
         app = make_app(service, key, hosts, machine, pages and pages.router)
         address = address_of(socket)
 
         def ready() -> None:
-            _log(f"{name} ({settings.decoder}) is served at {address}/v1")
             if pages is not None:
                 _log(f"searches are shown at {address}{pages.path}")
+            _log(f"{name} ({settings.decoder}) is served at {address}/v1")
 
         try:
             serve(app, service, socket, ready)

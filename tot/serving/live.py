@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from copy import copy
 from itertools import takewhile
 from typing import Any
 
@@ -20,57 +21,53 @@ _ENDED = 20
 _THOUGHTS = 20_000
 """Thoughts of ended searches that are kept at most; the last search is always kept."""
 _PATCH = 500
-"""Nodes of a patch at most."""
+"""Changed parts of a tree in a patch at most."""
 _LENGTH = 300
 """Characters of a question or an answer in the list."""
 STOPPED = "stopped on the live page"
 
 
 class Revisions:
-    """Gives each change of a tree a number, without a record of the changes: a node has the number of its last one."""
+    """Numbers the changes of a tree, without a record of them: each part of the tree has the number of its last change."""
 
     def __init__(self, tree: ThoughtTree) -> None:
         self._tree = tree
         self._last = 0
-        self._nodes: dict[int, tuple[int, dict[str, Any]]] = {}
-        """Last change and fields by node, ordered by the last change."""
-        self._calls: dict[int, tuple[int, int]] = {}
-        """Last change and number of the calls about each node."""
-        self._links: tuple[int, list[tuple[int, int]]] = 0, []
+        self._parts: dict[tuple[str, int], tuple[int, Any]] = {}
+        """By part (a node, the calls about a node, the links): its last change and its state, ordered by the change."""
 
     def scan(self) -> None:
-        """Find the nodes that have changed. Another thread may change the tree meanwhile: the next scan finds that."""
+        """Find the changes. Another thread may change the tree meanwhile: the next scan finds that."""
         for node in self._tree:
-            calls = len(self._tree.calls.get(node.id, ()))
-            called, fields = calls != self._calls.get(node.id, (0, 0))[1], node.__dict__
-            if called or fields != self._nodes.get(node.id, (0, None))[1]:
-                self._last += 1
-                self._nodes.pop(node.id, None)
-                self._nodes[node.id] = self._last, dict(fields)
-            if called:
-                self._calls[node.id] = self._last, calls
-        links = [(tail.id, head.id) for tail, head, _ in self._tree.links()]
-        if links != self._links[1]:
+            self._update("node", node.id, node.__dict__)
+            if node.id in self._tree.calls:
+                self._update("calls", node.id, len(self._tree.calls[node.id]))
+        self._update("links", 0, [(tail.id, head.id) for tail, head, _ in self._tree.links()])
+
+    def _update(self, kind: str, node: int, state: Any) -> None:
+        if state != self._parts.get((kind, node), (0, None))[1]:
             self._last += 1
-            self._links = self._last, links
+            self._parts.pop((kind, node), None)
+            self._parts[kind, node] = self._last, copy(state)
 
     def since(self, seen: int) -> tuple[int, dict[str, Any]] | None:
-        """Return the next revision after `seen` and its patch, a part of the saved tree; None if there is none.
+        """Return a revision after `seen` and its patch, a part of the saved tree; None if there is none.
 
         A patch has a limited size. If its field `more` is true, another one follows at once.
         """
         seen = seen if 0 <= seen <= self._last else 0
         if seen == self._last:
             return None
-        changed = [*takewhile(lambda item: item[1][0] > seen, reversed(self._nodes.items()))][::-1]
-        more, ids = len(changed) > _PATCH, [i for i, _ in changed[:_PATCH]]
-        calls = {i: list(self._tree.calls[i]) for i in ids if self._calls.get(i, (0, 0))[0] > seen}
-        patch = {"more": more, "nodes": [self._tree[i].to_json() for i in ids], **calls_to_json(calls)}
+        changed = [*takewhile(lambda part: part[1][0] > seen, reversed(self._parts.items()))][::-1]
+        parts = [part for part, _ in changed[:_PATCH]]
+        calls = {node: list(self._tree.calls[node]) for kind, node in parts if kind == "calls"}
+        patch = {"more": len(changed) > _PATCH, **calls_to_json(calls)}
+        patch["nodes"] = [self._tree[node].to_json() for kind, node in parts if kind == "node"]
         if seen == 0:
             patch["root"] = self._tree.state(self._tree.root).model_dump(mode="json")
-        if not more and self._links[0] > seen:
+        if ("links", 0) in parts:
             patch["links"] = [link_to_json(*link) for link in self._tree.links()]
-        return changed[_PATCH - 1][1][0] if more else self._last, patch
+        return changed[:_PATCH][-1][1][0], patch
 
 
 class Run(Progress):

@@ -109,7 +109,7 @@ class Live {
     }
     const tree = new Tree(this.saved, view.tree);
     view.update(tree, this.coloured ? view.scale.field : tree.measures()[0]?.[1] ?? "value");
-    if (this.follows) view.fit();
+    if (this.follows) this.follow(tree);
     showMeasures();
     if (search.query) {
       search.find();
@@ -123,6 +123,16 @@ class Live {
     panel.element.scrollTop = scrollTop;
   }
 
+  /** Show the newest thought, or the end of the chosen path. Moves at most every two seconds. */
+  follow(tree) {
+    if (!(performance.now() - this.moved < 2000) || this.saved.run) {
+      this.moved = performance.now();
+      this.newest = this.saved.run ? tree.end.id : Math.max(...view.layout.cards.map(({ id }) => id));
+    }
+    view.fit();
+    view.seek(tree.nodes[this.newest]);
+  }
+
   list(runs) {
     const focused = document.activeElement.getAttribute("href");
     const heads = ["", "question", "answer", "search", "progress"].map((head) => make("th", { scope: "col" }, head));
@@ -133,7 +143,7 @@ class Live {
         make("td", {}, make("span", { class: `flag ${run.state === "running" ? "chosen" : ""}` }, brief(run.state, 60))),
         make("td", { dir: "auto" }, make("a", { href: `#run-${run.id}` }, brief(run.question, 110) || "–")),
         make("td", { dir: "auto" }, brief(run.answer ?? "", 60), run.note ? make("span", { class: "quiet" }, ` (${brief(run.note, 40)})`) : null),
-        make("td", {}, brief(run.name, 60)),
+        make("td", { class: "nowrap" }, brief(run.name, 60)),
         make("td", {}, said({ ...run, answer: "" }).join(" · ")),
       ),
     );
