@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 from rich.text import Text
 
-from tot.report.terminal import brief, console, plain, print_tree
-from tot.search.progress import Progress
+from tot.report.terminal import console, plain, print_tree
 from tot.search.session import shown_answer
 from tot.solver import Solution
 
@@ -83,20 +81,3 @@ def answer_line(solution: Solution) -> str:
     if answer is not None and not solution.solved:
         notes.append("certainty not known" if solution.certainty is None else f"{solution.certainty:.0%} sure")
     return plain(f"Answer ({', '.join(notes)}): {shown}" if notes else f"Answer: {shown}")
-
-
-def search_line(progress: Progress, started: float) -> str:
-    """Leading answer, level, thoughts, tokens/s, seconds, and seconds left of a search, or that the model loads."""
-    elapsed = time.monotonic() - started
-    if progress.session is None:
-        return f"loading the model … {elapsed:.0f} s"
-    tree, meter = progress.session.tree, progress.session.meter
-    rate = meter.new_tokens / max(meter.seconds, 1e-9)
-    level = max(node.depth for node in tree)
-    line = f"level {level}, {len(tree) - 1} thoughts, {meter.new_tokens} tokens, {rate:.0f} tokens/s, {elapsed:.0f} s"
-    if (left := meter.seconds_left) is not None:
-        line += f", {left:.0f} s left"
-    if progress.leading is None:
-        return line
-    answer, note = progress.leading
-    return f"{brief(answer, 40)}{f' ({note})' * bool(note)} · {line}"

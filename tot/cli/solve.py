@@ -20,7 +20,7 @@ from tot.decoders.errors import OptionError, TaskError
 if TYPE_CHECKING:
     from tot.report.profile import Profile
     from tot.search.checkpoint import Checkpoint
-    from tot.serving.live import Run
+    from tot.serving.live import Runs
     from tot.task.task import Task
 
 _WITH_RESUME = ("resume", "as_json", "live", "profile", "profile_out")
@@ -151,11 +151,11 @@ def _run(
     profile: Profile | None,
 ) -> bool:
     """Solve, save and print. Returns whether Ctrl-C ended the search."""
-    from tot.cli.output import search_line, show
+    from tot.cli.output import show
     from tot.decoders.files import write_json
-    from tot.report.terminal import progress as progress_line
+    from tot.report.terminal import complain, progress
     from tot.search.checkpoint import Checkpoint
-    from tot.search.progress import Progress
+    from tot.serving.live import Runs
     from tot.solver import conclude, solve
 
     about: dict[str, Any] = {name: settings.get(name) for name in ("task", "question", "reference", "out")}
@@ -164,8 +164,8 @@ def _run(
     config.parts(task)  # refuse parts that do not fit before a file is written
     task.start(about["question"])
     config = config.model_copy(update={"prompts": task.prompts})
-    stack = ExitStack()
-    run = _shown(stack, about["question"]) if live else None
+    stack, runs = ExitStack(), Runs()
+    address = _serve(stack, runs) if live else ""  # refuse missing libraries before a file is written
     out = None if about["out"] is None else Path(about["out"])
     if out is not None and checkpoint is None:
         steps = out if out.suffix == ".jsonl" else out.with_name(out.name.removesuffix(".json") + ".jsonl")
@@ -173,29 +173,30 @@ def _run(
     if out is not None and out.suffix == ".jsonl":
         out = None  # the checkpoint ends in the run
 
-    bars = progress_line(lambda: search_line(progress, started), quiet=as_json)
-    progress = run or Progress(votes=not bars.disable)
+    run = stack.enter_context(runs.run("tot solve", about["question"]))
+    if live:
+        complain(f"tot solve: the tree is shown at {address}#run-{run.id}")
+    bars = progress(lambda: run.line or f"loading the model … {time.monotonic() - started:.0f} s", quiet=as_json)
+    run.votes = live or not bars.disable
     with stack:
         try:
             with bars:
-                solution = solve(
+                solution = run.solution = solve(
                     task,
                     about["question"],
                     config,
                     checkpoint=checkpoint,
-                    watch=progress.watch,
+                    watch=run.watch,
                     profile=profile,
                 )
         except BaseException:
-            if out is not None and progress.session is not None:  # keep the unfinished tree
-                write_json(out, conclude(progress.session).to_json())
+            if out is not None and run.session is not None:  # keep the unfinished tree
+                write_json(out, conclude(run.session).to_json())
             if checkpoint is not None:
                 checkpoint.close()
                 if checkpoint.empty:
                     checkpoint.path.unlink(missing_ok=True)
             raise
-        if run is not None:
-            run.solution = solution
     interrupted = solution.stopped == "interrupted"
     saved = solution.to_json() | {"task": about["task"], "model": config.to_json()["model"]}
     if out is not None:
@@ -218,20 +219,13 @@ def _run(
     return interrupted
 
 
-def _shown(stack: ExitStack, question: str) -> Run:
-    """Serve the page of a search, which ends with the stack."""
-    from tot.report.terminal import complain
-
+def _serve(stack: ExitStack, runs: Runs) -> str:
+    """Serve the page of a search until the stack ends, and return its address."""
     try:
-        from tot.serving.live import Runs
         from tot.serving.pages import served
     except ModuleNotFoundError as error:
         raise OptionError(f"tot solve --live needs {error.name}: pip install fastapi uvicorn") from None
-    runs = Runs()
-    address = stack.enter_context(served(runs, "Searches"))
-    run = stack.enter_context(runs.run("tot solve", question))
-    complain(f"tot solve: the tree is shown at {address}#run-{run.id}")
-    return run
+    return stack.enter_context(served(runs, "Searches"))
 
 
 def _scored(task: Task, answer: Any, reference: Any) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from copy import copy
 from itertools import takewhile
 from typing import Any
 
-from tot.search.progress import Progress
 from tot.search.session import SearchSession, shown_answer
+from tot.serving.progress import Progress
 from tot.solver import Solution
 from tot.tree.calls import calls_to_json
 from tot.tree.tree import ThoughtTree, link_to_json
@@ -22,13 +22,11 @@ _THOUGHTS = 20_000
 """Thoughts of ended searches that are kept at most; the last search is always kept."""
 _PATCH = 500
 """Changed parts of a tree in a patch at most."""
-_LENGTH = 300
-"""Characters of a question or an answer in the list."""
 STOPPED = "stopped on the live page"
 
 
 class Revisions:
-    """Numbers the changes of a tree, without a record of them: each part of the tree has the number of its last change."""
+    """Numbers the changes of a tree without a record of them: each part has the number of its last change."""
 
     def __init__(self, tree: ThoughtTree) -> None:
         self._tree = tree
@@ -51,7 +49,7 @@ class Revisions:
             self._parts[kind, node] = self._last, copy(state)
 
     def since(self, seen: int) -> tuple[int, dict[str, Any]] | None:
-        """Return a revision after `seen` and its patch, a part of the saved tree; None if there is none.
+        """Return a revision after `seen` and its patch, a part of the saved tree; None without changes.
 
         A patch has a limited size. If its field `more` is true, another one follows at once.
         """
@@ -71,18 +69,20 @@ class Revisions:
 
 
 class Run(Progress):
-    """A search that runs or has run. Pass `watch` to `asolve`."""
+    """A search that runs or has run."""
 
     def __init__(self, name: str, question: str) -> None:
         super().__init__()
         self.id = secrets.token_hex(8)
+        self.thoughts = 0
+        """Number of thoughts, once the search has ended."""
         self.revisions: Revisions | None = None
         """The revisions of its tree; None before the search begins."""
         self.solution: Solution | None = None
         """Set this when the search has ended."""
         self.ended: dict[str, Any] | None = None
         """The result, as in a saved run; None while it runs."""
-        self._about = {"id": self.id, "name": name, "question": question[:_LENGTH], "state": "running"}
+        self._about = {"id": self.id, "name": name, "question": question[:300], "state": "running", "line": ""}
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def watch(self, session: SearchSession) -> None:
@@ -97,27 +97,23 @@ class Run(Progress):
                 self._loop.call_soon_threadsafe(session.stop, STOPPED)
 
     @property
-    def status(self) -> dict[str, Any]:
+    def status(self) -> dict[str, str]:
         """The row of the list, which also is the status line of the search's page."""
-        if (session := self.session) is None:
-            return self._about
-        meter, (answer, note) = session.meter, self.leading or ("", "")
-        left = meter.seconds_left
-        counts = {"thoughts": len(session.tree) - 1, "tokens": meter.new_tokens, "seconds": int(meter.seconds)}
-        return {**self._about, **counts, "left": left and round(left), "answer": answer[:_LENGTH], "note": note}
+        return self._about if self.session is None else {**self._about, "line": self.line}
 
     def end(self, error: BaseException | None) -> None:
         """Keep the tree and the result, and nothing else of the search."""
-        status, solution = self.status | {"left": None}, self.solution
-        if solution is not None:
-            answer = "" if solution.answer is None else shown_answer(solution.answer)[:_LENGTH]
+        if (solution := self.solution) is not None:
             sure = "" if solution.certainty is None else f"{solution.certainty:.0%} sure"
+            self.leading = shown_answer(solution.answer or ""), solution.verdict if solution.solved else sure
             state, result = solution.stopped or "ended", solution.result()
-            status |= {"answer": answer, "note": solution.verdict if solution.solved else sure}
+        elif isinstance(error, Exception):
+            state, result = "failed", {"error": str(error)}
         else:
-            failed = isinstance(error, Exception)
-            state, result = ("failed", {"error": str(error)}) if failed else ("cancelled", {"stopped": "cancelled"})
-        self._about, self.session, self.solution = status | {"state": state}, None, None
+            state, result = "cancelled", {"stopped": "cancelled"}
+        self.thoughts = 0 if self.session is None else len(self.session.tree) - 1
+        self._about = self.status | {"state": state}
+        self.session = self.solution = None
         self.ended = result
 
 
@@ -132,7 +128,7 @@ class Runs:
         return self._runs[run]
 
     @property
-    def statuses(self) -> list[dict[str, Any]]:
+    def statuses(self) -> list[dict[str, str]]:
         """The status of each search, the last one first."""
         return [run.status for run in reversed(self._runs.copy().values())]
 
@@ -155,6 +151,6 @@ class Runs:
         """Remove the first ended searches beyond the limits."""
         thoughts = 0
         for number, run in enumerate([run for run in reversed(self._runs.values()) if run.ended is not None]):
-            thoughts += run.status.get("thoughts", 0)
+            thoughts += run.thoughts
             if number >= _ENDED or (number and thoughts > _THOUGHTS):
                 del self._runs[run.id]

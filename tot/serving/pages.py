@@ -104,7 +104,7 @@ def _event(name: str, data: Any, identity: str = "") -> str:
 
 @contextmanager
 def served(runs: Runs, title: str) -> Iterator[str]:
-    """Serve the page in a thread, on a free loopback port, and yield its URL. At the end, open pages get the last events."""
+    """Serve the page on a free loopback port, and yield its URL. At the end, open pages get the last events."""
     api = FastAPI(openapi_url=None)
     server = uvicorn.Server(quiet(Guard(api)))
     pages = Pages(runs, title, lambda: server.should_exit)

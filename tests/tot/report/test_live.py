@@ -1,4 +1,4 @@
-"""The live page in headless Chromium: a growing tree, what the user sees meanwhile, reconnecting, and stopping."""
+"""The live page in headless Chromium: a tree that grows while the user looks at it, reconnecting, and stopping."""
 
 from __future__ import annotations
 
@@ -121,8 +121,8 @@ def test_the_tree_grows_and_keeps_what_the_user_sees(page: Any, server: Server) 
     assert page.js("return view.tree.calls(view.tree.nodes[5])[0].prompt[0].content") == "prompt of eins zwei"
     server.run.leading = HOSTILE, "83% sure"
     wait(lambda: "83% sure" in page.find("#state").text)
-    assert page.find("#state").text.startswith("running · </script><script>window.hacked = 1</script>")
-    assert "6 thoughts · 60 tokens" in page.find("#state").text
+    assert page.find("#state").text.startswith("running · </script><script>window.hacked = 1</scr… (83% sure) · level 2, ")
+    assert "6 thoughts, 60 tokens" in page.find("#state").text
     assert " s left" in page.find("#state").text
     server.tree.choose(server.tree[4])
     server.end()
@@ -157,11 +157,11 @@ def test_searches_are_listed_and_one_is_stopped(page: Any, server: Server) -> No
     wait(lambda: len(page.texts("#overview tbody tr")) == 2)
     assert page.texts("#overview tbody td:first-child") == ["cancelled", "running"]
     assert page.texts("#overview a")[0] == "Why?"
-    assert page.texts("#overview td:nth-child(5)")[1].startswith("1 thought · 10 tokens")
+    assert page.texts("#overview td:nth-child(4)")[1].startswith("level 1, 1 thoughts, 10 tokens")
     assert not page.find("#stop").is_displayed()
     page.js("document.querySelectorAll('#overview a')[1].focus()")
     server.add("two")
-    wait(lambda: "2 thoughts" in page.texts("#overview td:nth-child(5)")[1])
+    wait(lambda: "2 thoughts" in page.texts("#overview td:nth-child(4)")[1])
     assert page.js("return document.activeElement.hash") == f"#run-{server.run.id}"  # a new link has the focus
     page.press(Keys.ENTER)
     wait(lambda: page.js("return view.tree?.nodes.length") == 3)

@@ -142,9 +142,9 @@ def test_a_bounded_number_of_ended_searches_and_thoughts_is_kept(monkeypatch: py
     with runs.run("vote", "still running"):
         for thoughts in (1, 2, 3, 4, 5):
             run(thoughts)
-        assert [status["thoughts"] for status in runs.statuses[:-1]] == [5, 4, 3]
+        assert [status["question"] for status in runs.statuses[:-1]] == ["question 5", "question 4", "question 3"]
         run(46)
-        assert [status["thoughts"] for status in runs.statuses[:-1]] == [46]  # with the next one, 51
+        assert [status["question"] for status in runs.statuses[:-1]] == ["question 46"]  # with the next one, 51
         run(60)
         assert [status["question"] for status in runs.statuses] == ["question 60", "still running"]
         assert {status["state"] for status in runs.statuses} == {"running", "cancelled"}
@@ -182,7 +182,7 @@ def searching(server: Any, user: Any, **body: Any) -> Iterator[tuple[str, list[A
         target=lambda: replies.append(server.post(model="chat:vote", messages=user("<b>a?</b>"), **body))
     )
     asking.start()
-    server.wait_until(lambda: server.runs.statuses and "thoughts" in server.runs.statuses[0])
+    server.wait_until(lambda: server.runs.statuses and server.runs.statuses[0]["line"])
     yield server.runs.statuses[0]["id"], replies
     server.decoder.free.set()
     asking.join(60)
@@ -193,7 +193,7 @@ def test_a_search_is_listed_and_its_tree_grows(serve: Any, chat: Any, user: Any)
     server = serve(chat("7", "7", "wait 8", "wait 9"), VOTE)
     with events(server) as listed, searching(server, user) as (run, replies):
         assert next(listed)[:2] == ("status", [])
-        (status,) = next(data for _, data, _ in listed if data and data[0].get("thoughts"))
+        (status,) = next(data for _, data, _ in listed if data and data[0]["line"])
         assert (status["question"], status["name"], status["state"]) == ("<b>a?</b>", "chat:vote", "running")
         assert status["id"] == run
         page = Page()
@@ -201,7 +201,7 @@ def test_a_search_is_listed_and_its_tree_grows(serve: Any, chat: Any, user: Any)
             for name, data, number in grown:
                 if name == "tree":
                     page.apply(number, data)
-                elif name == "status" and data["thoughts"] == 2:
+                elif name == "status" and "2 thoughts" in data["line"]:
                     break
         first = page.seen
         server.decoder.free.set()
@@ -215,7 +215,7 @@ def test_a_search_is_listed_and_its_tree_grows(serve: Any, chat: Any, user: Any)
     (reply,) = replies
     assert got[-1][1]["answer"] == reply.json()["choices"][0]["message"]["content"] == "7"
     assert got[-2][1]["state"] == "ended"
-    assert got[-2][1]["note"] == f"{reply.json()['tot']['certainty']:.0%} sure"
+    assert got[-2][1]["line"].startswith(f"7 ({reply.json()['tot']['certainty']:.0%} sure) · level 1, ")
     assert sorted(page.saved["nodes"]) == list(range(reply.json()["tot"]["thoughts"] + 1))
     with events(server, run) as again:  # the whole state, after the end
         kinds = [name for name, _, _ in again]
@@ -225,7 +225,7 @@ def test_a_search_is_listed_and_its_tree_grows(serve: Any, chat: Any, user: Any)
 def test_a_stopped_search_answers_with_the_best_so_far(serve: Any, chat: Any, user: Any) -> None:
     server = serve(chat("7", "7", "wait 8", "wait 9"), VOTE)
     with searching(server, user) as (run, replies):
-        server.wait_until(lambda: server.runs.statuses[0]["thoughts"] == 2)
+        server.wait_until(lambda: "2 thoughts" in server.runs.statuses[0]["line"])
         assert httpx.post(f"{server.live}runs/{run}/stop").status_code == 204
         server.wait_until(lambda: bool(replies))
         assert not server.decoder.free.is_set()
@@ -242,8 +242,8 @@ def test_a_cancelled_and_a_failed_search_are_listed_as_such(serve: Any, chat: An
             raise ModelError("no <b>weights</b>")
 
     server = serve(chat("wait"), VOTE)
+    body = {"model": "chat:vote", "messages": user("a?")}
     with pytest.raises(httpx.ReadTimeout):
-        body = {"model": "chat:vote", "messages": user("a?")}
         httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=0.5)
     server.wait_until(lambda: server.runs.statuses[0]["state"] == "cancelled")
     failing = serve(Failing("a"), VOTE)

@@ -1,5 +1,7 @@
 // Live searches: a list of what runs and what has run, and the tree of one of them while it grows.
 
+const MOVE = 2000; // minimum milliseconds between moves of the view to the newest thought
+
 class Live {
   constructor({ title }) {
     this.title = title;
@@ -93,9 +95,9 @@ class Live {
     }
     if (this.saved && this.changed.size && !this.partial) this.grow();
     if (!this.status) return;
-    const { state } = this.status;
+    const { state, line } = this.status;
     this.stop.hidden = state !== "running";
-    this.state.replaceChildren([brief(state, 80), ...said(this.status)].join(" · "));
+    this.state.replaceChildren([state, line].filter(Boolean).map((text) => brief(text, 160)).join(" · "));
   }
 
   /** Draw the tree as it is now. What is expanded, selected and searched for stays. */
@@ -109,7 +111,10 @@ class Live {
     }
     const tree = new Tree(this.saved, view.tree);
     view.update(tree, this.coloured ? view.scale.field : tree.measures()[0]?.[1] ?? "value");
-    if (this.follows) this.follow(tree);
+    if (this.follows && (this.saved.run || !(performance.now() - this.moved < MOVE))) {
+      this.moved = performance.now();
+      view.seek(this.saved.run ? tree.end : view.layout.cards.reduce((last, node) => (node.id > last.id ? node : last)));
+    }
     showMeasures();
     if (search.query) {
       search.find();
@@ -123,47 +128,19 @@ class Live {
     panel.element.scrollTop = scrollTop;
   }
 
-  /** Show the newest thought, or the end of the chosen path. Moves at most every two seconds. */
-  follow(tree) {
-    if (!(performance.now() - this.moved < 2000) || this.saved.run) {
-      this.moved = performance.now();
-      this.newest = this.saved.run ? tree.end.id : Math.max(...view.layout.cards.map(({ id }) => id));
-    }
-    view.fit();
-    view.seek(tree.nodes[this.newest]);
-  }
-
   list(runs) {
     const focused = document.activeElement.getAttribute("href");
-    const heads = ["", "question", "answer", "search", "progress"].map((head) => make("th", { scope: "col" }, head));
-    const rows = runs.map((run) =>
-      make(
-        "tr",
-        {},
-        make("td", {}, make("span", { class: `flag ${run.state === "running" ? "chosen" : ""}` }, brief(run.state, 60))),
-        make("td", { dir: "auto" }, make("a", { href: `#run-${run.id}` }, brief(run.question, 110) || "–")),
-        make("td", { dir: "auto" }, brief(run.answer ?? "", 60), run.note ? make("span", { class: "quiet" }, ` (${brief(run.note, 40)})`) : null),
-        make("td", { class: "nowrap" }, brief(run.name, 60)),
-        make("td", {}, said({ ...run, answer: "" }).join(" · ")),
-      ),
-    );
+    const heads = ["", "question", "search", "progress"].map((head) => make("th", { scope: "col" }, head));
+    const rows = runs.map(({ id, state, question, name, line }) => {
+      const flag = make("span", { class: `flag ${state === "running" ? "chosen" : ""}` }, brief(state, 60));
+      const link = make("a", { href: `#run-${id}` }, brief(question, 110) || "–");
+      const cells = [flag, link, brief(name, 60), brief(line, 160)];
+      return make("tr", {}, ...cells.map((cell, i) => make("td", { dir: "auto", class: i === 2 ? "nowrap" : null }, cell)));
+    });
     const table = make("table", {}, make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...rows));
     byId("overview").replaceChildren(runs.length ? make("div", { class: "wide" }, table) : make("p", { class: "notice" }, "No search has run yet."));
     if (focused) byId("overview").querySelector(`a[href="${focused}"]`)?.focus();
   }
-}
-
-/** The leading answer and the numbers of a search, as texts. */
-function said({ answer, note, thoughts, tokens, seconds, left }) {
-  if (thoughts === undefined) return [];
-  return [
-    answer ? `${brief(answer, 60)}${note ? ` (${brief(note, 40)})` : ""}` : null,
-    counted(thoughts, "thought"),
-    counted(tokens, "token"),
-    seconds ? `${shortNumber(Math.round(tokens / seconds))} tokens/s` : null,
-    `${seconds} s`,
-    left === null ? null : `${left} s left`,
-  ].filter(Boolean);
 }
 
 const live = new Live(embedded("live"));

@@ -14,8 +14,8 @@ import pytest
 
 from tot import BFS, ChainOfThought, SelfConsistency, Task, Value, asolve, solve
 from tot.decoders import Budget, Meter
-from tot.search.progress import Progress, leading
 from tot.search.session import SearchSession
+from tot.serving.progress import Progress, leading
 
 
 class Last(Task):
