@@ -1,8 +1,8 @@
 """Access control: allowed hosts and origins, the API key, and the size and type of request bodies.
 
 Every page in a browser can reach a server on loopback: by its address (`Origin`), or by a domain that resolves to
-127.0.0.1 (`Host`, DNS rebinding). Both are rejected. The API key is compared in constant time. Below /live/, a token in the path
-takes its place.
+127.0.0.1 (`Host`, DNS rebinding). Both are rejected. The API key is compared in constant time. Below /live/, a token in
+the path takes its place.
 """
 
 from __future__ import annotations

@@ -121,9 +121,11 @@ def test_the_tree_grows_and_keeps_what_the_user_sees(page: Any, server: Server) 
     assert page.js("return view.tree.calls(view.tree.nodes[5])[0].prompt[0].content") == "prompt of eins zwei"
     server.run.leading = HOSTILE, "83% sure"
     wait(lambda: "83% sure" in page.find("#state").text)
-    assert page.find("#state").text.startswith("running · </script><script>window.hacked = 1</scr… (83% sure) · level 2, ")
-    assert "6 thoughts, 60 tokens" in page.find("#state").text
-    assert " s left" in page.find("#state").text
+    shown = page.find("#state").text
+    assert shown.startswith(
+        "running · </script><script>window.hacked = 1</scr… (83% sure) · level 2, 6 thoughts, 60 tokens"
+    )
+    assert shown.endswith(" s left")
     server.tree.choose(server.tree[4])
     server.end()
     wait(lambda: not page.find("#stop").is_displayed())
