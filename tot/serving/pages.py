@@ -24,7 +24,8 @@ from tot.report.page import embedded, page
 from tot.serving.live import Run, Runs
 
 _PAUSE = 0.25
-"""Seconds between updates, or more if an update takes long: updates take at most 5% of the time."""
+"""Seconds between updates, or up to `_LONGEST` if an update takes long: updates take about 5% of the time."""
+_LONGEST = 2.0
 _PING = 15.0
 """Seconds without an event, after which a comment is sent: it finds out that the page is gone."""
 _HEADERS = {
@@ -81,7 +82,7 @@ class Pages:
             ended = None if run is None else run.ended  # before the scan, which finds the last changes
             if run is not None and run.revisions is not None:
                 run.revisions.scan()
-            pause = max(_PAUSE, 20 * (time.monotonic() - began))
+            pause = min(max(_PAUSE, 20 * (time.monotonic() - began)), _LONGEST)
             while run is not None and run.revisions is not None and (patch := run.revisions.since(seen)) is not None:
                 seen = patch[0]
                 yield _event("tree", patch[1], f"id: {seen}\n")

@@ -16,7 +16,7 @@ class Tree {
       depth: 0,
       text: fields.thought ? Object.values(fields.thought.parts).join("\n") : saved.root.question,
       open: false,
-      ...place(before?.nodes[fields.id]),
+      ...kept(before?.nodes[fields.id]),
     }));
     for (const node of this.nodes.slice(1)) {
       node.parent = this.nodes[node.fields.parent];
@@ -136,7 +136,7 @@ class Tree {
 }
 
 /** The part of a node that its later states keep. */
-function place(known) {
+function kept(known) {
   return known && { open: known.open, x: known.x, y: known.y };
 }
 
