@@ -122,10 +122,17 @@ class Runs:
 
     def __init__(self) -> None:
         self._runs: dict[str, Run] = {}
+        self._votes = False
 
     def __getitem__(self, run: str) -> Run:
         """Return a search. Raises KeyError if it is not known any more."""
         return self._runs[run]
+
+    def follow(self) -> None:
+        """Compute leading answers from now on."""
+        self._votes = True
+        for run in self._runs.copy().values():
+            run.votes = True
 
     @property
     def statuses(self) -> list[dict[str, str]]:
@@ -136,6 +143,7 @@ class Runs:
     def run(self, name: str, question: str) -> Iterator[Run]:
         """Add a search, which ends with this context."""
         run = Run(name, question)
+        run.votes = self._votes
         self._runs[run.id] = run
         error: BaseException | None = None
         try:

@@ -59,6 +59,7 @@ class Pages:
         return HTMLResponse(self._page, headers=_HEADERS)
 
     async def _events(self, run: str = "", last_event_id: Annotated[int, Header()] = 0) -> Response:
+        self._runs.follow()
         events = self._follow(self._run(run) if run else None, last_event_id)
         return StreamingResponse(events, media_type="text/event-stream", headers=_HEADERS)
 

@@ -193,7 +193,7 @@ def test_a_search_is_listed_and_its_tree_grows(serve: Any, chat: Any, user: Any)
     server = serve(chat("7", "7", "wait 8", "wait 9"), VOTE)
     with events(server) as listed, searching(server, user) as (run, replies):
         assert next(listed)[:2] == ("status", [])
-        (status,) = next(data for _, data, _ in listed if data and data[0]["line"])
+        (status,) = next(data for _, data, _ in listed if data and data[0]["line"].startswith("7 ("))
         assert (status["question"], status["name"], status["state"]) == ("<b>a?</b>", "chat:vote", "running")
         assert status["id"] == run
         page = Page()

@@ -35,7 +35,7 @@ class Live {
     Object.assign(this, { saved: null, rows: null, status: null, follows: true, coloured: false, changed: new Set() });
     reveal(...(this.run ? [] : ["overview"]));
     byId("back").hidden = !this.run;
-    this.stop.hidden = true;
+    Object.assign(this.stop, { hidden: true, disabled: false });
     this.state.replaceChildren();
     name(this.title);
     this.source = new EventSource(`events?run=${this.run}`);
