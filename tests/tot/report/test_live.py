@@ -203,7 +203,7 @@ def test_both_themes_and_a_pressed_pointer(page: Any, server: Server) -> None:
         page.press("d")
         colours.add(page.js("return getComputedStyle(byId('stop')).color + getComputedStyle(byId('state')).color"))
     assert len(colours) == 2
-    page.js("dispatchEvent(new Event('pointerdown'))")
+    page.js("dispatchEvent(new PointerEvent('pointerdown', { button: 0 }))")
     server.add("two")
     wait(lambda: page.js("return live.saved.nodes.length") == 3)
     assert page.js("return view.tree.nodes.length") == 2  # a click would miss an element that is replaced

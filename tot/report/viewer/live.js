@@ -14,8 +14,8 @@ class Live {
       const failed = () => this.state.replaceChildren("the search could not be stopped");
       fetch(`runs/${this.run}/stop`, { method: "POST" }).then((reply) => reply.ok || failed(), failed);
     });
-    // A redraw would replace the element under a pressed pointer, and follow the tree away from what the user looks at.
-    addEventListener("pointerdown", () => (this.pressed = true));
+    // A redraw would replace the element under a pressed pointer. Selects and menus keep the event of its release.
+    addEventListener("pointerdown", ({ button, target }) => (this.pressed = button === 0 && !target.closest?.("select")));
     for (const end of ["pointerup", "pointercancel"]) {
       addEventListener(end, () => {
         this.pressed = false;
@@ -32,7 +32,7 @@ class Live {
   open() {
     this.source?.close();
     this.run = /^#run-(\w+)$/.exec(location.hash)?.[1] ?? "";
-    Object.assign(this, { saved: null, rows: null, status: null, follows: true, coloured: false, changed: new Set() });
+    Object.assign(this, { saved: null, status: null, follows: true, coloured: false, changed: new Set() });
     reveal(...(this.run ? [] : ["overview"]));
     byId("back").hidden = !this.run;
     Object.assign(this.stop, { hidden: true, disabled: false });
@@ -66,12 +66,16 @@ class Live {
     for (const [id, about] of Object.entries(calls)) {
       const renumbered = ([role, number]) => [role, first + number];
       this.saved.calls[id] = about.map((call) => ({ ...call, prompt: call.prompt.map(renumbered) }));
+      this.changed.add(Number(id));
     }
     for (const fields of nodes) {
       this.saved.nodes[fields.id] = fields;
       this.changed.add(fields.id);
     }
-    this.saved.links = links ?? this.saved.links;
+    if (links) {
+      this.saved.links = links;
+      this.changed.add(0);
+    }
     this.partial = more;
     this.later();
   }
@@ -129,7 +133,7 @@ class Live {
   }
 
   list(runs) {
-    const focused = document.activeElement.getAttribute("href");
+    const focused = document.activeElement?.getAttribute("href");
     const heads = ["", "question", "search", "progress"].map((head) => make("th", { scope: "col" }, head));
     const rows = runs.map(({ id, state, question, name, line }) => {
       const flag = make("span", { class: `flag ${state === "running" ? "chosen" : ""}` }, brief(state, 60));
