@@ -6,7 +6,7 @@ PIP    := -m pip install $(if $(CI),--quiet) --disable-pip-version-check -c cons
 VLLM   := .venv-vllm
 LLAMA  := .venv-llama
 
-.PHONY: solve lint test test-rest test-all test-vllm test-arm docs docs-check peers wheel notebooks jupyter pictures cllm clean
+.PHONY: solve lint test test-rest test-all test-servers test-arm docs docs-check peers wheel notebooks jupyter pictures cllm clean
 
 # A small model ranks the moves of a puzzle, whose rules check the answer; then random ranks, without a model.
 CHANCE := --model none --generator enumerate:prior=random --evaluator random
@@ -25,15 +25,15 @@ lint: $(VENV)/ready
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n auto --dist worksteal
 REST   := benches or families or notebooks or processes or ray or real or statistics or training
 test: $(VENV)/ready
-	$(PYTEST) -m "smoke or not (slow or vllm or $(REST))"
+	$(PYTEST) -m "smoke or not (slow or servers or $(REST))"
 
 # The other slow tests.
 test-rest: $(VENV)/ready
-	$(PYTEST) -m "($(REST)) and not (smoke or slow or vllm)"
+	$(PYTEST) -m "($(REST)) and not (smoke or slow or servers)"
 
 # All tests, including those that take minutes each, and property tests with many more examples.
 test-all: test test-rest
-	$(PYTEST) -m "(slow or hypothesis) and not vllm" --hypothesis-profile thorough
+	$(PYTEST) -m "(slow or hypothesis) and not servers" --hypothesis-profile thorough
 
 # The site, in build/site. Broken links and references are errors.
 docs: $(VENV)/ready
@@ -43,9 +43,11 @@ docs: $(VENV)/ready
 docs-check: $(VENV)/ready
 	$(BIN)/pytest tests/tot/test_docs.py tests/tot/test_extending.py
 
-# Searches against a vLLM server. Its CPU build has its own environment; the tests start and stop the server.
-test-vllm: $(VENV)/ready $(VLLM)/ready
-	TOT_VLLM=$(abspath $(VLLM)/bin/python) OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -m vllm tests/servers
+# Searches against `transformers serve`, vLLM's CPU build and llama-cpp-python's server, which the tests start and stop.
+# The last two have environments of their own.
+test-servers: $(VENV)/ready $(VLLM)/ready $(LLAMA)/ready
+	TOT_VLLM=$(abspath $(VLLM)/bin/python) TOT_LLAMA=$(abspath $(LLAMA)/bin/python) OMP_WAIT_POLICY=PASSIVE \
+		$(BIN)/pytest -m "real or servers" tests/servers
 
 # The tests of the C kernels on an emulated ARM processor (on Debian; tests/arm.sh lists the requirements).
 test-arm: $(VENV)/ready

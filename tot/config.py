@@ -17,6 +17,7 @@ from tot.decoders.decoder import REMOTE, Decoder, LocalDecoder, find_method
 from tot.decoders.errors import OptionError, readable
 from tot.decoders.machine import MAX_THREADS
 from tot.decoders.models.model_names import Quantize
+from tot.decoders.remote.decoder import RemoteDecoder
 from tot.decoders.request import Purpose
 from tot.llm.decoders import (
     OF_ENGINE,
@@ -369,7 +370,11 @@ class SearchConfig(BaseModel):
         Raises TotError if a model can't be loaded or an option is invalid.
         """
         fields = type(self).model_fields
-        return open_decoders(self.decoders, self.models, self.loading, fields, stack)
+        opened = open_decoders(self.decoders, self.models, self.loading, fields, stack)
+        for purpose, one in opened.items():
+            if isinstance(one, RemoteDecoder) and isinstance(self.decoders[purpose], str):
+                one.probes = self.seed != type(self).model_fields["seed"].default  # a chosen seed must have an effect
+        return opened
 
 
 def _weights_of(decoder: Any) -> Any:

@@ -89,13 +89,13 @@ class Dialect:
         renamed = {self.limit if name == "max_tokens" else name: value for name, value in body.items()}
         return {name: value for name, value in renamed.items() if name not in unsupported}
 
-    def tried(self, text: str) -> None:
-        """Record from the reply to `counting` whether the server continues an assistant message."""
+    def tried(self, text: str, thinking: str) -> None:
+        """Record from the reply to `counting` whether the server continues a message: a new reply may have thinking."""
         text = text.strip()
         prefix = _COUNT[-1].content
         self.repeats = text.startswith(f"{prefix}0")
-        self.continues = self.repeats or text.startswith("0") or not text[:1].isalnum()
-        self.instead = f"after {prefix[-7:]!r} it writes {text[:20]!r}"
+        self.continues = not thinking and (self.repeats or text.startswith("0") or not text[:1].isalnum())
+        self.instead = f"after {prefix[-7:]!r} it writes {(thinking or text)[:20]!r}"
 
 
 def counting(options: RemoteOptions) -> tuple[str, dict[str, Any]]:

@@ -143,6 +143,11 @@ class Choices:
             return scores
         raise AssertionError("scoring from the generated text never raises CannotError")
 
+    async def are_exact(self, request: Request, ask: Ask) -> bool:
+        """Score the choices of a request, and return whether the server scores them exactly."""
+        await self.score(request.prompt, request, ask)
+        return next(iter(self._methods)) != "text"
+
     async def _ids(self, prompt: Prompt, request: Request) -> tuple[list[int], list[list[int]]]:
         """Return the tokens of the prompt and of each choice, with the end-of-turn token if choices are closed."""
         head = await self._tokens.of_prompt(prompt)

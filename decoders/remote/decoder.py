@@ -7,6 +7,7 @@ prefixes. Token counts are the server's. Forward passes are not counted, so a bu
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tot.decoders.budget import Meter
 from tot.decoders.errors import OptionError, RequestError, validated
+from tot.decoders.remote.abilities import FILTERS, Abilities, probe
 from tot.decoders.remote.body import Prompt, extended, seed_of
 from tot.decoders.remote.choices import Choices, ServerTokens
 from tot.decoders.remote.endpoint import Endpoint, SpentError
@@ -24,10 +26,14 @@ from tot.decoders.remote.options import KEY_VARIABLE, RemoteOptions
 from tot.decoders.remote.reply import ServerReply
 from tot.decoders.remote.sampler import Sampler
 from tot.decoders.remote.samples import RemoteSample
-from tot.decoders.request import ChoiceLogprob, Completion, FinishReason, Part, Request, Usage
+from tot.decoders.request import ChoiceLogprob, Completion, FinishReason, Part, Request, Sampling, Usage
 
 if TYPE_CHECKING:
     from tot.decoders.remote.transport import Spent
+
+
+_PROBED: dict[tuple[str, ...], Abilities] = {}
+"""The abilities of servers probed in this process, by address, model, route and extra fields."""
 
 
 class RemoteDecoder:
@@ -53,6 +59,10 @@ class RemoteDecoder:
         self._loop = LoopThread(self._endpoint.server.close)
         self._sampler = Sampler(self._endpoint)
         self._choices = Choices(options, ServerTokens(options, self._endpoint.tokenize))
+        self._abilities: Abilities | None = None
+        self._probing = asyncio.Lock()
+        self.probes = False
+        """Probe the server before the first request: set if it matters whether the server ignores seeds."""
 
     def __repr__(self) -> str:
         return f"RemoteDecoder({self.model!r}, base_url={self.options.base_url!r})"
@@ -70,6 +80,18 @@ class RemoteDecoder:
     def check(self) -> None:
         """Raise ModelError if the server does not answer or rejects the API key."""
         self._loop.wait(self._endpoint.server.check)
+
+    @property
+    def served_models(self) -> list[str]:
+        """The models that the server listed when it was checked."""
+        return self._endpoint.server.models
+
+    def probe(self) -> Abilities:
+        """Return the server's abilities for the model, and adapt to them. Probes each server and model once a process.
+
+        Raises ModelError as in `start`.
+        """
+        return self._loop.wait(partial(self._probe, Meter()))
 
     def start(self, requests: Sequence[Request], meter: Meter | None = None) -> list[asyncio.Task[list[Completion]]]:
         """Start requests, counted on `meter` as replies arrive. Call this in an event loop.
@@ -104,12 +126,30 @@ class RemoteDecoder:
             raise RequestError(
                 f"a server does not return hidden states, and {self.model} runs on one: use a local decoder"
             )
+        sampling = request.sampling
+        filters = [name for name in FILTERS if getattr(sampling, name) != Sampling.model_fields[name].default]
+        if (self.probes or filters) and sampling.temperature:
+            with suppress(SpentError):  # the request is cut, too
+                found = await self._probe(meter)
+                for name in filters:
+                    if found.get(name) is False:
+                        raise OptionError(f"the server at {self.options.base_url} ignores {name}: leave {name} out")
         if request.choices and request.answer_trigger is None:
             return [await self._scored(request.prompt, request, meter)]
         samples = await self._sampler.samples(request.prompt, request.sampling, meter)
         if request.answer_trigger is None:
             return [_completion(sample, sample.parts) for sample in samples]
         return await together([partial(self._answered, request, i, sample, meter) for i, sample in enumerate(samples)])
+
+    async def _probe(self, meter: Meter) -> Abilities:
+        options = self.options
+        place = (options.base_url, self.model, options.api, json.dumps(options.extra, sort_keys=True))
+        async with self._probing:
+            if self._abilities is None:
+                known = _PROBED.get(place) or await probe(self._endpoint, self._sampler, self._choices, meter)
+                self._abilities = _PROBED[place] = known
+                self._endpoint.adapt(known)
+            return self._abilities
 
     async def _answered(self, request: Request, index: int, rationale: RemoteSample, meter: Meter) -> Completion:
         """Extend a rationale by the answer trigger, then by the answer or the choices' scores."""

@@ -12,6 +12,7 @@ from tot.decoders.remote.reply import ServerReply
 from tot.decoders.request import Usage
 
 if TYPE_CHECKING:
+    from tot.decoders.remote.abilities import Abilities
     from tot.decoders.remote.server import Server
 
 log = logging.getLogger(__name__)
@@ -59,12 +60,26 @@ class Endpoint:
                     raise SpentError from None
                 except RefusedError as error:
                     # A concurrent request may have changed the dialect.
-                    if not self.dialect.learns(error.said, fitted) and self._fitted(body) == fitted:
-                        raise
+                    if self.dialect.learns(error.said, fitted) or self._fitted(body) != fitted:
+                        continue
+                    if self.options.logprobs and "logprob" in error.said:
+                        raise RefusedError(
+                            f"{error}: remove the option logprobs, or use another server", error.said
+                        ) from None
+                    raise
         usage = self._usage(reply, body)
         meter.count(new_tokens=usage.new_tokens)
         self.server.spent.usage += usage
         return reply, usage
+
+    def adapt(self, abilities: Abilities) -> None:
+        """Work around the abilities that the server lacks, or warn of them."""
+        self.dialect.n &= abilities.get("n") is not False
+        if abilities.get("seed") is False and self.dialect.seeded:
+            self.warn("%s ignores the seed: its samples are not reproducible", self)
+        if abilities.get("parallel") is False and "concurrency" not in self.options.model_fields_set:
+            self._slots = asyncio.Semaphore(1)
+            log.info("%s runs one request at a time: requests are sent one by one", self)
 
     async def tokenize(self, body: dict[str, Any]) -> tuple[int, ...]:
         async with self._slots:

@@ -108,19 +108,23 @@ class Sampler:
         except SpentError:
             return [CUT] * n
 
-    async def _try_continuing(self, sampling: Sampling, meter: Meter) -> None:
-        """Test once whether the server continues an assistant message.
-
-        Raises OptionError if it does not and the samples must continue a message (`keep_stop`).
-        """
+    async def continues(self, meter: Meter) -> bool:
+        """Return whether the server continues an assistant message, which is tested once."""
         async with self._trying:
             if self._dialect.continues is None:
                 try:
                     reply, _ = await self._endpoint.ask(meter, *counting(self._options))
-                    self._dialect.tried(apart(reply.choices[0])[0])
+                    self._dialect.tried(*apart(reply.choices[0]))
                 except RefusedError as error:
                     self._dialect.continues, self._dialect.instead = False, error.said
-        if self._dialect.continues:
+        return bool(self._dialect.continues)
+
+    async def _try_continuing(self, sampling: Sampling, meter: Meter) -> None:
+        """Warn if the server does not continue an assistant message.
+
+        Raises OptionError if the samples must continue a message (`keep_stop`).
+        """
+        if await self.continues(meter):
             return
         problem = f"{self._options.base_url} does not continue an assistant message ({self._dialect.instead})"
         if sampling.keep_stop:

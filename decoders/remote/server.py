@@ -50,6 +50,8 @@ class Server:
         self.spent = Spent()
         self.is_tot = False
         """True if the server is `tot serve`; set by `check`."""
+        self.models: list[str] = []
+        """The models that the server lists; set by `check`."""
         self._key = key()
         self._attempts = Attempts(options, self.spent, self._key)
         self._client = openai.AsyncOpenAI(
@@ -70,6 +72,7 @@ class Server:
         """
         try:
             models = await self._get_models()
+            self.models = [plain(str(model["id"]), self._key) for model in models]
             # The owner alone is not enough: `transformers serve` reports a model's folder as its owner.
             served = [str(model.get("id")) for model in models if model.get("owned_by") == "tot"]
             self.is_tot = any(name.endswith(":ar") for name in served)
@@ -128,6 +131,13 @@ class Server:
         except (ValidationError, RedirectedError):  # a different route with the same name
             return ()
 
+    async def errors_have_a_status(self) -> bool | None:
+        """Return whether a request to an unknown path gets an error's status; None if its reply is not an error."""
+        try:
+            return False if b'"error"' in (await self._got("/tot-unknown-path")).content else None
+        except (openai.OpenAIError, RedirectedError) as error:
+            return isinstance(error, openai.APIStatusError) or None
+
     async def close(self) -> None:
         """Close all connections."""
         await self._client.close()
@@ -149,10 +159,14 @@ class Server:
                 raise problem from None
             raise
 
-    async def _get_models(self) -> list[dict[str, Any]]:
-        """Return the models that the server lists, without retries."""
+    async def _got(self, path: str) -> httpx2.Response:
+        """Return the response to a GET, without retries."""
         no_retries: Any = {"max_retries": 0, "timeout": _CONNECT_SECONDS}
-        response = await self._sent(self._client.get("/models", cast_to=httpx2.Response, options=no_retries))
+        return await self._sent(self._client.get(path, cast_to=httpx2.Response, options=no_retries))
+
+    async def _get_models(self) -> list[dict[str, Any]]:
+        """Return the models that the server lists."""
+        response = await self._got("/models")
         try:
             return [model for model in response.json()["data"] if isinstance(model, dict) and "id" in model]
         except (ValueError, LookupError, TypeError, RecursionError):

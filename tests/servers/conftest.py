@@ -1,7 +1,7 @@
 """Real servers on loopback with SmolLM2's weights in float32, each on a free port in its own process group.
 
-`transformers serve` runs in every test run, vLLM in `make test-vllm`. A failed test prints the end of the server's log
-and the path of the whole log.
+`transformers serve` runs in every test run, vLLM and llama-cpp-python's server in `make test-servers`. A failed test
+prints the end of the server's log and the path of the whole log.
 """
 
 from __future__ import annotations
@@ -32,13 +32,16 @@ _TAIL_LINES = 40
 class Server:
     """A server process that can be killed and restarted at the same address."""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], port: int, model: str, log: Path) -> None:
+    def __init__(
+        self, command: Sequence[str], env: Mapping[str, str], port: int, model: str, log: Path, health: str = "/health"
+    ) -> None:
         self.url = f"http://127.0.0.1:{port}/v1"
         self.model = model
         """The served model name."""
         self.log = log
         self._command = list(command)
         self._env = {**os.environ, **env}
+        self._health = health
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, seconds: float = 300.0) -> None:
@@ -58,7 +61,7 @@ class Server:
 
     def is_healthy(self) -> bool:
         try:
-            return bool(self.fetch("/health", seconds=5))
+            return bool(self.fetch(self._health, seconds=5))
         except OSError:
             return False
 
@@ -138,12 +141,34 @@ def transformers_server(weights: Path, tmp_path_factory: pytest.TempPathFactory)
         server.stop()
 
 
+def _python(variable: str, server: str) -> str:
+    """Return the Python interpreter of a server's environment. Skip the test without one."""
+    python = os.environ.get(variable)
+    if python is None:
+        pytest.skip(f"needs {server} in an environment of its own: `make test-servers` sets it up, and {variable}")
+    return python
+
+
+@pytest.fixture(scope="session")
+def llama_server(smollm2: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Run llama-cpp-python's server on SmolLM2's GGUF file, with the Python interpreter named in TOT_LLAMA."""
+    python = _python("TOT_LLAMA", "llama-cpp-python's server")
+    port, name = _free_port(), "smollm2-135m"
+    command = [python, "-m", "llama_cpp.server", "--model", str(find_model(smollm2)), "--model_alias", name]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--n_ctx", "2048"]
+    log = tmp_path_factory.mktemp("llama") / "server.log"
+    server = Server(command, {}, port, name, log, health="/v1/models")
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+
+
 @pytest.fixture(scope="session")
 def vllm_server(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Run vLLM's CPU build with the Python interpreter named in TOT_VLLM."""
-    python = os.environ.get("TOT_VLLM")
-    if python is None:
-        pytest.skip("needs vLLM in an environment of its own: `make test-vllm` sets it up, and TOT_VLLM to its Python")
+    python = _python("TOT_VLLM", "vLLM")
     home = tmp_path_factory.mktemp("vllm")
     port, name = _free_port(), "smollm2-135m"
     # The command `vllm` fails in the CPU build's wheel: it looks for a distribution with another name.
@@ -164,9 +189,22 @@ def vllm_server(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         server.stop()
 
 
-@pytest.fixture(params=["transformers_server", pytest.param("vllm_server", marks=pytest.mark.vllm)])
+@pytest.fixture(params=["transformers_server", pytest.param("vllm_server", marks=pytest.mark.servers)])
 def server(request: pytest.FixtureRequest) -> Server:
     """Return each server in turn."""
+    found: Server = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture(
+    params=[
+        "transformers_server",
+        pytest.param("vllm_server", marks=pytest.mark.servers),
+        pytest.param("llama_server", marks=pytest.mark.servers),
+    ]
+)
+def each_server(request: pytest.FixtureRequest) -> Server:
+    """Return each server in turn, whether or not its texts equal the local decoder's."""
     found: Server = request.getfixturevalue(request.param)
     return found
 

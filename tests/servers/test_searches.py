@@ -71,7 +71,7 @@ def test_a_gsm8k_search_returns_thoughts_values_and_an_answer(server: Any, remot
     assert solution.usage.forwards == 0
 
 
-@pytest.mark.vllm
+@pytest.mark.servers
 def test_a_greedy_search_returns_the_local_decoders_tree(
     vllm_server: Any, remote: Callable[..., Any], local: LocalDecoder
 ) -> None:
@@ -93,7 +93,7 @@ def test_a_greedy_search_returns_the_local_decoders_tree(
     assert there.answer == here.answer
 
 
-@pytest.mark.vllm
+@pytest.mark.servers
 def test_a_second_level_reuses_the_first_levels_prompt_in_the_servers_cache(
     vllm_server: Any, remote: Callable[..., Any]
 ) -> None:
@@ -124,7 +124,7 @@ class Endless(Task):
     depth = 3
 
 
-@pytest.mark.vllm
+@pytest.mark.servers
 @pytest.mark.parametrize(("concurrency", "most"), [(64, 12), (2, 2 * 3)])
 def test_a_levels_requests_are_all_in_flight(
     concurrency: int, most: int, vllm_server: Any, remote: Callable[..., Any]

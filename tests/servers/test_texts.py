@@ -75,7 +75,7 @@ def test_a_wrong_model_name_error_lists_the_servers_models(server: Any, remote: 
     assert server.model in str(raised.value).lower().partition("its models:")[2]
 
 
-@pytest.mark.vllm
+@pytest.mark.servers
 def test_an_assistants_beginning_is_continued_token_for_token(
     vllm_server: Any, remote: Callable[..., Any], local: LocalDecoder
 ) -> None:
@@ -86,7 +86,7 @@ def test_an_assistants_beginning_is_continued_token_for_token(
     assert there.usage.prompt_tokens == here.usage.prompt_tokens
 
 
-@pytest.mark.vllm
+@pytest.mark.servers
 @pytest.mark.parametrize("close", [False, True])
 def test_choices_get_the_local_decoders_scores(
     close: bool, vllm_server: Any, remote: Callable[..., Any], local: LocalDecoder
@@ -101,7 +101,7 @@ def test_choices_get_the_local_decoders_scores(
     assert max(totals) - min(totals) > 1
 
 
-@pytest.mark.vllm
+@pytest.mark.servers
 def test_log_probabilities_of_a_text_equal_the_local_decoders(
     vllm_server: Any, remote: Callable[..., Any], local: LocalDecoder
 ) -> None:

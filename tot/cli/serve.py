@@ -13,6 +13,7 @@ from tot.decoders.decoder import REMOTE, find_method, method_names
 from tot.decoders.errors import OptionError, unknown
 from tot.decoders.machine import MAX_THREADS
 from tot.decoders.models.model_names import Quantize
+from tot.decoders.remote.abilities import EFFECTS
 from tot.decoders.remote.network import is_loopback, key_from
 from tot.decoders.serving.options import KEY_VARIABLE, Limits
 from tot.report.terminal import complain
@@ -110,11 +111,11 @@ def serve_command(given: dict[str, Any]) -> None:
         machine = None
         if isinstance(loaded, LocalDecoder):
             machine = describe(loaded.engine.loaded.device, loaded.engine.loaded.dtype)
-        pages = (
-            None
-            if runs is None
-            else Pages(runs, f"Searches of {name}", lambda: searches.gate.closed and not searches.gate.running)
-        )
+        elif missing := [EFFECTS[name][0] for name, found in loaded.probe().items() if found is False]:
+            _log(f"the server behind {name} lacks {', '.join(missing)}: see tot models --server")
+        gate, pages = searches.gate, None
+        if runs is not None:
+            pages = Pages(runs, f"Searches of {name}", lambda: gate.closed and not gate.running)
         app = make_app(service, key, hosts, machine, pages and pages.router)
         address = address_of(socket)
 

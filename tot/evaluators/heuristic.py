@@ -48,8 +48,9 @@ class LogProb(Evaluator):
         values = [self.of(ctx.state(node)) for node in nodes]
         if None in values:
             warnings.warn(
-                "the thought generator returns no log-probabilities, so logprob gives all thoughts the same value: use "
-                "Sample() or Continue(), with logprobs=true for a server, or another evaluator, such as agreement",
+                "the thought generator returns no log-probabilities, so logprob gives all thoughts the same value, and "
+                "votes count equally: use Sample() or Continue(), with logprobs=true for a server, or another "
+                "evaluator, such as agreement",
                 stacklevel=2,
             )
         return [1.0 if value is None else value for value in values]

@@ -58,6 +58,11 @@ def counts(body: dict[str, Any]) -> bool:
     return str((body.get("messages") or [{"content": ""}])[-1]["content"]).endswith("8, 9, 1")
 
 
+def probes(body: dict[str, Any]) -> bool:
+    """Return whether a body is a probe of the server's abilities, which find nothing out about this server."""
+    return str((body.get("messages") or [{"content": ""}])[0]["content"]).startswith("List random words")
+
+
 class Scripted:
     """A server that replies with `reply(path, body)`: a list of choices ({"text": ...}), a whole reply, or (status,
     JSON).
@@ -102,8 +107,9 @@ class Scripted:
 
     @property
     def posts(self) -> list[Asked]:
-        """The completion requests, without model lists and continuation probes."""
-        return [asked for asked in self.asked if not asked.path.endswith("/models") and not counts(asked.body)]
+        """The completion requests, without model lists and probes."""
+        about = [asked for asked in self.asked if not asked.path.endswith(("/models", "/tot-unknown-path"))]
+        return [asked for asked in about if not counts(asked.body) and not probes(asked.body)]
 
     # -- start and end ----------------------------------------------------------------------------------------------
 
@@ -209,7 +215,9 @@ class Scripted:
             await asyncio.wait_for(self._enough.wait(), 10)
         if self.slow and body["messages"][0]["content"].startswith(self.slow):
             await asyncio.sleep(60)
-        fault = self.faults.popleft() if self.faults else self.always or Fault()
+        fault = self.faults.popleft() if self.faults and not probes(body) else self.always or Fault()
+        if probes(body):
+            fault = Fault(raw=json.dumps(self._whole(target, [said("words")] * body.get("n", 1))).encode())
         if fault.raw is None:
             reply = self.reply(target, body)
             if counts(body) and not isinstance(reply, tuple):  # refused requests are refused here too

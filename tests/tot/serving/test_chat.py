@@ -250,8 +250,8 @@ def test_code_is_verified_by_its_examples(serve: Any, chat: Any, user: Any) -> N
         (
             (
                 "Rain falls. The sun shines on the drops. Light bends in each drop. Then a bow appears to us.",
-                "Rain falls down. The sun shines on its drops. Light bends a bit. Then a bow is what we see.",
-                "Nobody knows this. Some people tell stories. Others speak of pots of gold. I have no idea at all.",
+                "Rain falls down. The sun shines on its drops. Light bends a bit. Then we see a bow.",
+                "It is unknown. Some people tell stories. Others speak of pots of gold. I have no idea at all.",
             ),
             "similarity",
         ),

@@ -78,7 +78,7 @@ def test_tot_serve_streams_a_search_of_a_real_model(smollm2: str, python: Any, t
 
 @pytest.mark.processes
 def test_tot_serve_in_front_of_a_server_loads_no_model(serve: Any, chat: Any, python: Any, user: Any) -> None:
-    upstream = serve(chat("Paris", "Lyon", "Paris"))
+    upstream = serve(chat("Paris"))
     options = ("--model", "chat", "--decoder-option", f"base_url={upstream.url}/v1", "--port", "0", "--name", "mine")
     process = python("-m", "tot.cli.app", "serve", "--decoder", "openai", *options)
     url = next(found[1] for line in process.stderr if (found := re.search(r"served at (\S+)", line)))
