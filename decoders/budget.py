@@ -60,6 +60,14 @@ class Meter:
             self.forwards += forwards
             self.nodes += nodes
 
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until the budget is spent, at the average speed so far; None without a limit, or before any usage."""
+        seconds = self.seconds
+        spent = {"tokens": self.new_tokens, "forwards": self.forwards, "seconds": seconds, "nodes": self.nodes}
+        left = [seconds * (limit / spent[name] - 1) for name, limit in self.budget if limit is not None and spent[name]]
+        return max(0.0, min(left)) if left else None
+
     def overspent(self) -> str | None:
         """Return the first decoding limit that was reached, such as "tokens (512 of 500)", or None."""
         limits = self.budget

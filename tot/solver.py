@@ -15,7 +15,7 @@ from tot.decoders.errors import OptionError
 from tot.decoders.request import Usage
 from tot.llm.backend import Backend
 from tot.running import run_to_end
-from tot.search.certainty import Curve, curve_for, curves_for, features
+from tot.search.certainty import curve_for, curves_for, features
 from tot.search.checkpoint import Checkpoint
 from tot.search.session import SearchSession, Watcher
 from tot.task.checked import CheckedTask
@@ -63,9 +63,11 @@ class Solution:
 
     def to_json(self) -> dict[str, Any]:
         """Return the run as JSON data: the result and the tree, with a format version."""
+        return {"format": "tot.run", "version": 2, **self.result(), "tree": self.tree.to_json()}
+
+    def result(self) -> dict[str, Any]:
+        """Return the run as JSON data without its tree."""
         return {
-            "format": "tot.run",
-            "version": 2,
             **self.summary(),
             "calls": self.calls,
             "parse_failures": self.parse_failures,
@@ -74,7 +76,6 @@ class Solution:
             "verdict": self.verdict,
             "votes": self.votes,
             "filters": dict(self.filters),
-            "tree": self.tree.to_json(),
         }
 
     def summary(self) -> dict[str, Any]:
@@ -150,7 +151,6 @@ async def asolve(
         decoders = await config.aopen(stack)
         if profile is not None:
             stack.enter_context(profile.recording(decoders.values()))
-        curve = curve_for(task, parts["search"], decoders, config.certainty)
         session = SearchSession(
             task,
             question,
@@ -163,6 +163,7 @@ async def asolve(
             hooks=hooks,
             checkpoint=checkpoint,
             reproducible=config.reproducible,
+            curve=curve_for(task, parts["search"], decoders, config.certainty),
         )
         warn_of_noise(task, parts["search"], parts["evaluator"], session.context.to("evaluate").loaded)
         answer = None
@@ -173,11 +174,11 @@ async def asolve(
             if not keep_best:
                 raise
             session.stopped = "interrupted"
-        return conclude(session, answer, curve)
+        return conclude(session, answer)
 
 
-def conclude(session: SearchSession, answer: Any | None = None, curve: Curve | None = None) -> Solution:
-    """Return the solution of a session, with its certainty if a curve is given.
+def conclude(session: SearchSession, answer: Any | None = None) -> Solution:
+    """Return the solution of a session, with its certainty if the session has a curve.
 
     If no answer is given, parse the best state's text.
     """
@@ -209,13 +210,15 @@ def conclude(session: SearchSession, answer: Any | None = None, curve: Curve | N
         filters=session.context.filters,
         verdict=task.verdict,
         votes=session.votes,
-        certainty=_certainty(session, solved, curve),
+        certainty=_certainty(session, solved),
         by_model=session.by_model,
     )
 
 
-def _certainty(session: SearchSession, solved: bool, curve: Curve | None) -> float | None:
+def _certainty(session: SearchSession, solved: bool) -> float | None:
     """Return the probability that a session's answer is right; None after a single sample or without a vote."""
     if solved and session.task.verdict == Task.verdict:  # another verdict is about a part, such as the examples
         return 1.0
-    return None if curve is None or session.votes is None else curve.certainty(features(session.ballots))
+    if session.curve is None or session.votes is None:
+        return None
+    return session.curve.certainty(features(session.ballots))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
@@ -26,9 +26,16 @@ _CLIENT_CLOSED_REQUEST = 499
 
 
 def make_app(
-    service: Service, key: str | None = None, hosts: Iterable[str] | None = (), machine: str | None = None
+    service: Service,
+    key: str | None = None,
+    hosts: Iterable[str] | None = (),
+    machine: str | None = None,
+    pages: APIRouter | None = None,
 ) -> ASGIApp:
-    """Build the ASGI application for a service: `key` and `hosts` are for `Guard`, /health reports `machine`."""
+    """Build the ASGI application for a service: `key` and `hosts` are for `Guard`, /health reports `machine`.
+
+    `pages` has routes below /live/, each with a token of its own.
+    """
     metrics = PrometheusMetrics(service)
     api = FastAPI(openapi_url=None)  # the API is OpenAI's; `wire.py` documents the additional fields
     for kind in (HTTPException, ServingError, TotError, ValidationError, Exception):
@@ -66,6 +73,9 @@ def make_app(
     @api.post("/v1/responses")
     async def responses(request: Request) -> Response:
         return await answer(request, None)
+
+    if pages is not None:
+        api.include_router(pages)
 
     async def answer(request: Request, kind: type[ChatWanted | TextWanted] | None) -> Response:
         """Answer by a decoder, or by a search if the model is one; None is a kind that only searches answer."""

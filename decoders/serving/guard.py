@@ -1,7 +1,8 @@
 """Access control: allowed hosts and origins, the API key, and the size and type of request bodies.
 
 Every page in a browser can reach a server on loopback: by its address (`Origin`), or by a domain that resolves to
-127.0.0.1 (`Host`, DNS rebinding). Both are rejected. The API key is compared in constant time.
+127.0.0.1 (`Host`, DNS rebinding). Both are rejected. The API key is compared in constant time. Below /live/, a token in
+the path takes its place.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Guard:
         origin = headers.get("origin")
         if origin is not None and not (_host_of(origin) and self._known(_host_of(origin), always=True)):
             return ServingError(403, "requests from other origins are rejected: start the server with --allowed-host")
-        if self._authorization is None or scope["path"] == "/health":
+        if self._authorization is None or scope["path"] == "/health" or scope["path"].startswith("/live/"):
             return None
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         if not hmac.compare_digest(given, self._authorization):

@@ -29,24 +29,27 @@ _FLUSH_SECONDS = 3
 _POLL_SECONDS = 0.05
 
 
+def quiet(app: ASGIApp) -> uvicorn.Config:
+    """Return the configuration of a server that logs no requests and trusts no proxy."""
+    return uvicorn.Config(
+        app,
+        lifespan="off",
+        ws="none",
+        access_log=False,
+        log_config=None,
+        log_level="warning",
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=_FLUSH_SECONDS,
+    )
+
+
 class HTTPServer(uvicorn.Server):
     """Finishes requests before it closes its socket, so that new clients get an error, not a refused connection."""
 
     def __init__(self, app: ASGIApp, service: Service, ready: Callable[[], None] = lambda: None) -> None:
         """`ready` is called when the signal handlers are set; earlier connections wait in the socket."""
-        super().__init__(
-            uvicorn.Config(
-                app,
-                lifespan="off",
-                ws="none",
-                access_log=False,
-                log_config=None,
-                log_level="warning",
-                server_header=False,
-                proxy_headers=False,
-                timeout_graceful_shutdown=_FLUSH_SECONDS,
-            )
-        )
+        super().__init__(quiet(app))
         self._service = service
         self._ready = ready
 

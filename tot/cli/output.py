@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from rich.text import Text
 
 from tot.report.terminal import console, plain, print_tree
-from tot.search.session import SearchSession, shown_answer
+from tot.search.session import shown_answer
 from tot.solver import Solution
 
 _SHORT = 80
@@ -83,14 +81,3 @@ def answer_line(solution: Solution) -> str:
     if answer is not None and not solution.solved:
         notes.append("certainty not known" if solution.certainty is None else f"{solution.certainty:.0%} sure")
     return plain(f"Answer ({', '.join(notes)}): {shown}" if notes else f"Answer: {shown}")
-
-
-def search_line(sessions: Sequence[SearchSession], started: float) -> str:
-    """Level, thoughts, tokens and seconds of the first search, or that the model loads."""
-    elapsed = time.monotonic() - started
-    if not sessions:
-        return f"loading the model … {elapsed:.0f} s"
-    tree, meter = sessions[0].tree, sessions[0].meter
-    level = max(node.depth for node in tree)
-    rate = meter.new_tokens / max(meter.seconds, 1e-9)
-    return f"level {level}, {len(tree) - 1} thoughts, {meter.new_tokens} tokens, {rate:.0f} tokens/s, {elapsed:.0f} s"

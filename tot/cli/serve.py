@@ -38,6 +38,9 @@ class ServeOptions(Limits):
     searches: Path | None = Field(
         None, description="YAML file of searches, each served as MODEL:NAME; by default vote, best, tree and code."
     )
+    live: bool | None = Field(
+        None, description="Show the searches on a page while they run; by default only if --host is loopback."
+    )
     name: str | None = Field(None, description="The model's name for clients; by default its own name.")
     host: str = Field("127.0.0.1", description="Address to listen on; by default, only this machine can connect.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 chooses a free port.")
@@ -83,6 +86,8 @@ def serve_command(given: dict[str, Any]) -> None:
         from tot.decoders.serving.app import make_app
         from tot.decoders.serving.server import address_of, listen, serve
         from tot.decoders.serving.service import Service
+        from tot.serving.live import Runs
+        from tot.serving.pages import Pages
         from tot.serving.searches import load_searches
         from tot.serving.service import Searches
     except ModuleNotFoundError as error:
@@ -96,9 +101,10 @@ def serve_command(given: dict[str, Any]) -> None:
         load_decoder(settings.decoder, settings.model, **loading) as loaded,
     ):
         name = settings.name or (Path(settings.model).name if Path(settings.model).exists() else settings.model)
-        searches = Searches(name, load_searches(settings.searches, loaded, tuple(methods)), limits)
-        service = Service(name, loaded, limits, options, searches)
         local = is_loopback(settings.host)
+        runs = Runs() if settings.live or (settings.live is None and local) else None
+        searches = Searches(name, load_searches(settings.searches, loaded, tuple(methods)), limits, runs)
+        service = Service(name, loaded, limits, options, searches)
         if not local and key is None:
             _log(f"{settings.host} accepts other machines without an API key: set {KEY_VARIABLE}")
         hosts = settings.allowed_host if local or settings.allowed_host else None
@@ -107,10 +113,19 @@ def serve_command(given: dict[str, Any]) -> None:
             machine = describe(loaded.engine.loaded.device, loaded.engine.loaded.dtype)
         elif missing := [EFFECTS[name][0] for name, found in loaded.probe().items() if found is False]:
             _log(f"the server behind {name} lacks {', '.join(missing)}: see tot models --server")
-        app = make_app(service, key, hosts, machine)
+        gate, pages = searches.gate, None
+        if runs is not None:
+            pages = Pages(runs, f"Searches of {name}", lambda: gate.closed and not gate.running)
+        app = make_app(service, key, hosts, machine, pages and pages.router)
         address = address_of(socket)
+
+        def ready() -> None:
+            if pages is not None:
+                _log(f"searches are shown at {address}{pages.path}")
+            _log(f"{name} ({settings.decoder}) is served at {address}/v1")
+
         try:
-            serve(app, service, socket, lambda: _log(f"{name} ({settings.decoder}) is served at {address}/v1"))
+            serve(app, service, socket, ready)
         finally:
             service.close()
 

@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,10 +20,10 @@ from tot.decoders.errors import OptionError, TaskError
 if TYPE_CHECKING:
     from tot.report.profile import Profile
     from tot.search.checkpoint import Checkpoint
-    from tot.search.session import SearchSession
+    from tot.serving.live import Runs
     from tot.task.task import Task
 
-_WITH_RESUME = ("resume", "as_json", "profile", "profile_out")
+_WITH_RESUME = ("resume", "as_json", "live", "profile", "profile_out")
 
 
 @takes(SearchConfig)
@@ -50,6 +51,9 @@ def solve_command(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file of --out.")] = False,
     resume: Annotated[Path | None, typer.Option(help="Resume a killed run from its .jsonl file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    live: Annotated[
+        bool, typer.Option("--live", help="Show the tree in a browser while it grows, at an address of this machine.")
+    ] = False,
     profile: Annotated[
         bool, typer.Option("--profile", help="Print where the time went; on standard error with --json.")
     ] = False,
@@ -89,7 +93,7 @@ def solve_command(
         recorded = Profile()
     if profile_out is not None:
         writable(profile_out, "--profile-out")
-    interrupted = _run(settings, checkpoint, started, as_json, recorded)
+    interrupted = _run(settings, checkpoint, started, as_json, live, recorded)
     if recorded is not None:
         show_profile(recorded, as_json)
         if profile_out is not None:
@@ -139,13 +143,19 @@ def _question(
 
 
 def _run(
-    settings: Mapping[str, Any], checkpoint: Checkpoint | None, started: float, as_json: bool, profile: Profile | None
+    settings: Mapping[str, Any],
+    checkpoint: Checkpoint | None,
+    started: float,
+    as_json: bool,
+    live: bool,
+    profile: Profile | None,
 ) -> bool:
     """Solve, save and print. Returns whether Ctrl-C ended the search."""
-    from tot.cli.output import search_line, show
+    from tot.cli.output import show
     from tot.decoders.files import write_json
-    from tot.report.terminal import progress
+    from tot.report.terminal import complain, progress
     from tot.search.checkpoint import Checkpoint
+    from tot.serving.live import Runs
     from tot.solver import conclude, solve
 
     about: dict[str, Any] = {name: settings.get(name) for name in ("task", "question", "reference", "out")}
@@ -154,6 +164,8 @@ def _run(
     config.parts(task)  # refuse parts that do not fit before a file is written
     task.start(about["question"])
     config = config.model_copy(update={"prompts": task.prompts})
+    stack, runs = ExitStack(), Runs()
+    address = _serve(stack, runs) if live else ""  # refuse missing libraries before a file is written
     out = None if about["out"] is None else Path(about["out"])
     if out is not None and checkpoint is None:
         steps = out if out.suffix == ".jsonl" else out.with_name(out.name.removesuffix(".json") + ".jsonl")
@@ -161,33 +173,38 @@ def _run(
     if out is not None and out.suffix == ".jsonl":
         out = None  # the checkpoint ends in the run
 
-    sessions: list[SearchSession] = []
-    try:
-        with progress(lambda: search_line(sessions, started), quiet=as_json):
-            solution = solve(
-                task,
-                about["question"],
-                config,
-                checkpoint=checkpoint,
-                watch=lambda session: sessions.append(session) if not sessions else None,
-                profile=profile,
-            )
-    except BaseException:
-        if out is not None and sessions:  # keep the unfinished tree
-            write_json(out, conclude(sessions[0]).to_json())
-        if checkpoint is not None:
-            checkpoint.close()
-            if checkpoint.empty:
-                checkpoint.path.unlink(missing_ok=True)
-        raise
+    run = stack.enter_context(runs.run("tot solve", about["question"]))
+    if live:
+        complain(f"tot solve: the tree is shown at {address}#run-{run.id}")
+    bars = progress(lambda: run.line or f"loading the model … {time.monotonic() - started:.0f} s", quiet=as_json)
+    run.votes = live or not bars.disable
+    with stack:
+        try:
+            with bars:
+                solution = run.solution = solve(
+                    task,
+                    about["question"],
+                    config,
+                    checkpoint=checkpoint,
+                    watch=run.watch,
+                    profile=profile,
+                )
+        except BaseException:
+            if out is not None and run.session is not None:  # keep the unfinished tree
+                write_json(out, conclude(run.session).to_json())
+            if checkpoint is not None:
+                checkpoint.close()
+                if checkpoint.empty:
+                    checkpoint.path.unlink(missing_ok=True)
+            raise
     interrupted = solution.stopped == "interrupted"
-    run = solution.to_json() | {"task": about["task"], "model": config.to_json()["model"]}
+    saved = solution.to_json() | {"task": about["task"], "model": config.to_json()["model"]}
     if out is not None:
-        write_json(out, run)
+        write_json(out, saved)
     if checkpoint is not None and interrupted:
         checkpoint.close()
     elif checkpoint is not None:
-        checkpoint.finish(run)
+        checkpoint.finish(saved)
         if out is not None:
             checkpoint.path.unlink(missing_ok=True)  # the run has all of it
     scored = {} if about["reference"] is None else _scored(task, solution.answer, about["reference"])
@@ -200,6 +217,15 @@ def _run(
             _verdict(scored, about["reference"] == about["question"]),
         )
     return interrupted
+
+
+def _serve(stack: ExitStack, runs: Runs) -> str:
+    """Serve the page of a search until the stack ends, and return its address."""
+    try:
+        from tot.serving.pages import served
+    except ModuleNotFoundError as error:
+        raise OptionError(f"tot solve --live needs {error.name}: pip install fastapi uvicorn") from None
+    return stack.enter_context(served(runs, "Searches"))
 
 
 def _scored(task: Task, answer: Any, reference: Any) -> dict[str, Any]:

@@ -68,10 +68,10 @@ async def attempt(
             filters={name: value for name in FILTERS if (value := getattr(config, name)) is not None},
             watch=watch,
             reproducible=config.reproducible,
+            curve=curve_for(task, evaluation.parts["search"], decoders, config.certainty),
         )
-        curve = curve_for(task, evaluation.parts["search"], decoders, config.certainty)
         await session.run()
-        solution = conclude(session, await session.answer(), curve)
+        solution = conclude(session, await session.answer())
         budget_ended = (solution.stopped or "").startswith("budget:")
         sample |= {
             "answer": solution.answer,

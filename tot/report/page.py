@@ -37,17 +37,20 @@ def tree_block(tree: ThoughtTree, run: Mapping[str, Any]) -> dict[str, Any]:
     return tree.to_json() | {"run": dict(run)}
 
 
-def page(title: str, blocks: Iterable[Block]) -> Iterator[str]:
-    """Yield the page with the blocks "evaluation", "tree-0", …, in pieces, with one block in memory at a time."""
+def page(title: str, blocks: Iterable[Block], live: bool = False) -> Iterator[str]:
+    """Yield the page with the blocks "evaluation", "tree-0", …, in pieces, with one block in memory at a time.
+
+    A `live` page has the block "live", and gets its trees from its server.
+    """
     viewer = files("tot.report") / "viewer"
     style = (viewer / "page.css").read_text(encoding="utf-8")
-    script = "\n".join((viewer / name).read_text(encoding="utf-8") for name in _SCRIPTS)
+    script = "\n".join((viewer / name).read_text(encoding="utf-8") for name in _SCRIPTS + ("live.js",) * live)
     template = Environment(autoescape=True).from_string((viewer / "page.html").read_text(encoding="utf-8"))
     return template.generate(
         title=" ".join(title.split())[:200].encode("utf-8", "replace").decode(),  # replace lone surrogates
         policy=(
             f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
-            "base-uri 'none'; form-action 'none'"
+            "base-uri 'none'; form-action 'none'" + "; connect-src 'self'" * live
         ),
         style=Markup(style),
         script=Markup(script),

@@ -18,6 +18,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, ProgressColumn, Task, TimeRemainingColumn
 from rich.progress import Progress as Bars
 from rich.segment import Segment
+from rich.table import Column
 from rich.text import Text
 from rich.tree import Tree
 
@@ -64,7 +65,7 @@ class _Note(ProgressColumn):
     """A column that calls `note` for its text at every refresh."""
 
     def __init__(self, note: Callable[[], str]) -> None:
-        super().__init__()
+        super().__init__(Column(no_wrap=True, overflow="ellipsis"))
         self._note = note
 
     def render(self, task: Task) -> Text:

@@ -23,6 +23,7 @@ from tot.llm.context import Context
 from tot.llm.replies import Evaluation, Proposal, Reply, as_proposal
 from tot.sandbox import can_confine
 from tot.search.base import Search, by_value
+from tot.search.certainty import Curve
 from tot.search.checkpoint import Checkpoint, Recorded
 from tot.search.execution import Execution, each_of, execute
 from tot.search.in_progress import InProgress
@@ -56,9 +57,12 @@ class SearchSession:
         hooks: object | None = None,
         checkpoint: Checkpoint | None = None,
         reproducible: bool = False,
+        curve: Curve | None = None,
     ) -> None:
         """Start the search. With `reproducible`, nothing depends on which sample or branch ends first."""
         self.task = task
+        self.curve = curve
+        """The certainty of its votes; None if it is not known."""
         self.search = search.start(task, question, seed=seed, hooks=hooks)
         """The running search, which yields the steps."""
         self.search.escalates = backend.can("escalate")
@@ -84,6 +88,7 @@ class SearchSession:
         self._counted = 0, self.meter.total
         """Calls and usage at the last results."""
         self._running: dict[Step, asyncio.Task[Any]] = {}
+        self._halted = False
         ordered = search.merges(self.tree.state(self.tree.root)) or getattr(evaluator, "compares", False)
         self._by_level = reproducible or ordered
         """Whether branches wait for each other: merging and comparing states depends on the order of results."""
@@ -130,6 +135,13 @@ class SearchSession:
             await self._in_progress.cancel()
             await self._backend.cancel()
 
+    def stop(self, why: str) -> None:
+        """End the search with the best answer so far, without further calls. Call it in the event loop of `run`."""
+        if self._running:
+            self.stopped, self._halted = why, True
+            for task in self._running.values():
+                task.cancel()
+
     async def _run(self) -> None:
         while steps := self._replayed():
             for step in steps:
@@ -139,6 +151,8 @@ class SearchSession:
                 return
             when = asyncio.ALL_COMPLETED if self._by_level else asyncio.FIRST_COMPLETED
             await asyncio.wait(self._running.values(), return_when=when)
+            if self._halted:
+                return
             ended = [step for step in steps if step in self._running and self._running[step].done()]
             for step in ended:
                 self._tell(step, self._running.pop(step).result(), more=self._by_level and step is not ended[-1])
@@ -229,15 +243,22 @@ class SearchSession:
         fast = self.search.options.fast_evaluator if step.fast else None
         return self._evaluator if fast is None else fast
 
+    @property
+    def candidates(self) -> list[Node]:
+        """The nodes whose answers vote, or the one to answer from."""
+        search = self.search
+        if search.options.aggregate == "best":
+            return [search.best]
+        return search.complete() if search.solved is None else [search.solved]
+
     async def answer(self) -> Any | None:
         """Return the answer of the best state, or the result of a vote of all complete states.
 
         After a vote, `search.best` is the most valuable state with that answer. Returns None if no state gives an
         answer, or if the budget is spent.
         """
-        search = self.search
+        search, nodes = self.search, self.candidates
         voting = search.options.aggregate != "best"
-        nodes = [search.best] if not voting else search.complete() if search.solved is None else [search.solved]
         answers = await self._answers(nodes)
         answered = [(node, answer) for node, answer in zip(nodes, answers, strict=True) if answer is not None]
         if not answered:
@@ -266,7 +287,7 @@ class SearchSession:
         ]
         if limit := self.meter.overspent():
             self.stopped = f"budget: {limit}"
-        if not pending or not self._backend.can("answer") or limit:
+        if not pending or not self._backend.can("answer") or limit or self._halted:
             return answers
         recorded = self._checkpoint.step(None) if self._checkpoint is not None else None
         if recorded is not None:

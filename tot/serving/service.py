@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -23,6 +24,7 @@ from tot.decoders.serving.prometheus import PrometheusMetrics
 from tot.decoders.serving.streaming import EventStream, SendEvent, while_connected
 from tot.decoders.serving.wire import check_tokens
 from tot.search.base import SearchState
+from tot.serving.live import Runs
 from tot.serving.replies import ChatReply, Events, ResponsesReply, Result
 from tot.serving.searches import ServedSearch
 from tot.serving.wire import ResponsesWanted, SearchWanted
@@ -46,11 +48,15 @@ class _Work:
 class Searches:
     """Serves searches as `name:search`, and a single sample as `name` where no decoder does."""
 
-    def __init__(self, name: str, searches: Mapping[str, ServedSearch], limits: Limits) -> None:
+    def __init__(
+        self, name: str, searches: Mapping[str, ServedSearch], limits: Limits, runs: Runs | None = None
+    ) -> None:
+        """`runs` gets the searches, for the live page."""
         self.gate = Gate(limits.max_searches, limits)
         self.models = {f"{name}:{search}".removesuffix(":"): one for search, one in searches.items()}
         self._name = name
         self._limits = limits
+        self._runs = runs
         self._running: set[asyncio.Future[Solution]] = set()
 
     async def reply(self, request: Request, body: bytes, metrics: PrometheusMetrics) -> Response:
@@ -119,7 +125,7 @@ class Searches:
                 budget = wanted.budget(work.config.budget, Budget(seconds=max(0.0, seconds)))
                 config = work.config.model_copy(update={"budget": budget})
                 hooks = {"on_expand": show} if wanted.model != self._name else None
-                solving = asyncio.ensure_future(asolve(work.task, wanted.question, config, hooks=hooks))
+                solving = asyncio.ensure_future(self._solved(work, config, hooks))
                 self._running.add(solving)
                 try:
                     solution = await solving
@@ -134,6 +140,15 @@ class Searches:
                     metrics.searched(wanted.model, outcome)
         metrics.spent([solution.usage], len(solution.tree) - 1)
         return Result(work.task, solution)
+
+    async def _solved(self, work: _Work, config: SearchConfig, hooks: Any) -> Solution:
+        wanted = work.wanted
+        if self._runs is None:
+            return await asolve(work.task, wanted.question, config, hooks=hooks)
+        with self._runs.run(wanted.model, wanted.question) as run:
+            solution = await asolve(work.task, wanted.question, config, hooks=hooks, watch=run.watch)
+            run.solution = solution
+            return solution
 
 
 def _as_text(search: SearchState, node: Node) -> str:

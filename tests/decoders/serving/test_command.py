@@ -46,6 +46,22 @@ def test_without_a_key_a_warning_about_other_machines_is_printed(start: Any) -> 
     assert names[len(decoders) :][:3] == ["mine:vote", "mine:best", "mine:tree"]
 
 
+@pytest.mark.processes
+def test_the_page_of_searches_is_on_loopback_unless_an_option_says_otherwise(start: Any) -> None:
+    first, served = start().said
+    address = re.fullmatch(r"tot serve: searches are shown at (http://127\.0\.0\.1:\d+/live/[\w-]{22}/)\n", first)
+    assert address is not None
+    assert "is served at" in served
+    assert "new EventSource(" in httpx.get(address[1]).text
+    assert httpx.get(f"{address[1]}events", headers={"origin": "http://evil.example"}).status_code == 403
+    assert len(start("--no-live").said) == 1
+    warning, shown, _ = start("--host", "0.0.0.0", "--live").said
+    assert "without an API key" in warning
+    page = shown.split()[-1].replace("0.0.0.0", "127.0.0.1")
+    assert httpx.get(page, headers={"host": "box.example"}).status_code == 200
+    assert httpx.post(f"{page}runs/x/stop", headers={"origin": "http://evil.example"}).status_code == 403
+
+
 # -- refused options -------------------------------------------------------------------------------
 
 

@@ -22,6 +22,8 @@ from tot.decoders.serving.app import make_app
 from tot.decoders.serving.options import Limits
 from tot.decoders.serving.server import HTTPServer, address_of, listen
 from tot.decoders.serving.service import Service
+from tot.serving.live import Runs
+from tot.serving.pages import Pages
 from tot.serving.searches import load_searches
 from tot.serving.service import Searches
 
@@ -75,14 +77,18 @@ class Chat:
 class Running:
     """A running server."""
 
-    def __init__(self, decoder: Any, searches: Path | None, limits: dict[str, Any]) -> None:
+    def __init__(self, decoder: Any, searches: Path | None, limits: dict[str, Any], key: str | None) -> None:
         self.decoder = decoder
         bounds = Limits(**limits)
-        self.searches = Searches(MODEL, load_searches(searches, decoder), bounds)
+        self.runs = Runs()
+        self.searches = Searches(MODEL, load_searches(searches, decoder), bounds, self.runs)
         self.service = Service(MODEL, decoder, bounds, searches=self.searches)
         listening = listen("127.0.0.1", 0)
         self.url = address_of(listening)
-        self.server = HTTPServer(make_app(self.service), self.service)
+        self.pages = Pages(self.runs, "Searches", lambda: self.searches.gate.closed and not self.searches.gate.running)
+        app = make_app(self.service, key, pages=self.pages.router)
+        self.server = HTTPServer(app, self.service)
+        self.live = self.url + self.pages.path
         self.tasks_left: set[Any] = set()
         self._thread = threading.Thread(target=self._run, args=(listening,), daemon=True)
         self._thread.start()
@@ -138,15 +144,15 @@ def running() -> type[Running]:
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., Running]]:
-    """Start servers: serve(decoder, searches="vote: {...}", and limits)."""
+    """Start servers: serve(decoder, searches="vote: {...}", key="..." and limits)."""
     running: list[Running] = []
 
-    def start(decoder: Any, searches: str | None = None, **limits: Any) -> Running:
+    def start(decoder: Any, searches: str | None = None, key: str | None = None, **limits: Any) -> Running:
         file = None
         if searches is not None:
             file = tmp_path / "searches.yaml"
             file.write_text(searches)
-        running.append(Running(decoder, file, limits))
+        running.append(Running(decoder, file, limits, key))
         return running[-1]
 
     yield start

@@ -18,23 +18,20 @@ function route() {
   const name = location.hash.slice(1);
   const saved = (/^tree-\d+$/.test(name) && embedded(name)) || (overview ? null : embedded("tree-0"));
   if (saved) showTree(saved);
-  else showOverview();
+  else if (overview) showOverview();
 }
 
 function showTree(saved) {
   reveal("canvas", "panel", "tools");
   byId("back").hidden = !overview;
   const tree = new Tree(saved);
-  const measures = tree.measures();
-  byId("measure").replaceChildren(...measures.map(([name, field]) => make("option", { value: field }, name)));
-  byId("measure").parentElement.hidden = measures.length === 0;
   name(tree.question);
   byId("query").value = "";
   search.query = "";
   search.found = [];
   byId("found").replaceChildren();
   view.show(tree);
-  showScale();
+  showMeasures();
   canvas.focus({ preventScroll: true });
 }
 
@@ -54,6 +51,14 @@ function name(text) {
   byId("title").title = visible(text.slice(0, 1000));
 }
 
+function showMeasures() {
+  const measures = view.tree.measures();
+  const options = measures.map(([name, field]) => make("option", { value: field, selected: field === view.scale.field }, name));
+  byId("measure").replaceChildren(...options);
+  byId("measure").parentElement.hidden = measures.length === 0;
+  showScale();
+}
+
 function showScale() {
   const { low, high } = view.scale;
   byId("scale").hidden = !(low < high);
@@ -62,7 +67,7 @@ function showScale() {
 }
 
 function back() {
-  if (overview) location.hash = "";
+  if (!byId("back").hidden) location.hash = "";
 }
 
 function changeTheme() {

@@ -11,14 +11,19 @@ class Search {
 
   /** Search all thoughts, visible or not, for `query`, and select the first match. */
   run(query) {
-    const { tree } = this.view;
     this.query = query.toLowerCase();
+    this.at = -1;
+    this.find();
+    this.step(1);
+  }
+
+  /** Mark the matches in the current tree. */
+  find() {
+    const { tree } = this.view;
     const walk = this.query ? tree.walk((node) => node.children) : [];
     this.found = walk.filter((node) => node.text.toLowerCase().includes(this.query));
-    this.at = -1;
     this.view.matches = new Set(this.found);
     this.view.forget();
-    this.step(1);
   }
 
   step(by) {
@@ -26,6 +31,10 @@ class Search {
       this.at = (this.at + by + this.found.length) % this.found.length;
       this.view.reveal(this.found[this.at]);
     }
+    this.report();
+  }
+
+  report() {
     this.onFound(this.query ? (this.found.length ? `${this.at + 1} of ${this.found.length}` : "none") : "");
   }
 }

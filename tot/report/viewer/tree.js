@@ -4,7 +4,8 @@ const CARD = { width: 248, height: 88, across: 76, down: 16 };
 const FIRST = 2000; // maximum number of thoughts shown at first
 
 class Tree {
-  constructor(saved) {
+  /** `before` is an earlier state of the same tree, whose expanded nodes and positions are kept. */
+  constructor(saved, before = null) {
     this.saved = saved;
     this.question = saved.root.question;
     this.nodes = saved.nodes.map((fields) => ({
@@ -15,6 +16,7 @@ class Tree {
       depth: 0,
       text: fields.thought ? Object.values(fields.thought.parts).join("\n") : saved.root.question,
       open: false,
+      ...kept(before?.nodes[fields.id]),
     }));
     for (const node of this.nodes.slice(1)) {
       node.parent = this.nodes[node.fields.parent];
@@ -26,7 +28,7 @@ class Tree {
     }
     this.links = (saved.links ?? []).map((link) => ({ tail: this.nodes[link.parent], head: this.nodes[link.node] }));
     this.end = this.nodes.reduce((end, node) => (node.fields.chosen && node.depth >= end.depth ? node : end), this.root);
-    this.openFirst();
+    this.openFirst(before);
   }
 
   /** All nodes reachable from the root, parents before children, in drawing order. */
@@ -42,12 +44,13 @@ class Tree {
     return order;
   }
 
-  openFirst() {
+  openFirst(before) {
     let count = 1;
     const waiting = [this.root];
     for (const node of waiting) {
       const more = node.children.length;
-      if (more === 0 || count + more > FIRST) continue;
+      const known = before?.nodes[node.id]?.children.length > 0;
+      if (more === 0 || (known ? !node.open : count + more > FIRST)) continue;
       node.open = true;
       count += more;
       waiting.push(...node.children);
@@ -84,16 +87,16 @@ class Tree {
 
   /** The calls about a node, with full prompts: each text is saved as the length shared with the previous one, and the rest. */
   calls(node) {
-    this.texts ??= (this.saved.texts ?? []).reduce((texts, [shared, rest]) => {
+    const texts = (this.saved.decoded ??= []); // a live tree gets more of them
+    for (const [shared, rest] of (this.saved.texts ?? []).slice(texts.length)) {
       texts.push(beginning(texts[texts.length - 1] ?? "", shared) + rest);
-      return texts;
-    }, []);
+    }
     return (this.saved.calls?.[node.id] ?? []).map((call) => ({
       output: "",
       parts: [],
       choices: {},
       ...call,
-      prompt: call.prompt.map(([role, number]) => ({ role, content: this.texts[number] })),
+      prompt: call.prompt.map(([role, number]) => ({ role, content: texts[number] })),
     }));
   }
 
@@ -130,6 +133,11 @@ class Tree {
     };
     return { field, low, high, of };
   }
+}
+
+/** The part of a node that its later states keep. */
+function kept(known) {
+  return known && { open: known.open, x: known.x, y: known.y };
 }
 
 /** A node's position as sibling numbers from the root, such as "0.2.1". */

@@ -31,14 +31,28 @@ class TreeView {
     this.select(tree.root);
   }
 
+  /** Show a later state of the same tree. The selection and its position in the window stay. */
+  update(tree, field) {
+    const [before, scale] = [this.tree, this.scale];
+    this.tree = tree;
+    this.selected = tree.nodes[this.selected.id];
+    this.scale = tree.scale(field);
+    const coloured = ["field", "low", "high"].every((part) => scale[part] === this.scale[part]);
+    const looks = ({ fields, open, children }) => [fields, open, children.length > 0];
+    this.arrange(this.selected, (id) => {
+      const [was, is] = [looks(before.nodes[id]), looks(tree.nodes[id])];
+      return !coloured || was.some((part, i) => part !== is[i]) || (is[2] && !is[1]); // a closed node counts those below
+    });
+  }
+
   measure(field) {
     this.scale = this.tree.scale(field);
     this.forget();
     if (this.selected) this.onSelect(this.selected);
   }
 
-  /** Update the layout after expanding or collapsing; `still` keeps its position in the window. */
-  arrange(still = null) {
+  /** Update the layout; `still` keeps its position in the window, and only `stale` cards are redrawn. */
+  arrange(still = null, stale = () => true) {
     const before = still && this.toWindow(still);
     this.layout = this.tree.layOut();
     if (before) {
@@ -46,13 +60,17 @@ class TreeView {
       this.at.x += before.x - after.x;
       this.at.y += before.y - after.y;
     }
-    this.forget();
+    this.forget(stale);
   }
 
-  /** Redraw every card. */
-  forget() {
-    this.elements.clear();
-    this.cards.replaceChildren();
+  /** Redraw all cards, or the ones whose ids are `stale`. */
+  forget(stale = () => true) {
+    for (const [id, element] of this.elements) {
+      if (stale(id)) {
+        element.remove();
+        this.elements.delete(id);
+      } else place(element, this.tree.nodes[id]);
+    }
     this.later();
   }
 
@@ -207,7 +225,7 @@ class TreeView {
       "aria-label": `${node.parent ? `thought ${placeOf(node)}` : "question"}, value ${shortNumber(fields.value)}: ${brief(node.text, 200)}`,
     });
     card.dataset.id = node.id;
-    card.style.transform = `translate(${node.x}px, ${node.y}px)`;
+    place(card, node);
     for (const kind of ["chosen", "pruned"]) card.classList.toggle(kind, Boolean(fields[kind]));
     card.classList.toggle("root", node.parent === null);
     card.classList.toggle("match", this.matches.has(node));
@@ -341,6 +359,10 @@ class TreeView {
       if (card && !event.target.closest(".toggle")) this.toggle(this.tree.nodes[card.dataset.id]);
     });
   }
+}
+
+function place(card, node) {
+  card.style.transform = `translate(${node.x}px, ${node.y}px)`;
 }
 
 /** The midpoint and distance of two pointers; for one pointer, its position. */

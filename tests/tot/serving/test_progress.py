@@ -1,0 +1,186 @@
+"""Progress of a running search: its leading answer, how sure it is, and the seconds left of its budget."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+
+from tot import BFS, ChainOfThought, SelfConsistency, Task, Value, asolve, solve
+from tot.decoders import Budget, Meter
+from tot.search.session import SearchSession
+from tot.serving.progress import Progress, leading
+
+
+class Last(Task):
+    """The answer is the last word of a text, if it is a number."""
+
+    templates: ClassVar = {"chain": "solve", "thought": "grow", "value": "value {{ thought }}"}
+    depth = 2
+
+    def parse_answer(self, text: str) -> str | None:
+        word = (text.split() or [""])[-1]
+        return word if word.isdigit() else None
+
+    def answer_at(self, state: Any) -> str | None:
+        return self.parse_answer(state.text)
+
+
+def leaders(decoder: Any, search: Any, task: Any = Last, **options: Any) -> list[tuple[str, str] | None]:
+    """Return the leading answer after each step."""
+    seen = []
+
+    def watch(session: SearchSession) -> None:
+        seen.append(leading(session))
+
+    solve(task, "q", decoder=decoder, search=search, watch=watch, **options)
+    return seen
+
+
+def test_the_leader_of_a_vote_has_its_certainty(scripted: Any) -> None:
+    replies = {"solve": ["a 7", "b 7", "c none", "d 8"]}
+    first, *_, last = leaders(scripted(replies), SelfConsistency(samples=4))
+    assert first is None
+    assert last is not None
+    assert last[0] == "7"
+    solution = solve(Last, "q", decoder=scripted(replies), search=SelfConsistency(samples=4))
+    assert last[1] == f"{solution.certainty:.0%} sure"
+
+
+def test_the_leader_has_its_share_of_weights_if_its_certainty_is_not_known(scripted: Any) -> None:
+    replies = {"grow": ["7", "8", "8 8"], "value 7": "6", "value 8": "2", "value 8 8": "2"}
+    search = BFS(thoughts=3, breadth=3, depth=2, aggregate="vote")
+    seen = leaders(scripted(replies), search, evaluator=Value())
+    assert seen == [None, ("8", "67% of votes"), ("7", "60% of votes")]  # before and after the evaluation
+
+
+def test_one_answer_and_a_best_state_have_no_share(scripted: Any) -> None:
+    assert leaders(scripted({"solve": "it is 7"}), ChainOfThought()) == [None, ("7", "")]
+    replies = {"grow": ["7", "8"], "value 7": "2", "value 8": "3"}
+    best = leaders(scripted(replies), BFS(thoughts=2, breadth=2, depth=2), evaluator=Value())
+    assert best[-1] == ("8", "")
+
+
+def test_a_verified_answer_has_the_verdict_of_its_task(scripted: Any) -> None:
+    class Checked(Last):
+        verdict = "examples pass"
+
+        def verify(self, question: str, answer: Any) -> bool:
+            return bool(answer == "8")
+
+    seen = leaders(scripted({"solve": ["7", "7", "8"]}), SelfConsistency(samples=3), Checked)
+    assert seen[-1] == ("8", "examples pass")
+
+
+def test_progress_follows_the_search_and_survives_a_failing_task(scripted: Any) -> None:
+    class Unreliable(Last):
+        fails = False
+
+        def parse_answer(self, text: str) -> str | None:
+            if self.fails:
+                raise ValueError("no answer")
+            return super().parse_answer(text)
+
+    task = Unreliable()
+
+    async def follow() -> None:
+        replies = {"solve": ["7", "8", "7"]}
+        await asolve(task, "q", decoder=scripted(replies), search=SelfConsistency(samples=3), watch=progress.watch)
+        async with asyncio.timeout(30):
+            while progress.leading is None:
+                await asyncio.sleep(0.01)
+        assert progress.session is not None
+        assert progress.leading[0] == "7"
+        task.fails = True
+        progress.watch(progress.session)
+        async with asyncio.timeout(30):
+            while progress.leading is not None:
+                await asyncio.sleep(0.01)
+
+    progress = Progress()
+    asyncio.run(follow())
+
+
+@pytest.mark.parametrize("search", [SelfConsistency(samples=4), BFS(thoughts=2, breadth=2, depth=3, aggregate="vote")])
+def test_a_stopped_session_votes_without_further_calls(scripted: Any, search: Any) -> None:
+    class Waiting(scripted):  # type: ignore[misc]
+        """The first batch has an answer; the others never end."""
+
+        cancelled = 0
+
+        def start(self, requests: Any, meter: Any = None) -> list[Any]:
+            futures = [asyncio.get_running_loop().create_future() for _ in requests]
+            if not self.batches:
+                for future, reply in zip(futures, self.generate(requests), strict=False):
+                    future.set_result([reply] * requests[0].sampling.n)
+            else:
+                self.batches.append(list(requests))
+                asyncio.get_running_loop().call_later(0.01, sessions[0].stop, "enough")
+                for future in futures:
+                    future.add_done_callback(self.count)
+            return futures
+
+        def count(self, future: Any) -> None:
+            self.cancelled += future.cancelled()
+
+    sessions: list[SearchSession] = []
+    decoder = Waiting({"solve": "it is 7", "grow": "8"})
+    if isinstance(search, SelfConsistency):
+        search = SelfConsistency(samples=4, at_once=1, until=1.0)
+    solution = solve(Last, "q", decoder=decoder, search=search, evaluator=Value(), watch=sessions.append)
+    assert (solution.answer, solution.stopped) == ("7" if isinstance(search, SelfConsistency) else "8", "enough")
+    assert len(decoder.batches) == 2
+    assert decoder.cancelled == len(decoder.batches[1])
+
+
+def test_the_first_limit_of_a_budget_sets_the_seconds_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def left(after: float, **budget: Any) -> float | None:
+        meter = Meter(Budget(**budget))
+        meter.count(new_tokens=50, nodes=4)
+        monkeypatch.setattr(Meter, "seconds", after)
+        result = meter.seconds_left
+        monkeypatch.undo()
+        return result
+
+    assert left(10.0) is None
+    assert left(10.0, forwards=5) is None  # no forward pass yet
+    assert left(10.0, seconds=30) == 20
+    assert left(10.0, seconds=30, tokens=100) == 10
+    assert left(10.0, seconds=30, nodes=5) == 2.5
+    assert left(40.0, seconds=30) == 0
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_has_one_status_line_which_is_cleared(
+    tot: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["7\x1b]0;x\x07", "7\x1b]0;x\x07", "or 8."]
+    decoder = scripted(SimpleNamespace(get=lambda prompt, default: texts))
+    monkeypatch.setattr("tot.decoders.engine.open_models.shared_engines", lambda *_, **__: nullcontext([None]))
+    monkeypatch.setattr("tot.llm.decoders.load_decoder", lambda *_, **__: nullcontext(decoder))
+    monkeypatch.setattr("tot.llm.decoders.has_chat_template", lambda _: False)
+    arguments = ("solve", "ask", "How many?", "--search", "self-consistency:samples=3", "--budget-seconds", "900")
+    status, _, err = tot(*arguments)
+    assert (status, err) == (0, "")
+    terminal = Terminal()
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert tot(*arguments)[0] == 0
+    lines = terminal.getvalue()
+    assert lines.count("\n") == 1  # the line's own end, which is cleared
+    assert lines.endswith("\r\x1b[1A\x1b[2K")
+    assert "\x07" not in lines
+    assert re.search(
+        r"7�]0;x� \(\d\d% sure\) · level 1, 3 thoughts, 15 tokens, \d+ tokens/s, \d s, \d{3} s left", lines
+    )
