@@ -116,7 +116,7 @@ def serve_command(given: dict[str, Any]) -> None:
         gate, pages = searches.gate, None
         if runs is not None:
             pages = Pages(runs, f"Searches of {name}", lambda: gate.closed and not gate.running)
-        app = make_app(service, key, hosts, machine, pages and pages.router)
+        app = make_app(service, key, hosts, machine, None if pages is None else pages.router)
         address = address_of(socket)
 
         def ready() -> None:
