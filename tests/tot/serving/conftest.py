@@ -77,7 +77,7 @@ class Chat:
 class Running:
     """A running server."""
 
-    def __init__(self, decoder: Any, searches: Path | None, limits: dict[str, Any], key: str | None) -> None:
+    def __init__(self, decoder: Any, searches: Path | None, limits: dict[str, Any], key: str | None = None) -> None:
         self.decoder = decoder
         bounds = Limits(**limits)
         self.runs = Runs()
