@@ -48,7 +48,7 @@ BODY = st.builds(
 
 @pytest.fixture(scope="module")
 def url(running: Any, chat: Any) -> Iterator[str]:
-    server = running(chat("Paris", "Lyon.\n\n"), None, {})
+    server = running(chat("Paris", "Lyon.\n\n"), None, {}, None)
     yield server.url
     server.wait_until(lambda: server.idle)
     server.stop()
