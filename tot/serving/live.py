@@ -103,6 +103,7 @@ class Run(Progress):
 
     def end(self, error: BaseException | None) -> None:
         """Keep the tree and the result, and nothing else of the search."""
+        self.running = False
         if (solution := self.solution) is not None:
             sure = "" if solution.certainty is None else f"{solution.certainty:.0%} sure"
             self.leading = shown_answer(solution.answer or ""), solution.verdict if solution.solved else sure

@@ -24,6 +24,7 @@ class Progress:
         """The search; None until it begins."""
         self.leading: tuple[str, str] | None = None
         """The answer that leads, and how sure it is, such as "83% sure"; None while there is no answer."""
+        self.running = True
         self.votes = True
         """Whether `leading` is computed."""
         self._pause = 0.0
@@ -52,7 +53,7 @@ class Progress:
         level, rate = max(node.depth for node in tree), meter.new_tokens / max(meter.seconds, 1e-9)
         line = f"level {level}, {len(tree) - 1} thoughts, {meter.new_tokens} tokens, {rate:.0f} tokens/s"
         line += f", {meter.seconds:.0f} s"
-        if (left := meter.seconds_left) is not None:
+        if self.running and (left := meter.seconds_left) is not None:
             line += f", {left:.0f} s left"
         answer, note = self.leading or ("", "")
         return f"{brief(answer, 40)}{f' ({note})' * bool(note)} · {line}" if answer else line
