@@ -1,4 +1,4 @@
-"""Acting tasks: observations in the tree and in prompts, one act per thought, and resumed runs; Refine and Act."""
+"""Acting tasks: observations in the tree and in prompts, one act per thought, resumed runs, and Refine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import pytest
 
 from tot import BFS, BestOfN, Budget, Checkpoint, Observation, Refine, Sample, State, Task, Thought, asolve, solve
-from tot.decoders.errors import OptionError, TaskError
 from tot.report.terminal import tree_text
 from tot.tree.tree import ThoughtTree
 
@@ -128,69 +127,6 @@ def test_acts_of_a_step_run_concurrently(scripted: Any) -> None:
         Meet, "q", decoder=scripted({"try q": list("abcd")}), search=BestOfN(samples=4), evaluator="heuristic"
     )
     assert texts(solution.tree) == [(letter, "met") for letter in "abcd"]
-
-
-@pytest.mark.parametrize("error", [ValueError("no such door"), TimeoutError(), OSError(5, "broken")])
-def test_an_exception_of_an_act_is_the_observation(scripted: Any, error: Exception) -> None:
-    class Broken(Spell):
-        async def act(self, state: State, thought: Thought) -> Observation:
-            raise error
-
-    decoder = scripted({"try q": ["a", "b"]})
-    solution = solve(Broken, "q", decoder=decoder, search=BFS(thoughts=2, depth=2), evaluator="heuristic")
-    assert texts(solution.tree) == [(letter, f"{type(error).__name__}: {error}") for letter in "ab"]
-
-
-def test_an_act_may_return_no_observation(scripted: Any) -> None:
-    class Idle(Spell):
-        async def act(self, state: State, thought: Thought) -> None:  # type: ignore[override]
-            return None
-
-    decoder = scripted({"try q": ["a", "b"]})
-    solution = solve(Idle, "q", decoder=decoder, search=BFS(thoughts=2, depth=2), evaluator="heuristic")
-    assert texts(solution.tree) == [("a", None), ("b", None)]
-
-
-def test_a_result_that_is_not_an_observation_is_rejected(scripted: Any) -> None:
-    class Wrong(Spell):
-        async def act(self, state: State, thought: Thought) -> Any:
-            return "3 wrong"
-
-    with pytest.raises(TaskError, match=r"Wrong\.act gave '3 wrong': return an Observation, or None"):
-        solve(Wrong, "q", decoder=scripted({"try q": ["a", "b"]}), search=BFS(thoughts=2, depth=2))
-
-
-def test_an_option_error_of_an_act_ends_the_run(scripted: Any) -> None:
-    class Unconfined(Spell):
-        async def act(self, state: State, thought: Thought) -> Observation:
-            raise OptionError("no sandbox here")
-
-    with pytest.raises(OptionError, match="no sandbox here"):
-        solve(Unconfined, "q", decoder=scripted({"try q": ["a", "b"]}), search=BFS(thoughts=2, depth=2))
-
-
-def test_a_long_observation_is_truncated_and_marked(scripted: Any) -> None:
-    class Long(Spell):
-        async def act(self, state: State, thought: Thought) -> Observation:
-            return Observation(text="x" * 5_000_000)
-
-    solution = solve(
-        Long, "q", decoder=scripted({"try q": ["a", "b"]}), search=BFS(thoughts=2, depth=2), evaluator="random"
-    )
-    assert texts(solution.tree)[0][1] == "x" * 4000 + "\n… (cut: 5000000 characters)"
-
-
-def test_lone_surrogates_in_an_observation_are_replaced(scripted: Any, tmp_path: Path) -> None:
-    class Odd(Spell):
-        async def act(self, state: State, thought: Thought) -> Observation:
-            raise ValueError("\ud800 wrong \x00")
-
-    trace = Checkpoint.create(tmp_path / "trace.jsonl")
-    options = {"search": BFS(thoughts=2, depth=2), "evaluator": "random", "checkpoint": trace}
-    tree = solve(Odd, "q", decoder=scripted({"try q": ["a", "b"]}), **options).tree
-    trace.close()
-    tree.save(tmp_path / "run.json")
-    assert texts(ThoughtTree.load(tmp_path / "run.json"))[0] == ("a", "ValueError: ? wrong \x00")
 
 
 def test_tasks_without_act_have_no_observations(letters: Any, scripted: Any, two_levels: Any) -> None:
@@ -382,53 +318,6 @@ def test_own_generators_and_comparisons_get_all_drafts_at_once(scripted: Any, ge
     options = {"search": Refine(thoughts=3), "generator": generator, "evaluator": evaluator}
     assert solve(Spell, "q", decoder=decoder, **options).answer == "dog"
     assert [request.sampling.n for request in decoder.requests] == [1, 3]
-
-
-# -- the act search -------------------------------------------------------------------------------------------------
-
-
-class Rooms(Task):
-    """Three rooms in a row, with the goal in the third. The last observation names the current room."""
-
-    templates: ClassVar = {"move": "door {{ observations | join(', ') }}"}
-    thought = ("move",)
-    depth = 6
-
-    async def act(self, state: State, thought: Thought) -> Observation:
-        room = (state.world or 0) + {"on": 1, "back": -1, "look": 0}[thought.text]  # type: ignore[operator]
-        return Observation(text=f"room {room}", verified=room == 2, data=room)
-
-    def step(self, state: State, thought: Thought) -> State:
-        assert thought.observation is not None
-        return state.then(thought, thought.observation.data)
-
-    def is_terminal(self, state: State) -> bool:
-        return state.world == 2
-
-    def answer_at(self, state: State) -> str | None:
-        return " ".join(thought.text for thought in state.thoughts)
-
-
-def test_act_follows_one_path_to_the_goal(scripted: Any) -> None:
-    prompts = ["door", "door room 1", "door room 1, room 0", "door room 1, room 0, room 0"]
-    replies = dict(zip([*prompts, f"{prompts[-1]}, room 1"], ["on", "back", "look", "on", "on"], strict=True))
-    solution = solve(Rooms, "q", decoder=scripted(replies), search="act")
-    assert (solution.answer, solution.solved, solution.calls) == ("on back look on on", True, 5)
-
-
-def test_act_ends_at_full_depth_and_without_actions(scripted: Any) -> None:
-    solution = solve(Rooms, "q", decoder=scripted({}), search="act", generator=Always("look"), evaluator="random")
-    assert (len(solution.tree) - 1, solution.solved) == (5, False)
-    solution = solve(Rooms, "q", decoder=scripted({}), search="act", generator=Always(None), evaluator="random")
-    assert len(solution.tree) == 1
-
-
-class Always:
-    def __init__(self, move: str | None) -> None:
-        self.moves = [] if move is None else [move]
-
-    async def propose(self, ctx: Any, nodes: Any, count: int | None) -> list[list[str]]:
-        return [list(self.moves) for _ in nodes]
 
 
 # -- ask and tell -----------------------------------------------------------------------------------------------
