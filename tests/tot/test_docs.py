@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -111,3 +115,19 @@ def test_the_readmes_task_runs_as_pasted(smollm2: str, python: Any, tmp_path: Pa
     assert tree.state(tree.root).question in example
     thoughts = int(re.findall(r"BFS\(thoughts=(\d+)", example)[0])
     assert len(tree.children(tree.root)) == len(tree) - 1 == thoughts
+
+
+@pytest.mark.real
+def test_the_readmes_server_streams_thoughts_as_pasted(smollm2: str, tmp_path: Path) -> None:
+    lines = PAGES["README.md"].partition("## From other programs\n")[2].partition("\n## ")[0]
+    pasted = "\n".join(line for line in lines.splitlines() if line.startswith("    "))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        pasted = pasted.replace("8000", str(free.getsockname()[1]))
+    command = pasted.replace(".venv/bin/tot", f"{sys.executable} -m tot.cli.app") + "\nkill %1\nwait"
+    done = subprocess.run(["bash", "-mc", command], capture_output=True, text=True, timeout=180, cwd=tmp_path)
+    assert "tot serve: searches are shown at http://127.0.0.1:" in done.stderr
+    chunks = [json.loads(line) for line in done.stdout.split("data: ") if line.startswith("{")]
+    keys = [key for chunk in chunks for choice in chunk["choices"] for key, text in choice["delta"].items() if text]
+    assert keys.index("reasoning_content") < keys.index("content")
+    assert 0 < chunks[-1]["tot"]["certainty"] < 1

@@ -82,17 +82,14 @@ def serve_command(given: dict[str, Any]) -> None:
         own = {option: value for option, value in options.items() if option in fields_of[settings.decoder]}
         checked_options(settings.decoder, own)
         find_model(settings.model)
-    try:
-        from tot.decoders.serving.app import make_app
-        from tot.decoders.serving.server import address_of, listen, serve
-        from tot.decoders.serving.service import Service
-        from tot.serving.live import Runs
-        from tot.serving.pages import Pages
-        from tot.serving.searches import load_searches
-        from tot.serving.service import Searches
-    except ModuleNotFoundError as error:
-        raise OptionError(f"tot serve needs {error.name}: pip install fastapi uvicorn prometheus-client") from None
     from tot.decoders.machine import describe
+    from tot.decoders.serving.app import make_app
+    from tot.decoders.serving.server import address_of, listen, serve
+    from tot.decoders.serving.service import Service
+    from tot.serving.live import Runs
+    from tot.serving.pages import Pages
+    from tot.serving.searches import load_searches
+    from tot.serving.service import Searches
 
     loading = config.model_copy(update={"model_options": own}).loading
     limits = settings.limits

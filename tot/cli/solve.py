@@ -221,10 +221,8 @@ def _run(
 
 def _serve(stack: ExitStack, runs: Runs) -> str:
     """Serve the page of a search until the stack ends, and return its address."""
-    try:
-        from tot.serving.pages import served
-    except ModuleNotFoundError as error:
-        raise OptionError(f"tot solve --live needs {error.name}: pip install fastapi uvicorn") from None
+    from tot.serving.pages import served
+
     return stack.enter_context(served(runs, "Searches"))
 
 

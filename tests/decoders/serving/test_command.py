@@ -6,14 +6,12 @@ import os
 import re
 import signal
 import socket
-import sys
 from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
 import pytest
 
-from tot.cli.app import main
 from tot.decoders.decoder import METHODS
 
 
@@ -109,12 +107,3 @@ def test_a_key_that_no_client_can_send_is_refused_without_printing_it(
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("tot: TOT_SERVE_KEY contains a line break")
     assert not any(part in err for part in ("s3", "cret"))
-
-
-def test_without_its_libraries_it_prints_how_to_install_them(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "fastapi", None)
-    monkeypatch.delitem(sys.modules, "tot.decoders.serving.app", raising=False)
-    assert main(["serve"]) == 2
-    assert capfd.readouterr().err == "tot: tot serve needs fastapi: pip install fastapi uvicorn prometheus-client\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -341,12 +340,3 @@ def test_solve_shows_its_tree_until_the_page_has_all_of_it(tot: Any, monkeypatch
             page.apply(number, data)
     assert len(page.saved["nodes"]) == 4
     assert [node.get("chosen", False) for node in page.saved["nodes"].values()].count(True) == 2
-
-
-def test_solve_without_the_servers_libraries_says_what_to_install(tot: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("tot.serving.pages", "tot.decoders.serving.server"):
-        monkeypatch.delitem(sys.modules, module, raising=False)
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    status, out, err = tot("solve", "ask", "How many?", "--model", "none", "--live", "--out", "run.json")
-    assert (status, out) == (2, "")
-    assert re.fullmatch(r"tot: tot solve --live needs uvicorn: pip install fastapi uvicorn\n", err)
