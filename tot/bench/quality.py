@@ -38,7 +38,7 @@ from tot.evaluators.heuristic import LogProb
 from tot.llm.prefix import scoring
 from tot.registry import EVALUATORS, named
 from tot.running import run_to_end
-from tot.search.votes import count, elected
+from tot.search.votes import Ballot, count, elected, stays_ahead
 from tot.solver import asolve
 from tot.task.checked import CheckedTask
 from tot.task.task import Task
@@ -182,6 +182,8 @@ CHOOSING: dict[str, Callable[[Leaf], float | None]] = {
     "weighted by value": lambda leaf: leaf.value,
     "best value": lambda leaf: leaf.value,
 }
+SURE = 0.95
+"""The replayed `until` of a vote weighted by probability."""
 
 
 def replayed(name: str, answers: Answers, task: Task) -> dict[str, Answers]:
@@ -192,7 +194,7 @@ def replayed(name: str, answers: Answers, task: Task) -> dict[str, Answers]:
     flat = all(one.thoughts == len(one.leaves) for one in answers.values())
     counts = [len(one.leaves) for one in answers.values()]
     most = min(counts, default=0) if flat else 0
-    sizes: list[int | None] = [size for size in (2**i for i in range(1, 7)) if size < most]
+    sizes: list[int | None] = [size for size in (2, 4, 8, 12, 16, 32, 64) if size < most]
     sizes += [most] * (most > 1) if flat else [None] * (max(counts) > 1)
     ways = dict(CHOOSING)
     if all(leaf.value == leaf.probability for one in answers.values() for leaf in one.leaves):
@@ -212,6 +214,11 @@ def replayed(name: str, answers: Answers, task: Task) -> dict[str, Answers]:
                         question: replace(one, tokens=answers[question].tokens) for question, one in chosen.items()
                     }
                 replays[f"{name}, {rule} of {size or 'all'}"] = chosen
+        probable = all(leaf.probability is not None for one in answers.values() for leaf in one.leaves)
+        if size is not None and size > 2 and probable:
+            replays[f"{name}, until {SURE} of at most {size}"] = {
+                question: _until_sure(question, one.leaves[:size], task) for question, one in answers.items()
+            }
     return replays
 
 
@@ -237,6 +244,17 @@ def _chosen(
         winners = elected(range(len(answered)), weights)
     best = answered[winners[0]] if winners else Leaf(None, 0.0, None, None, 0)
     return Answered(best.right, sum(leaf.tokens for leaf in leaves), best.answer, leaves=tuple(leaves))
+
+
+def _until_sure(question: str, leaves: Sequence[Leaf], task: Task) -> Answered:
+    """Return the vote of the first leaves that are enough to be sure, as if they had been sampled one by one."""
+    for used in range(2, len(leaves) + 1):
+        answered = [leaf for leaf in leaves[:used] if leaf.answer is not None]
+        weights = [leaf.probability or 0.0 for leaf in answered]
+        keys, _ = count(CheckedTask(task), question, [leaf.answer for leaf in answered], weights)
+        if len(keys) > 1 and stays_ahead([*map(Ballot, keys, weights)], len(leaves) - used) >= SURE:
+            break
+    return _chosen(question, leaves[:used], CHOOSING["weighted by probability"], task, vote=True)
 
 
 def table(ways: Mapping[str, Answers]) -> Table:
