@@ -105,28 +105,39 @@ def events_of(text: str) -> list[Any]:
 
 def answer_in(text: str) -> tuple[str, str]:
     """Return the id and the text of a complete reply, whole or streamed. An incomplete or doubled one fails."""
-    if text.startswith("{"):
-        reply = json.loads(text)
-        choices = reply["choices"]
-        assert all(choice["finish_reason"] for choice in choices), text
-        return reply["id"], "|".join(one["message"]["content"] if "message" in one else one["text"] for one in choices)
-    events = events_of(text)
-    if events[0] != "[DONE]" and events[0].get("type") == "response.created":
-        (final,) = [one["response"] for one in events if one["type"] in ("response.completed", "response.incomplete")]
-        assert [one["sequence_number"] for one in events] == [*range(len(events))]
-        (message,) = [item for item in final["output"] if item["type"] == "message"]
-        assert [one["text"] for one in events if one["type"] == "response.output_text.done"] == [
-            message["content"][0]["text"]
+    if not text.startswith("{"):
+        return _answer_in_stream(events_of(text))
+    reply = json.loads(text)
+    if reply["object"] == "response":
+        return _answer_in_response(reply)
+    choices = reply["choices"]
+    assert all(choice["finish_reason"] for choice in choices), text
+    return reply["id"], "|".join(one["message"]["content"] if "message" in one else one["text"] for one in choices)
+
+
+def _answer_in_response(response: dict[str, Any]) -> tuple[str, str]:
+    assert response["status"] in ("completed", "incomplete")
+    (message,) = [item for item in response["output"] if item["type"] == "message"]
+    return response["id"], message["content"][0]["text"]
+
+
+def _answer_in_stream(events: list[Any]) -> tuple[str, str]:
+    if events[0] != "[DONE]" and "type" in events[0]:
+        assert [event["sequence_number"] for event in events] == [*range(len(events))]
+        (response,) = [
+            one["response"] for one in events if one["type"] in ("response.completed", "response.incomplete")
         ]
-        return final["id"], message["content"][0]["text"]
-    assert [number for number, event in enumerate(events) if event == "[DONE]"] == [len(events) - 1], text
+        name, text = _answer_in_response(response)
+        assert [event["text"] for event in events if event["type"] == "response.output_text.done"] == [text]
+        return name, text
+    assert [number for number, event in enumerate(events) if event == "[DONE]"] == [len(events) - 1]
+    (name,) = {event["id"] for event in events[:-1]}
     texts: defaultdict[int, str] = defaultdict(str)
     ends: defaultdict[int, int] = defaultdict(int)
-    (name,) = {event["id"] for event in events[:-1]}
     for choice in [choice for event in events[:-1] for choice in event["choices"]]:
         texts[choice["index"]] += choice["delta"].get("content", "") if "delta" in choice else choice["text"]
         ends[choice["index"]] += choice["finish_reason"] is not None
-    assert set(ends.values()) == {1}, text
+    assert set(ends.values()) == {1}
     return name, "|".join(texts[index] for index in sorted(texts))
 
 
