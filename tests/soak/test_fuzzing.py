@@ -18,7 +18,7 @@ from tot.decoders.serving.prometheus import ROUTES
 from tot.decoders.serving.wire import ChatWanted, TextWanted
 from tot.serving.wire import ResponsesWanted, SearchWanted
 
-BODIES = 400
+BODIES = 10_000
 GETS = {"/v1/models", "/v1/models/{name}", "/health", "/metrics", "/live/{token}/"}
 STATUSES = {200, 204, 400, 404, 405, 415}
 

@@ -124,7 +124,7 @@ class Load:
 def test_under_load_no_answer_is_lost_or_doubled_and_memory_is_flat(
     serve: Any, smollm2: str, answer: Any, report: Any
 ) -> None:
-    server = serve(smollm2, "--kv-budget", "4000")
+    server = serve(smollm2, "--kv-budget", "1200")  # full before the second quarter
     load = Load(server, answer)
     asyncio.run(load.run(60 * MINUTES))
     server.check_idle()
