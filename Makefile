@@ -7,7 +7,7 @@ VLLM   := .venv-vllm
 LLAMA  := .venv-llama
 CLIENTS := .venv-clients
 
-.PHONY: solve lint test test-rest test-all test-servers test-clients test-arm docs docs-check peers wheel notebooks jupyter pictures cllm clean
+.PHONY: solve lint test test-rest test-all test-servers test-clients test-soak test-arm docs docs-check peers wheel notebooks jupyter pictures cllm clean
 
 # A small model ranks the moves of a puzzle, whose rules check the answer; then random ranks, without a model.
 CHANCE := --model none --generator enumerate:prior=random --evaluator random
@@ -26,15 +26,15 @@ lint: $(VENV)/ready
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n auto --dist worksteal
 REST   := benches or families or notebooks or processes or ray or real or statistics or training
 test: $(VENV)/ready
-	$(PYTEST) -m "smoke or not (slow or servers or clients or $(REST))"
+	$(PYTEST) -m "smoke or not (slow or servers or clients or soak or $(REST))"
 
 # The other slow tests.
 test-rest: $(VENV)/ready
-	$(PYTEST) -m "($(REST)) and not (smoke or slow or servers or clients)"
+	$(PYTEST) -m "($(REST)) and not (smoke or slow or servers or clients or soak)"
 
 # All tests, including those that take minutes each, and property tests with many more examples.
 test-all: test test-rest
-	$(PYTEST) -m "(slow or hypothesis) and not (servers or clients)" --hypothesis-profile thorough
+	$(PYTEST) -m "(slow or hypothesis) and not (servers or clients or soak)" --hypothesis-profile thorough
 
 # The site, in build/site. Broken links and references are errors.
 docs: $(VENV)/ready
@@ -53,6 +53,10 @@ test-servers: $(VENV)/ready $(VLLM)/ready $(LLAMA)/ready
 # OpenAI clients against `tot serve`, by the examples of docs/clients.md. The clients have their own environment.
 test-clients: $(VENV)/ready $(CLIENTS)/ready
 	TOT_CLIENTS=$(abspath $(CLIENTS)/bin/python) OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -m clients tests/clients
+
+# Load and faults: SOAK_MINUTES of many clients (20 by default), 100 searches at once, kill -9, SIGTERM, 10,000 fuzzed bodies.
+test-soak: $(VENV)/ready
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -m soak tests/soak
 
 # The tests of the C kernels on an emulated ARM processor (on Debian; tests/arm.sh lists the requirements).
 test-arm: $(VENV)/ready

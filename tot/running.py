@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
@@ -50,6 +51,30 @@ def run_to_end(coroutine: Coroutine[Any, Any, _T]) -> _T:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(_interruptible(coroutine))
+    result, cancel = _in_own_loop(coroutine)
+    try:
+        return result.result()
+    except KeyboardInterrupt:
+        cancel()
+        return result.result()
+
+
+async def in_own_thread(coroutine: Coroutine[Any, Any, _T]) -> _T:
+    """Run a coroutine in an event loop of its own, so that its computations don't delay this one.
+
+    Cancelling this call cancels the coroutine and waits for its end.
+    """
+    result, cancel = _in_own_loop(coroutine)
+    ended = asyncio.wrap_future(result)
+    try:
+        return await asyncio.shield(ended)
+    except asyncio.CancelledError:
+        cancel()
+        return await ended
+
+
+def _in_own_loop(coroutine: Coroutine[Any, Any, _T]) -> tuple[Future[_T], Callable[[], None]]:
+    """Start a coroutine in a new event loop in a thread. Return its future and a function that cancels it."""
     loop = asyncio.new_event_loop()
     task = loop.create_task(coroutine)
 
@@ -59,12 +84,11 @@ def run_to_end(coroutine: Coroutine[Any, Any, _T]) -> _T:
         finally:
             loop.close()
 
-    result = in_daemon_thread(work, "tot-solve")
-    try:
-        return result.result()
-    except KeyboardInterrupt:
-        loop.call_soon_threadsafe(task.cancel)
-        return result.result()
+    def cancel() -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(task.cancel)
+
+    return in_daemon_thread(work, "tot-solve"), cancel
 
 
 def in_daemon_thread(work: Callable[[], _T], name: str) -> Future[_T]:

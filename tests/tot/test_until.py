@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import json
 import random
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from tot import BFS, MCTS, Refine, SelfConsistency, Task, solve
-from tot.decoders import Completion, Meter, OptionError, Request, Usage
+from tot.decoders import Completion, Meter, OptionError, Request, RequestError, Usage
 from tot.llm.replies import Proposal
 from tot.search.checkpoint import Checkpoint
 from tot.search.in_progress import InProgress
@@ -220,6 +221,16 @@ def test_a_reproducible_vote_waits_for_all_samples_of_a_round() -> None:
 
     assert asyncio.run(run(ordered=True)) == [[0, 1, 2], [], []]
     assert next(filter(None, asyncio.run(run(ordered=False)))) == [2]
+
+
+def test_of_samples_that_fail_together_one_error_is_raised_and_none_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail(number: int) -> Proposal:
+        raise RequestError(f"sample {number}")
+
+    with pytest.raises(RequestError, match="sample 0"):
+        asyncio.run(InProgress().advance(3, "generate", fail))
+    gc.collect()  # a deleted task logs an error that was never retrieved
+    assert caplog.messages == []
 
 
 # -- trees -------------------------------------------------------------------------------------------------------

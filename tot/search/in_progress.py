@@ -42,7 +42,7 @@ class InProgress:
             return []
         when = asyncio.ALL_COMPLETED if self._ordered else asyncio.FIRST_COMPLETED
         ended, _ = await asyncio.wait(self._running, return_when=when)
-        return [task.result() for task in sorted(ended, key=self._running.pop)]
+        return await asyncio.gather(*sorted(ended, key=self._running.pop))  # takes the errors of all that fail
 
     def replay(self, count: int, purpose: Purpose, results: Sequence[Proposal]) -> None:
         """Repeat the bookkeeping of an earlier call. Unfinished solutions start again with the next `advance`."""

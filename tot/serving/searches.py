@@ -25,7 +25,7 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 _OF_SERVER = {
     *OF_ENGINE,
-    *("model", "models", "escalate", "decoder", "decoder_option", "model_options", "reproducible"),
+    *("model", "models", "escalate", "decoder", "decoder_option", "model_options"),
 }
 """Options of the decoder, which all searches share."""
 
@@ -76,7 +76,7 @@ def _search(fields: Mapping[str, Any], decoder: Decoder, place: str) -> ServedSe
             raise OptionError(f"{place}: {unknown('field', field, known)}")
     options = {field: value for field, value in fields.items() if field != "task"}
     try:
-        config = SearchConfig.of(None, {**options, "decoder": decoder})
+        config = SearchConfig.of(None, {**options, "decoder": decoder}).exact()
         task = config.suited(fields.get("task", "ask"))
         config.parts(task)
         config.filters_for(task)

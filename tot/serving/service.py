@@ -23,6 +23,7 @@ from tot.decoders.serving.options import Limits
 from tot.decoders.serving.prometheus import PrometheusMetrics
 from tot.decoders.serving.streaming import EventStream, SendEvent, while_connected
 from tot.decoders.serving.wire import check_tokens
+from tot.running import in_own_thread
 from tot.search.base import SearchState
 from tot.serving.live import Runs
 from tot.serving.replies import ChatReply, Events, ResponsesReply, Result
@@ -95,7 +96,12 @@ class Searches:
 
     async def _stream(self, work: _Work, metrics: PrometheusMetrics, send: SendEvent) -> None:
         queue: asyncio.Queue[Events | None] = asyncio.Queue()
-        solving = asyncio.ensure_future(self._solve(work, metrics, queue.put_nowait))
+        loop = asyncio.get_running_loop()
+
+        def put(events: Events) -> None:
+            loop.call_soon_threadsafe(queue.put_nowait, events)
+
+        solving = asyncio.ensure_future(self._solve(work, metrics, put))
         solving.add_done_callback(lambda _: queue.put_nowait(None))
         try:
             while (events := await queue.get()) is not None:
@@ -110,7 +116,7 @@ class Searches:
             await send(event)
 
     async def _solve(self, work: _Work, metrics: PrometheusMetrics, emit: Callable[[Events], object]) -> Result:
-        """Search once the gate admits it. `emit` gets the events up to the end of the search."""
+        """Search once the gate admits it. `emit` gets the events up to the end of the search, from any thread."""
         wanted, outcome = work.wanted, "failed"
         with metrics.timed() as on_text:
 
@@ -142,13 +148,14 @@ class Searches:
         return Result(work.task, solution)
 
     async def _solved(self, work: _Work, config: SearchConfig, hooks: Any) -> Solution:
+        """Search in a thread: tokenizing, grading and voting must not delay the replies to other clients."""
         wanted = work.wanted
+        search = partial(asolve, work.task, wanted.question, config, hooks=hooks)
         if self._runs is None:
-            return await asolve(work.task, wanted.question, config, hooks=hooks)
+            return await in_own_thread(search())
         with self._runs.run(wanted.model, wanted.question) as run:
-            solution = await asolve(work.task, wanted.question, config, hooks=hooks, watch=run.watch)
-            run.solution = solution
-            return solution
+            run.solution = await in_own_thread(search(watch=run.watch))
+            return run.solution
 
 
 def _as_text(search: SearchState, node: Node) -> str:

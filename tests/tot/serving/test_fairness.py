@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx2 as httpx
 import openai
 import pytest
 
@@ -78,3 +81,24 @@ def test_a_search_that_waits_too_long_is_refused(serve: Any, chat: Any, user: An
             await first
 
     asyncio.run(main())
+
+
+def test_a_search_that_computes_does_not_delay_other_clients(serve: Any, chat: Any, user: Any) -> None:
+    decoder, began, end = chat("Paris"), threading.Event(), threading.Event()
+    start = decoder.start
+
+    def tokenize(*arguments: Any) -> Any:
+        began.set()
+        assert end.wait(60)
+        return start(*arguments)
+
+    decoder.start = tokenize
+    server = serve(decoder, VOTE)
+    with ThreadPoolExecutor() as pool:
+        asking = pool.submit(server.post, model="chat:vote", messages=user("a?"))
+        assert began.wait(60)
+        try:
+            assert httpx.get(f"{server.url}/health", timeout=20).status_code == 200
+        finally:
+            end.set()
+        assert asking.result().json()["choices"][0]["message"]["content"] == "Paris"

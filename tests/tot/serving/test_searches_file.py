@@ -68,6 +68,16 @@ def test_errors_name_the_file_the_search_and_the_field(chat: Any, tmp_path: Path
     assert re.search(message, str(error.value))
 
 
+def test_a_reproducible_search_needs_float32(chat: Any, tmp_path: Path) -> None:
+    file = tmp_path / "searches.yaml"
+    file.write_text("exact: {search: self-consistency, reproducible: true}")
+    decoder = chat("a")
+    assert load_searches(file, decoder)["exact"][1].reproducible
+    decoder.model = type("Model", (), {"dtype": "torch.bfloat16"})()
+    with pytest.raises(OptionError, match=r"search exact: .* in float32, but this decoder's model is in bfloat16"):
+        load_searches(file, decoder)
+
+
 def test_a_missing_file_is_reported_in_one_line(smollm2: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--model", smollm2, "--port", "0", "--searches", "none.yaml"]) == 2
     err = capfd.readouterr().err
