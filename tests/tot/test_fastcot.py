@@ -208,6 +208,7 @@ def test_built_in_tasks_have_explanations_and_triggers(name: str, smollm2: str) 
         name,
         load_task(name).example(),
         model=smollm2,
+        prompts="papers",
         decoder={"evaluate": "fastcot"},
         cap=3,
         window=4,
