@@ -163,7 +163,7 @@ def load_decoder(
             engine = open_engine(model, tokenizer, dtype, device, kv_budget, quantize, threads, prefix_cache)
             stack.callback(engine.close)
         opened = method.open(engine, method_options, stack)
-        return LocalDecoder(name, engine, opened, stack.pop_all(), owned, not method.few_shot)
+        return LocalDecoder(name, engine, opened, stack.pop_all(), owned, method.few_shot)
 
 
 _MIN_BYTES_TO_RETURN = 2**24
@@ -174,14 +174,21 @@ class LocalDecoder:
     """One decoding method on one engine. Closing it closes the engine, unless the engine is shared."""
 
     def __init__(
-        self, name: str, engine: Engine, method: OpenedMethod, shared: ExitStack, owns_engine: bool, chats: bool = True
+        self,
+        name: str,
+        engine: Engine,
+        method: OpenedMethod,
+        shared: ExitStack,
+        owns_engine: bool,
+        few_shot: bool = False,
     ) -> None:
         self.name = name
         self.engine = engine
+        self.few_shot = few_shot
+        """Whether the method needs few-shot prompts."""
         self._method: OpenedMethod | None = method
         self._shared = shared
         self._owns_engine = owns_engine
-        self._chats = chats
         self._handles: WeakSet[Handle] = WeakSet()
 
     @property
@@ -207,13 +214,18 @@ class LocalDecoder:
 
     @property
     def chats(self) -> bool:
-        """Whether the model has a chat template and the method supports chat prompts."""
-        return self.tokenizer.chat_template is not None and self._chats
+        """Whether the model has a chat template."""
+        return self.tokenizer.chat_template is not None
 
     @property
     def writes_steps(self) -> bool:
         """Whether the method decodes the steps of a request in parallel."""
         return self.method.writes_steps
+
+    @property
+    def cuts_rationales(self) -> bool:
+        """Whether the method may cut the rationale of a request with an answer trigger."""
+        return self.method.cuts_rationales
 
     @property
     def cheap_samples(self) -> int:

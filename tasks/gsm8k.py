@@ -59,7 +59,7 @@ class GSM8K(Task):
     chat: ClassVar[Mapping[str, Any]] = {
         "thought": ("step",),
         "depth": 16,
-        "triggers": {},
+        "triggers": {"chain": triggers["chain"]},
         "labels": {"Yes": 1.0, "No": 0.0},
         "sampling": {
             **{template: {"max_tokens": 512} for template in ("step", "chain", "answer")},

@@ -74,7 +74,11 @@ class MultipleChoice(Task):
         "answer": {"max_tokens": 8, "stop": ("\n",)},
     }
 
-    chat: ClassVar[Mapping[str, Any]] = {**GSM8K.chat, "search": "self-consistency:weighted=true"}
+    chat: ClassVar[Mapping[str, Any]] = {
+        **GSM8K.chat,
+        "triggers": {"chain": triggers["chain"]},
+        "search": "self-consistency:weighted=true",
+    }
 
     def start(self, question: str) -> State:
         """Return the root state with the question in canonical text.

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from tot.decoders.budget import Budget
-from tot.decoders.decoder import REMOTE, Decoder, LocalDecoder, find_method
+from tot.decoders.decoder import Decoder, LocalDecoder
 from tot.decoders.errors import OptionError, readable
 from tot.decoders.machine import MAX_THREADS
 from tot.decoders.models.model_names import Quantize
@@ -26,6 +26,7 @@ from tot.llm.decoders import (
     instantiate,
     is_remote,
     models_by_purpose,
+    need_few_shot,
     open_decoders,
     uses_chat_format,
 )
@@ -258,14 +259,13 @@ class SearchConfig(BaseModel):
         Raises OptionError if the model of "escalate" differs in that: the prompts are the same for both.
         """
         decoders = {purpose: instantiate(one) for purpose, one in self.decoders.items()}
-        names = {one for one in decoders.values() if isinstance(one, str) and one not in REMOTE}
-        if any(find_method(name).few_shot for name in names):
-            return False
         purposes: tuple[Purpose, ...] = ("generate", "escalate")
         chats, large = (
             uses_chat_format(decoders[one], self.models.get(one), self.model_options) if one in decoders else None
             for one in purposes
         )
+        if (chats or large) and need_few_shot(decoders.values()):
+            return False
         if None not in (chats, large) and chats != large:
             raise OptionError(
                 f"the model of {'generate' if large else 'escalate'} has no chat format, and the other has one: choose "

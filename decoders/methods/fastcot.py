@@ -156,4 +156,6 @@ def _question(job: Job) -> list[int]:
 def open_fastcot(engine: Engine, options: FastCoTOptions, stack: ExitStack) -> OpenedMethod:
     buffers = Buffers()
     shared = Speculation(engine, buffers, SpeculativeConfig((1,) * options.window))
-    return OpenedMethod(partial(FastCoT, speculation=shared, buffers=buffers, options=options), buffers)
+    return OpenedMethod(
+        partial(FastCoT, speculation=shared, buffers=buffers, options=options), buffers, cuts_rationales=True
+    )

@@ -29,6 +29,8 @@ class OpenedMethod(NamedTuple):
     """Changes a request before decoding, for example adds instructions to the prompt."""
     writes_steps: bool = False
     """Whether the steps of a request are decoded in parallel."""
+    cuts_rationales: bool = False
+    """Whether a rationale before an answer trigger may be cut."""
 
 
 class SpeculativeConfig(NamedTuple):
@@ -52,4 +54,4 @@ class Method(NamedTuple):
     """Open the method on an engine, with options. The stack closes the state that its requests share."""
     options: type[BaseModel] = MethodOptions
     few_shot: bool = False
-    """Whether it needs prompts that mark rationales or parallel steps, as few-shot prompts do."""
+    """Whether it needs prompts that mark parallel steps, as few-shot prompts do."""

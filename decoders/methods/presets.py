@@ -62,7 +62,7 @@ PRESETS: dict[str, Method] = {
         drafter=lambda o, engine, stack: _call("methods.auto:make_auto_drafter", o.draft, engine, stack),
         config=lambda o: SpeculativeConfig((1,) * options.LONGEST, adapt=True),
     ),
-    "fastcot": Method(partial(_call, "methods.fastcot:open_fastcot"), options.FastCoTOptions, few_shot=True),
+    "fastcot": Method(partial(_call, "methods.fastcot:open_fastcot"), options.FastCoTOptions),
     "jacobi": _speculative(
         options.JacobiOptions,
         drafter=lambda o, *_: _call("methods.jacobi:JacobiDrafter", o.n),

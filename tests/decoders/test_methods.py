@@ -70,7 +70,7 @@ def test_another_distribution_can_declare_a_method(monkeypatch: pytest.MonkeyPat
     assert "few" in METHODS
     assert find_method("few") is few
     with tiny() as plain, load_decoder("few", engine=plain.engine) as decoder:
-        assert (plain.chats, decoder.chats) == (True, False)  # few-shot prompts are requested
+        assert (plain.few_shot, decoder.few_shot) == (False, True)
 
 
 def test_a_decoder_is_refused_as_a_method(monkeypatch: pytest.MonkeyPatch) -> None:

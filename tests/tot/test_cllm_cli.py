@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from tot.cli.app import main
 from tot.decoders import OptionError
 from tot.decoders.errors import TaskError
+from tot.decoders.methods.lookahead import LookaheadDrafter
 from tot.decoders.training.cllm import trajectories
 from tot.training.questions import questions_of
 
@@ -150,6 +152,19 @@ def test_a_model_against_itself_is_measured_once(tot: Tot) -> None:
     status, out, _ = tot("eval", "--model", "base", "--base", "base", "--n", "4", *SHORT, *RIDDLES, "--limit", "2")
     assert status == 0
     assert [row[0] for row in cells(out)] == [*(f"base + {method}" for method in METHODS), "base"]
+
+
+def test_each_question_gets_an_empty_pool_of_lookahead(tot: Tot, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: defaultdict[LookaheadDrafter, set[int]] = defaultdict(set)
+    draft = LookaheadDrafter.draft
+
+    def watched(self: LookaheadDrafter, contexts: Any, planner: Any = None) -> Any:
+        texts[self].update(context.key for context in contexts)
+        return draft(self, contexts, planner)
+
+    monkeypatch.setattr(LookaheadDrafter, "draft", watched)
+    assert tot("eval", "--model", "base", "--base", "base", *SHORT, *RIDDLES, "--limit", "2")[0] == 0
+    assert [len(keys) for keys in texts.values()] == [1] * 6  # two sides: the warm-up and two questions
 
 
 def test_collection_resumes_after_a_kill(tot: Tot, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from tot.cli.app import main
 from tot.decoders import Engine, OptionError, Usage, load_decoder
 from tot.decoders.request import ChoiceLogprob
 from tot.registry import load_task
+from tot.tasks import GSM8K, MultipleChoice
 from tot.training.fastcot import Answers, Rationale, by_iteration, calibrate, decode_whole, masked, rationales
 
 TASK = """
@@ -77,6 +78,14 @@ def test_answers_by_iteration_match_the_caps(engine: Engine, riddle: Task, glimp
         assert answers.given == [one.read(one.answer(each)) for one, each in zip(records, completions, strict=True)]
     assert answers.given == answers.whole
     assert answers.agreement == 1.0
+
+
+@pytest.mark.parametrize("task", [GSM8K(), MultipleChoice()])
+def test_chat_prompts_have_an_answer_trigger(task: Task) -> None:
+    rows = [{"question": "Which is it?\nA) 15\nB) 16", "answer": "A" if isinstance(task, MultipleChoice) else "15"}]
+    few_shot, chat = (rationales(task, rows, 20, chat)[0].request for chat in (False, True))
+    assert chat.answer_trigger == few_shot.answer_trigger is not None
+    assert len(chat.prompt[0].content) < 200 < len(few_shot.prompt[0].content)
 
 
 def test_a_task_without_a_trigger_is_rejected() -> None:
@@ -208,6 +217,7 @@ def test_built_in_tasks_have_explanations_and_triggers(name: str, smollm2: str) 
         name,
         load_task(name).example(),
         model=smollm2,
+        prompts="papers",
         decoder={"evaluate": "fastcot"},
         cap=3,
         window=4,
@@ -248,7 +258,8 @@ def test_a_cap_is_calibrated_and_its_curve_saved(
     assert saved["iterations"] == [0, 4, 8, 12, 16, 20, 24]
     assert saved["agreement"][-1] == 1.0
     assert saved["cap"] is not None
-    assert f"--decoder-option cap={saved['cap']} --decoder-option window=5\n" in printed
+    options = f"--decoder-option cap={saved['cap']} --decoder-option window=5"
+    assert f"use: --prompts papers --decoder fastcot {options}\n" in printed
     assert Path("cal.png").read_bytes()[:4] == b"\x89PNG"
 
 

@@ -15,7 +15,8 @@ from tot.decoders.models.model_names import has_chat_template, warn_of_no_templa
 from tot.decoders.remote.decoder import RemoteDecoder
 from tot.decoders.remote.options import RemoteOptions
 from tot.evaluation.options import read_yaml
-from tot.tasks import GSM8K
+from tot.llm.decoders import _warn_of_few_shot
+from tot.tasks import GSM8K, MultipleChoice
 
 
 def prompts(task: Any = GSM8K, **options: Any) -> str:
@@ -57,9 +58,10 @@ def test_a_model_without_a_chat_template_gets_few_shot_prompts_with_one_warning(
 
 def test_no_warning_if_no_chat_template_is_missing(tiny: Any, scripted: Any, caplog: pytest.LogCaptureFixture) -> None:
     warn_of_no_template.cache_clear()
-    with tiny() as decoder, load_decoder("fastcot", engine=decoder.engine) as needing:
-        for options in ({"decoder": needing}, {"decoder": scripted({})}, {"model": None}, {"model": "no/such.gguf"}):
+    with tiny() as decoder:
+        for options in ({"decoder": scripted({})}, {"model": None}, {"model": "no/such.gguf"}):
             assert prompts(**options) == "papers"
+        assert prompts(decoder=decoder) == "chat"
     assert not caplog.messages
 
 
@@ -75,14 +77,36 @@ def test_a_server_gets_chat_prompts_unless_it_uses_the_completions_api() -> None
         assert prompts(decoder=decoder) == "chat"
 
 
-@pytest.mark.parametrize("method", ["fastcot", "pdos"])
-def test_decoders_and_searches_that_need_marked_texts_get_the_papers_prompts(tiny: Any, method: str) -> None:
-    with tiny() as decoder, load_decoder(method, engine=decoder.engine) as needing:
-        assert prompts(decoder=needing) == "papers"
+def test_decoders_and_searches_that_need_marked_texts_get_the_papers_prompts(
+    tiny: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with tiny() as decoder, load_decoder("pdos", engine=decoder.engine) as needing:
         model: dict[str, Any] = {"model": decoder.model, "model_options": {"tokenizer": decoder.tokenizer}}
-        assert prompts(decoder={"evaluate": method}, **model) == prompts(search="rap", **model) == "papers"
+        named: dict[str, Any] = {"decoder": {"evaluate": "pdos"}, **model}
+        for options in ({"decoder": needing}, {"decoder": {"generate": decoder, "evaluate": needing}}, named):
+            _warn_of_few_shot.cache_clear()
+            caplog.clear()
+            assert prompts(**options, prompts="papers") == "papers"
+            assert prompts(**options, prompts="chat") == "chat"
+            assert not caplog.messages
+            assert prompts(**options) == prompts(**options) == "papers"
+            (message,) = caplog.messages
+            assert message.startswith("decoder pdos needs the papers' few-shot prompts, which replace the model's chat")
+        assert prompts(search="rap", **model) == "papers"
         assert prompts(decoder=decoder, **rap(GSM8K)) == "papers"
         assert prompts(search="mcts", **model) == "chat"
+
+
+def test_fastcot_uses_chat_prompts_and_cuts_their_whole_solutions(tiny: Any) -> None:
+    with tiny() as plain, load_decoder("fastcot", engine=plain.engine, cap=3) as cutting:
+        assert prompts(decoder=cutting) == "chat"
+        asked: dict[str, Any] = {"search": "cot", "max_tokens": 20}
+        for task, question in ((GSM8K, "What is 1 + 1?"), (MultipleChoice, "Which?\nA) this\nB) that")):
+            cut, whole = (solve(task, question, decoder=one, **asked) for one in (cutting, plain))
+            assert cut.usage.undecoded_tokens > 0
+            assert task.triggers["chain"] in cut.tree[1].thought.text
+            assert whole.usage.undecoded_tokens == 0
+            assert task.triggers["chain"] not in whole.tree[1].thought.text  # the model announces the answer itself
 
 
 def test_a_task_without_chat_prompts_uses_its_own(tiny: Any) -> None:

@@ -3,13 +3,12 @@
 The searches follow the paper: few-shot prompts, n thoughts per state, the best of which is expanded, to the task's
 depth, and a state evaluator that explains its value. Stop strings and end-of-text tokens apply. All sides take turns
 at each question. Their caches start with the prompt prefix that all questions of a task share. Serial sides decode one
-sample at a time.
+sample at a time. In float32, sides without a rejection rule write equal texts.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -25,6 +24,7 @@ from rich.table import Table
 from tot.bench.engines import about, forget, metrics_of
 from tot.bench.harness import RATE, Bench, Measured, Measurements, Metric, Side, percent, timed, times
 from tot.bench.options import DecodersOptions
+from tot.bench.overlap import in_flight, overlap_table
 from tot.bench.workloads import questions
 from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.decoders.engine.runner import Chunk, Runner
@@ -69,13 +69,17 @@ class Watched:
     serial: bool = False
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     counts: Counter[str] = field(default_factory=Counter)
+    in_flight: Counter[int] = field(default_factory=Counter)
+    """Forwards by the number of texts that took turns."""
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        batches = [[one] for one in _samples(requests)] if self.serial else [requests]
+        samples = list(_samples(requests))
+        batches = [[one] for one in samples] if self.serial else [samples]
         done: list[Completion]
         seconds, done = timed(lambda: [one for batch in batches for one in self.decoder.generate(batch)])
         purpose = requests[0].purpose
         self.seconds[purpose] += seconds
+        self.in_flight += in_flight([one.usage.forwards for one in done])
         for one in done:
             self.counts[f"{purpose} tokens"] += one.usage.new_tokens
             for name in _COUNTED:
@@ -87,7 +91,7 @@ class Watched:
 
 
 def _samples(requests: Sequence[Request]) -> Iterator[Request]:
-    """Yield one request per sample, each with its own seed."""
+    """Yield one request per sample, each with its own seed: sample i has the same text alone and in a batch."""
     for request in requests:
         for i in range(request.sampling.n):
             alone = request.sampling.model_copy(update={"n": 1, "seed": request.sampling.seed ^ i})
@@ -125,10 +129,11 @@ def search(decoder: LocalDecoder, serial: bool, samples: int, temperature: float
     run_search = partial(solve, task, problem.question, decoder=watched, prompts="papers", seed=problem.seed, **parts)
     seconds, _ = timed(run_search)
     spent: Counter[str] = Counter()
-    for purpose in PURPOSES:
+    for purpose in ("generate", "evaluate", "answer"):
         spent.update(metrics_of(engine, purpose).seconds)
     totals = {name: watched.total(name) for name in ("tokens", *_COUNTED)}
-    return {"seconds": seconds, **totals, "spent": dict(spent), **watched.counts, "by purpose": dict(watched.seconds)}
+    measured = {"seconds": seconds, **totals, "spent": dict(spent), **watched.counts}
+    return {**measured, "by purpose": dict(watched.seconds), "in flight": sorted(watched.in_flight.items())}
 
 
 def run(asked: DecodersOptions, console: Console) -> None:
@@ -168,7 +173,9 @@ def run(asked: DecodersOptions, console: Console) -> None:
                 rounds=asked.limit,
                 table=partial(_speeds, f"new tokens/s, T = {temperature}"),
             )
-            bench.show(_by_purpose(results), _by_acceptance(results), *_overlap(results, asked.samples))
+            bench.show(_by_purpose(results), _by_acceptance(results))
+            if "rounds" in asked.parts:
+                bench.show(overlap_table(results, asked.samples, [SERIAL, PACKED]))
             if asked.picture is not None:
                 from tot.report.plots import curves, save
 
@@ -184,20 +191,23 @@ def ways(k_configs: Sequence[str], parts: Sequence[str] = KINDS) -> dict[str, tu
     """Return the sides of the given parts, by name: method, whether serial, options.
 
     Drafts of each `k_config` are verified serially (the paper's baselines), in rounds (the paper's schedule) and packed
-    (only drafts that pay). The first `k_config` also runs with the papers' acceptance rule, and in rounds with and
-    without overlap.
+    (only drafts that pay). The first chain and the first tree also run with the papers' acceptance rules, serially and
+    in rounds, and the first `k_config` in rounds with and without overlap.
     """
     sides: dict[str, tuple[str, bool, dict[str, Any]]] = {SERIAL: ("ar", True, {}), PACKED: ("ar", False, {})}
+    rules: set[str] = set()
     for text in k_configs:
         config, label = tuple(map(int, text.split("-"))), text.replace("-", ",")
         chain = max(config) == 1
         method, rule = ("sd", "leviathan") if chain else ("mcsd", "mcsd")
         options: dict[str, Any] = {"k": len(config)} if chain else {"k_config": config}
-        sides[f"{method} ({label}), serial"] = method, True, options
-        if text == k_configs[0]:
-            sides[f"{method} ({label}), {rule}'s rule, serial"] = method, True, {**options, "rule": rule}
         rounds = {"policy": "rounds", "k_config": config, "adapt": False}
+        sides[f"{method} ({label}), serial"] = method, True, options
         sides[f"seed ({label}), rounds"] = "seed", False, rounds
+        if rule not in rules:
+            sides[f"{method} ({label}), {rule}'s rule, serial"] = method, True, {**options, "rule": rule}
+            sides[f"seed ({label}), {rule}'s rule, rounds"] = "seed", False, {**rounds, "rule": rule}
+            rules.add(rule)
         if text == k_configs[0]:
             for overlap in (True, False):
                 overlap_label = "overlap" if overlap else "no overlap"
@@ -215,7 +225,8 @@ def _kind(side: str) -> str:
 
 def _speeds(title: str, results: Measurements) -> Table:
     """SEED, table 1: one row per side; per task, tokens/s and the speedups over serial and packed `ar`."""
-    heads = [head for name in results.columns for head in (f"{name}: tokens/s", "of ar, serial", "of ar, packed")]
+    columns = ("tokens/s", *(f"of {base}" for base in (SERIAL, PACKED)))
+    heads = [f"{name}: {column}" for name in results.columns for column in columns]
     table = Table("", *heads, "acceptance", "target at work", title=title)
     for side in results.sides:
         cells = []
@@ -290,38 +301,3 @@ def _by_acceptance(results: Measurements) -> Table:
         if any(speedups):
             table.add_row(f"{low:.1f}", *(f"{times(speeds)}, {len(speeds)}" if speeds else "" for speeds in speedups))
     return table
-
-
-def _overlap(results: Measurements, samples: int) -> Iterator[str]:
-    """Report when drafting beside the target pays, given the measured draft and verify times."""
-    for side in results.sides:
-        if not side.endswith("no overlap"):
-            continue
-        apart, beside = (
-            [measured for column in results.columns for measured in results.of(name, column).values()]
-            for name in (side, side.replace("no overlap", "overlap"))
-        )
-        draft, verify = (
-            statistics.median(_a_forward(measured, part) for measured in apart) for part in ("draft", "verify")
-        )
-        slower = statistics.median(_a_forward(measured, "verify") for measured in beside) / verify
-        one_device, device_each = (gain(draft, verify, samples, devices) for devices in (1, samples))
-        yield (
-            f"{side.partition(', rounds')[0]}: a draft takes {1000 * draft:.0f} ms and a verification "
-            f"{1000 * verify:.0f} ms, {slower:.2f}x slower during drafting. Overlap pays if the slowdown is below "
-            f"{(draft + verify) / verify:.2f}x. If overlap did not slow the target, {samples} thoughts in rounds would "
-            f"run {one_device:.2f}x as fast as serially, and {device_each:.2f}x with one draft device per thought"
-        )
-
-
-def _a_forward(measured: Measured, part: str) -> float:
-    return float(measured["spent"].get(part, 0.0) / max(1, measured["forwards"]))
-
-
-def gain(draft: float, verify: float, branches: int, devices: int) -> float:
-    """Return the speedup of decoding `branches` texts in rounds over decoding them serially.
-
-    `devices` draft devices run beside the target. The slowest of each text's own turns, the target and the devices
-    sets the limit. `draft` and `verify` are in seconds.
-    """
-    return min(branches, (draft + verify) / max(verify, draft / devices))

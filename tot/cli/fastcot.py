@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -18,6 +18,7 @@ Data = Annotated[
 ]
 TaskName = Annotated[str, typer.Option("--task", help="A task with an answer trigger: multiple_choice, gsm8k, ….")]
 Model = Annotated[str, typer.Option(help="A name, a hub id, a folder or a .gguf file.")]
+Prompts = Annotated[Literal["chat", "papers"], typer.Option(help="As for tot eval: a cap is valid for these prompts.")]
 MaxTokens = Annotated[int, typer.Option(min=2, help="Maximum number of tokens per rationale.")]
 Window = Annotated[int, typer.Option(min=0, max=128, help="Context window c.")]
 Loss = Annotated[float, typer.Option(min=0, max=1, help="Maximum loss of accuracy, from 0 to 1.")]
@@ -34,6 +35,7 @@ def calibrate_command(
     data: Data,
     task: TaskName = "multiple_choice",
     model: Model = "smollm2-135m",
+    prompts: Prompts = "papers",
     limit: Annotated[int, typer.Option(min=2, help="Number of questions, sampled from the file.")] = 50,
     max_tokens: MaxTokens = 128,
     window: Window = FastCoTOptions.model_fields["window"].default,
@@ -54,7 +56,7 @@ def calibrate_command(
     from tot.training.fastcot import BATCH, Answers, batches, by_iteration, decode_whole, find_cap, questions
 
     out = writable(out)
-    rationales = questions(task, data, limit, max_tokens, seed)
+    rationales = questions(task, data, limit, max_tokens, seed, prompts == "chat")
     with open_engine(model) as engine:
         iterations = [*range(0, max_tokens + 1, every)]
         done: list[list[Answers]] = []
@@ -64,7 +66,9 @@ def calibrate_command(
                 done.append(by_iteration(engine, batch, decode_whole(engine, batch, window), iterations))
         answers = [Answers.joined(parts) for parts in zip(*done, strict=True)]
     calibration, note = find_cap(iterations, answers, loss, agreement)
-    write_json(out, {"model": model, "task": task, "window": window, "note": note, **asdict(calibration)})
+    write_json(
+        out, {"model": model, "task": task, "prompts": prompts, "window": window, "note": note, **asdict(calibration)}
+    )
     lines = {
         "accuracy": (calibration.iterations, [100 * value for value in calibration.accuracy]),
         "answers unchanged": (calibration.iterations, [100 * value for value in calibration.agreement]),
@@ -74,5 +78,6 @@ def calibrate_command(
     output = console()
     output.print(f"{len(rationales)} questions, window {window}: {note}")
     if (cap := calibration.cap) is not None:
-        output.print(f"use: --decoder fastcot --decoder-option cap={cap} --decoder-option window={window}")
+        options = f"--decoder-option cap={cap} --decoder-option window={window}"
+        output.print(f"use: --prompts {prompts} --decoder fastcot {options}")
     output.print(f"curve: {out}, {out.with_suffix('.png')}")

@@ -124,6 +124,10 @@ class Backend:
         """Return whether the purpose's decoder decodes parallel steps."""
         return bool(getattr(self._decoders.get(purpose), "writes_steps", False))
 
+    def cuts_rationales(self, purpose: Purpose) -> bool:
+        """Return whether the purpose's decoder may cut rationales."""
+        return bool(getattr(self._decoders.get(purpose), "cuts_rationales", False))
+
     async def complete(self, request: Request) -> list[Completion]:
         """Return the n completions of a request. Cancelling the call cancels the request."""
         self.calls += request.sampling.n

@@ -158,7 +158,8 @@ class Context:
         steps: tuple[str, ...] = ()
         trigger = None
         if self.purpose in ("generate", "escalate"):
-            steps, trigger = tuple(task.steps(template, state)), task.triggers.get(template)
+            steps = tuple(task.steps(template, state))
+            trigger = task.trigger(template, cut=self._backend.cuts_rationales(self.purpose))
         if titles and self.writes_steps:
             steps, sampling = tuple(titles), with_room(sampling, len(titles))
         states = self._layers if self.purpose == "generate" else ()  # evaluators can't read another model's states

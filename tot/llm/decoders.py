@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, get_args
@@ -13,6 +15,7 @@ from tot.decoders.decoder import (
     METHODS,
     REMOTE,
     Decoder,
+    LocalDecoder,
     checked_options,
     find_decoder,
     find_method,
@@ -26,6 +29,7 @@ from tot.decoders.remote.options import RemoteOptions
 from tot.decoders.request import Purpose
 from tot.task.checked import user_code
 
+log = logging.getLogger(__name__)
 OF_ENGINE = ("tokenizer", "dtype", "device", "kv_budget", "quantize", "threads", "prefix_cache")
 """Options of the engine, common to all decoders."""
 _ALWAYS: tuple[Purpose, ...] = ("generate", "evaluate", "answer")
@@ -186,6 +190,26 @@ def instantiate(decoder: str | Decoder) -> str | Decoder:
     if not callable(getattr(instance, "generate", None)):
         raise OptionError(f"decoder {decoder} has no method 'generate': give a class with this method")
     return instance
+
+
+def need_few_shot(decoders: Iterable[str | Decoder]) -> bool:
+    """Return whether a decoding method needs few-shot prompts. Warns that they replace the model's chat prompts."""
+    for decoder in decoders:
+        method = find_method(decoder) if isinstance(decoder, str) and decoder not in REMOTE else decoder
+        if isinstance(method, Method | LocalDecoder) and method.few_shot:
+            _warn_of_few_shot(method.name if isinstance(method, LocalDecoder) else str(decoder))
+            return True
+    return False
+
+
+@cache
+def _warn_of_few_shot(name: str) -> None:
+    """Warn once per process and decoder."""
+    log.warning(
+        "decoder %s needs the papers' few-shot prompts, which replace the model's chat prompts: set prompts='chat' or "
+        "prompts='papers' to choose",
+        name,
+    )
 
 
 def uses_chat_format(decoder: str | Decoder, model: Any, options: Mapping[str, Any]) -> bool | None:

@@ -70,7 +70,7 @@ class Task(World, Dataset):
     answer: ClassVar[str] = "answer"
     triggers: ClassVar[Mapping[str, str]] = {}
     """Text that announces the answer, by template, such as {"chain": "\\nThe answer is"}. The text before it is a
-    rationale, which a decoder such as `fastcot` may cut."""
+    rationale, which a decoder such as `fastcot` may cut. With chat prompts only such a decoder uses it."""
     depth: ClassVar[int] = 4
     """T: T - 1 levels of thoughts, then the answer."""
     scale: ClassVar[tuple[int, int]] = (1, 10)
@@ -169,6 +169,13 @@ class Task(World, Dataset):
         """Raise TaskError for the first of `templates` that is missing."""
         for template in templates:
             self._templates.require(template)
+
+    def trigger(self, template: str, cut: bool = False) -> str | None:
+        """Return the text between a template's rationale and its answer; None if the text is decoded in one piece.
+
+        Chat models announce their answers themselves. They need the trigger only if the decoder may `cut` rationales.
+        """
+        return self.triggers.get(template) if cut or self.prompts == "papers" else None
 
     def steps(self, template: str, state: State) -> Sequence[str]:
         """Return the titles of independent parts of a template's text; by default empty.

@@ -54,15 +54,15 @@ class Rationale:
 def rationales(task: Task, rows: Iterable[Mapping[str, Any]], max_tokens: int, chat: bool = False) -> list[Rationale]:
     """Return greedy requests for the rationale of each row, with the task's `chain` template.
 
-    The answer trigger is from the papers' prompts, also with chat prompts. Raises OptionError for a task without a
-    trigger for this template.
+    Raises OptionError for a task without a trigger for this template.
     """
-    trigger = task.triggers.get(task.chain)
+    task = task.in_chat() if chat else task
+    trigger = task.trigger(task.chain, cut=True)
     if trigger is None:
         raise OptionError(
             f"task {type(task).__name__} has no answer trigger for its template {task.chain!r}: set `triggers`"
         )
-    task = cast(Task, CheckedTask(task.in_chat() if chat else task))
+    task = cast(Task, CheckedTask(task))
     result = []
     for row in rows:
         state = task.start(task.question_of(row))

@@ -172,12 +172,22 @@ def test_the_tables_have_all_sides(folder: Path, tmp_path: Path, monkeypatch: py
     data, out, screen = tmp_path / "wiki.jsonl", tmp_path / "numbers.json", StringIO()
     passages = "Passage 1:\nOslo is cold.\nPassage 2:\n" + "Rome. " * 3000
     data.write_text(json.dumps({"input": "Where?", "context": passages, "answers": ["Oslo"]}))
-    options = PDOSBench(model=str(folder), tasks=("planning", "qa"), aspects=(2,), data=data, rounds=1, out=out)
+    options = PDOSBench(
+        model=str(folder),
+        tasks=("retrieval", "planning", "qa"),
+        people=(4,),
+        aspects=(2,),
+        data=data,
+        rounds=1,
+        out=out,
+    )
     run(options, Console(file=screen, width=240))
     numbers = json.loads(out.read_text())
     printed = screen.getvalue()
     rows = [line.split("│")[1].strip() for line in printed.splitlines() if line.startswith("│")]
-    assert rows == [*SIDES, *SIDES]
+    assert rows == [*SIDES] * 3
+    assert "steps right" in printed
+    assert all(cell["right steps"] is not None for cell in numbers["retrieval, 4 people"]["cells"])
     assert "for questions that lost some: 1 of 2" in printed
     for table, right, marked in (("planning, 2 aspects", False, True), ("multi-document QA", True, True)):
         cells = {cell["side"]: cell for cell in numbers[table]["cells"]}

@@ -18,6 +18,7 @@ from tot.bench.papers.pdos_questions import (
     names_only,
     planning,
     retrieval,
+    right_share,
 )
 from tot.decoders import OptionError
 
@@ -94,6 +95,31 @@ def test_worked_examples_are_correct() -> None:
 )
 def test_names_only_compares_the_last_name(text: str, right: bool) -> None:
     assert names_only(text, "Bo Dar", NAMES) == right
+
+
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [
+        ("#### Ann Lee: The GPA is 3.80, so no.\n#### Bo Dar: 2.5, yes\n####%%%\nName: Bo Dar", 1.0),
+        ("1. Ann Lee: 3.8, No\n2. **Bo Dar**:\nGPA 2.50, which is between the two. Yes.", 1.0),
+        ("#### Ann Lee: 3.80, no\n#### Bo Dar: 2.50, no\nName: Bo Dar", 0.5),  # the last name alone is right
+        ("#### Ann Lee: 3.80, yes\n#### Bo Dar: 2.60, yes\nName: Bo Dar", 0.0),
+        ("#### Ann Lee: 2.50, no\n#### Bo Dar: 3.80, yes\nName: Bo Dar", 0.0),
+        ("#### Ann Lee: 3.80\n#### Bo Dar:\nName: Bo Dar", 0.0),
+        ("Name: Bo Dar", 0.0),
+    ],
+)
+def test_each_step_must_state_the_grade_and_whether_it_is_in_the_range(text: str, share: float) -> None:
+    assert right_share(text, {"Ann Lee": (3.8, False), "Bo Dar": (2.5, True)}) == share
+
+
+def test_right_steps_of_a_question_follow_its_people() -> None:
+    question = retrieval(6, 2)
+    grades = re.findall(r"^(\S+ \S+), .*GPA (\d\.\d\d)", question.text, re.MULTILINE)
+    steps = [f"#### {name}: {grade}, {'yes' if name == question.reference else 'no'}" for name, grade in grades]
+    assert question.right_steps is not None
+    assert question.right_steps("\n".join(steps)) == 1.0
+    assert question.right_steps("\n".join(steps[:3])) == 0.5
 
 
 @pytest.mark.parametrize(

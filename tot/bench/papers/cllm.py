@@ -1,12 +1,13 @@
 """`tot cllm eval`: compare a consistency LLM with its base model (CLLM, tables 1 and 3).
 
-AR, Jacobi and lookahead decode on both models, one question per round, after prefill. Then the convergence of whole
-Jacobi windows is measured.
+AR, Jacobi and lookahead decode on both models, one question per round, after prefill. Each question gets a new decoder,
+so no pool or statistics hold its answer. Then the convergence of whole Jacobi windows is measured.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from itertools import islice
@@ -51,10 +52,7 @@ def run(options: CLLMOptions, console: Console) -> None:
             "lookahead, whole": {"window": 15, "ngram": 5, "guesses": 15, "adapt": False},
         }
         sides = [
-            Side(
-                f"{name} + {method}",
-                partial(answered, load_decoder(method.partition(",")[0], engine=engine, **method_options)),
-            )
+            Side(f"{name} + {method}", partial(answered, engine, method.partition(",")[0], method_options))
             for name, engine in engines.items()
             for method, method_options in methods.items()
         ]
@@ -87,9 +85,10 @@ def run(options: CLLMOptions, console: Console) -> None:
         bench.compare("windows", sides, lambda _, turn: questions[turn], rounds=len(questions), metrics=metrics)
 
 
-def answered(decoder: LocalDecoder, question: TrainingQuestion) -> Measured:
-    """Decode one question; return its cost, its answer and the score."""
-    seconds, (completion,) = timed(lambda: decoder.generate([question.request]))
+def answered(engine: Engine, method: str, options: Mapping[str, Any], question: TrainingQuestion) -> Measured:
+    """Decode one question with a new decoder; return its cost, its answer and the score."""
+    with load_decoder(method, engine=engine, **options) as decoder:
+        seconds, (completion,) = timed(lambda: decoder.generate([question.request]))
     answer = question.answer(completion.text)
     return {
         "seconds": seconds,

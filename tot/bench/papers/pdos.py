@@ -48,6 +48,7 @@ METRICS = [
     Metric("new tokens/s", lambda measured: measured["tokens"] / measured["seconds"], plain(".1f")),
     Metric("said, tokens/s", lambda measured: measured["said"] / measured["seconds"], plain(".1f")),
     Metric("right", lambda measured: measured["right"], percent),
+    Metric("steps right", lambda measured: measured["right steps"], percent),
     Metric("mark", lambda measured: measured["mark"], plain(".2f")),
     Metric("slots", lambda measured: measured["slots"], plain(".3f")),
     Metric("format kept", lambda measured: measured["kept_format"], percent),
@@ -179,8 +180,9 @@ def run(asked: PDOSBench, console: Console) -> None:
             """Answer a question and add the correctness and mark of the answer, which are not timed."""
             measured = way.ask(question)
             right = None if question.is_right is None else float(question.is_right(measured["text"]))
+            steps = None if question.right_steps is None else question.right_steps(measured["text"])
             mark = None if question.about is None else mark_of(judge, question, measured["text"])
-            return measured | {"right": right, "mark": mark}
+            return measured | {"right": right, "right steps": steps, "mark": mark}
 
         sides = [Side(way.name, partial(answered, way)) for way in compared]
         for name, questions in kinds(asked, partial(_fits, compared[0]), bench).items():

@@ -62,6 +62,8 @@ class PDOSQuestion:
     about: str | None = None
     """The question as a judge sees it; None if the answer needs no judge."""
     reference: str | None = None
+    right_steps: Callable[[str], float] | None = None
+    """Share of an answer's steps that are right; None if that cannot be checked."""
 
     @property
     def tokens(self) -> int:
@@ -78,7 +80,8 @@ def _who(people: Sequence[str], low: str, high: str) -> str:
     return (
         f"These are the résumés of {len(people)} people.\n\n" + "\n".join(people) + "\n\n"
         f"Whose GPA lies between {low} and {high}? Look at every person in turn, with the name as the title: say what "
-        'the GPA is and whether it lies between the two. Then end with a line that says "Name: " and the name.'
+        "the GPA is and whether it lies between the two, yes or no. Then end with a line that says "
+        '"Name: " and the name.'
     )
 
 
@@ -101,14 +104,30 @@ def retrieval(people: int, seed: int) -> PDOSQuestion:
     low, high = chance.randint(below + 1, grades[chosen] - 1), chance.randint(grades[chosen] + 1, above - 1)
     text = _who(lines, f"{low / 100:.2f}", f"{high / 100:.2f}")
     right = partial(names_only, name=names[chosen], names=tuple(names))
+    steps = {name: (grade / 100, name == names[chosen]) for name, grade in zip(names, grades, strict=True)}
     example = _example(_who(demonstration["people"], demonstration["low"], demonstration["high"]), demonstration)
-    return PDOSQuestion(text, tuple(names), example, _A_STEP, right, reference=names[chosen])
+    return PDOSQuestion(
+        text, tuple(names), example, _A_STEP, right, None, names[chosen], partial(right_share, steps=steps)
+    )
 
 
 def names_only(text: str, name: str, names: Sequence[str]) -> bool:
     """Exact match: the last line with "Name:" contains `name` and no other of `names`."""
     last = _after("name", text)
     return last is not None and [one for one in names if one in last] == [name]
+
+
+def right_share(text: str, steps: Mapping[str, tuple[float, bool]]) -> float:
+    """Return the share of the people whose step states their GPA and whether it lies in the range, as yes or no.
+
+    `steps` has both by name. Of a repeated step the last one counts, and of a step its first line.
+    """
+    right = 0
+    for name, (grade, inside) in steps.items():
+        line = (re.findall(rf"{re.escape(name)}\W*:\W*(.*)", text) or [""])[-1]
+        verdicts = re.findall(r"\b(?:yes|no)\b", line.lower())
+        right += grade in map(float, re.findall(r"\d+\.\d+", line)) and verdicts[-1:] == ["yes" if inside else "no"]
+    return right / len(steps)
 
 
 def _plan(topic: str, aspects: Sequence[str]) -> str:

@@ -61,7 +61,7 @@ class Reader:
         if template != task.chain and not (len(task.thought) == 1 and isinstance(task, HasAnswer)):
             raise SideError(f"task {work.name} asks for a solution in several prompts, and peers get one")
         options = {"max_tokens": 128, **task.sampling.get(template, {})}
-        if options.get("stop") or template in task.triggers:
+        if options.get("stop") or task.trigger(template) is not None:
             raise SideError(
                 f"the prompt {template!r} of task {work.name} ends texts at strings, and peers end them at tokens: use "
                 "a model with a chat template"
