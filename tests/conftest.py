@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import importlib.util
 import json
@@ -9,6 +10,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -116,6 +119,84 @@ def tiny() -> Callable[[], LocalDecoder]:
         return load_decoder("ar", model, tokenizer=tokenizer, **{"kv_budget": 4000} | options)
 
     return make
+
+
+class Served:
+    """A server in its own thread on a free loopback port, with clients. `closing` it checks that nothing is left."""
+
+    def __init__(self, decoder: Any, service: Any, app: Any, **parts: Any) -> None:
+        """`parts` become attributes."""
+        from tot.decoders.serving.server import HTTPServer, address_of, listen  # not where only kernels are tested
+
+        self.__dict__ |= parts
+        self.decoder, self.service = decoder, service
+        listening = listen("127.0.0.1", 0)
+        self.url = address_of(listening)
+        self.server = HTTPServer(app, service)
+        self.tasks_left: set[Any] = set()
+        self._thread = threading.Thread(target=self._run, args=(listening,), daemon=True)
+        self._thread.start()
+
+    def _run(self, listening: Any) -> None:
+        async def main() -> None:
+            await self.server.serve(sockets=[listening])
+            self.tasks_left = asyncio.all_tasks() - {asyncio.current_task()}
+
+        asyncio.run(main())
+
+    def client(self, kind: str = "OpenAI", **options: Any) -> Any:
+        import openai
+
+        settings = {"api_key": "any", "max_retries": 0, "timeout": 120} | options
+        return getattr(openai, kind)(base_url=f"{self.url}/v1", **settings)
+
+    def asynchronous(self, **options: Any) -> Any:
+        return self.client("AsyncOpenAI", **options)
+
+    def post(self, path: str = "/v1/chat/completions", content: Any = None, headers: Any = None, **body: Any) -> Any:
+        """Send a body, or a content instead."""
+        import httpx2
+
+        json = body if content is None else None
+        return httpx2.post(self.url + path, json=json, content=content, headers=headers, timeout=60)
+
+    def metric(self, name: str) -> float:
+        """Return a metric: one of its labels, or their sum."""
+        import httpx2
+
+        lines = [line.rpartition(" ") for line in httpx2.get(f"{self.url}/metrics").text.splitlines()]
+        found = [float(value) for left, _, value in lines if name in (left, left.partition("{")[0])]
+        assert found, f"there is no {name}"
+        return sum(found)
+
+    @property
+    def idle(self) -> bool:
+        """Return whether no request or search runs or waits, and the decoder has nothing left to do."""
+        engine = getattr(self.decoder, "engine", None)
+        left = engine.cache.live if engine is not None else getattr(self.decoder, "unfinished", 0)
+        return not left and not any(gate.running or gate.waiting for gate in self.service.gates.values())
+
+    def wait_until(self, true: Callable[[], bool], seconds: float = 30) -> None:
+        deadline = time.monotonic() + seconds
+        while not true():
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+    def close(self) -> None:
+        self.wait_until(lambda: self.idle)
+        self.stop()
+        self.service.close()
+        assert self.tasks_left == set()
+
+
+@pytest.fixture(scope="session")
+def served() -> type[Served]:
+    return Served
 
 
 @pytest.fixture

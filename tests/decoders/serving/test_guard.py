@@ -39,17 +39,17 @@ def test_without_the_key_only_the_health_check_works(serve: Any, caplog: pytest.
             assert "k3y" not in reply.text
     assert httpx.get(f"{server.url}/health").status_code == 200
     right = {"authorization": f"Bearer {key}".encode()}
-    assert server.post(TEXT, json=ASKED, headers=right).status_code == 200
+    assert server.post(TEXT, **ASKED, headers=right).status_code == 200
     assert httpx.get(f"{server.url}/v1/models", headers=right).status_code == 200
     assert "k3y" not in caplog.text
 
 
 def test_openais_client_gets_an_authentication_error_for_a_wrong_key(serve: Any) -> None:
     server = serve(key="right")
-    with server.client(key="wrong") as client, pytest.raises(openai.AuthenticationError) as refused:
+    with server.client(api_key="wrong") as client, pytest.raises(openai.AuthenticationError) as refused:
         client.completions.create(**ASKED)
     assert "wrong" not in str(refused.value)
-    with server.client(key="right") as client:
+    with server.client(api_key="right") as client:
         assert client.completions.create(**ASKED).choices
 
 
@@ -60,14 +60,14 @@ def test_openais_client_gets_an_authentication_error_for_a_wrong_key(serve: Any)
     "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil", "[::", ""]
 )
 def test_a_foreign_host_name_is_refused(server: Any, host: str) -> None:
-    reply = server.post(TEXT, json=ASKED, headers={"host": host})
+    reply = server.post(TEXT, **ASKED, headers={"host": host})
     assert reply.status_code == 403
     assert "the Host header names another machine" in error_of(reply)
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:99", "127.0.0.1", "127.1.2.3:8000", "[::1]:8000"])
 def test_this_machines_own_names_are_accepted(server: Any, host: str) -> None:
-    assert server.post(TEXT, json=ASKED, headers={"host": host}).status_code == 200
+    assert server.post(TEXT, **ASKED, headers={"host": host}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -75,18 +75,18 @@ def test_this_machines_own_names_are_accepted(server: Any, host: str) -> None:
 )
 def test_pages_of_other_sites_are_refused(serve: Any, server: Any, origin: str) -> None:
     for target in (server, serve(hosts=None)):
-        reply = target.post(TEXT, json=ASKED, headers={"origin": origin})
+        reply = target.post(TEXT, **ASKED, headers={"origin": origin})
         assert reply.status_code == 403
         assert "requests from other origins" in error_of(reply)
 
 
 def test_pages_of_this_machine_and_allowed_hosts_are_accepted(serve: Any, server: Any) -> None:
-    assert server.post(TEXT, json=ASKED, headers={"origin": "http://localhost:3000"}).status_code == 200
+    assert server.post(TEXT, **ASKED, headers={"origin": "http://localhost:3000"}).status_code == 200
     allowing = serve(hosts=["Box.example"])
     for headers in ({"host": "box.example:8000"}, {"origin": "https://BOX.example"}):
-        assert allowing.post(TEXT, json=ASKED, headers=headers).status_code == 200
-    assert allowing.post(TEXT, json=ASKED, headers={"host": "evil.example"}).status_code == 403
-    assert serve(hosts=None).post(TEXT, json=ASKED, headers={"host": "anything.example"}).status_code == 200
+        assert allowing.post(TEXT, **ASKED, headers=headers).status_code == 200
+    assert allowing.post(TEXT, **ASKED, headers={"host": "evil.example"}).status_code == 403
+    assert serve(hosts=None).post(TEXT, **ASKED, headers={"host": "anything.example"}).status_code == 200
 
 
 # -- bodies ----------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ def test_a_body_over_the_limit_is_refused_with_or_without_content_length(serve: 
     with server.client() as client, pytest.raises(openai.APIStatusError) as refused:
         client.completions.create(model="tiny", prompt="x" * size)
     assert refused.value.status_code == 413
-    assert server.post(TEXT, json=ASKED).status_code == 200
+    assert server.post(TEXT, **ASKED).status_code == 200
 
 
 def test_a_body_exactly_at_the_limit_is_accepted(serve: Any) -> None:
@@ -161,7 +161,7 @@ def test_a_body_that_does_not_arrive_times_out(serve: Any) -> None:
 def test_a_client_that_disconnects_in_mid_body_does_no_harm(server: Any) -> None:
     with connected(server, f"{POST}Content-Length: 1000\r\n\r\n" + '{"model"'):
         pass
-    assert server.post(TEXT, json=ASKED).status_code == 200
+    assert server.post(TEXT, **ASKED).status_code == 200
 
 
 def test_http_1_0_needs_no_host(server: Any) -> None:

@@ -134,8 +134,8 @@ def test_hostile_requests_neither_crash_the_server_nor_leave_anything_behind(tin
 def test_rationales_that_never_started_leave_no_buffers(serve: Any) -> None:
     server = serve(options={"cap": "4", "window": "3"}, kv_budget=800)
     body = {"model": "tiny:fastcot", "prompt": "x", "answer_trigger": " So:", "max_tokens": 300, "ignore_eos": True}
-    assert server.post("/v1/completions", json={**body, "max_tokens": 20}).status_code == 200
-    assert server.post("/v1/completions", json={**body, "n": 100}).status_code == 400  # more than the kv_budget
+    assert server.post("/v1/completions", **{**body, "max_tokens": 20}).status_code == 200
+    assert server.post("/v1/completions", **{**body, "n": 100}).status_code == 400  # more than the kv_budget
 
     async def abandon() -> None:
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
@@ -182,4 +182,4 @@ def test_invalid_http_does_not_crash_the_server(server: Any) -> None:
                 connection.shutdown(socket.SHUT_WR)
                 while connection.recv(65536):
                     pass
-    assert server.post("/v1/completions", json={"model": "tiny", "prompt": "x", "max_tokens": 2}).status_code == 200
+    assert server.post("/v1/completions", model="tiny", prompt="x", max_tokens=2).status_code == 200

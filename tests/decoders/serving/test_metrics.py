@@ -25,7 +25,7 @@ def test_requests_tokens_and_slots_are_counted(server: Any, client: openai.OpenA
     ]
     list(client.completions.create(model="tiny", prompt="Hm.", max_tokens=3, stream=True, seed=1))
     for path in ("/v1/completions", "/nowhere/at/all", "/<script>"):
-        server.post(path, json={"model": "tiny"})
+        server.post(path, model="tiny")
     counted = samples(server)
 
     def requests(route: str, status: int) -> float:
@@ -65,7 +65,7 @@ def test_an_engine_that_has_failed_is_not_healthy(server: Any) -> None:
     server.decoder.engine._scheduler.admit = broken
     body = {"model": "tiny", "prompt": "x", "max_tokens": 2}
     for _ in range(2):  # one request that is there at the failure, and one later
-        reply = server.post("/v1/completions", json=body)
+        reply = server.post("/v1/completions", **body)
         assert (reply.status_code, reply.json()["error"]["code"]) == (500, "model_error")
         assert "the engine has failed" in reply.json()["error"]["message"]
     health = httpx.get(f"{server.url}/health")

@@ -52,7 +52,7 @@ def check(reply: httpx.Response, status: int, message: str, param: str | None = 
 )
 def test_fields_that_would_change_the_result_are_refused_by_name(server: Any, field: str, value: Any) -> None:
     for path, body in ((CHAT, {"messages": HM}), (TEXT, {"prompt": "Hm."})):
-        reply = server.post(path, json={"model": "tiny", **body, field: value})
+        reply = server.post(path, **{"model": "tiny", **body, field: value})
         name = field[:60]
         error = check(reply, 400, " ".join(name.split()), name)
         assert error["code"] == "unsupported_parameter"
@@ -88,7 +88,7 @@ def test_fields_that_would_change_the_result_are_refused_by_name(server: Any, fi
 )
 def test_invalid_values_are_refused_and_quoted(server: Any, field: str, value: Any, message: str) -> None:
     for path, body in ((CHAT, {"messages": HM}), (TEXT, {"prompt": "Hm."})):
-        reply = server.post(path, json={"model": "tiny", **body, field: value})
+        reply = server.post(path, **{"model": "tiny", **body, field: value})
         assert reply.status_code == 400
         check(reply, 400, message, reply.json()["error"]["param"])
 
@@ -118,7 +118,7 @@ def test_invalid_values_are_refused_and_quoted(server: Any, field: str, value: A
     ],
 )
 def test_unreadable_messages_are_refused(server: Any, messages: Any, message: str, param: str | None) -> None:
-    error = check(server.post(CHAT, json={"model": "tiny", "messages": messages}), 400, message, param)
+    error = check(server.post(CHAT, model="tiny", messages=messages), 400, message, param)
     assert error["type"] == "invalid_request_error"
 
 
@@ -137,14 +137,14 @@ def test_unreadable_messages_are_refused(server: Any, messages: Any, message: st
     ],
 )
 def test_unreadable_prompts_are_refused(server: Any, prompt: Any, message: str) -> None:
-    reply = server.post(TEXT, json={"model": "tiny", "prompt": prompt})
+    reply = server.post(TEXT, model="tiny", prompt=prompt)
     assert reply.status_code == 400
     check(reply, 400, message, reply.json()["error"]["param"])
 
 
 def test_a_request_larger_than_the_kv_budget_is_refused_with_the_numbers(serve: Any) -> None:
     server = serve(kv_budget=500)
-    reply = server.post(TEXT, json={"model": "tiny", "prompt": "Hm.", "n": 4, "max_tokens": 200})
+    reply = server.post(TEXT, model="tiny", prompt="Hm.", n=4, max_tokens=200)
     assert check(reply, 400, "and the budget holds 500")["type"] == "invalid_request_error"
 
 
@@ -163,15 +163,15 @@ def test_unknown_paths_and_methods_are_refused_in_the_same_format(server: Any) -
     assert (nowhere["type"], nowhere["code"]) == ("not_found_error", "not_found")
     wrong_way = check(httpx.get(f"{server.url}{CHAT}"), 405, f"{CHAT} does not support GET")
     assert (wrong_way["type"], wrong_way["code"]) == ("invalid_request_error", "method_not_allowed")
-    unserved = check(server.post("/v1/embeddings", json={}), 404, "/v1/embeddings does not exist")
+    unserved = check(server.post("/v1/embeddings"), 404, "/v1/embeddings does not exist")
     assert (unserved["type"], unserved["code"]) == ("not_found_error", "not_found")
-    unknown = server.post(TEXT, json={"model": "gpt-x", "prompt": "x"})
+    unknown = server.post(TEXT, model="gpt-x", prompt="x")
     assert check(unknown, 404, "unknown model 'gpt-x'", "model")["code"] == "model_not_found"
 
 
 def test_openais_client_raises_its_own_exceptions(serve: Any) -> None:
     server = serve(key="right")
-    with server.client(key="right") as client:
+    with server.client(api_key="right") as client:
         for kind, options in ((openai.BadRequestError, {"n": 0}), (openai.NotFoundError, {"model": "gpt-x"})):
             with pytest.raises(kind) as refused:
                 client.chat.completions.create(**{"model": "tiny", "messages": HM} | options)
@@ -179,7 +179,8 @@ def test_openais_client_raises_its_own_exceptions(serve: Any) -> None:
         with pytest.raises(openai.BadRequestError) as streamed:
             client.chat.completions.create(model="tiny", messages=[*HM, *HM], stream=True, max_tokens=301)
         assert streamed.value.param == "max_tokens"
-    with server.client(key="wrong") as client, pytest.raises(openai.AuthenticationError, match="this one is invalid"):
+    refusing = pytest.raises(openai.AuthenticationError, match="this one is invalid")
+    with server.client(api_key="wrong") as client, refusing:
         client.models.list()
 
 
@@ -195,7 +196,7 @@ def test_an_error_in_mid_stream_is_an_event(server: Any) -> None:
 
 
 def test_error_messages_are_short_and_one_line(server: Any) -> None:
-    reply = server.post(TEXT, json={"model": "line\nbreak " + "x" * 5000, "prompt": "x"})
+    reply = server.post(TEXT, model="line\nbreak " + "x" * 5000, prompt="x")
     check(reply, 404, "unknown model 'line\\nbreak xxx", "model")
     assert json.loads(reply.content)["error"]["code"] == "model_not_found"
 
@@ -203,10 +204,10 @@ def test_error_messages_are_short_and_one_line(server: Any) -> None:
 def test_a_limit_below_the_default_answer_tokens_refuses_nothing(serve: Any) -> None:
     server = serve(max_tokens=8)
     body = {"model": "tiny", "prompt": "Hm.", "answer_trigger": " So:", "ignore_eos": True}
-    reply = server.post(TEXT, json=body)
+    reply = server.post(TEXT, **body)
     assert reply.status_code == 200
     assert reply.json()["usage"]["completion_tokens"] <= 16
-    refused = server.post(TEXT, json={**body, "answer_tokens": 9})
+    refused = server.post(TEXT, **{**body, "answer_tokens": 9})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "answer_tokens")
 
 
@@ -214,5 +215,5 @@ def test_a_limit_below_the_default_answer_tokens_refuses_nothing(serve: Any) -> 
     "extra", [{"seed": -1}, {"messages": [*HM, {"role": "assistant", "content": "So", "tool_calls": []}, *HM]}]
 )
 def test_neutral_values_are_accepted(server: Any, extra: dict[str, Any]) -> None:
-    reply = server.post(CHAT, json={"model": "tiny", "messages": HM, "max_tokens": 2, **extra})
+    reply = server.post(CHAT, **{"model": "tiny", "messages": HM, "max_tokens": 2, **extra})
     assert reply.status_code == 200, reply.text

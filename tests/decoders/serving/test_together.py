@@ -244,7 +244,7 @@ def test_at_the_time_limit_the_text_so_far_is_the_reply(serve: Any, monkeypatch:
     monkeypatch.setattr(Meter, "seconds", property(lambda meter: 6.0 * meter.forwards))
     server = serve(timeout=60.0, max_tokens=450)
     body = {**endless(), "max_tokens": 450}
-    whole = server.post("/v1/completions", json=body).json()
+    whole = server.post("/v1/completions", **body).json()
     (choice,) = whole["choices"]
     assert choice["finish_reason"] == "length"
     assert 0 < whole["usage"]["completion_tokens"] < 450

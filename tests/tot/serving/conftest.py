@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-import httpx2 as httpx
-import openai
 import pytest
 
 from tot.decoders import Completion, Request, Usage
 from tot.decoders.budget import Meter
 from tot.decoders.serving.app import make_app
 from tot.decoders.serving.options import Limits
-from tot.decoders.serving.server import HTTPServer, address_of, listen
 from tot.decoders.serving.service import Service
 from tot.serving.live import Runs
 from tot.serving.pages import Pages
@@ -74,93 +71,40 @@ class Chat:
         ]
 
 
-class Running:
-    """A running server."""
-
-    def __init__(self, decoder: Any, searches: Path | None, limits: dict[str, Any], key: str | None = None) -> None:
-        self.decoder = decoder
-        bounds = Limits(**limits)
-        self.runs = Runs()
-        self.searches = Searches(MODEL, load_searches(searches, decoder), bounds, self.runs)
-        self.service = Service(MODEL, decoder, bounds, searches=self.searches)
-        listening = listen("127.0.0.1", 0)
-        self.url = address_of(listening)
-        self.pages = Pages(self.runs, "Searches", lambda: self.searches.gate.closed and not self.searches.gate.running)
-        app = make_app(self.service, key, pages=self.pages.router)
-        self.server = HTTPServer(app, self.service)
-        self.live = self.url + self.pages.path
-        self.tasks_left: set[Any] = set()
-        self._thread = threading.Thread(target=self._run, args=(listening,), daemon=True)
-        self._thread.start()
-
-    def _run(self, listening: Any) -> None:
-        async def main() -> None:
-            await self.server.serve(sockets=[listening])
-            self.tasks_left = asyncio.all_tasks() - {asyncio.current_task()}
-
-        asyncio.run(main())
-
-    def client(self, **options: Any) -> openai.OpenAI:
-        settings = {"api_key": "any", "max_retries": 0, "timeout": 60} | options
-        return openai.OpenAI(base_url=f"{self.url}/v1", **settings)
-
-    def asynchronous(self, **options: Any) -> openai.AsyncOpenAI:
-        settings = {"api_key": "any", "max_retries": 0, "timeout": 60} | options
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", **settings)
-
-    def post(self, path: str = "/v1/chat/completions", **body: Any) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=60)
-
-    def metrics(self) -> dict[str, float]:
-        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
-        return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
-
-    def wait_until(self, true: Callable[[], bool], seconds: float = 30) -> None:
-        deadline = time.monotonic() + seconds
-        while not true():
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-
-    @property
-    def idle(self) -> bool:
-        gate = self.searches.gate
-        return not (gate.running or gate.waiting or getattr(self.decoder, "unfinished", 0))
-
-    def stop(self) -> None:
-        self.server.should_exit = True
-        self._thread.join(60)
-        assert not self._thread.is_alive()
-
-
 @pytest.fixture(scope="session")
 def chat() -> type[Chat]:
     return Chat
 
 
 @pytest.fixture(scope="session")
-def running() -> type[Running]:
-    return Running
+def searching(served: Any) -> Callable[..., Any]:
+    """Start a server of searches: searching(decoder, a file of searches, key="..." and limits)."""
+
+    def start(decoder: Any, file: Path | None = None, key: str | None = None, **given: Any) -> Any:
+        limits, runs = Limits(**given), Runs()
+        searches = Searches(MODEL, load_searches(file, decoder), limits, runs)
+        service = Service(MODEL, decoder, limits, searches=searches)
+        pages = Pages(runs, "Searches", lambda: searches.gate.closed and not searches.gate.running)
+        app = make_app(service, key, pages=pages.router)
+        server = served(decoder, service, app, searches=searches, runs=runs, pages=pages)
+        server.live = server.url + pages.path
+        return server
+
+    return start
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+def serve(searching: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Start servers: serve(decoder, searches="vote: {...}", key="..." and limits)."""
-    running: list[Running] = []
+    with ExitStack() as stack:
 
-    def start(decoder: Any, searches: str | None = None, key: str | None = None, **limits: Any) -> Running:
-        file = None
-        if searches is not None:
-            file = tmp_path / "searches.yaml"
-            file.write_text(searches)
-        running.append(Running(decoder, file, limits, key))
-        return running[-1]
+        def start(decoder: Any, searches: str | None = None, **options: Any) -> Any:
+            file = None if searches is None else tmp_path / "searches.yaml"
+            if file is not None:
+                file.write_text(searches)
+            return stack.enter_context(closing(searching(decoder, file, **options)))
 
-    yield start
-    for server in running:
-        server.wait_until(lambda server=server: server.idle)
-        server.stop()
-        server.service.close()
-        assert server.tasks_left == set()
+        yield start
 
 
 @pytest.fixture

@@ -224,11 +224,10 @@ def test_searches_answer_no_text_completions(serve: Any, chat: Any) -> None:
 def test_health_and_metrics_need_no_engine(serve: Any, chat: Any, user: Any) -> None:
     server = serve(chat(*MOSTLY_PARIS), "vote: {search: 'self-consistency:samples=4'}")
     server.post(model="chat:vote", messages=user(CAPITAL))
-    metrics = server.metrics()
-    assert metrics['tot_searches_total{model="chat:vote",outcome="answered"}'] == 1
-    assert metrics["tot_thoughts_total"] == 4
-    assert metrics["tot_completion_tokens_total"] == 20
-    assert (metrics["tot_searches_running"], metrics["tot_searches_waiting"]) == (0, 0)
+    assert server.metric('tot_searches_total{model="chat:vote",outcome="answered"}') == 1
+    assert server.metric("tot_thoughts_total") == 4
+    assert server.metric("tot_completion_tokens_total") == 20
+    assert (server.metric("tot_searches_running"), server.metric("tot_searches_waiting")) == (0, 0)
     assert httpx.get(f"{server.url}/health").json()["decoder"] == "scripted"
 
 

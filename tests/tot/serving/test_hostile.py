@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import httpx2 as httpx
@@ -47,12 +48,9 @@ BODY = st.builds(
 
 
 @pytest.fixture(scope="module")
-def url(running: Any, chat: Any) -> Iterator[str]:
-    server = running(chat("Paris", "Lyon.\n\n"), None, {}, None)
-    yield server.url
-    server.wait_until(lambda: server.idle)
-    server.stop()
-    assert server.tasks_left == set()
+def url(searching: Any, chat: Any) -> Iterator[str]:
+    with closing(searching(chat("Paris", "Lyon.\n\n"))) as server:
+        yield server.url
 
 
 @given(body=BODY | ANY, responses=st.booleans())

@@ -97,8 +97,8 @@ def test_a_hang_up_cancels_the_search(serve: Any, chat: Any, user: Any, stream: 
     asyncio.run(main())
     server.wait_until(lambda: server.idle)
     assert decoder.cancelled == 2
-    server.wait_until(lambda: server.metrics().get("tot_disconnects_total") == 1)
-    assert server.metrics()['tot_searches_total{model="chat:vote",outcome="cancelled"}'] == 1
+    server.wait_until(lambda: server.metric("tot_disconnects_total") == 1)
+    assert server.metric('tot_searches_total{model="chat:vote",outcome="cancelled"}') == 1
 
 
 def test_a_hang_up_stops_an_engine(serve: Any, tiny: Any, user: Any) -> None:
