@@ -48,6 +48,12 @@ class Meter:
         """Total usage. Forward passes that requests shared count once, and seconds are elapsed time."""
         return replace(self.usage, forwards=self.forwards, new_tokens=self.new_tokens, seconds=self.seconds)
 
+    def for_probes(self) -> Meter:
+        """Return a meter with the same time limit, for requests whose tokens are not part of the search."""
+        other = Meter(Budget(seconds=self.budget.seconds))
+        other.started = self.started
+        return other
+
     def replay(self, spent: Usage) -> None:
         """Add the usage of an earlier part of the same search."""
         self.usage += spent

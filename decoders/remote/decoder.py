@@ -146,7 +146,8 @@ class RemoteDecoder:
         place = (options.base_url, self.model, options.api, json.dumps(options.extra, sort_keys=True))
         async with self._probing:
             if self._abilities is None:
-                known = _PROBED.get(place) or await probe(self._endpoint, self._sampler, self._choices, meter)
+                limit = meter.for_probes()  # a token budget must not be spent by the probe
+                known = _PROBED.get(place) or await probe(self._endpoint, self._sampler, self._choices, limit)
                 self._abilities = _PROBED[place] = known
                 self._endpoint.adapt(known)
             return self._abilities

@@ -113,7 +113,7 @@ class Sampler:
         async with self._trying:
             if self._dialect.continues is None:
                 try:
-                    reply, _ = await self._endpoint.ask(meter, *counting(self._options))
+                    reply, _ = await self._endpoint.ask(meter.for_probes(), *counting(self._options))
                     self._dialect.tried(*apart(reply.choices[0]))
                 except RefusedError as error:
                     self._dialect.continues, self._dialect.instead = False, error.said

@@ -44,7 +44,7 @@ class Server:
         self._health = health
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, seconds: float = 300.0) -> None:
+    def start(self, seconds: float = 900.0) -> None:
         """Start the process and wait until it is healthy. Fail the test after `seconds`."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(

@@ -84,7 +84,7 @@ def test_a_greedy_search_returns_the_local_decoders_tree(
             generator=Sample(temperature=0.0),
             max_tokens=16,
         )
-        for decoder in (local, remote(vllm_server))
+        for decoder in (local, remote(vllm_server, logprobs=True))
     )
     assert thoughts_of(there.tree) == thoughts_of(here.tree)
     assert len(thoughts_of(here.tree)) == 2

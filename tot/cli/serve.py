@@ -13,7 +13,7 @@ from tot.decoders.decoder import REMOTE, find_method, method_names
 from tot.decoders.errors import OptionError, unknown
 from tot.decoders.machine import MAX_THREADS
 from tot.decoders.models.model_names import Quantize
-from tot.decoders.remote.abilities import EFFECTS
+from tot.decoders.remote.abilities import EFFECTS, Abilities
 from tot.decoders.remote.network import is_loopback, key_from
 from tot.decoders.serving.options import KEY_VARIABLE, Limits
 from tot.report.terminal import complain
@@ -100,7 +100,11 @@ def serve_command(given: dict[str, Any]) -> None:
         name = settings.name or (Path(settings.model).name if Path(settings.model).exists() else settings.model)
         local = is_loopback(settings.host)
         runs = Runs() if settings.live or (settings.live is None and local) else None
-        searches = Searches(name, load_searches(settings.searches, loaded, tuple(methods)), limits, runs)
+        abilities: Abilities = {} if isinstance(loaded, LocalDecoder) else loaded.probe()
+        if missing := [EFFECTS[ability][0] for ability, found in abilities.items() if found is False]:
+            _log(f"the server behind {name} lacks {', '.join(missing)}: see tot models --server")
+        seeded = abilities.get("seed") is not False
+        searches = Searches(name, load_searches(settings.searches, loaded, tuple(methods)), limits, runs, seeded)
         service = Service(name, loaded, limits, options, searches)
         if not local and key is None:
             _log(f"{settings.host} accepts other machines without an API key: set {KEY_VARIABLE}")
@@ -108,8 +112,6 @@ def serve_command(given: dict[str, Any]) -> None:
         machine = None
         if isinstance(loaded, LocalDecoder):
             machine = describe(loaded.engine.loaded.device, loaded.engine.loaded.dtype)
-        elif missing := [EFFECTS[name][0] for name, found in loaded.probe().items() if found is False]:
-            _log(f"the server behind {name} lacks {', '.join(missing)}: see tot models --server")
         gate, pages = searches.gate, None
         if runs is not None:
             pages = Pages(runs, f"Searches of {name}", lambda: gate.closed and not gate.running)

@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from tot.config import SearchConfig
 from tot.decoders.budget import Budget
 from tot.decoders.errors import TaskError, unknown
+from tot.decoders.remote.abilities import EFFECTS
 from tot.decoders.serving.errors import ServingError
 from tot.decoders.serving.gate import Gate, closing
 from tot.decoders.serving.guard import client_of
@@ -50,14 +51,20 @@ class Searches:
     """Serves searches as `name:search`, and a single sample as `name` where no decoder does."""
 
     def __init__(
-        self, name: str, searches: Mapping[str, ServedSearch], limits: Limits, runs: Runs | None = None
+        self,
+        name: str,
+        searches: Mapping[str, ServedSearch],
+        limits: Limits,
+        runs: Runs | None = None,
+        seeded: bool = True,
     ) -> None:
-        """`runs` gets the searches, for the live page."""
+        """`runs` gets the searches, for the live page. `seeded`: whether seeds make samples repeatable."""
         self.gate = Gate(limits.max_searches, limits)
         self.models = {f"{name}:{search}".removesuffix(":"): one for search, one in searches.items()}
         self._name = name
         self._limits = limits
         self._runs = runs
+        self._seeded = seeded
         self._running: set[asyncio.Future[Solution]] = set()
 
     async def reply(self, request: Request, body: bytes, metrics: PrometheusMetrics) -> Response:
@@ -91,7 +98,10 @@ class Searches:
         limits = {"max_tokens": min(tokens for tokens in most if tokens is not None)}
         config = SearchConfig.of(search[1], wanted.options | {"seed": seed} | limits)
         config.parts(task)  # raises OptionError, for example if `until` is given and the search has no vote
-        reply = (ResponsesReply if responses else ChatReply)(wanted, {"seed": seed})
+        about: dict[str, Any] = {"seed": seed if self._seeded else None}
+        if not self._seeded and wanted.seed is not None:
+            about["warning"] = f"the server behind {self._name} ignores seed: {EFFECTS['seed'][2]}"
+        reply = (ResponsesReply if responses else ChatReply)(wanted, about)
         return _Work(wanted, task, config, reply, client_of(request))
 
     async def _stream(self, work: _Work, metrics: PrometheusMetrics, send: SendEvent) -> None:

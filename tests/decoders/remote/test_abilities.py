@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import openai
 import pytest
 
-from tot import SelfConsistency, solve
+from tot import Budget, SelfConsistency, solve
 from tot.cli.app import main
 from tot.decoders import Message, OptionError, RemoteDecoder, Request, RequestError, Sampling, load_decoder
 from tot.decoders.remote import decoder as remote_decoder
@@ -304,6 +304,14 @@ def test_a_chosen_seed_that_the_server_ignores_is_reported_once(
         assert len(ignored) == (seed == 5 and isinstance(double, LMStudio))
 
 
+def test_a_probe_is_not_part_of_a_search_and_its_budget(double: Double, serve: Callable[[Double], str]) -> None:
+    where: Any = {"model": "qwen3:8b", "decoder": "openai", "base_url": serve(double)}
+    search = SelfConsistency(samples=3)
+    solution = solve("gsm8k", QUESTION, search=search, evaluator="random", seed=5, budget=Budget(tokens=50), **where)
+    assert sum(body["max_tokens"] for body in double.posts if "random words" in str(body)) > 50
+    assert (solution.stopped, solution.usage.new_tokens) == (None, 3 * 9)  # "3 + 4 = 7. The answer is 7."
+
+
 def test_requests_are_sent_one_by_one_to_a_server_that_runs_one_at_a_time(
     double: Double, serve: Callable[[Double], str]
 ) -> None:
@@ -389,8 +397,13 @@ def test_tot_serve_in_front_of_each_server_votes_and_reports_what_is_missing(
     with openai.OpenAI(base_url=url, api_key="any") as client:
         for _ in range(2):
             messages: Any = [{"role": "user", "content": QUESTION}]
-            message = client.chat.completions.create(model="qwen3:8b:vote", messages=messages).choices[0].message
-            assert str(message.content).startswith("3 + 4 = 7. The answer is ")
+            reply = client.chat.completions.create(model="qwen3:8b:vote", messages=messages)
+            assert str(reply.choices[0].message.content).startswith("3 + 4 = 7. The answer is ")
+            assert "warning" not in reply.tot
+        seeded = client.chat.completions.create(model="qwen3:8b:vote", messages=messages, seed=5).tot
+    warning = "the server behind qwen3:8b ignores seed: samples differ from run to run"
+    ignored = (None, warning) if isinstance(double, LMStudio) else (5, None)
+    assert (seeded["seed"], seeded.get("warning")) == ignored
     assert len(double.posts) > probes
     assert all("random words" not in body["messages"][0]["content"] for body in double.posts[probes:])
     process.send_signal(signal.SIGTERM)
