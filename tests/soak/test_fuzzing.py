@@ -106,7 +106,7 @@ def test_no_body_makes_the_server_fail(tiny: Any, serve: Any, tmp_path: Path, re
                     bodies += examples if operation.body else 0
     report(f"{bodies} bodies, statuses {dict(statuses)}")
     assert bodies == BODIES
-    assert statuses[200] > BODIES // 20
+    assert statuses[200] > BODIES // 50
     assert statuses[400] > BODIES // 4
     fine = server.post("/v1/completions", model="tiny", prompt="Hm.", max_tokens=2)
     assert fine.status_code == 200
