@@ -30,7 +30,7 @@ MAX_THREADS = 1024
 
 _ARM = {"asimd": (16, 1), "asimddp": (16, 20), "bf16": (26, 14)}
 """Features of ARM processors: the getauxval entry in which Linux lists each, and its bit there."""
-_TILES = {"amx_tile", "amx_int8"}
+_TILES = {"amx_tile", "amx_bf16"}
 _RUNS = 5
 _BYTES = 2**28
 _SIZE = 2048

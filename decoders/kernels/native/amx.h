@@ -1,8 +1,9 @@
-// Tiles of AMX: products of up to 16 rows of 8-bit inputs and 16 outputs in one instruction. With -DEMULATED_TILES they
-// are computed in C, for tests on other processors.
+// Tiles of AMX: products of up to 16 rows of 32 bfloat16 inputs and 16 outputs in one instruction. With -DEMULATED_TILES
+// they are computed in C, for tests on other processors.
 
 #pragma once
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -15,7 +16,7 @@ typedef struct {
 } TileShapes;
 
 #ifdef EMULATED_TILES
-// Intel's manual of the instruction set, volume 2: LDTILECFG, TILELOADD, TILESTORED, TILEZERO, TDPBSUD.
+// Intel's manual of the instruction set, volume 2: LDTILECFG, TILELOADD, TILESTORED, TILEZERO, TDPBF16PS.
 static _Thread_local TileShapes tile_shapes;
 static _Thread_local uint8_t tile_bytes[8][TILE_ROWS][64];
 
@@ -39,18 +40,28 @@ static inline void store_tile(int tile, void *address, int64_t stride) {
         memcpy((char *)address + r * stride, tile_bytes[tile][r], tile_shapes.row_bytes[tile]);
 }
 
+static inline float widened(const uint8_t *bfloat16) {
+    uint32_t bits = (uint32_t)(bfloat16[0] | bfloat16[1] << 8) << 16;
+    float number;
+    memcpy(&number, &bits, 4);
+    return number;
+}
+
+// Inputs with even and odd numbers are summed apart.
 static inline void multiply_tiles(int sums, int inputs, int weights) {
     for (int m = 0; m < tile_shapes.rows[sums]; m++)
-        for (int k = 0; k < tile_shapes.row_bytes[inputs] / 4; k++)
-            for (int n = 0; n < tile_shapes.row_bytes[sums] / 4; n++) {
-                int32_t sum;
-                memcpy(&sum, tile_bytes[sums][m] + 4 * n, 4);
-                for (int i = 0; i < 4; i++)
-                    sum += (int8_t)tile_bytes[inputs][m][4 * k + i] * tile_bytes[weights][k][4 * n + i];
-                memcpy(tile_bytes[sums][m] + 4 * n, &sum, 4);
-            }
+        for (int n = 0; n < tile_shapes.row_bytes[sums] / 4; n++) {
+            float sum, products[2] = {0};
+            for (int k = 0; k < tile_shapes.row_bytes[inputs] / 4; k++)
+                for (int i = 0; i < 2; i++)
+                    products[i] = fmaf(widened(tile_bytes[inputs][m] + 4 * k + 2 * i),
+                                       widened(tile_bytes[weights][k] + 4 * n + 2 * i), products[i]);
+            memcpy(&sum, tile_bytes[sums][m] + 4 * n, 4);
+            sum += products[0] + products[1];
+            memcpy(tile_bytes[sums][m] + 4 * n, &sum, 4);
+        }
 }
-#elif defined(__AMX_INT8__)
+#elif defined(__AMX_BF16__)
 #include <immintrin.h>
 // Set the shapes of all tiles.
 #define load_tile_shapes(shapes) _tile_loadconfig(shapes)
@@ -58,6 +69,6 @@ static inline void multiply_tiles(int sums, int inputs, int weights) {
 #define zero_tile(tile) _tile_zero(tile)
 #define load_tile(tile, address, stride) _tile_loadd(tile, address, stride)
 #define store_tile(tile, address, stride) _tile_stored(tile, address, stride)
-// Add the products of signed inputs and unsigned weights to the 32-bit numbers of a tile.
-#define multiply_tiles(sums, inputs, weights) _tile_dpbsud(sums, inputs, weights)
+// Add the products of bfloat16 to the float32 numbers of a tile.
+#define multiply_tiles(sums, inputs, weights) _tile_dpbf16ps(sums, inputs, weights)
 #endif

@@ -56,7 +56,7 @@ _AVX2 = {"avx2", "fma", "f16c"}
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
 _LEVELS = {
     "x86_64": (
-        Level("amx", frozenset(_AVX512 | {"avx512_bf16", "amx_tile", "amx_int8"}), 16),
+        Level("amx", frozenset(_AVX512 | {"avx512_bf16", "amx_tile", "amx_bf16"}), 16),
         Level("avx512-bf16", frozenset(_AVX512 | {"avx512_bf16"}), 16),
         Level("avx512", frozenset(_AVX512), 16),
         Level("avx2-vnni", frozenset(_AVX2 | {"avx_vnni"}), 8),

@@ -49,8 +49,8 @@ typedef struct {
     Input *entry_input;          // (entries, hidden), with entry_stats
     float *entry_stats;
     float *own;                  // (threads, own_floats)
-    int64_t own_floats;          // of one thread: normed, input and stats of FEW_ROWS rows, then groups
-    int64_t groups;              // where the groups begin
+    int64_t own_floats;          // of one thread: normed, input and stats of FEW_ROWS rows, groups, workspace
+    int64_t groups, workspace;   // where these begin
     int64_t floats;              // of all
 } Scratch;
 
@@ -66,7 +66,8 @@ static Scratch scratch_at(float *memory, const Model *m, const Batch *b) {
     const int64_t choices = rows * m->chosen, entries = max_int64(rows, choices);
     const int adds_later = m->experts || m->layers->norm_attended;
     Scratch s = {.groups = FEW_ROWS * prepared};
-    s.own_floats = (s.groups + groups_floats(rows, m->experts, m->chosen) + 15) / 16 * 16;
+    s.workspace = (s.groups + groups_floats(rows, m->experts, m->chosen) + 15) / 16 * 16;
+    s.own_floats = s.workspace + (are_tiled(rows) ? workspace_bytes(rows) / 4 : 0);
 #define PLACE(type, field, count)                                                                                      \
     s.field = (type)(memory + s.floats);                                                                               \
     s.floats += ((count) + 15) / 16 * 16;
@@ -112,16 +113,22 @@ typedef struct {
     const Batch *batch;
     Scratch scratch;
     Units units[KINDS];
+    int tiled;  // whether the products of the layers use tiles
 } Job;
 
+// The thread's memory for products with tiles, if they are used.
+static void *workspace_of(const Job *job, const Worker *worker, int tiled) {
+    return tiled ? job->scratch.own + worker->thread * job->scratch.own_floats + job->scratch.workspace : NULL;
+}
+
 // RMS-norm a row of floats, or without `norm` load a row of elements, and convert it to inputs of a product.
-static void prepare_row(const Model *m, const void *row, const float *norm, int64_t width, float *normed, Input *input,
-                        float *stats) {
+static void prepare_row(const Model *m, int tiled, const void *row, const float *norm, int64_t width, float *normed,
+                        Input *input, float *stats) {
     if (norm)
         rms_norm(row, norm, width, m->epsilon, normed);
     else
         for (int64_t i = 0; i < width; i += LANES) store(normed + i, load_elements((const Element *)row + i));
-    convert_inputs(normed, width, INPUT(normed, input), stats);
+    convert_inputs(tiled, normed, width, INPUT(normed, input), stats);
 }
 
 // Prepare all rows, `width` wide, for the `units` of the next step. Up to `few` rows are prepared by each thread for
@@ -133,8 +140,8 @@ static Inputs prepare(const Job *job, Worker *worker, const void *rows, int64_t 
     float *normed = s->normed, *stats = s->stats;
     Input *input = s->input;
 #define PREPARE(r)                                                                                                     \
-    prepare_row(job->model, (const char *)rows + (r) * row_bytes, norm, width, normed + (r) * width,                   \
-                input + (r) * width, stats + (r) * groups)
+    prepare_row(job->model, job->tiled, (const char *)rows + (r) * row_bytes, norm, width, normed + (r) * width,       \
+                input_at(input, (r) * width, job->tiled), stats + (r) * groups)
     if (count <= few) {
         const int64_t max_width = max_width_of(job->model);
         normed = s->own + worker->thread * s->own_floats;
@@ -162,15 +169,16 @@ static int64_t units_of(const Matrix *matrix, int64_t unit) {
 }
 
 // Units of strips that a thread takes at once: more if they are small.
-static int64_t most_units(const Matrix *matrix, int64_t unit, int64_t rows) {
+static int64_t most_units(const Matrix *matrix, int64_t unit, int64_t rows, int tiled) {
+    if (tiled) return max_int64(1, PANEL_STRIPS / unit);
     const int64_t blocks = (rows + MAX_ROWS - 1) / MAX_ROWS;
     return max_int64(1, MOST_BYTES / (unit * strip_bytes(matrix) * max_int64(blocks, 1)));
 }
 
 // For each span of a product's strips, in units of `unit` strips.
-#define EACH_STRIPS(span, matrix, unit)                                                                                \
+#define EACH_STRIPS(span, matrix, unit, tiled)                                                                         \
     for (Span span = {0};                                                                                              \
-         next_span(&worker, LINEAR, units_of(matrix, unit), most_units(matrix, unit, rows), &span);)
+         next_span(&worker, LINEAR, units_of(matrix, unit), most_units(matrix, unit, rows, tiled), &span);)
 
 // The heads [from, to) of the product of queries, keys and values: rotate queries and keys, and keep keys and values.
 static void place_heads(const Job *job, const Layer *layer, int64_t from, int64_t to) {
@@ -230,8 +238,8 @@ static void convert_gated(const Job *job, int64_t from, int64_t to, int64_t firs
     const int64_t inner = job->model->intermediate;
     if (INPUT(s->gated, s->gated_input) != (void *)s->gated)
         for (int64_t e = from; e < to; e++)
-            convert_inputs(s->gated + e * inner + first * LANES, (last - first) * LANES,
-                           s->gated_input + e * inner + first * LANES,
+            convert_inputs(job->tiled, s->gated + e * inner + first * LANES, (last - first) * LANES,
+                           input_at(s->gated_input, e * inner + first * LANES, job->tiled),
                            s->gated_stats + STATS * (e * (inner / GROUP) + first * LANES / GROUP));
 }
 
@@ -243,7 +251,7 @@ static void multiply_entries(const Job *job, Worker *worker, const Matrix *all, 
     const int64_t strips = strips_of(&one), units = units_of(&one, unit);
     // A late thread may have groups of a later layer, so the number of units must not depend on them.
     const int64_t most_used = min_int64(experts, job->batch->rows * job->model->chosen);
-    for (Span span = {0}; next_span(worker, LINEAR, units * most_used, most_units(&one, unit, 1), &span);)
+    for (Span span = {0}; next_span(worker, LINEAR, units * most_used, most_units(&one, unit, 1, job->tiled), &span);)
         for (int64_t begin = span.from / units * units; begin < span.to && begin / units < groups->used;
              begin += units) {
             const int64_t expert = groups->experts[begin / units];
@@ -251,8 +259,8 @@ static void multiply_entries(const Job *job, Worker *worker, const Matrix *all, 
             const int64_t first = max_int64(span.from - begin, 0) * unit;
             const int64_t last = min_int64((span.to - begin) * unit, strips);
             const Matrix matrix = expert_matrix(all, experts, expert);
-            multiply(&matrix, input + from * all->inputs, stats + from * row_stats, to - from, epilogue,
-                     out + from * width, width, first, last);
+            multiply(&matrix, input_at(input, from * all->inputs, job->tiled), stats + from * row_stats, to - from,
+                     epilogue, out + from * width, width, first, last, workspace_of(job, worker, job->tiled));
             if (epilogue != STORE) convert_gated(job, from, to, first, last);
         }
 }
@@ -273,7 +281,9 @@ static void run_experts(const Job *job, Worker *worker, const Layer *layer, Grou
     for (Span choice = {0}; next_span(worker, OTHER, rows * m->chosen, 8, &choice);)
         for (int64_t k = choice.from; k < choice.to; k++) {
             const int64_t r = k / m->chosen, entry = groups->entries[k];
-            memcpy(s->entry_input + entry * hidden, input.numbers + r * hidden, hidden * sizeof(Input));
+            const Input *from = input_at(input.numbers, r * hidden, job->tiled);
+            const Input *end = input_at(input.numbers, (r + 1) * hidden, job->tiled);
+            memcpy(input_at(s->entry_input, entry * hidden, job->tiled), from, (const char *)end - (const char *)from);
             memcpy(s->entry_stats + entry * row_stats, input.stats + r * row_stats, row_stats * sizeof(float));
         }
     multiply_entries(job, worker, &layer->gate_up, groups, GATE_STRIPS, s->entry_input, s->entry_stats, m->activation,
@@ -290,6 +300,7 @@ static void run_layers(void *argument, int thread) {
     const int64_t rows = b->rows, hidden = m->hidden, width = m->heads * HEAD_DIM, inner = m->intermediate;
     const int64_t qkv_width = width + 2 * m->kv_heads * HEAD_DIM;
     Worker worker = worker_of(s->steps, thread, (int)b->threads, b->seconds);
+    void *workspace = workspace_of(job, &worker, job->tiled);
     Groups own, *groups = NULL;   // of the layer before
     const float *norm_done = NULL;
 
@@ -301,10 +312,10 @@ static void run_layers(void *argument, int thread) {
         copy_states(job, &worker, l);
         Inputs input = prepare(job, &worker, s->state, hidden * sizeof(float), layer->norm_in, hidden,
                                units_of(&layer->qkv, HEAD_STRIPS), FEW_ROWS);
-        EACH_STRIPS(span, &layer->qkv, HEAD_STRIPS) {
+        EACH_STRIPS(span, &layer->qkv, HEAD_STRIPS, job->tiled) {
             const int64_t first = span.from * HEAD_STRIPS;
             const int64_t last = min_int64(span.to * HEAD_STRIPS, strips_of(&layer->qkv));
-            multiply(&layer->qkv, input.numbers, input.stats, rows, STORE, s->qkv, qkv_width, first, last);
+            multiply(&layer->qkv, input.numbers, input.stats, rows, STORE, s->qkv, qkv_width, first, last, workspace);
             place_heads(job, layer, first * STRIP / HEAD_DIM, min_int64(last * STRIP, qkv_width) / HEAD_DIM);
         }
         const Attention attention = {
@@ -321,9 +332,9 @@ static void run_layers(void *argument, int thread) {
 #else
         input = (Inputs){s->attended, NULL};
 #endif
-        EACH_STRIPS(span, &layer->out, 1)
+        EACH_STRIPS(span, &layer->out, 1, job->tiled)
             multiply(&layer->out, input.numbers, input.stats, rows, layer->norm_attended ? STORE : ADD,
-                     layer->norm_attended ? s->added : s->state, hidden, span.from, span.to);
+                     layer->norm_attended ? s->added : s->state, hidden, span.from, span.to, workspace);
         add_all_stored(job, &worker, layer->norm_attended, NULL);
         norm_done = layer->norm_done;
         if (m->experts) {
@@ -332,28 +343,31 @@ static void run_layers(void *argument, int thread) {
         }
         input = prepare(job, &worker, s->state, hidden * sizeof(float), layer->norm_mlp, hidden,
                         units_of(&layer->gate_up, GATE_STRIPS), FEW_ROWS);
-        EACH_STRIPS(span, &layer->gate_up, GATE_STRIPS) {
+        EACH_STRIPS(span, &layer->gate_up, GATE_STRIPS, job->tiled) {
             const int64_t first = span.from * GATE_STRIPS;
             const int64_t last = min_int64(span.to * GATE_STRIPS, strips_of(&layer->gate_up));
-            multiply(&layer->gate_up, input.numbers, input.stats, rows, m->activation, s->gated, inner, first, last);
+            multiply(&layer->gate_up, input.numbers, input.stats, rows, m->activation, s->gated, inner, first, last,
+                     workspace);
             convert_gated(job, 0, rows, first, last);
         }
-        EACH_STRIPS(span, &layer->down, 1)
+        EACH_STRIPS(span, &layer->down, 1, job->tiled)
             multiply(&layer->down, INPUT(s->gated, s->gated_input), s->gated_stats, rows, norm_done ? STORE : ADD,
-                     norm_done ? s->added : s->state, hidden, span.from, span.to);
+                     norm_done ? s->added : s->state, hidden, span.from, span.to, workspace);
     }
+    const int tiled = are_tiled(b->kept);
     for (Span kept = {0}; next_span(&worker, OTHER, b->kept, 1, &kept);) {
         const int64_t r = kept.from;
         float *normed = s->normed + r * hidden;
         add_stored(job, norm_done, groups, b->keep[r], normed);
-        prepare_row(m, normed, m->norm, hidden, normed, s->input + r * hidden, s->stats + r * STATS * (hidden / GROUP));
+        prepare_row(m, tiled, normed, m->norm, hidden, normed, input_at(s->input, r * hidden, tiled),
+                    s->stats + r * STATS * (hidden / GROUP));
         for (int64_t i = 0; i < b->state_count; i++)
             if (b->layers[i] == m->layer_count)
                 memcpy(b->states + (r * b->state_count + i) * hidden, normed, hidden * sizeof(float));
     }
-    EACH_STRIPS(span, &m->head, 1)
+    EACH_STRIPS(span, &m->head, 1, tiled)
         multiply(&m->head, INPUT(s->normed, s->input), s->stats, b->kept, STORE, b->logits, m->head.outputs, span.from,
-                 span.to);
+                 span.to, workspace_of(job, &worker, tiled));
     if (m->logit_cap > 0)
         for (Span kept = {0}; next_span(&worker, OTHER, b->kept, 1, &kept);)
             cap_logits(b->logits + kept.from * m->head.outputs, m->head.outputs, m->logit_cap);
@@ -361,6 +375,8 @@ static void run_layers(void *argument, int thread) {
 
 void forward(const Model *model, const Batch *batch) {
     Job job = {.model = model, .batch = batch, .scratch = scratch_at(batch->scratch, model, batch)};
+    // Of a mixture, the experts must have enough rows on average.
+    job.tiled = are_tiled(model->experts ? batch->rows * model->chosen / model->experts : batch->rows);
     for (int kind = 0; kind < KINDS; kind++) {
         const Tiles *tiles = batch->tiles + kind;
         job.units[kind] = units_in(units_floats(model, tiles) ? job.scratch.units[kind] : NULL, tiles, model->kv_heads);

@@ -1,6 +1,7 @@
 // Linear layers: products of rows of inputs and packed weights.
 //
-// The order of summation does not depend on the number of rows, so the result of a row does not depend on other rows.
+// The order of summation does not depend on the number of rows, so the result of a row does not depend on other rows,
+// except that with AMX many rows are multiplied in bfloat16.
 
 #pragma once
 
@@ -81,12 +82,7 @@ static inline __attribute__((always_inline)) void multiply_block(int rows, const
 // Multiply all rows by one strip.
 static void multiply_strip(const Matrix *matrix, int64_t strip, const Input *input, const float *input_stats,
                            int64_t rows, Epilogue epilogue, float *out, int64_t out_stride) {
-#ifdef TILES
-    const int tiled = rows > MAX_ROWS, max = tiled ? TILE_ROWS : MAX_ROWS;
-#else
-    const int max = MAX_ROWS;
-#endif
-    const int64_t blocks = (rows + max - 1) / max;
+    const int64_t blocks = (rows + MAX_ROWS - 1) / MAX_ROWS;
     const int64_t prefetch = blocks > 1 ? strip_bytes(matrix) : PREFETCH_BYTES;
     const uint8_t *line = matrix->strips + strip * strip_bytes(matrix);
     for (int64_t b = 0; b < blocks; b++) {
@@ -95,14 +91,9 @@ static void multiply_strip(const Matrix *matrix, int64_t strip, const Input *inp
         const Input *from = input + row * matrix->inputs;
         float *to = out + row * out_stride;
 #if WEIGHTS == 8
-        Floats sums[TILE_ROWS][STRIP_VECTORS];
+        Floats sums[MAX_ROWS][STRIP_VECTORS];
         const float *stats = input_stats + row * STATS * (matrix->inputs / GROUP);
-#ifdef TILES
-        if (tiled)
-            multiply_with_tiles(count, matrix, line, prefetch, from, stats, sums);
-        else
-#endif
-            multiply_integers(count, matrix, line, prefetch, from, stats, sums);
+        multiply_integers(count, matrix, line, prefetch, from, stats, sums);
         store_products(count, matrix, strip, sums, epilogue, to, out_stride);
 #else
         (void)input_stats;
@@ -118,16 +109,75 @@ static void multiply_strip(const Matrix *matrix, int64_t strip, const Input *inp
 
 static inline int64_t strips_of(const Matrix *matrix) { return (matrix->outputs + STRIP - 1) / STRIP; }
 
-// Compute the strips [first, last) of the outputs of (rows, inputs) x (inputs, outputs).
+// Whether so many rows are multiplied with tiles. Their inputs are then bfloat16, without STATS.
+static inline int are_tiled(int64_t rows) {
+    return rows >= MIN_TILED_ROWS;
+}
+
+// The input `index` of a product, with tiles or not.
+static inline Input *input_at(const Input *inputs, int64_t index, int tiled) {
+    return (Input *)((char *)inputs + index * (tiled ? (int64_t)sizeof(uint16_t) : (int64_t)sizeof(Input)));
+}
+
+#ifdef TILES
+// Multiply all rows by up to PANEL_STRIPS strips, some groups after others.
+static void multiply_panel(const Matrix *matrix, const uint16_t *input, int64_t rows, Epilogue epilogue, float *out,
+                           int64_t out_stride, int64_t first, int64_t strips, Workspace *work) {
+    const int64_t inputs = matrix->inputs, groups = inputs / GROUP, parts = (groups + PANEL_GROUPS - 1) / PANEL_GROUPS;
+    for (int64_t part = 0; part < parts; part++) {
+        const int64_t from = groups * part / parts, to = groups * (part + 1) / parts;
+        for (int64_t s = 0; s < strips; s++) unpack_strip(matrix, first + s, from, to, work->panel[s]);
+        for (int64_t block = 0; BLOCK_ROWS * block < rows; block++)
+            for (int64_t s = 0; s < strips; s++) {
+                const int64_t row = BLOCK_ROWS * block, left = rows - row;
+                const uint16_t *block_input = input + row * inputs + from * GROUP;
+                Floats(*sums)[STRIP_VECTORS] = work->sums[parts > 1 ? block : 0][s];
+#define MULTIPLY(tiles, is_first)                                                                                      \
+    multiply_tiles_of_rows(tiles, is_first, block_input, inputs, to - from, work->panel[s], sums)
+                if (left > TILE_ROWS && part == 0)
+                    MULTIPLY(2, 1);
+                else if (left > TILE_ROWS)
+                    MULTIPLY(2, 0);
+                else if (part == 0)
+                    MULTIPLY(1, 1);
+                else
+                    MULTIPLY(1, 0);
+#undef MULTIPLY
+                if (part == parts - 1)
+                    store_products(left < BLOCK_ROWS ? (int)left : BLOCK_ROWS, matrix, first + s, sums, epilogue,
+                                   out + row * out_stride, out_stride);
+            }
+    }
+}
+#endif
+
+// Compute the strips [first, last) of the outputs of (rows, inputs) x (inputs, outputs): with tiles if there is a
+// `workspace`. Tiles also read the rows after the last, up to a multiple of TILE_ROWS.
 static void multiply(const Matrix *matrix, const Input *input, const float *input_stats, int64_t rows,
-                     Epilogue epilogue, float *out, int64_t out_stride, int64_t first, int64_t last) {
+                     Epilogue epilogue, float *out, int64_t out_stride, int64_t first, int64_t last, void *workspace) {
+#ifdef TILES
+    if (workspace) {
+        begin_tiles();
+        for (int64_t strip = first; strip < last; strip += PANEL_STRIPS)
+            multiply_panel(matrix, (const uint16_t *)input, rows, epilogue, out, out_stride, strip,
+                           last - strip < PANEL_STRIPS ? last - strip : PANEL_STRIPS, workspace);
+        release_tiles();
+        return;
+    }
+#endif
     for (int64_t strip = first; strip < last; strip++)
         multiply_strip(matrix, strip, input, input_stats, rows, epilogue, out, out_stride);
 }
 
 // Convert one row to inputs of a product; for integer inputs also write the STATS of each GROUP to `stats`. Do nothing
 // if the row itself is the input.
-static void convert_inputs(const float *numbers, int64_t count, Input *inputs, float *stats) {
+static void convert_inputs(int tiled, const float *numbers, int64_t count, Input *inputs, float *stats) {
+#ifdef TILES
+    if (tiled) {
+        for (int64_t i = 0; i < count; i += LANES) store_elements((Element *)inputs + i, load(numbers + i));
+        return;
+    }
+#endif
 #if WEIGHTS == 8
     typedef Input Bytes __attribute__((vector_size(sizeof(Input) * LANES)));
     const float limit = 127.0f;

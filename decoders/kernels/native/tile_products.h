@@ -1,71 +1,132 @@
-// Products of many rows of 8-bit inputs and a strip of packed integers with AMX. They equal the products of integers.h
-// bit for bit.
+// Products of many rows of bfloat16 and strips with AMX. Packed integers are first unpacked to bfloat16, once for all
+// rows: then no group of inputs needs a scale, and sums stay in the tiles.
 
 #pragma once
 
 #include "amx.h"
 #include "integers.h"
 
-#if (defined(EMULATED_TILES) || defined(__AMX_INT8__)) && WEIGHTS == 8 && LANES == 16
+#if (defined(EMULATED_TILES) || defined(__AMX_BF16__)) && !defined(FLOAT32) && WEIGHTS == 8
 #define TILES
-// Numbers of tiles, which are parts of the names of registers.
-#define INPUTS_TILE 0
-#define FIRST_WEIGHTS 1  // of the first line of a strip
-#define SECOND_WEIGHTS 2
-#define FIRST_SUMS 3
-#define SECOND_SUMS 4
+#define MIN_TILED_ROWS 24  // with fewer, unpacking takes longer than tiles save
+#define BLOCK_ROWS (2 * TILE_ROWS)
+// A thread unpacks up to so many strips and groups at once: half a megabyte, which stays in its L2 cache.
+#define PANEL_STRIPS 8
+#define PANEL_GROUPS 32
 
-LOOP void multiply_tiled(int rows, Source source, const Matrix *matrix, const uint8_t *line, int64_t prefetch,
-                         const Input *input, const float *input_stats, Floats (*out)[STRIP_VECTORS]) {
-    const int64_t inputs = matrix->inputs, groups = inputs / GROUP, group = matrix->group;
-    const int parts = (int)(GROUP / group), words = (int)(group / INPUTS_PER_WORD);
-    const Words codebook = codebook_of(matrix);
-    const float zero = -(float)matrix->zero_point;
+// The memory of a thread for products with tiles.
+typedef struct {
+    Words panel[PANEL_STRIPS][PANEL_GROUPS][STRIP_VECTORS][TILE_ROWS];
+    Floats sums[][PANEL_STRIPS][BLOCK_ROWS][STRIP_VECTORS];  // by block of rows
+} Workspace;
+
+static int64_t workspace_bytes(int64_t rows) {
+    const int64_t blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    return sizeof(Workspace) + blocks * sizeof(Floats[PANEL_STRIPS][BLOCK_ROWS][STRIP_VECTORS]);
+}
+
+// Round to bfloat16: each word has an even input and the odd one after it.
+static inline Words bfloat16_pairs(Floats even, Floats odd) {
+    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                                           21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return (Words)_mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even));
+}
+
+// Unpack `count` groups, each to (STRIP_VECTORS, TILE_ROWS) lines of bfloat16. `source` and `group` are constants.
+LOOP void unpack_groups(Source source, int group, const Matrix *matrix, const uint8_t *line, int64_t count,
+                        Words (*panel)[STRIP_VECTORS][TILE_ROWS]) {
+    const Words codebook = source == CODED_NIBBLES ? codebook_of(matrix) : (Words){0};
+    const int words = group / INPUTS_PER_WORD, parts = GROUP / group;
+    for (int64_t g = 0; g < count * parts; g++) {
+        Words weights[GROUP / INPUTS_PER_WORD][STRIP_VECTORS];
+        Floats scales[2][STRIP_VECTORS];
+#pragma GCC unroll 4
+        for (int word = 0; word < words; word += 2)
+            line = load_pair(source, 0, codebook, line, PREFETCH_BYTES, weights + word);
+        line = load_scales(matrix, 0, line, PREFETCH_BYTES, scales);
+#pragma GCC unroll 2
+        for (int p = 0; p < STRIP_VECTORS; p++) {
+            Words *lines = panel[g / parts][p] + g % parts * (TILE_ROWS / 2);
+            if (matrix->zero_point != 0) scales[1][p] = scales[0][p] * -(float)matrix->zero_point;
+#pragma GCC unroll 8
+            for (int word = 0; word < words; word++)
+#pragma GCC unroll 2
+                for (int half = 0; half < 2; half++) {
+                    Floats numbers[2];
+#pragma GCC unroll 2
+                    for (int i = 0; i < 2; i++) {
+                        const Words integers = weights[word][p] >> (16 * half + 8 * i) & 255;
+                        numbers[i] = add_product(scales[1][p], scales[0][p], __builtin_convertvector(integers, Floats));
+                    }
+                    lines[2 * word + half] = bfloat16_pairs(numbers[0], numbers[1]);
+                }
+        }
+    }
+}
+
+// Unpack the groups [from, to) of a strip.
+static void unpack_strip(const Matrix *matrix, int64_t strip, int64_t from, int64_t to,
+                         Words (*panel)[STRIP_VECTORS][TILE_ROWS]) {
+    const uint8_t *line =
+        matrix->strips + strip * strip_bytes(matrix) + from * (GROUP / matrix->group) * group_bytes(matrix);
+    const Source source = source_of(matrix);
+    const int half = matrix->group < GROUP;
+#define CASE(source_, group_)                                                                                          \
+    if (source == source_ && half == (group_ < GROUP))                                                                 \
+        return unpack_groups(source_, group_, matrix, line, to - from, panel);
+    CASE(NIBBLES, GROUP)
+    CASE(NIBBLES, GROUP / 2)
+    CASE(BYTES, GROUP)
+    CASE(BYTES, GROUP / 2)
+    CASE(CODED_NIBBLES, GROUP)
+#undef CASE
+}
+
+static inline void begin_tiles(void) {
     TileShapes shapes = {.palette = 1};
-    const int tiles[][3] = {{INPUTS_TILE, rows, (int)group}, {FIRST_WEIGHTS, words, 64}, {SECOND_WEIGHTS, words, 64},
-                            {FIRST_SUMS, rows, 64}, {SECOND_SUMS, rows, 64}};
-    for (int i = 0; i < 5; i++) {
-        shapes.rows[tiles[i][0]] = (uint8_t)tiles[i][1];
-        shapes.row_bytes[tiles[i][0]] = (uint16_t)tiles[i][2];
+    for (int i = 0; i < 8; i++) {
+        shapes.rows[i] = TILE_ROWS;
+        shapes.row_bytes[i] = 64;
     }
     load_tile_shapes(&shapes);
-    memset(out, 0, rows * sizeof *out);
-    for (int64_t g = 0; g < groups * parts; g++) {
-        Words weights[GROUP / INPUTS_PER_WORD][STRIP_VECTORS], products[STRIP_VECTORS][TILE_ROWS];
-        Floats scales[2][STRIP_VECTORS];
-        for (int word = 0; word < words; word += 2)
-            line = load_pair(source, 0, codebook, line, prefetch, weights + word);
-        line = load_scales(matrix, 0, line, prefetch, scales);
-        load_tile(INPUTS_TILE, input + g * group, inputs);
-        load_tile(FIRST_WEIGHTS, &weights[0][0], sizeof *weights);
-        load_tile(SECOND_WEIGHTS, &weights[0][1], sizeof *weights);
-        zero_tile(FIRST_SUMS);
-        zero_tile(SECOND_SUMS);
-        multiply_tiles(FIRST_SUMS, INPUTS_TILE, FIRST_WEIGHTS);
-        multiply_tiles(SECOND_SUMS, INPUTS_TILE, SECOND_WEIGHTS);
-        store_tile(FIRST_SUMS, products[0], sizeof(Words));
-        store_tile(SECOND_SUMS, products[1], sizeof(Words));
-        const float *stats = input_stats + STATS * (g / parts);
-        const int sum_index = parts == 1 ? 1 : 2 + (int)(g % 2);
-        for (int r = 0; r < rows; r++, stats += STATS * groups)
-            for (int p = 0; p < STRIP_VECTORS; p++)
-                out[r][p] = add_group(out[r][p], products[p][r], scales[0][p], scales[1][p], matrix->zero_point == 0,
-                                       zero, stats[0], stats[sum_index]);
-    }
-    release_tiles();
 }
 
-// Compute the products of 1 to TILE_ROWS rows as multiply_integers does.
-static void multiply_with_tiles(int rows, const Matrix *matrix, const uint8_t *line, int64_t prefetch,
-                                const Input *input, const float *input_stats, Floats (*out)[STRIP_VECTORS]) {
-    switch (source_of(matrix)) {
-#define CASE(source)                                                                                                   \
-    case source:                                                                                                       \
-        return multiply_tiled(rows, source, matrix, line, prefetch, input, input_stats, out);
-        CASE(NIBBLES)
-        CASE(CODED_NIBBLES)
-        CASE(BYTES)
-#undef CASE
+// Compute the products of `tiles` (1 or 2, a constant) times TILE_ROWS rows and the unpacked groups of a strip. Add
+// them to `sums` unless these are the first groups.
+LOOP void multiply_tiles_of_rows(int tiles, int is_first, const uint16_t *input, int64_t inputs, int64_t groups,
+                                 Words (*panel)[STRIP_VECTORS][TILE_ROWS], Floats (*sums)[STRIP_VECTORS]) {
+    const int64_t stride = inputs * (int64_t)sizeof *input;
+    // Tiles: 0 and 1 are inputs, 2 and 3 weights, 4 to 7 sums.
+#define EACH_SUM(operation)                                                                                            \
+    operation(4, &sums[0][0], sizeof *sums);                                                                           \
+    operation(5, &sums[0][1], sizeof *sums);                                                                           \
+    if (tiles == 2) {                                                                                                  \
+        operation(6, &sums[TILE_ROWS][0], sizeof *sums);                                                               \
+        operation(7, &sums[TILE_ROWS][1], sizeof *sums);                                                               \
     }
+#define CLEAR(tile, address, stride) zero_tile(tile)
+    if (is_first) {
+        EACH_SUM(CLEAR)
+    } else {
+        EACH_SUM(load_tile)
+    }
+    for (int64_t g = 0; g < groups; g++) {
+        load_tile(2, panel[g][0], sizeof(Words));
+        load_tile(0, input + GROUP * g, stride);
+        multiply_tiles(4, 0, 2);
+        load_tile(3, panel[g][1], sizeof(Words));
+        multiply_tiles(5, 0, 3);
+        if (tiles == 1) continue;
+        load_tile(1, input + TILE_ROWS * inputs + GROUP * g, stride);
+        multiply_tiles(6, 1, 2);
+        multiply_tiles(7, 1, 3);
+    }
+    EACH_SUM(store_tile)
+#undef CLEAR
+#undef EACH_SUM
 }
+#else
+#define MIN_TILED_ROWS INT64_MAX
+#define PANEL_STRIPS 1
+#define workspace_bytes(rows) 0
 #endif

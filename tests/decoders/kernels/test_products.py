@@ -46,8 +46,8 @@ def multiplier(level: Level, folder: Path, *options: str) -> Multiply:
     """Compile the products for a processor level."""
     if shutil.which("cc") is None or not processor_flags() >= level.needs:
         pytest.skip("needs a C compiler, and a processor of this level")
-    path, code = folder / f"{len(options)}.so", Path(__file__).with_name("products.c")
-    flags = (*level.options, "-O1", "-w", "-DWEIGHTS=8", "-DFLOAT32", f"-I{SOURCES}", *options)
+    path, code = folder / f"{level.name}{len(options)}.so", Path(__file__).with_name("products.c")
+    flags = (*level.options, "-O1", "-w", "-DWEIGHTS=8", f"-I{SOURCES}", *options)
     subprocess.run(["cc", "-shared", "-fPIC", *flags, str(code), "-o", str(path), "-lm"], check=True)
     functions = ctypes.CDLL(str(path))
     assert ctypes.c_int64.in_dll(functions, "matrix_size").value == ctypes.sizeof(Matrix)
@@ -68,15 +68,15 @@ def multiplier(level: Level, folder: Path, *options: str) -> Multiply:
 def multiply(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing, "lanes", lambda: request.param.lanes)
-        yield multiplier(request.param, tmp_path_factory.mktemp("products"))
+        yield multiplier(request.param, tmp_path_factory.mktemp("products"), "-DFLOAT32")
 
 
-def weight_of(kind: str) -> Whole:
+def weight_of(kind: str, outputs: int = OUTPUTS, inputs: int = INPUTS) -> Whole:
     """Return a random weight, whose scales and minimums are exact in 16 bits."""
     bits, largest, group, form = KINDS[kind]
     random = np.random.default_rng(largest)
-    numbers = random.integers(0, largest + 1, (OUTPUTS, INPUTS), dtype=np.uint8)
-    step, least = (random.integers(1, 1024, (2, OUTPUTS, INPUTS // group)) / 2**14).astype(np.float32)
+    numbers = random.integers(0, largest + 1, (outputs, inputs), dtype=np.uint8)
+    step, least = (random.integers(1, 1024, (2, outputs, inputs // group)) / 2**14).astype(np.float32)
     if form == "minimums":
         return Whole(numbers, step, -8 * least, bits)
     if form == "zero point":
@@ -84,8 +84,8 @@ def weight_of(kind: str) -> Whole:
     return Whole(numbers, step, None, bits, codebook=np.array(CODEBOOKS[form], dtype=np.int8))
 
 
-def some_rows(count: int) -> Array:
-    return np.random.default_rng(count).standard_normal((count, INPUTS), dtype=np.float32)
+def some_rows(count: int, inputs: int = INPUTS) -> Array:
+    return np.random.default_rng(count).standard_normal((count, inputs), dtype=np.float32)
 
 
 def rounded(rows: Array, scale: type) -> Array:
@@ -128,25 +128,72 @@ def test_the_product_of_a_row_does_not_depend_on_other_rows(multiply: Multiply, 
         assert np.array_equal(multiply(weight, rows[:count]), alone[:count])
 
 
-def test_products_of_emulated_tiles_equal_those_of_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    level = next((level for level in LEVELS if level.name == "avx512"), None)
+@pytest.fixture(scope="module", params=["emulated", "real"])
+def multiply_tiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Products in bfloat16, which use tiles for many rows."""
+    name, options = ("amx", ()) if request.param == "real" else ("avx512-bf16", ("-DEMULATED_TILES",))
+    level = next((level for level in LEVELS if level.name == name), None)
+    if level is None:
+        pytest.skip("is of x86-64")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "lanes", lambda: level.lanes)
+        yield multiplier(level, tmp_path_factory.mktemp("tiles"), *options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_of_tiles_are_more_accurate_than_those_of_inputs_of_8_bits(
+    multiply_tiled: Multiply, kind: str
+) -> None:
+    weight, rows = weight_of(kind, 300, 2080), some_rows(100, 2080)
+    floats = weight.floats().astype(np.float64).T
+    exact, found = rows @ floats, multiply_tiled(weight, rows)
+    llama = rounded(rows, np.float16) @ floats
+    assert 0 < np.square(found - exact).mean() < 0.5 * np.square(llama - exact).mean()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tiles_compute_a_row_the_same_beside_any_other_rows(multiply_tiled: Multiply, kind: str) -> None:
+    weight, rows = weight_of(kind), some_rows(70)
+    expected = multiply_tiled(weight, rows)
+    for count in (32, 33, 48, 49, 64):
+        assert np.array_equal(multiply_tiled(weight, rows[:count]), expected[:count])
+
+
+def test_few_rows_do_not_use_tiles(multiply_tiled: Multiply, tmp_path: Path) -> None:
+    level = next(level for level in LEVELS if level.name == "avx512-bf16")
+    weight, rows, vectors = weight_of("Q4_K"), some_rows(70), multiplier(level, tmp_path, "-DFLOAT32")
+    assert np.array_equal(multiply_tiled(weight, rows[:16]), vectors(weight, rows[:16]))
+    assert not np.array_equal(multiply_tiled(weight, rows), vectors(weight, rows))
+
+
+def test_float32_does_not_use_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So its products depend on the number of rows at no level."""
+    real, vectors = (next((level for level in LEVELS if level.name == name), None) for name in ("amx", "avx512"))
+    if real is None or vectors is None:
+        pytest.skip("is of x86-64")
+    monkeypatch.setattr(packing, "lanes", lambda: real.lanes)
+    weight, rows = weight_of("Q6_K"), some_rows(70)
+    products = [multiplier(level, tmp_path, "-DFLOAT32")(weight, rows) for level in (real, vectors)]
+    assert np.array_equal(*products)
+
+
+def test_emulated_tiles_equal_real_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    level = next((level for level in LEVELS if level.name == "amx"), None)
     if level is None:
         pytest.skip("is of x86-64")
     monkeypatch.setattr(packing, "lanes", lambda: level.lanes)
-    vectors, tiles = (multiplier(level, tmp_path, *options) for options in ((), ("-DEMULATED_TILES",)))
+    real, emulated = (multiplier(level, tmp_path, *options) for options in ((), ("-DEMULATED_TILES",)))
     for kind in KINDS:
-        weight = weight_of(kind)
-        for count in (9, 16, 17, 40):
-            rows = some_rows(count)
-            assert np.array_equal(tiles(weight, rows), vectors(weight, rows))
+        weight, rows = weight_of(kind, 300, 2080), some_rows(40, 2080)
+        assert np.array_equal(emulated(weight, rows), real(weight, rows))
 
 
 @pytest.mark.skipif(not LEVELS or LEVELS[0].name != "amx", reason="is of x86-64")
 def test_products_with_tiles_compile() -> None:
     compiler = shutil.which("cc")
-    if compiler is None or "-mamx-int8" not in subprocess.getoutput(f"{compiler} --help=target"):
+    if compiler is None or "-mamx-bf16" not in subprocess.getoutput(f"{compiler} --help=target"):
         pytest.skip("needs a C compiler that knows AMX")
     code, flags = Path(__file__).with_name("products.c"), ("-O1", "-w", "-DWEIGHTS=8", f"-I{SOURCES}")
     command = [compiler, "-S", *LEVELS[0].options, *flags, str(code), "-o", "-"]
     assembly = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert "tdpbsud" in assembly
+    assert "tdpbf16ps" in assembly
