@@ -109,10 +109,8 @@ static void multiply_strip(const Matrix *matrix, int64_t strip, const Input *inp
 
 static inline int64_t strips_of(const Matrix *matrix) { return (matrix->outputs + STRIP - 1) / STRIP; }
 
-// Whether so many rows are multiplied with tiles. Their inputs are then bfloat16, without STATS.
-static inline int are_tiled(int64_t rows) {
-    return rows >= MIN_TILED_ROWS;
-}
+// Whether this number of rows is multiplied with tiles. Their inputs are then bfloat16, without STATS.
+static inline int are_tiled(int64_t rows) { return rows >= MIN_TILED_ROWS; }
 
 // The input `index` of a product, with tiles or not.
 static inline Input *input_at(const Input *inputs, int64_t index, int tiled) {
@@ -132,17 +130,10 @@ static void multiply_panel(const Matrix *matrix, const uint16_t *input, int64_t 
                 const int64_t row = BLOCK_ROWS * block, left = rows - row;
                 const uint16_t *block_input = input + row * inputs + from * GROUP;
                 Floats(*sums)[STRIP_VECTORS] = work->sums[parts > 1 ? block : 0][s];
-#define MULTIPLY(tiles, is_first)                                                                                      \
-    multiply_tiles_of_rows(tiles, is_first, block_input, inputs, to - from, work->panel[s], sums)
-                if (left > TILE_ROWS && part == 0)
-                    MULTIPLY(2, 1);
-                else if (left > TILE_ROWS)
-                    MULTIPLY(2, 0);
-                else if (part == 0)
-                    MULTIPLY(1, 1);
+                if (left > TILE_ROWS)
+                    multiply_tiles_of_rows(2, part == 0, block_input, inputs, to - from, work->panel[s], sums);
                 else
-                    MULTIPLY(1, 0);
-#undef MULTIPLY
+                    multiply_tiles_of_rows(1, part == 0, block_input, inputs, to - from, work->panel[s], sums);
                 if (part == parts - 1)
                     store_products(left < BLOCK_ROWS ? (int)left : BLOCK_ROWS, matrix, first + s, sums, epilogue,
                                    out + row * out_stride, out_stride);

@@ -63,7 +63,8 @@ static inline Floats load_partial(const float *address, int64_t count) {
 }
 
 static inline void store_partial(float *address, Floats values, int64_t count) {
-    memcpy(address, &values, (count < LANES ? count : LANES) * sizeof(float));
+    if (count >= LANES) return store(address, values);  // without a call of memcpy
+    memcpy(address, &values, count * sizeof(float));
 }
 
 // 0, 1, ..., LANES - 1

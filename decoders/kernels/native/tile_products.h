@@ -8,9 +8,9 @@
 
 #if (defined(EMULATED_TILES) || defined(__AMX_BF16__)) && !defined(FLOAT32) && WEIGHTS == 8
 #define TILES
-#define MIN_TILED_ROWS 24  // with fewer, unpacking takes longer than tiles save
+#define MIN_TILED_ROWS 64  // from 48 on, tiles are faster for all formats if rows fill them, and from 64 on always
 #define BLOCK_ROWS (2 * TILE_ROWS)
-// A thread unpacks up to so many strips and groups at once: half a megabyte, which stays in its L2 cache.
+// Strips and groups that a thread unpacks at once, at most: half a megabyte, which stays in its L2 cache.
 #define PANEL_STRIPS 8
 #define PANEL_GROUPS 32
 
@@ -110,16 +110,20 @@ LOOP void multiply_tiles_of_rows(int tiles, int is_first, const uint16_t *input,
     } else {
         EACH_SUM(load_tile)
     }
+    // All loads come before the products, which is faster than loads between them.
     for (int64_t g = 0; g < groups; g++) {
-        load_tile(2, panel[g][0], sizeof(Words));
         load_tile(0, input + GROUP * g, stride);
-        multiply_tiles(4, 0, 2);
+        load_tile(2, panel[g][0], sizeof(Words));
         load_tile(3, panel[g][1], sizeof(Words));
+        if (tiles == 2) load_tile(1, input + TILE_ROWS * inputs + GROUP * g, stride);
+#pragma GCC unroll 32
+        for (int line = 0; line < STRIP_VECTORS * TILE_ROWS; line++) __builtin_prefetch(&panel[g + 4][0][line]);
+        multiply_tiles(4, 0, 2);
         multiply_tiles(5, 0, 3);
-        if (tiles == 1) continue;
-        load_tile(1, input + TILE_ROWS * inputs + GROUP * g, stride);
-        multiply_tiles(6, 1, 2);
-        multiply_tiles(7, 1, 3);
+        if (tiles == 2) {
+            multiply_tiles(6, 1, 2);
+            multiply_tiles(7, 1, 3);
+        }
     }
     EACH_SUM(store_tile)
 #undef CLEAR

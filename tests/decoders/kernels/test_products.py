@@ -153,16 +153,16 @@ def test_products_of_tiles_are_more_accurate_than_those_of_inputs_of_8_bits(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_tiles_compute_a_row_the_same_beside_any_other_rows(multiply_tiled: Multiply, kind: str) -> None:
-    weight, rows = weight_of(kind), some_rows(70)
+    weight, rows = weight_of(kind), some_rows(130)
     expected = multiply_tiled(weight, rows)
-    for count in (32, 33, 48, 49, 64):
+    for count in (64, 65, 80, 81, 96, 129):
         assert np.array_equal(multiply_tiled(weight, rows[:count]), expected[:count])
 
 
 def test_few_rows_do_not_use_tiles(multiply_tiled: Multiply, tmp_path: Path) -> None:
     level = next(level for level in LEVELS if level.name == "avx512-bf16")
     weight, rows, vectors = weight_of("Q4_K"), some_rows(70), multiplier(level, tmp_path, "-DFLOAT32")
-    assert np.array_equal(multiply_tiled(weight, rows[:16]), vectors(weight, rows[:16]))
+    assert np.array_equal(multiply_tiled(weight, rows[:63]), vectors(weight, rows[:63]))
     assert not np.array_equal(multiply_tiled(weight, rows), vectors(weight, rows))
 
 
@@ -184,7 +184,7 @@ def test_emulated_tiles_equal_real_ones(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(packing, "lanes", lambda: level.lanes)
     real, emulated = (multiplier(level, tmp_path, *options) for options in ((), ("-DEMULATED_TILES",)))
     for kind in KINDS:
-        weight, rows = weight_of(kind, 300, 2080), some_rows(40, 2080)
+        weight, rows = weight_of(kind, 300, 2080), some_rows(70, 2080)
         assert np.array_equal(emulated(weight, rows), real(weight, rows))
 
 
