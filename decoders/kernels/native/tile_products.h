@@ -8,7 +8,7 @@
 
 #if (defined(EMULATED_TILES) || defined(__AMX_BF16__)) && !defined(FLOAT32) && WEIGHTS == 8
 #define TILES
-#define MIN_TILED_ROWS 64  // from 48 on, tiles are faster for all formats if rows fill them, and from 64 on always
+#define MIN_TILED_ROWS 64  // with fewer, vectors were sometimes faster
 #define BLOCK_ROWS (2 * TILE_ROWS)
 // Strips and groups that a thread unpacks at once, at most: half a megabyte, which stays in its L2 cache.
 #define PANEL_STRIPS 8
