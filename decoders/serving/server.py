@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 _FLUSH_SECONDS = 3
 """Seconds to send the last replies after decoding has ended."""
 _POLL_SECONDS = 0.05
+_IDLE_SECONDS = 75
+"""Seconds that an idle connection stays open. Clients close it after 5 to 60 s, and a server that
+closes it first can do so while a request arrives."""
 
 
 def quiet(app: ASGIApp) -> uvicorn.Config:
@@ -41,6 +44,7 @@ def quiet(app: ASGIApp) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=_FLUSH_SECONDS,
+        timeout_keep_alive=_IDLE_SECONDS,
     )
 
 

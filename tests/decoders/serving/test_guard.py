@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import socket
+import time
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from typing import Any
 
 import httpx2 as httpx
@@ -170,3 +172,15 @@ def test_http_1_0_needs_no_host(server: Any) -> None:
         with socket.create_connection((host, int(port)), timeout=60) as client:
             client.sendall(f"GET /health HTTP/{version}\r\n\r\n".encode())
             assert client.recv(999).split()[1].decode() in statuses
+
+
+def test_an_idle_connection_outlives_the_clients_limit(serve: Any) -> None:
+    """Clients of httpx drop a connection that is idle for 5 s. If the server did so too, requests would be lost."""
+    connection = HTTPConnection(serve().url.removeprefix("http://"), timeout=60)
+    connection.connect()
+    connection.auto_open = 0  # a closed connection is an error
+    for pause in (5.5, 0):
+        connection.request("GET", "/health")
+        assert connection.getresponse().read()
+        time.sleep(pause)
+    connection.close()
