@@ -48,7 +48,8 @@ def _fields(given: Any) -> Any:
     return given if isinstance(given, Mapping) else None
 
 
-def _values(given: Any) -> Any:
+def _null_as_empty(given: Any) -> Any:
+    """Return an empty tuple for null, which vLLM sends."""
     return () if given is None else given
 
 
@@ -142,13 +143,13 @@ class Choice(_Reply):
     stop_reason: Any = Field(None, validation_alias=AliasChoices("stop_reason", "matched_stop"))
     """vLLM and SGLang: the stop string that ended the text; None if the model ended it. Other servers omit it."""
     logprobs: Annotated[Logprobs | None, BeforeValidator(_fields)] = None
-    choice_logprobs: Annotated[tuple[ChoiceLogprob, ...], BeforeValidator(_values)] = ()
+    choice_logprobs: Annotated[tuple[ChoiceLogprob, ...], BeforeValidator(_null_as_empty)] = ()
     """`tot serve`: the scores of the request's choices."""
     finish: MaybeText = None
     """`tot serve`: why the text ended, as a `Completion.finish_reason`."""
-    token_ids: Annotated[tuple[int, ...], BeforeValidator(_values)] = ()
+    token_ids: Annotated[tuple[int, ...], BeforeValidator(_null_as_empty)] = ()
     """`tot serve` and vLLM: the new tokens."""
-    token_logprobs: Annotated[tuple[float, ...], BeforeValidator(_values)] = ()
+    token_logprobs: Annotated[tuple[float, ...], BeforeValidator(_null_as_empty)] = ()
     """`tot serve`: the logprob of each new token."""
 
     @field_validator("finish_reason")

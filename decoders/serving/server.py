@@ -28,8 +28,7 @@ _FLUSH_SECONDS = 3
 """Seconds to send the last replies after decoding has ended."""
 _POLL_SECONDS = 0.05
 _IDLE_SECONDS = 75
-"""Seconds that an idle connection stays open. Clients close it after 5 to 60 s, and a server that
-closes it first can do so while a request arrives."""
+"""Seconds that an idle connection stays open: longer than in clients, since closing it first can lose a request."""
 
 
 def quiet(app: ASGIApp) -> uvicorn.Config:

@@ -199,6 +199,7 @@ def replayed(name: str, answers: Answers, task: Task) -> dict[str, Answers]:
     ways = dict(CHOOSING)
     if all(leaf.value == leaf.probability for one in answers.values() for leaf in one.leaves):
         del ways["weighted by value"]  # identical
+    probable = all(leaf.probability is not None for one in answers.values() for leaf in one.leaves)
     replays: dict[str, Answers] = {}
     for size in sizes:
         for rule, weigh in ways.items():
@@ -214,8 +215,7 @@ def replayed(name: str, answers: Answers, task: Task) -> dict[str, Answers]:
                         question: replace(one, tokens=answers[question].tokens) for question, one in chosen.items()
                     }
                 replays[f"{name}, {rule} of {size or 'all'}"] = chosen
-        probable = all(leaf.probability is not None for one in answers.values() for leaf in one.leaves)
-        if size is not None and size > 2 and probable:
+        if probable and size is not None and size > 2:
             replays[f"{name}, until {SURE} of at most {size}"] = {
                 question: _until_sure(question, one.leaves[:size], task) for question, one in answers.items()
             }

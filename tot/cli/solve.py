@@ -20,7 +20,6 @@ from tot.decoders.errors import OptionError, TaskError
 if TYPE_CHECKING:
     from tot.report.profile import Profile
     from tot.search.checkpoint import Checkpoint
-    from tot.serving.live import Runs
     from tot.task.task import Task
 
 _WITH_RESUME = ("resume", "as_json", "live", "profile", "profile_out")
@@ -165,7 +164,6 @@ def _run(
     task.start(about["question"])
     config = config.model_copy(update={"prompts": task.prompts})
     stack, runs = ExitStack(), Runs()
-    address = _serve(stack, runs) if live else ""  # refuse missing libraries before a file is written
     out = None if about["out"] is None else Path(about["out"])
     if out is not None and checkpoint is None:
         steps = out if out.suffix == ".jsonl" else out.with_name(out.name.removesuffix(".json") + ".jsonl")
@@ -173,6 +171,10 @@ def _run(
     if out is not None and out.suffix == ".jsonl":
         out = None  # the checkpoint ends in the run
 
+    if live:
+        from tot.serving.pages import served
+
+        address = stack.enter_context(served(runs, "Searches"))
     run = stack.enter_context(runs.run("tot solve", about["question"]))
     if live:
         complain(f"tot solve: the tree is shown at {address}#run-{run.id}")
@@ -217,13 +219,6 @@ def _run(
             _verdict(scored, about["reference"] == about["question"]),
         )
     return interrupted
-
-
-def _serve(stack: ExitStack, runs: Runs) -> str:
-    """Serve the page of a search until the stack ends, and return its address."""
-    from tot.serving.pages import served
-
-    return stack.enter_context(served(runs, "Searches"))
 
 
 def _scored(task: Task, answer: Any, reference: Any) -> dict[str, Any]:
