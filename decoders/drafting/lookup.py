@@ -1,7 +1,9 @@
 """Prompt-lookup drafts: the tokens that followed an earlier occurrence of a text's end, in any text of an engine.
 
-Prompt lookup (Saxena, 2023) that also covers sibling and ancestor branches, since these are texts of the engine. Each
-step shows whether the token looked up before it was right, so the chance of a draft is known without verifying any.
+Prompt lookup (Saxena, 2023) that also covers sibling and ancestor branches, since these are texts of the engine. The
+chance of a token depends on the length of the match, and on how often the token followed it in a row: a cheap form of
+the counts of SuffixDecoding (Oliaro et al., 2024, section 3). Each step shows whether the token looked up before it was
+right, so the chance is known without verifying drafts.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tot.decoders.drafting.drafters import Draft, DraftContext, Drafter, Verified
-from tot.decoders.drafting.ngram_index import NgramIndex, Text
+from tot.decoders.drafting.ngram_index import Guess, NgramIndex, Text
 from tot.decoders.drafting.planner import AcceptanceStatistics, SpeculationPlanner
 
 _PROMPTS = 16
@@ -26,11 +28,10 @@ class _Prompt(NamedTuple):
     """Value of `NgramIndex.written` when the oldest of its tokens was indexed."""
 
 
-class _Guess(NamedTuple):
-    """The token looked up for the next position of a text."""
+class _Unjudged(NamedTuple):
+    """The guess for the next token of a text."""
 
-    token: int
-    kind: Hashable
+    guess: Guess
     statistics: AcceptanceStatistics
 
 
@@ -45,35 +46,30 @@ class LookupDrafter(Drafter):
         """By key: the text in the index, and the number of its tokens that are indexed."""
         self._prompts: deque[_Prompt] = deque(maxlen=_PROMPTS)
         """Indexed prompts, none of which begins another."""
-        self._guesses: dict[int, _Guess] = {}
+        self._guesses: dict[int, _Unjudged] = {}
 
     def draft(self, contexts: Sequence[DraftContext], planner: SpeculationPlanner | None = None) -> list[Draft]:
         for context in contexts:
             self._learn(context)
-        drafts = []
-        for context in contexts:
-            draft, node = Draft(), -1
-            text, _ = self._texts[context.key]
-            matched, tokens = self.index.follow(context.tokens, max(1, len(context.widths)), text)
-            if tokens and planner is not None:
-                self._guesses[context.key] = _Guess(tokens[0], self._kind(matched), planner.statistics)
-            for depth, token in enumerate(tokens[: len(context.widths)]):
-                added = draft.add(token, node, self._kind(matched + depth), planner)
-                if added is None:
-                    break
-                node = added
-            drafts.append(draft)
-        return drafts
+        return [self._draft(context, planner) for context in contexts]
 
-    def _kind(self, matched: int) -> Hashable:
-        """Return the kind of a token after a match of this length. Accepted tokens make the match longer."""
-        return "lookup", min(matched, self.index.longest)
+    def _draft(self, context: DraftContext, planner: SpeculationPlanner | None) -> Draft:
+        draft, tail = Draft(), list(context.tokens[-self.index.longest :])
+        guess = self.index.guess(tail)
+        if guess is not None and planner is not None:
+            self._guesses[context.key] = _Unjudged(guess, planner.statistics)
+        while guess is not None and len(draft.tokens) < len(context.widths):
+            if draft.add(guess.token, len(draft.tokens) - 1, _kind(guess), planner) is None:
+                break
+            tail.append(guess.token)
+            guess = self.index.guess(tail)
+        return draft
 
     def observe(self, verified: Verified) -> None:
-        """Judge the token looked up for the text, unless it was drafted: then it was judged as a draft."""
-        guess = self._guesses.pop(verified.context.key, None)
-        if guess is not None and guess.kind not in verified.draft.kinds[:1]:
-            guess.statistics.learn(guess.kind, verified.tokens[0] == guess.token)
+        """Judge the guess for the text, unless it was drafted: then it was judged as a draft."""
+        unjudged = self._guesses.pop(verified.context.key, None)
+        if unjudged is not None and (kind := _kind(unjudged.guess)) not in verified.draft.kinds[:1]:
+            unjudged.statistics.learn(kind, verified.tokens[0] == unjudged.guess.token)
 
     def _learn(self, context: DraftContext) -> None:
         """Index the new tokens of a text."""
@@ -105,3 +101,7 @@ class LookupDrafter(Drafter):
     def end(self, key: int) -> None:
         self._texts.pop(key, None)
         self._guesses.pop(key, None)
+
+
+def _kind(guess: Guess) -> Hashable:
+    return "lookup", guess.matched, guess.streak

@@ -144,7 +144,7 @@ def test_repetitive_texts_are_looked_up(make: Make, costs: Callable[[LatencyMode
     assert len(set(got[0].tokens)) == 5
     assert total(got, "forwards") < 60
     assert total(got, "accepted") > 0.5 * total(got, "drafted")
-    assert statistics(auto)["generate"].chance(("lookup", 8)) > 0.8
+    assert statistics(auto)["generate"].chance(("lookup", 6, 3)) > 0.8
 
 
 def test_tokens_that_are_right_once_fed_are_guessed_by_jacobi(
@@ -161,14 +161,13 @@ def test_tokens_that_are_right_once_fed_are_guessed_by_jacobi(
 
 
 def test_drafts_that_are_never_accepted_become_rare(make: Make, costs: Callable[[LatencyModel], None]) -> None:
-    """After a while, auto is only a few percent slower than ar."""
+    """auto is at most a few percent slower than ar."""
     costs(LINEAR)
     auto = make("auto")
-    (first,) = auto.generate(requests(1, tokens=200))
-    (later,) = auto.generate([requests(2, tokens=200)[1]])
-    assert first.usage.drafted < 0.5 * first.usage.forwards
-    taken = later.usage.forwards * LINEAR.of(1) + later.usage.drafted * LINEAR.slope(1)
-    assert taken <= later.usage.new_tokens * LINEAR.of(1) / 0.97
+    for share, request in zip((0.95, 0.97), requests(2, tokens=200), strict=True):
+        (got,) = auto.generate([request])
+        taken = got.usage.forwards * LINEAR.of(1) + got.usage.drafted * LINEAR.slope(1)
+        assert taken <= got.usage.new_tokens * LINEAR.of(1) / share
 
 
 def test_with_expensive_rows_nothing_is_drafted(make: Make, costs: Callable[[LatencyModel], None]) -> None:
@@ -187,14 +186,14 @@ def test_each_purpose_is_learned_separately(make: Make, costs: Callable[[Latency
     auto.generate(hard)
     cycles_five_tokens(auto)
     known = statistics(auto)
-    before = known["evaluate"].chance(("lookup", 2))
+    before = known["evaluate"].chance(("lookup", 1, 0))
     assert before < 0.3
-    assert known["generate"].chance(("lookup", 2)) == 0.5
+    assert known["generate"].chance(("lookup", 1, 0)) == 0.5
     (easy,) = auto.generate(requests(1, "generate", tokens=100))
     assert easy.usage.accepted > 0.5 * easy.usage.new_tokens
-    assert known["generate"].chance(("lookup", 8)) > 0.8
-    assert known["evaluate"].chance(("lookup", 8)) == 0.5
-    assert known["evaluate"].chance(("lookup", 2)) == before
+    assert known["generate"].chance(("lookup", 6, 3)) > 0.8
+    assert known["evaluate"].chance(("lookup", 6, 3)) == 0.5
+    assert known["evaluate"].chance(("lookup", 1, 0)) == before
 
 
 def test_requests_of_one_batch_share_one_plan(make: Make, costs: Callable[[LatencyModel], None]) -> None:

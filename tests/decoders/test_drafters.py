@@ -104,7 +104,7 @@ def test_lookup_indexes_a_text_once() -> None:
     for drawn in range(5):
         looked_up(drafter, context(range(20), range(50, 50 + drawn), key=1))
         looked_up(drafter, context(range(20), key=2))
-    assert drafter.index.written == (20 + 4) + 8  # the second text begins with the prompt's last eight tokens
+    assert drafter.index.written == (20 + 4) + 6  # the second text begins with the prompt's last six tokens
 
 
 def test_lookup_indexes_only_the_part_of_a_prompt_that_is_new() -> None:
@@ -112,9 +112,9 @@ def test_lookup_indexes_only_the_part_of_a_prompt_that_is_new() -> None:
     prompt = list(range(100))
     looked_up(drafter, context(prompt, key=1))
     looked_up(drafter, context([*prompt, 7, 8, 9], key=2), context([*prompt[:50], 5, 5], key=3))
-    assert drafter.index.written == 100 + (8 + 3) + (8 + 2)
+    assert drafter.index.written == 100 + (6 + 3) + (6 + 2)
     looked_up(drafter, context([*prompt, 7, 8, 9], key=4))
-    assert drafter.index.written == 121 + 8
+    assert drafter.index.written == 117 + 6
 
 
 def test_lookup_counts_on_plain_steps_what_its_drafts_would_have_got_right() -> None:
@@ -126,8 +126,9 @@ def test_lookup_counts_on_plain_steps_what_its_drafts_would_have_got_right() -> 
         assert drafter.draft([text], SpeculationPlanner(statistics, expensive, None, 1))[0].tokens == []
         drafter.observe(Verified(text, Draft(), {-1: drawn}, [], 0, [drawn]))
         text = context(tokens[:7], [*text.tokens[7:], drawn], key=1)
-    assert statistics.chance(("lookup", 3)) == statistics.chance(("lookup", 7)) == (1 + 1) / (1 + 2)
-    assert statistics.chance(("lookup", 8)) == (12 + 1) / (13 + 2)
+    assert statistics.chance(("lookup", 3, 1)) == statistics.chance(("lookup", 5, 1)) == (1 + 1) / (1 + 2)
+    assert statistics.chance(("lookup", 6, 2)) == (4 + 1) / (4 + 2)
+    assert statistics.chance(("lookup", 6, 3)) == (6 + 1) / (7 + 2)
 
 
 def test_a_lookup_draft_that_was_verified_is_not_counted_twice() -> None:
@@ -136,7 +137,7 @@ def test_a_lookup_draft_that_was_verified_is_not_counted_twice() -> None:
     (draft,) = drafter.draft([text], SpeculationPlanner(statistics, LatencyModel((1,), (0.01,)), None, 1))
     assert draft.tokens == [3, 1, 2, 3]
     drafter.observe(Verified(text, draft, {-1: 3, 0: 9}, [], 1, [3, 9]))
-    assert statistics.chance(("lookup", 2)) == 0.5
+    assert statistics.chance(("lookup", 2, 1)) == 0.5
 
 
 def test_lookup_continues_after_its_index_has_evicted_the_prompt() -> None:
