@@ -35,7 +35,7 @@ class Rounds(Speculation):
     ) -> None:
         super().__init__(engine, drafter, SpeculativeConfig(options.k_config, options.rule, options.adapt))
         device = engine.runner.device
-        self._worker = executor or _worker(device)
+        self._worker = executor or draft_worker(device)
         self._inline = _Inline()
         self._overlap = True if executor is not None else options.overlap
         self._drafted: Future[Any] | None = None
@@ -155,7 +155,7 @@ def _on(stream: Any) -> AbstractContextManager[Any]:
     return torch.cuda.stream(stream)
 
 
-def _worker(device: str) -> Executor:
+def draft_worker(device: str) -> Executor:
     """Return an executor with one thread, which leaves the other cores to the target."""
     return ThreadPoolExecutor(1, "tot-draft", partial(use_threads, 1) if device == "cpu" else None)
 

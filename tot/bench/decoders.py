@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -21,13 +21,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from tot.bench.costs import costs_table, measure
 from tot.bench.engines import about, forget, metrics_of
 from tot.bench.harness import RATE, Bench, Measured, Measurements, Metric, Side, percent, timed, times
 from tot.bench.options import DecodersOptions
-from tot.bench.overlap import in_flight, overlap_table
+from tot.bench.schedule import Machine, Schedule, Wave, simulate
 from tot.bench.workloads import questions
 from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.decoders.engine.runner import Chunk, Runner
+from tot.decoders.methods.options import SEEDOptions
 from tot.decoders.request import Completion, Purpose, Request
 from tot.evaluators.likelihood import Explain
 from tot.generators.sample import Sample
@@ -69,8 +71,8 @@ class Watched:
     serial: bool = False
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     counts: Counter[str] = field(default_factory=Counter)
-    in_flight: Counter[int] = field(default_factory=Counter)
-    """Forwards by the number of texts that took turns."""
+    waves: list[Wave] = field(default_factory=list)
+    """The texts of each call."""
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         samples = list(_samples(requests))
@@ -79,7 +81,8 @@ class Watched:
         seconds, done = timed(lambda: [one for batch in batches for one in self.decoder.generate(batch)])
         purpose = requests[0].purpose
         self.seconds[purpose] += seconds
-        self.in_flight += in_flight([one.usage.forwards for one in done])
+        prompt = sum(one.usage.prompt_tokens - one.usage.reused_prompt_tokens for one in done)
+        self.waves.append(Wave([one.usage.new_tokens for one in done], prompt))
         for one in done:
             self.counts[f"{purpose} tokens"] += one.usage.new_tokens
             for name in _COUNTED:
@@ -133,7 +136,7 @@ def search(decoder: LocalDecoder, serial: bool, samples: int, temperature: float
         spent.update(metrics_of(engine, purpose).seconds)
     totals = {name: watched.total(name) for name in ("tokens", *_COUNTED)}
     measured = {"seconds": seconds, **totals, "spent": dict(spent), **watched.counts}
-    return {**measured, "by purpose": dict(watched.seconds), "in flight": sorted(watched.in_flight.items())}
+    return {**measured, "by purpose": dict(watched.seconds), "waves": watched.waves}
 
 
 def run(asked: DecodersOptions, console: Console) -> None:
@@ -148,6 +151,11 @@ def run(asked: DecodersOptions, console: Console) -> None:
         plain = stack.enter_context(load_decoder("ar", asked.model, **asked.computed))
         description = f"{asked.model}, drafts by {asked.draft}; {about(plain.engine)}"
         bench = stack.enter_context(Bench(asked, console, description))
+        with load_decoder("sd", engine=plain.engine, draft=asked.draft) as drafting:
+            assert drafting.drafter is not None
+            machine = measure(plain.engine, drafting.drafter.runner)
+        bench.keep(forwards=asdict(machine))
+        bench.show(costs_table(machine))
 
         def side(name: str, method: str, serial: bool, temperature: float, **options: Any) -> Side:
             """Build a side with one decoder per task: statistics learned on one task do not apply to another."""
@@ -161,9 +169,10 @@ def run(asked: DecodersOptions, console: Console) -> None:
             return Side(name, lambda one: search(decoders[one.kind], serial, asked.samples, temperature, one))
 
         for temperature in asked.temperatures:
+            asked_ways = ways(asked.k_configs, asked.parts)
             sides = [
                 side(name, method, serial, temperature, **options)
-                for name, (method, serial, options) in ways(asked.k_configs, asked.parts).items()
+                for name, (method, serial, options) in asked_ways.items()
             ]
             results = bench.compare(
                 f"searches, T = {temperature}",
@@ -173,9 +182,7 @@ def run(asked: DecodersOptions, console: Console) -> None:
                 rounds=asked.limit,
                 table=partial(_speeds, f"new tokens/s, T = {temperature}"),
             )
-            bench.show(_by_purpose(results), _by_acceptance(results))
-            if "rounds" in asked.parts:
-                bench.show(overlap_table(results, asked.samples, [SERIAL, PACKED]))
+            bench.show(_by_purpose(results), _by_acceptance(results), _simulated(results, asked_ways, machine))
             if asked.picture is not None:
                 from tot.report.plots import curves, save
 
@@ -187,14 +194,18 @@ def run(asked: DecodersOptions, console: Console) -> None:
                 save(figure, asked.picture.with_stem(f"{asked.picture.stem}-{temperature}"))
 
 
-def ways(k_configs: Sequence[str], parts: Sequence[str] = KINDS) -> dict[str, tuple[str, bool, dict[str, Any]]]:
-    """Return the sides of the given parts, by name: method, whether serial, options.
+Way = tuple[str, bool, dict[str, Any]]
+"""A decoding method, whether it decodes one text at a time, and its options."""
+
+
+def ways(k_configs: Sequence[str], parts: Sequence[str] = KINDS) -> dict[str, Way]:
+    """Return the sides of the given parts, by name.
 
     Drafts of each `k_config` are verified serially (the paper's baselines), in rounds (the paper's schedule) and packed
     (only drafts that pay). The first chain and the first tree also run with the papers' acceptance rules, serially and
     in rounds, and the first `k_config` in rounds with and without overlap.
     """
-    sides: dict[str, tuple[str, bool, dict[str, Any]]] = {SERIAL: ("ar", True, {}), PACKED: ("ar", False, {})}
+    sides: dict[str, Way] = {SERIAL: ("ar", True, {}), PACKED: ("ar", False, {})}
     rules: set[str] = set()
     for text in k_configs:
         config, label = tuple(map(int, text.split("-"))), text.replace("-", ",")
@@ -300,4 +311,31 @@ def _by_acceptance(results: Measurements) -> Table:
         speedups = [[speed for rate, speed in points if low <= rate < high] for points in points_by_kind.values()]
         if any(speedups):
             table.add_row(f"{low:.1f}", *(f"{times(speeds)}, {len(speeds)}" if speeds else "" for speeds in speedups))
+    return table
+
+
+def schedule_of(way: Way) -> Schedule:
+    """Return the simulated schedule of a side."""
+    method, serial, options = way
+    if method == "ar":
+        return Schedule("serial" if serial else "packed")
+    settings = SEEDOptions(**options) if method == "seed" else None
+    k_config = settings.k_config if settings else options.get("k_config", (1,) * options.get("k", 0))
+    if settings is None or serial:
+        return Schedule("serial", k_config)
+    return Schedule(settings.policy, k_config, settings.adapt, settings.overlap)
+
+
+def _simulated(results: Measurements, sides: Mapping[str, Way], machine: Machine) -> Table:
+    """Compare the measured seconds of each side with simulated ones. Nothing is fitted but the acceptance."""
+    table = Table("", "measured s", "simulated s", "of measured", title="simulated schedules")
+    for side in results.sides:
+        cells = [cell for column in results.columns for cell in results.of(side, column).values()]
+        seconds = sum(cell["seconds"] for cell in cells)
+        schedule = schedule_of(sides[side])
+        simulated = sum(
+            simulate(schedule, [Wave(*wave) for wave in cell["waves"]], machine, _ACCEPTANCE.of(cell) or 0.0)
+            for cell in cells
+        )
+        table.add_row(side, f"{seconds:.1f}", f"{simulated:.1f}", f"{simulated / seconds:.2f}x")
     return table

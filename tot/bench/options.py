@@ -11,6 +11,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PositiveFloat,
     PositiveInt,
     ValidationInfo,
     field_validator,
@@ -87,6 +88,18 @@ class DecodersOptions(Computed):
     picture: Path | None = Field(
         None,
         description="Plot speed over acceptance to this file; one file per temperature, which is added to its name.",
+    )
+
+
+class ScheduleOptions(Computed):
+    """Measure forwards of a target and a draft model, and simulate where SEED's schedules are faster."""
+
+    draft: str = Field("early-exit", description="Draft model, as for the decoder option draft of tot solve.")
+    k: int = Field(3, ge=1, le=16, description="Drafted tokens per verification.")
+    acceptance: float = Field(0.8, ge=0, le=1, description="Share of drafted tokens that are accepted.")
+    texts: Counts = Field((1, 3, 8, 32), description="Comma-separated numbers of texts that are decoded together.")
+    shares: tuple[PositiveFloat, ...] = Field(
+        (0.33, 0.1, 0.03), description="Comma-separated costs of a draft's forward, as shares of the target's."
     )
 
 

@@ -20,6 +20,7 @@ BENCHES: dict[str, tuple[type[of.BenchOptions], str]] = {
     "pdos": (of.PDOSBench, "papers.pdos:run"),
     "peers": (of.PeersOptions, "peers.peers:run"),
     "quality": (of.QualityOptions, "quality:run"),
+    "schedule": (of.ScheduleOptions, "costs:run"),
     "start": (of.StartOptions, "start:run"),
 }
 

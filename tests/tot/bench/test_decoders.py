@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from tot.bench.decoders import BenchProblem, Watched, forget, hold_beginnings, ways
-from tot.bench.harness import Measured, Measurements
-from tot.bench.overlap import in_flight, interval, overlap_table
+from tot.bench.decoders import BenchProblem, Watched, forget, hold_beginnings, schedule_of, ways
+from tot.bench.schedule import Schedule
 from tot.cli.app import main
 from tot.decoders import Request, Sampling, load_decoder
 from tot.task.task import Task
@@ -63,14 +62,15 @@ def test_every_side_decodes_the_same_search(compare: Callable[..., Any], tmp_pat
             cell, plain = here[name], here["ar, packed"]
             assert cell["seconds"] >= sum(cell["by purpose"].values()) > 0
             assert set(cell["by purpose"]) == {"generate", "evaluate", "answer"}
-            assert sum(count for _, count in cell["in flight"]) == cell["forwards"]
+            assert sum(sum(lengths) for lengths, _ in cell["waves"]) == cell["tokens"]
             assert cell["tokens"] == sum(cell[f"{purpose} tokens"] for purpose in cell["by purpose"])
             assert cell["accepted"] <= cell["reached"] <= cell["drafted"]
             if "rule" not in options:  # samples of another distribution
                 assert cell["tokens"] == plain["tokens"]
             if options.get("adapt") is False and "rule" not in options:
                 assert 0 < cell["forwards"] < plain["forwards"]
-    assert "overlap of drafts and verifications" in printed
+    assert "forwards, alone" in printed
+    assert "simulated schedules" in printed
     rows = [line.split("│")[1].strip() for line in printed.splitlines() if line.startswith("│")]
     assert "speed of ar, serial" in (tmp_path / "speed-1.0.svg").read_text()
     assert "0.9" in rows  # drafts by a copy of the target are mostly accepted
@@ -124,52 +124,12 @@ def test_the_papers_rules_run_serially_and_in_rounds_for_the_first_chain_and_tre
     assert {"mcsd (2,1), mcsd's rule, serial", "sd (1,1), leviathan's rule, serial"} <= ways(["2-1", "1-1"]).keys()
 
 
-# -- overlap ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("draft", "verify", "branches", "devices", "times"),
-    [
-        (1.0, 1.0, 1, 1, 1.0),  # no draft work to overlap
-        (1.0, 1.0, 2, 1, 2.0),
-        (0.3, 1.0, 3, 1, 1.3),  # the target never waits
-        (2.0, 1.0, 3, 1, 1.5),  # the target waits for the draft
-        (2.0, 1.0, 3, 3, 3.0),
-        (4.0, 1.0, 3, 3, 3.0),  # few distinct texts
-    ],
-)
-def test_the_expected_gain_of_overlap(draft: float, verify: float, branches: int, devices: int, times: float) -> None:
-    assert (draft + verify) / interval(draft, verify, branches, devices) == pytest.approx(times)
-
-
-def test_texts_in_flight_become_fewer_as_they_end() -> None:
-    assert in_flight([5, 2, 5]) == {3: 6, 2: 6}
-    assert in_flight([4]) == {1: 4}
-    assert in_flight([]) == {}
-
-
-def test_overlap_is_expected_to_lose_if_draft_and_target_slow_each_other_down() -> None:
-    """The slowdown of the target alone, 1.9x of 51 ms, would be paid by the drafts of 55 ms that it hides."""
-
-    def searched(side: str, seconds: float, draft: float = 0.0, verify: float = 0.0) -> Measured:
-        spent = {"draft": 100 * draft, "verify": 100 * verify}
-        cell = {"side": side, "column": "gsm8k", "round": 0, "seconds": seconds}
-        return {**cell, "tokens": 200, "forwards": 100, "spent": spent, "in flight": [[1, 20], [3, 80]]}
-
-    cells = [
-        searched("ar, serial", 15.9),
-        searched("seed (1), rounds, no overlap", 12.6, 0.055, 0.051),
-        searched("seed (1), rounds, overlap", 14.0, 0.118, 0.097),
-    ]
-    table = overlap_table(Measurements(["gsm8k"], 1, cells), 3, ["ar, serial", "ar, packed"])
-    headings, values = (list(column.cells) for column in table.columns)
-    cell = dict(zip(headings, values, strict=True))
-    assert table.columns[1].header == "seed (1), rounds"
-    # 106 ms, and with overlap 118 ms for three texts and 215 ms for one.
-    assert cell["overlap, of no overlap: expected"] == "0.77x"
-    assert cell["measured"] == "0.90x"
-    assert cell["a draft alone and beside the other, ms"] == "55, 118"
-    # 106 ms become 55 ms for three texts, with a device per branch 51 ms.
-    assert cell["without contention, 1 draft device: of ar, serial"] == "1.87x"
-    assert cell["without contention, 3 draft devices: of ar, serial"] == "1.94x"
-    assert not any("ar, packed" in heading for heading in headings)
+def test_schedules_are_those_of_the_sides() -> None:
+    schedules = {name: schedule_of(way) for name, way in ways(["1-1", "2-1"]).items()}
+    assert schedules["ar, serial"] == Schedule("serial")
+    assert schedules["ar, packed"] == Schedule("packed")
+    assert schedules["sd (1,1), serial"] == Schedule("serial", (1, 1))
+    assert schedules["mcsd (2,1), serial"] == Schedule("serial", (2, 1))
+    assert schedules["seed (2,1), rounds"] == Schedule("rounds", (2, 1), overlap=None)
+    assert schedules["seed (1,1), rounds, no overlap"] == Schedule("rounds", (1, 1), overlap=False)
+    assert schedules["seed, packed"] == Schedule("packed", (2, 1, 1, 1, 1, 1), adapt=True, overlap=None)
