@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tot.decoders.drafting.latency_model import LatencyModel, latency_model
 from tot.decoders.drafting.planner import SpeculationPlanner
 from tot.decoders.engine.runner import Runner
 from tot.decoders.engine.sampling import Draw
@@ -101,6 +102,8 @@ class Verified(NamedTuple):
     """Number of draft tokens that are now part of the text; one more token was drawn after them."""
     tokens: Sequence[int]
     """The tokens by which the text grew."""
+    states: np.ndarray[Any, np.dtype[np.float16]] | None = None
+    """(layers of the drafter, hidden): the target's states that the last token was drawn from."""
 
 
 class Drafter(ABC):
@@ -108,12 +111,18 @@ class Drafter(ABC):
 
     runner: Runner | None = None
     """The runner of its model, if it has one."""
+    layers: Sequence[int] = ()
+    """Layers of the target whose states it drafts from."""
     judges_itself = False
     """Whether it learns the acceptance of its drafts without verification. Other drafters draft in timed trials."""
 
     def may_draft(self, planner: SpeculationPlanner | None) -> bool:
         """Return whether it may draft in this step."""
         return self.judges_itself or planner is None or planner.trying
+
+    def latency(self, context: float) -> LatencyModel | None:
+        """Return the seconds of its forwards after `context` tokens; None if drafting costs nothing."""
+        return None if self.runner is None else latency_model(self.runner).at(context)
 
     @abstractmethod
     def draft(self, contexts: Sequence[DraftContext], planner: SpeculationPlanner | None = None) -> list[Draft]:
@@ -132,7 +141,11 @@ class DrafterChain(Drafter):
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = drafters
         self.runner = next((drafter.runner for drafter in drafters if drafter.runner is not None), None)
+        self.layers = next((drafter.layers for drafter in drafters if drafter.layers), ())
         self.judges_itself = all(drafter.judges_itself for drafter in drafters)
+
+    def latency(self, context: float) -> LatencyModel | None:
+        return next((model for drafter in self._drafters if (model := drafter.latency(context)) is not None), None)
 
     def may_draft(self, planner: SpeculationPlanner | None) -> bool:
         return any(drafter.may_draft(planner) for drafter in self._drafters)

@@ -13,9 +13,11 @@ from typing import Any
 from tot.decoders.drafting.draft_model import ModelDrafter, check_vocabulary
 from tot.decoders.drafting.drafters import Drafter, DrafterChain
 from tot.decoders.drafting.early_exit import first_layers
+from tot.decoders.drafting.levels import LevelDrafter
 from tot.decoders.drafting.lookup import LookupDrafter
+from tot.decoders.drafting.state_drafter import DraftNetwork, StateDrafter, is_trained
 from tot.decoders.engine.engine import Engine
-from tot.decoders.errors import OptionError, TotError
+from tot.decoders.errors import ModelError, OptionError, TotError
 from tot.decoders.kernels.backend import Backend
 from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.models.loading import open_model
@@ -55,6 +57,8 @@ def make_drafter(draft: Any, engine: Engine, stack: ExitStack) -> Drafter:
         draft = draft_folder(target.name)
         if not (draft / "config.json").exists():
             raise OptionError(f"no draft was trained for {target.name}: run `tot train-draft`, or give another draft")
+    if isinstance(draft, str | Path) and is_trained(Path(draft)):
+        return StateDrafter(_network(Path(draft), target))
     named = isinstance(draft, str | Path)
     if not named and not hasattr(draft, "config"):
         raise OptionError(
@@ -67,6 +71,15 @@ def make_drafter(draft: Any, engine: Engine, stack: ExitStack) -> Drafter:
     own = load()
     stack.callback(own.close)
     return own
+
+
+def _network(folder: Path, target: LoadedModel) -> DraftNetwork:
+    """Load a trained draft. Raises ModelError if it was trained for another target."""
+    network, config = DraftNetwork(folder), target.config
+    ours = int(config.vocab_size), int(config.hidden_size), int(config.num_hidden_layers)
+    if (network.target_vocabulary, network.hidden) != ours[:2] or max(network.layers) > ours[2]:
+        raise ModelError(f"the draft in {folder} was trained for {network.target}, not for {target.name}")
+    return network
 
 
 def _load_drafter(draft: Any, named: bool, engine: Engine) -> ModelDrafter:
@@ -104,7 +117,7 @@ def _model_drafter(loaded: LoadedModel, engine: Engine, shared: Backend | None =
     raise OptionError(f"no room for the draft's keys and values beside the target's: {reason}")
 
 
-def trained_drafter(engine: Engine, stack: ExitStack) -> ModelDrafter | None:
+def trained_drafter(engine: Engine, stack: ExitStack) -> LevelDrafter[Any] | None:
     """Return the draft that `tot train-draft` made for the engine's model, or None if no usable one exists."""
     if not (draft_folder(engine.loaded.name) / "config.json").exists():
         return None
@@ -113,5 +126,5 @@ def trained_drafter(engine: Engine, stack: ExitStack) -> ModelDrafter | None:
     except TotError as error:
         log.warning("cannot use the trained draft of %s: %s", engine.loaded.name, error)
         return None
-    assert isinstance(drafter, ModelDrafter)
+    assert isinstance(drafter, LevelDrafter)
     return drafter

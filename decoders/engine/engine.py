@@ -192,7 +192,9 @@ class Engine:
         if (highest := max(request.states, default=0)) > layers:
             raise RequestError(f"the model has no layer {highest}: ask for states of layers 0 to {layers}")
         limit = min(request.sampling.max_tokens, room)
-        outputs = [Output(self.codec, request.sampling, i, limit) for i in range(request.sampling.n)]
+        outputs = [
+            Output(self.codec, request.sampling, i, limit, len(request.states)) for i in range(request.sampling.n)
+        ]
         job = Job(request, prompt, outputs, self.cache, self.codec, meter, Handle(self.wake, stream))
         job.account = self.accounts[request.purpose]
         job.policy = policy(job)
@@ -276,7 +278,7 @@ class Engine:
                     forward = self.runner.forward(step.chunks, step.layers)
                 times.append(time.perf_counter())
                 with span("sampling"):
-                    reads = forward.sample(step.chunks, [job.request.states for job in step.jobs])
+                    reads = forward.sample(step.chunks, [job.layers for job in step.jobs])
                 times.append(time.perf_counter())
             except Exception as error:  # for example out of memory: only the requests of this step fail
                 log.exception("a forward pass failed")

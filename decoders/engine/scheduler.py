@@ -39,8 +39,8 @@ class Step:
 
     @property
     def layers(self) -> list[int]:
-        """Layers whose states a request asks for."""
-        return sorted({layer for job in self.jobs for layer in job.request.states})
+        """Layers whose states a job reads."""
+        return sorted({layer for job in self.jobs for layer in job.layers})
 
     def add(self, job: Job, chunks: Sequence[Chunk]) -> slice:
         begin = len(self.chunks)

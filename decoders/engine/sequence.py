@@ -105,6 +105,8 @@ class Policy(ABC):
     """A decoding method applied to one request. It owns the branches that it forks from `job.branch`."""
 
     batch_drafter: BatchDrafter | None = None
+    layers: Sequence[int] = ()
+    """Layers whose states it reads with each token, after those that the request asks for."""
 
     def decoding(self) -> list[DecodingSequence]:
         """Return the samples that are about to draw tokens, for the batch drafter."""
@@ -177,6 +179,11 @@ class Job:
     protected: bool = False
     """Whether all of its slots are reserved, so that it is not paused."""
     started: float = field(default_factory=time.monotonic)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Layers whose states are read with each token."""
+        return (*self.request.states, *self.policy.layers)
 
     @property
     def running(self) -> list[Output]:

@@ -13,8 +13,8 @@ from contextlib import ExitStack
 from copy import copy
 from typing import Any
 
-from tot.decoders.drafting.draft_model import ModelDrafter, level
 from tot.decoders.drafting.drafters import Draft, DraftContext, Drafter, DrafterChain
+from tot.decoders.drafting.levels import LevelDrafter, level
 from tot.decoders.drafting.lookup import LookupDrafter
 from tot.decoders.drafting.opening import make_drafter, trained_drafter
 from tot.decoders.drafting.planner import SpeculationPlanner
@@ -33,7 +33,7 @@ class AutoDrafter(DrafterChain):
     The draft model drafts for a text if its acceptance so far is higher than the chance of the other drafts.
     """
 
-    def __init__(self, model: ModelDrafter | None) -> None:
+    def __init__(self, model: LevelDrafter[Any] | None) -> None:
         self._quick: list[Drafter] = [LookupDrafter(), JacobiDrafter(LONGEST)]
         super().__init__([*self._quick, *([] if model is None else [model])])
         self._model = model
@@ -66,6 +66,6 @@ class AutoDrafter(DrafterChain):
 def make_auto_drafter(draft: Any, engine: Engine, stack: ExitStack) -> AutoDrafter:
     """Make the drafter of `auto`. Raises OptionError if `draft` is not a model."""
     named = None if draft is None else make_drafter(draft, engine, stack)
-    if named is not None and not isinstance(named, ModelDrafter):
+    if named is not None and not isinstance(named, LevelDrafter):
         raise OptionError(f"draft={draft!r} is not a model: auto includes lookup; give a model, or leave draft out")
     return AutoDrafter(trained_drafter(engine, stack) if named is None else named)

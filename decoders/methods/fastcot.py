@@ -63,7 +63,7 @@ class Buffers(Drafter):
 
     def observe(self, verified: Verified) -> None:
         """Update the buffer (section 4.3): drawn[i] is the token after node i."""
-        context, draft, drawn, _, accepted, _ = verified
+        context, draft, drawn, _, accepted, *_ = verified
         if (buffer := self._buffers.get(context.key)) is not None:
             start = len(context.tokens) - len(context.prompt) + accepted + 1
             buffer.computed.update(enumerate((drawn[node] for node in range(accepted, len(draft.tokens))), start))

@@ -138,7 +138,7 @@ class Speculation:
             return None
         mean = sum(len(context.tokens) for context in contexts) / len(contexts)
         target = latency_model(self.engine.runner).at(mean)
-        draft = None if self.drafter.runner is None else latency_model(self.drafter.runner).at(mean)
+        draft = self.drafter.latency(mean)
         return SpeculationPlanner(self.statistics[contexts[0].purpose], target, draft, len(contexts), self._pace)
 
     def span(self, lane: str, branch: int | None = None) -> AbstractContextManager[None]:
@@ -189,6 +189,7 @@ class Speculative(Autoregressive):
     def __init__(self, job: Job, speculation: Speculation) -> None:
         super().__init__(job)
         self.batch_drafter = self._speculation = speculation
+        self.layers = speculation.drafter.layers
         self._paths: dict[int, list[_Path]] = {}
         """By sample: the path to each leaf of the draft."""
         self._probes: dict[int, list[Branch]] = {}
@@ -268,7 +269,8 @@ class Speculative(Autoregressive):
             output.trajectory.append((len(output.tokens) - accepted - 1, tuple(draft.tokens)))
         by_node = {node: sampled.token for node, sampled in drawn.items()}
         grown = [*(draft.tokens[node] for node in nodes), sampled.token]
-        speculation.observe(Verified(context, draft, by_node, probed, accepted, grown))
+        states = None if sampled.states is None else sampled.states[len(self._job.request.states) :]
+        speculation.observe(Verified(context, draft, by_node, probed, accepted, grown, states))
         if output.finish_reason is not None:
             speculation.end(sequence.key)
 

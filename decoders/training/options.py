@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from tot.decoders.models.model_names import Quantize
 
-HEAD_DIM = 64
+
+def _listed(layers: object) -> object:
+    return tuple(filter(None, layers.split(","))) if isinstance(layers, str) else layers
+
+
+Layers = Annotated[tuple[int, ...], BeforeValidator(_listed)]
 
 
 class DraftOptions(BaseModel):
-    """Size and training of a draft model."""
+    """Size and training of a draft."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    tokens: int = Field(500_000, ge=1, description="Minimum number of tokens to record.")
-    layers: int = Field(4, ge=1, description="Layers of the draft.")
-    width: int = Field(192, ge=HEAD_DIM, multiple_of=HEAD_DIM, description="Hidden size, a multiple of 64.")
-    window: int = Field(256, ge=16)
-    """Context of the draft: the last tokens of a text."""
-    epochs: float = Field(2.0, gt=0, description="Training epochs.")
-    batch: int = Field(8, ge=1)
-    """Texts per step."""
-    learning_rate: float = Field(2e-3, gt=0)
+    tokens: int = Field(300_000, ge=1, description="Minimum number of tokens to record.")
+    layers: Layers = Field(
+        (), description="Layers of the target whose states it reads, comma-separated; default: a third, two, the last."
+    )
+    width: int = Field(512, ge=8, le=8192, description="Size of its vectors.")
+    known: int = Field(8192, ge=1, description="Number of frequent tokens that it drafts.")
+    steps: int = Field(4, ge=1, le=16, description="Tokens drafted one after another in training.")
+    epochs: float = Field(4.0, gt=0, description="Training epochs.")
+    batch: int = Field(256, ge=1)
+    """Positions per step."""
+    learning_rate: float = Field(1e-3, gt=0)
     """Peak learning rate: a linear warmup over 5% of the steps, then a cosine decay to a tenth."""
     seed: int = Field(0, ge=0, description="Seed of the run.")
 
@@ -70,15 +77,10 @@ class ValueOptions(BaseModel):
 
     limit: int = Field(400, ge=10, description="Questions; one in five is held out for selection and calibration.")
     samples: int = Field(8, ge=2, description="Solutions per question, which share prefixes.")
-    layers: tuple[int, ...] = Field(
+    layers: Layers = Field(
         (), description="Layers whose states are tried, comma-separated; default: four in the upper half."
     )
     concurrency: int = Field(16, ge=1, description="Questions searched concurrently.")
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = Field("auto", description="As for tot eval.")
     quantize: Quantize = Field("auto", description="As for tot eval.")
     seed: int = Field(0, ge=0, description="Seed of the run.")
-
-    @field_validator("layers", mode="before")
-    @classmethod
-    def _listed(cls, layers: object) -> object:
-        return tuple(filter(None, layers.split(","))) if isinstance(layers, str) else layers

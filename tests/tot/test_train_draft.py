@@ -18,6 +18,7 @@ from tot.decoders.models.model_names import draft_folder
 from tot.decoders.training.distill.record import load, save
 from tot.decoders.training.distill.train import train
 from tot.training import train_draft
+from tot.training.train_draft import TOGETHER
 
 pytestmark = pytest.mark.training
 
@@ -106,11 +107,13 @@ def test_a_draft_is_trained_found_and_useful(
 
     report = json.loads((folder / "report.json").read_text())
     assert (report["model"], report["questions"], report["text"]) == (str(target), [riddles], [text])
-    assert (report["tokens"], report["layers"], report["width"], report["epochs"]) == (500, 1, 64, 1.0)
+    assert (report["tokens"], report["layers"], report["width"], report["epochs"]) == (500, [1], 64, 1.0)
     assert report["recorded"] >= 500
-    assert report["parameters"] > 64 * 259
-    assert 0 <= report["greedy"] <= 1
-    assert 0 < report["overlap"] <= 1.01
+    assert report["parameters"] > 64 * 64
+    assert len(report["agreement"]) == report["steps"] == 4
+    for one in report["agreement"]:
+        assert 0 <= one["greedy"] <= 1
+        assert 0 < one["overlap"] <= 1.01
 
     sampling = Sampling(max_tokens=40, temperature=0.7, ignore_eos=True, n=2)
     requests = [Request(prompt=question, sampling=sampling) for question in QUESTIONS]
@@ -143,7 +146,6 @@ def test_questions_or_texts_alone_suffice(tot: Tot, tmp_path: Path, riddles: str
     report = json.loads((out / "report.json").read_text())
     assert report["recorded"] >= 500
     assert (out / "model.safetensors").exists()
-    assert (out / "tokenizer.json").exists()
 
 
 def test_equal_seeds_give_equal_drafts(tot: Tot, tmp_path: Path, text: str) -> None:
@@ -185,7 +187,7 @@ def write(path: Path, content: str) -> str:
             lambda folder: ("--questions", "gsm8k=" + write(folder / "other.jsonl", '{"riddle": "?"}')),
             "other.jsonl has a row without 'question' (it has riddle): give a file of gsm8k questions",
         ),
-        (lambda folder: ("--text", write(folder / "a.txt", "a b"), "--width", "100"), "width = 100: "),
+        (lambda folder: ("--text", write(folder / "a.txt", "a b"), "--width", "2"), "'--width': Input should be greater"),
         (lambda folder: ("--text", write(folder / "a.txt", "a b"), "--model", "nothing"), "unknown model 'nothing'"),
     ],
 )
@@ -282,7 +284,7 @@ def test_an_interrupted_recording_keeps_its_records(
     assert after.items() > before.items()
     assert list(after) == [f"texts-{number:05d}.safetensors" for number in range(len(after))]
     assert batches == list(range(len(batches)))
-    assert len(batches) == 4 * (len(after) - 1)
+    assert len(batches) == TOGETHER * (len(after) - 1)
     assert json.loads((tmp_path / "report.json").read_text())["recorded"] >= 3000
 
 
@@ -296,7 +298,7 @@ def test_interrupted_training_ends_as_uninterrupted(
 
         def stopping(draft: Any, records: Any, options: Any, checkpoint: Path, tell: Any) -> None:
             def stop(step: int, steps: int, loss: float) -> None:
-                if step == 3:
+                if step == 2:
                     raise KeyboardInterrupt
 
             train(draft, records, options, checkpoint, stop)
@@ -310,7 +312,7 @@ def test_interrupted_training_ends_as_uninterrupted(
 
 def test_an_interrupted_save_is_repeated(tot: Tot, tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("tot.training.train_draft.write_json", Mock(side_effect=KeyboardInterrupt))
+        patch.setattr("tot.training.train_draft.shutil.rmtree", Mock(side_effect=KeyboardInterrupt))
         assert tot("--text", text, "--out", str(tmp_path))[0] == 130
     assert (tmp_path / "config.json").exists()
     assert tot("--text", text, "--out", str(tmp_path))[0] == 0

@@ -1,7 +1,8 @@
-"""`tot train-draft`: distill a small draft model from the completions that a target writes during searches.
+"""`tot train-draft`: train a draft on the completions and hidden states of a target during searches.
 
-Each question is searched breadth-first, and the target's completions (thoughts and evaluations) are recorded while they
-are decoded. Intermediate files are in the draft's folder, so that an interrupted run can resume.
+Half of the questions get the task's default search, the others breadth-first search with the papers' prompts. All
+completions are recorded while they are decoded. Intermediate files are in the draft's folder, so that an interrupted
+run can resume.
 """
 
 from __future__ import annotations
@@ -16,16 +17,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tot.decoders.decoder import LocalDecoder
+from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import OptionError
 from tot.decoders.files import hold, write_json
 from tot.decoders.methods.method import OpenedMethod
-from tot.decoders.models.loaded import LoadedModel
-from tot.decoders.models.loading import load_model, quiet_transformers
+from tot.decoders.models.loading import open_model
 from tot.decoders.models.model_names import draft_folder
 from tot.decoders.training.distill.record import Record, Recorder, load, save
-from tot.decoders.training.distill.train import agreement, student, train
+from tot.decoders.training.distill.train import agreement, new_draft, save_draft, train
 from tot.decoders.training.options import DraftOptions
 from tot.decoders.training.resuming import check_settings
 from tot.evaluation.data import rows
@@ -37,8 +37,10 @@ from tot.task.task import Task
 from tot.training.questions import rows_of_task
 
 TEMPERATURES = (0.3, 0.7, 1.0)
-TOGETHER = 4
+TOGETHER = 8
 """Number of concurrent searches."""
+_WINDOW = 512
+"""Maximum tokens of a given text's part."""
 _HELD_OUT = 40
 """Every 40th record is held out for measuring."""
 
@@ -66,16 +68,18 @@ def run(
     if (folder / "config.json").exists() and not work.exists():  # which is deleted last
         raise OptionError(f"{folder} already holds a model: delete it to train again, or give another --out")
     work.mkdir(parents=True, exist_ok=True)
-    settings = {"model": model, "questions": list(questions), "text": list(map(str, given)), **options.model_dump()}
+    settings = {"model": model, "questions": list(questions), "text": list(map(str, given)), **options.model_dump(mode="json")}
     with ExitStack() as stack:
         refusal = OptionError(f"{work} is in use by another tot train-draft: wait for it, or give --out")
         stack.callback(hold(work / "lock", refusal))
         check_settings(work / "settings.json", settings)
-        target = load_model(model)
+        target = open_model(model, unread=True)
+        total = int(target.config.num_hidden_layers)
+        layers = options.layers or sorted({max(1, total // 3), max(1, 2 * total // 3), total})
         with counting("recording", options.tokens) as tell:
-            records = _record(target, parsed, given, options, work, tell)
+            records = _record(model, layers, parsed, given, options, work, tell)
         training = [record for i, record in enumerate(records) if i % _HELD_OUT]
-        draft = student(target, options)
+        draft = new_draft(target, training or records, options)
         with counting("training", None) as tell:
             train(
                 draft,
@@ -86,21 +90,17 @@ def run(
             )
         report = {
             **settings,
-            "recorded": sum(len(record.top) for record in records),
+            "recorded": sum(len(record.tokens) for record in records),
             "parameters": sum(weight.numel() for weight in draft.parameters()),
-            **agreement(draft, records[::_HELD_OUT]),
+            "agreement": agreement(draft, records[::_HELD_OUT], options.steps),
         }
-        import torch
-
-        with quiet_transformers():
-            draft.to(getattr(torch, target.dtype.name)).save_pretrained(folder)
-            target.tokenizer.save_pretrained(folder)
         write_json(folder / "report.json", report)
+        save_draft(draft, layers, target, folder)
     shutil.rmtree(work)
+    overlaps = ", ".join(f"{one['overlap']:.2f}" for one in report["agreement"])
     console.print(
-        f"{folder}: {report['parameters'] / 1e6:.1f}M parameters, {report['recorded']} tokens recorded; on "
-        f"held-out texts, its distribution overlaps the target's by {report['overlap']:.2f} at T=1, and its most "
-        f"likely token is the target's at {report['greedy']:.2f} of positions"
+        f"{folder}: {report['parameters'] / 1e6:.1f}M parameters, {report['recorded']} tokens recorded; on held-out "
+        f"texts, its distribution overlaps the target's by {overlaps} at T=1, by the number of drafted tokens"
     )
     return folder
 
@@ -118,7 +118,8 @@ def _questions(sources: Sequence[str]) -> list[tuple[Task, str]]:
 
 
 def _record(
-    target: LoadedModel,
+    model: str,
+    layers: Sequence[int],
     questions: Sequence[tuple[Task, str]],
     texts: Sequence[Path],
     options: DraftOptions,
@@ -128,14 +129,15 @@ def _record(
     """Return records for `options.tokens` tokens: load the stored ones, then record and save new ones in batches."""
     files = sorted(work.glob("texts-*.safetensors"))
     records = [record for path in files for record in load(path)]
-    recorded = sum(len(record.top) for record in records)
+    recorded = sum(len(record.tokens) for record in records)
     tell(recorded, f"{recorded} tokens")
     if recorded < options.tokens:
-        with Engine(target) as engine:
+        with load_decoder("ar", model, prefix_cache=False) as decoder:
+            engine = decoder.engine
             share = options.tokens // 2 if questions else options.tokens
-            windows = _windows(engine, texts, options.window, share)
+            windows = _windows(engine, texts, share)
             for number in count(len(files)):
-                recorder = Recorder(options.window)
+                recorder = Recorder(layers)
                 start = TOGETHER * (number - len(windows))
                 if number < len(windows):
                     recorder.read(engine, windows[number])
@@ -148,7 +150,7 @@ def _record(
                 if recorder.records:
                     save(recorder.records, work / f"texts-{number:05d}.safetensors")
                 records += recorder.records
-                recorded += sum(len(record.top) for record in recorder.records)
+                recorded += sum(len(record.tokens) for record in recorder.records)
                 tell(recorded, f"{recorded} tokens")
                 if recorded >= options.tokens or (not recorded and number > len(windows) + len(questions)):
                     break
@@ -157,13 +159,13 @@ def _record(
     return records
 
 
-def _windows(engine: Engine, texts: Sequence[Path], window: int, max_tokens: int) -> list[list[list[int]]]:
-    """Return batches of texts of at most `window` token ids each, with about `max_tokens` in total."""
+def _windows(engine: Engine, texts: Sequence[Path], max_tokens: int) -> list[list[list[int]]]:
+    """Return batches of texts of at most `_WINDOW` token ids each, with about `max_tokens` in total."""
     pieces, total = [], 0
     for path in texts:
         for row in rows(path):
             ids = engine.codec.encode(" ".join(str(value) for value in row.values()))
-            parts = [ids[at : at + window] for at in range(0, len(ids), window)]
+            parts = [ids[at : at + _WINDOW] for at in range(0, len(ids), _WINDOW)]
             pieces += [part for part in parts if len(part) > 1]
             total += len(ids) - len(parts)  # a part's first token is not predicted
             if total >= max_tokens:
@@ -176,6 +178,9 @@ async def _ask(engine: Engine, recorder: Recorder, questions: Sequence[tuple[int
     decoder = LocalDecoder("ar", engine, OpenedMethod(recorder.policy), ExitStack(), owns_engine=False)
 
     async def ask(seed: int, task: Task, question: str) -> None:
+        if seed % 2:
+            await asolve(task, question, decoder=decoder, seed=seed)
+            return
         rng = random.Random(seed)
         use_values = "value" in task.templates and rng.random() < 0.25
         await asolve(

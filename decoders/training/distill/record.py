@@ -1,18 +1,16 @@
-"""Record a target model's texts and its most likely tokens at each position, to distill a smaller model.
+"""Record a target model's texts, hidden states and most likely tokens at each position, to train a draft.
 
-The target's own texts are recorded while they are decoded, from logits that decoding computes anyway. A given text
-takes one forward pass. Records are saved as safetensors files.
+The target's own texts are recorded while they are decoded, from logits and states that decoding computes anyway. A
+given text takes one forward pass. Records are saved as safetensors files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -30,32 +28,30 @@ TOP = 32
 """Tokens recorded per position; the other tokens share the remaining probability."""
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A text, and the target's distribution for each of its tokens from index `first`."""
+class Record(NamedTuple):
+    """Consecutive tokens of a text, and what the target knew before each of them."""
 
     tokens: Tensor
     """(length,) int32."""
-    first: int
     top: Tensor
-    """(length - first, TOP) int32: the most likely tokens at each position."""
+    """(length, TOP) int32: the most likely tokens at each position."""
     logprobs: Tensor
-    """(length - first, TOP) float16: their logprobs (nats)."""
+    """(length, TOP) float16: their logprobs (nats)."""
+    states: Tensor
+    """(length, layers, hidden) float16: the states that the logprobs were computed from."""
 
 
 class Recorder:
-    """Collects records; texts are truncated to their last `window` tokens."""
+    """Collects records with the states of `layers`."""
 
-    def __init__(self, window: int) -> None:
-        self.window = window
+    def __init__(self, layers: Sequence[int]) -> None:
+        self.layers = layers
         self.records: list[Record] = []
 
-    def add(self, tokens: Sequence[int], said: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Add a text; `said` has (top tokens, logprobs) for each of its last tokens."""
-        said = said[-(self.window - 1) :]
-        text = torch.tensor(tokens[-self.window :], dtype=torch.int32)
-        top, logprobs = (torch.stack(parts) for parts in zip(*said, strict=True))
-        self.records.append(Record(text, len(text) - len(said), top, logprobs))
+    def add(self, tokens: Sequence[int], known: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
+        """Add tokens; `known` has the top tokens, logprobs and states before each."""
+        parts = (torch.stack(parts) for parts in zip(*known, strict=True))
+        self.records.append(Record(torch.tensor(tokens, dtype=torch.int32), *parts))
 
     def policy(self, job: Job) -> RecordedAutoregressive:
         """Return a policy that decodes as `ar` does and records."""
@@ -72,10 +68,13 @@ class Recorder:
             handle.result()
 
 
-def _top(row: np.ndarray[Any, np.dtype[np.float32]]) -> tuple[Tensor, Tensor]:
-    logits = torch.from_numpy(row)
+def _known(sampled: Sampled) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the most likely tokens, their logprobs, and the states."""
+    assert sampled.logits is not None
+    assert sampled.states is not None
+    logits = torch.from_numpy(sampled.logits)
     values, tokens = logits.topk(min(TOP, len(logits)))
-    return tokens.int(), (values - logits.logsumexp(-1)).half()
+    return tokens.int(), (values - logits.logsumexp(-1)).half(), torch.from_numpy(sampled.states)
 
 
 class RecordedAutoregressive(Autoregressive):
@@ -83,8 +82,9 @@ class RecordedAutoregressive(Autoregressive):
 
     def __init__(self, job: Job, recorder: Recorder) -> None:
         super().__init__(job)
-        self._recorder = recorder
-        self._distributions: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        self._recorder, self.layers = recorder, recorder.layers
+        self._tokens: dict[int, list[int]] = {}
+        self._known: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}
 
     def run(self, sequence: DecodingSequence) -> list[Chunk]:
         (chunk,) = super().run(sequence)
@@ -93,13 +93,12 @@ class RecordedAutoregressive(Autoregressive):
 
     def take(self, sequence: DecodingSequence, rows: Iterator[list[Sampled]]) -> None:
         (sampled,) = next(rows)
-        assert sampled.logits is not None
-        distributions = self._distributions.setdefault(sequence.output.index, [])
-        distributions.append(_top(sampled.logits))
+        index = sequence.output.index
+        self._tokens.setdefault(index, []).append(sampled.token)
+        self._known.setdefault(index, []).append(_known(sampled))
         super().take(sequence, iter([[sampled]]))
         if sequence.output.finish_reason is not None:
-            self._recorder.add([*self._job.cache.tokens(sequence.branch), sampled.token], distributions)
-            distributions.clear()
+            self._recorder.add(self._tokens.pop(index), self._known.pop(index))
 
 
 class Reader(Policy):
@@ -107,6 +106,7 @@ class Reader(Policy):
 
     def __init__(self, job: Job, text: Sequence[int], recorder: Recorder) -> None:
         self._job, self._text, self._recorder = job, text, recorder
+        self.layers = recorder.layers
         self._branch: Branch | None = None
 
     def growth(self) -> int:
@@ -118,8 +118,7 @@ class Reader(Policy):
         return [Chunk(self._branch, 0, len(self._branch), [Raw()] * len(self._branch))]
 
     def commit(self, reads: list[list[Sampled]]) -> None:
-        rows = [sampled.logits for sampled in reads[0]]
-        self._recorder.add(self._text, [_top(row) for row in rows if row is not None])
+        self._recorder.add(self._text[1:], list(map(_known, reads[0])))
         self._job.outputs[0].end("stop")
 
     def release(self) -> None:
@@ -129,8 +128,9 @@ class Reader(Policy):
 
 def save(records: Sequence[Record], path: Path) -> None:
     """Write records to a safetensors file atomically."""
-    lengths = torch.tensor([(len(record.tokens), record.first) for record in records], dtype=torch.int32)
-    whole = {name: torch.cat([getattr(record, name) for record in records]) for name in ("tokens", "top", "logprobs")}
+    parts = zip(*records, strict=True)
+    whole = {name: torch.cat(part) for name, part in zip(Record._fields, parts, strict=True)}
+    lengths = torch.tensor([len(record.tokens) for record in records], dtype=torch.int32)
     with replacing(path) as unfinished:
         save_file({"lengths": lengths, **whole}, unfinished)
 
@@ -138,12 +138,7 @@ def save(records: Sequence[Record], path: Path) -> None:
 def load(path: Path) -> list[Record]:
     """Load the records of a file that `save` wrote."""
     whole = load_file(path)
-    lengths, firsts = whole["lengths"].T.tolist()
-    recorded = [length - first for length, first in zip(lengths, firsts, strict=True)]
-    parts = (
-        torch.split(whole["tokens"], lengths),
-        firsts,
-        torch.split(whole["top"], recorded),
-        torch.split(whole["logprobs"], recorded),
-    )
-    return [Record(*fields) for fields in zip(*parts, strict=True)]
+    lengths = whole["lengths"].tolist()
+    return [
+        Record(*parts) for parts in zip(*(torch.split(whole[name], lengths) for name in Record._fields), strict=True)
+    ]
