@@ -187,7 +187,7 @@ def write(path: Path, content: str) -> str:
             lambda folder: ("--questions", "gsm8k=" + write(folder / "other.jsonl", '{"riddle": "?"}')),
             "other.jsonl has a row without 'question' (it has riddle): give a file of gsm8k questions",
         ),
-        (lambda folder: ("--text", write(folder / "a.txt", "a b"), "--width", "2"), "'--width': Input should be greater"),
+        (lambda folder: ("--text", write(folder / "a.txt", "a b"), "--width", "2"), "'--width': Input should be"),
         (lambda folder: ("--text", write(folder / "a.txt", "a b"), "--model", "nothing"), "unknown model 'nothing'"),
     ],
 )

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -68,7 +69,8 @@ def run(
     if (folder / "config.json").exists() and not work.exists():  # which is deleted last
         raise OptionError(f"{folder} already holds a model: delete it to train again, or give another --out")
     work.mkdir(parents=True, exist_ok=True)
-    settings = {"model": model, "questions": list(questions), "text": list(map(str, given)), **options.model_dump(mode="json")}
+    settings: dict[str, Any] = {"model": model, "questions": list(questions), "text": list(map(str, given))}
+    settings |= options.model_dump(mode="json")
     with ExitStack() as stack:
         refusal = OptionError(f"{work} is in use by another tot train-draft: wait for it, or give --out")
         stack.callback(hold(work / "lock", refusal))

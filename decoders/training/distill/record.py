@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -72,9 +73,12 @@ def _known(sampled: Sampled) -> tuple[Tensor, Tensor, Tensor]:
     """Return the most likely tokens, their logprobs, and the states."""
     assert sampled.logits is not None
     assert sampled.states is not None
-    logits = torch.from_numpy(sampled.logits)
-    values, tokens = logits.topk(min(TOP, len(logits)))
-    return tokens.int(), (values - logits.logsumexp(-1)).half(), torch.from_numpy(sampled.states)
+    logits, count = sampled.logits, min(TOP, len(sampled.logits))
+    top = np.argpartition(logits, -count)[-count:].astype(np.int32)
+    top = top[np.argsort(-logits[top], kind="stable")]
+    likely = logits[top[0]]
+    logprobs = logits[top] - likely - np.log(np.exp(logits - likely).sum())
+    return torch.from_numpy(top), torch.from_numpy(logprobs).half(), torch.from_numpy(sampled.states)
 
 
 class RecordedAutoregressive(Autoregressive):
