@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -78,6 +78,12 @@ class DraftNetwork:
         return vectors, logits
 
 
+def _timed(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
 def is_trained(folder: Path) -> bool:
     """Return whether a folder holds a draft for `StateDrafter`."""
     try:
@@ -114,7 +120,8 @@ class StateDrafter(LevelDrafter[_Place]):
         self.layers = network.layers
         self._network = network
         self._ends: dict[int, _End] = {}
-        self._seconds = 0.0
+        vectors = network.start(np.zeros((1, len(network.layers), network.hidden)))
+        self._seconds = min(_timed(lambda: network.step(vectors, [0])) for _ in range(3))
         """Mean seconds of a step."""
 
     def latency(self, context: float) -> LatencyModel:
@@ -140,8 +147,7 @@ class StateDrafter(LevelDrafter[_Place]):
         vectors, logits = self._network.step(np.stack([place.vector for place in places]), [p.token for p in places])
         for place, vector in zip(places, vectors, strict=True):
             place.vector = vector
-        seconds = time.perf_counter() - began
-        self._seconds += (_LATENCY_RATE if self._seconds else 1.0) * (seconds - self._seconds)
+        self._seconds += _LATENCY_RATE * (time.perf_counter() - began - self._seconds)
         return logits
 
     def _child(self, place: _Place, token: int) -> _Place:

@@ -24,6 +24,7 @@ from tot.bench.harness import Bench
 from tot.bench.options import ScheduleOptions
 from tot.bench.schedule import Machine, Schedule, Wave, simulate
 from tot.decoders.decoder import load_decoder
+from tot.decoders.drafting.drafters import Drafter
 from tot.decoders.drafting.latency_model import ROWS, LatencyModel
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.runner import Chunk, Runner
@@ -79,16 +80,16 @@ class _Probe:
         return statistics.median(times)
 
 
-def measure(engine: Engine, draft: Runner | None, context: int = 400) -> Machine:
+def measure(engine: Engine, drafter: Drafter, context: int = 400) -> Machine:
     """Measure the forwards of a target and its draft model after `context` tokens. Takes about ten seconds.
 
-    Without a draft model, as with lookup, drafts cost nothing.
+    A drafter without a model of its own gives the seconds itself, and is taken to slow nothing down.
     """
     verifying = engine.call(partial(_Probe, engine.runner, context))
     target = engine.call(verifying.by_rows)
-    if draft is None:
-        return Machine(target, LatencyModel((1,), (0.0,)))
-    drafting = engine.call(partial(_Probe, draft, context))
+    if drafter.runner is None:
+        return Machine(target, drafter.latency(context) or LatencyModel((1,), (0.0,)))
+    drafting = engine.call(partial(_Probe, drafter.runner, context))
     alone = engine.call(drafting.by_rows)
     with draft_worker(engine.runner.device) as worker:
         apart = worker.submit(drafting.again, 1, _after(_SECONDS)).result()
@@ -172,11 +173,11 @@ def run(asked: ScheduleOptions, console: Console) -> None:
     with ExitStack() as stack:
         decoder = stack.enter_context(load_decoder("sd", asked.model, draft=asked.draft, **asked.computed))
         assert decoder.drafter is not None
-        if decoder.drafter.runner is None:
+        if decoder.drafter.latency(0) is None:
             raise OptionError(f"the draft {asked.draft!r} is no model: give one whose forwards can be measured")
         description = f"{asked.model}, drafts by {asked.draft}; {about(decoder.engine)}"
         bench = stack.enter_context(Bench(asked, console, description))
-        measured = measure(decoder.engine, decoder.drafter.runner)
+        measured = measure(decoder.engine, decoder.drafter)
         bench.keep(forwards=asdict(measured))
         share = measured.draft.of(1) / measured.target.of(1)
         maps = [_map(asked, name, measured, [share, *asked.shares]) for name in machines(measured, 1)]

@@ -153,7 +153,7 @@ def run(asked: DecodersOptions, console: Console) -> None:
         bench = stack.enter_context(Bench(asked, console, description))
         with load_decoder("sd", engine=plain.engine, draft=asked.draft) as drafting:
             assert drafting.drafter is not None
-            machine = measure(plain.engine, drafting.drafter.runner)
+            machine = measure(plain.engine, drafting.drafter)
         bench.keep(forwards=asdict(machine))
         bench.show(costs_table(machine))
 

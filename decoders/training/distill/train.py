@@ -57,9 +57,9 @@ class DraftModule(nn.Module):
 
     def forward(self, vectors: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the vectors after a token each (given by its row in `tokens`), and the logprobs of the next one."""
-        gate, up = self.mix(torch.cat([self.norm(vectors), self.embedding(rows)], -1)).chunk(2, -1)
+        gate, up = self.mix(torch.cat([self.norm(vectors.float()), self.embedding(rows)], -1)).chunk(2, -1)
         vectors = vectors + self.out(silu(gate) * up)
-        return vectors, log_softmax(self.head(self.last_norm(vectors)).float(), -1)
+        return vectors, log_softmax(self.head(self.last_norm(vectors.float())).float(), -1)
 
 
 def new_draft(target: LoadedModel, records: Sequence[Record], options: DraftOptions) -> DraftModule:
@@ -127,7 +127,7 @@ def train(
     tell: Callable[[int, int, float], None],
 ) -> None:
     """Train in place, resuming from `checkpoint` if it exists. `tell` is called with (step, steps, loss in nats)."""
-    optimizer = torch.optim.AdamW(draft.parameters(), lr=0.0, betas=(0.9, 0.98), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(draft.parameters(), lr=0.0, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     positions = _Positions(draft, records, options.steps)
     by_epoch = max(1, math.ceil(len(positions) / options.batch))
     steps = max(1, round(options.epochs * by_epoch))
