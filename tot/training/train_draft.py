@@ -38,7 +38,7 @@ from tot.task.task import Task
 from tot.training.questions import rows_of_task
 
 TEMPERATURES = (0.3, 0.7, 1.0)
-TOGETHER = 8
+TOGETHER = 16
 """Number of concurrent searches."""
 _WINDOW = 512
 """Maximum tokens of a given text's part."""
@@ -191,7 +191,7 @@ async def _ask(engine: Engine, recorder: Recorder, questions: Sequence[tuple[int
             question,
             decoder=decoder,
             prompts="papers",
-            search=BFS(thoughts=24, breadth=1),  # many samples of few prompts pack best
+            search=BFS(thoughts=6, breadth=1),
             generator=Sample(temperature=rng.choice(TEMPERATURES)),
             evaluator="value" if use_values else "random",
             seed=seed,
