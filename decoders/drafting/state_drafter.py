@@ -23,6 +23,7 @@ from tot.decoders.drafting.drafters import DraftContext, Verified
 from tot.decoders.drafting.latency_model import LatencyModel
 from tot.decoders.drafting.levels import LevelDrafter, Tip
 from tot.decoders.errors import ModelError
+from tot.decoders.kernels.native.product import product
 
 Array = np.ndarray[Any, Any]
 FORMAT = "tot.draft"
@@ -33,7 +34,7 @@ _LATENCY_RATE = 0.05
 
 
 class DraftNetwork:
-    """The network, in float32. `decoders/training/distill/train.py` trains the same in torch."""
+    """The network. `decoders/training/distill/train.py` trains the same in torch."""
 
     def __init__(self, folder: Path) -> None:
         """Raises ModelError if the folder has no valid draft."""
@@ -61,20 +62,21 @@ class DraftNetwork:
             raise ModelError(f"{folder} has no valid draft: {error}; train it again with tot train-draft") from error
         self.hidden = states // len(self.layers)
         self._embedding, self._norm, self._last_norm = (found[name] for name in ("embedding", "norm", "last_norm"))
-        self._project, self._mix, self._out, self._head = (found[name].T for name in ("project", "mix", "out", "head"))
+        self._project, self._mix, self._out, self._head = (
+            product(found[name]) for name in ("project", "mix", "out", "head")
+        )
 
     def start(self, states: Array) -> Array:
         """Return the vectors (texts, width) of states (texts, layers, hidden)."""
-        flat = _normed(states.astype(np.float32)).reshape(len(states), -1)
-        return np.asarray(flat @ self._project)
+        return self._project(_normed(states.astype(np.float32)).reshape(len(states), -1))
 
     def step(self, vectors: Array, tokens: Sequence[int]) -> tuple[Array, Array]:
         """Return the vectors after a token each, and the logits (texts, target's vocabulary), -inf if unknown."""
         both = np.concatenate([_normed(vectors) * self._norm, self._embedding[self._row_of[list(tokens)]]], axis=1)
-        gate, up = np.split(both @ self._mix, 2, axis=1)
-        vectors = vectors + (gate / (1 + np.exp(-gate)) * up) @ self._out
+        gate, up = np.split(self._mix(both), 2, axis=1)
+        vectors = vectors + self._out(gate / (1 + np.exp(-gate)) * up)
         logits = np.full((len(vectors), self.target_vocabulary), -np.inf, np.float32)
-        logits[:, self.tokens] = (_normed(vectors) * self._last_norm) @ self._head
+        logits[:, self.tokens] = self._head(_normed(vectors) * self._last_norm)
         return vectors, logits
 
 

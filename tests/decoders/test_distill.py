@@ -281,21 +281,27 @@ def folder(engine: Engine, records: list[Record], tmp_path: Path) -> Path:
     return tmp_path
 
 
+def close(ours: Any, theirs: Tensor) -> bool:
+    """Whether numbers are equal up to the rounding of weights and inputs to eight bits."""
+    expected = theirs.detach().numpy()
+    return float(np.abs(ours - expected).max()) < 0.05 * float(expected.std())
+
+
 def test_the_network_computes_what_was_trained(engine: Engine, records: list[Record], folder: Path) -> None:
     network, made = DraftNetwork(folder), new_draft(engine.loaded, records, SMALL)
     made.load_state_dict(load_file(folder / "model.safetensors"))
     states = torch.stack([record.states[3] for record in records[:5]])
     ours, theirs = network.start(states.numpy()), made.start(states)
-    assert ours == pytest.approx(theirs.detach().numpy(), rel=1e-3, abs=1e-3)
+    assert close(ours, theirs)
     unknown = next(token for token in range(300) if token not in made.tokens.tolist())
     tokens = [*made.tokens[:4].tolist(), unknown]
     ours, logits = network.step(ours, tokens)
     theirs, logprobs = made(theirs, torch.tensor([0, 1, 2, 3, len(made.tokens)]))
-    assert ours == pytest.approx(theirs.detach().numpy(), rel=1e-3, abs=1e-3)
+    assert close(ours, theirs)
     assert logits.shape == (5, 300)
     assert np.isneginf(logits).sum(1).tolist() == [300 - len(made.tokens)] * 5
     known = torch.from_numpy(logits)[:, made.tokens.long()].log_softmax(-1)
-    assert torch.allclose(known, logprobs, rtol=1e-3, atol=1e-3)
+    assert close(known.numpy(), logprobs)
 
 
 @pytest.mark.parametrize("method", ["sd", "mcsd", "auto", "seed"])
