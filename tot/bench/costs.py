@@ -132,7 +132,6 @@ def machines(measured: Machine, texts: int) -> Mapping[str, Machine]:
     return {
         "this machine": measured,
         "a device for the draft": apart,
-        "a draft device per text": replace(apart, devices=texts),
         "a device for the draft, rows cost nothing": flat,
         "a draft device per text, rows cost nothing": replace(flat, devices=texts),
     }

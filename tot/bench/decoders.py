@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -106,12 +107,18 @@ def hold_beginnings(decoder: LocalDecoder, problem: BenchProblem) -> None:
 
     Both the target's and the draft's cache keep the prefix that other questions share.
     """
-    task, engine = problem.task, decoder.engine
+    for tokens in _prompts(decoder, problem):
+        for runner in filter(None, (decoder.engine.runner, getattr(decoder.drafter, "runner", None))):
+            decoder.engine.call(partial(_hold, runner, tokens))
+
+
+def _prompts(decoder: LocalDecoder, problem: BenchProblem) -> list[list[int]]:
+    """Return the first prompts of a problem's thoughts and evaluations."""
+    task = problem.task
     state = task.start(problem.question)
     thought = state.then(Thought(parts=dict.fromkeys(task.thought, "-")))
-    for prompt in (task.prompt(task.thought[0], state), Explain().prompt(task, thought)):
-        for runner in filter(None, (engine.runner, getattr(decoder.drafter, "runner", None))):
-            engine.call(partial(_hold, runner, engine.codec.encode_prompt(prompt)))
+    prompts = task.prompt(task.thought[0], state), Explain().prompt(task, thought)
+    return [list(decoder.engine.codec.encode_prompt(prompt)) for prompt in prompts]
 
 
 def _hold(runner: Runner, tokens: Sequence[int]) -> None:
@@ -153,7 +160,8 @@ def run(asked: DecodersOptions, console: Console) -> None:
         bench = stack.enter_context(Bench(asked, console, description))
         with load_decoder("sd", engine=plain.engine, draft=asked.draft) as drafting:
             assert drafting.drafter is not None
-            machine = measure(plain.engine, drafting.drafter)
+            lengths = [len(prompt) for problems in tasks.values() for prompt in _prompts(plain, problems[0])]
+            machine = measure(plain.engine, drafting.drafter, round(fmean(lengths)))
         bench.keep(forwards=asdict(machine))
         bench.show(costs_table(machine))
 
