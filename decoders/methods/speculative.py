@@ -27,6 +27,8 @@ from tot.decoders.methods.autoregressive import Autoregressive
 from tot.decoders.methods.method import SpeculativeConfig
 from tot.decoders.request import Purpose
 
+_PACE_DECAY = 0.98
+"""Decay of the difference of `Speculation`'s pace from 1, per step without drafts of a model."""
 _DRAFT_SEED = 0x3C6EF372FE94F82B
 """Separates the noise of a draft from the target's noise if they are not coupled."""
 
@@ -63,6 +65,8 @@ class Speculation:
         self._gained = 0
         self._pace = 1.0
         """Ratio of drafting time to the time of its forwards."""
+        self._read: set[int] = set()
+        """Texts that have been drafted for."""
 
     def draft_all(self, sequences: Sequence[DecodingSequence]) -> None:
         """Draft for all sequences that are about to draw tokens."""
@@ -88,11 +92,21 @@ class Speculation:
                 drafts = self.drafter.draft(group, planner)
                 self.drafts |= {c.key: Drafted(c, draft) for c, draft in zip(group, drafts, strict=True)}
         seconds = self._draft_seconds = time.perf_counter() - began
-        if planner is not None and planner.drafting:
-            self._pace *= 1 + 0.2 * (min(seconds / planner.drafting, 3.0) - 1)
-            self._pace = min(max(self._pace, 1.0), 5.0)
+        if planner is not None:
+            self._draft_seconds = self._paced(contexts, seconds, planner.drafting)
         for sequence in sequences:
             sequence.job.account.seconds["draft"] += seconds / len(sequences)
+
+    def _paced(self, contexts: Sequence[DraftContext], seconds: float, planned: float) -> float:
+        """Learn the pace from a step's seconds of drafting. Return the seconds without reading beginnings of texts."""
+        read = {context.key for context in contexts if self.drafts[context.key].draft.tokens}
+        begun, self._read = read <= self._read, self._read | read
+        if not planned:  # forget it slowly: an estimate that prevents drafts is never corrected
+            self._pace = 1 + _PACE_DECAY * (self._pace - 1)
+        elif begun:
+            self._pace *= 1 + 0.2 * (min(seconds / planned, 3.0) - 1)
+            self._pace = min(max(self._pace, 1.0), 5.0)
+        return seconds if begun else min(seconds, planned)
 
     def context(self, sequence: DecodingSequence) -> DraftContext:
         """Return the drafter's context. Drafts end one token early, because the target always adds a token."""
@@ -167,6 +181,7 @@ class Speculation:
         """Free the state of a text that ended or was replaced."""
         self.drafts.pop(key, None)
         self._texts.pop(key, None)
+        self._read.discard(key)
         self._end_drafting(key)
 
     def _end_drafting(self, key: int) -> None:

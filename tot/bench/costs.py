@@ -6,7 +6,6 @@ slow each other down, and on devices on which further rows cost nothing.
 
 from __future__ import annotations
 
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
 from random import Random
+from statistics import fmean
 from typing import NamedTuple
 
 from rich.console import Console
@@ -32,7 +32,7 @@ from tot.decoders.engine.sampling import Draw
 from tot.decoders.errors import OptionError
 from tot.decoders.methods.seed import draft_worker
 
-_ROUNDS = 9
+_ROUNDS = 15
 _SECONDS = 2.0
 """Time of each measurement of forwards that run beside others."""
 _CHAIN = 4
@@ -67,17 +67,17 @@ class _Probe:
         return seconds
 
     def by_rows(self) -> LatencyModel:
-        """Return the median seconds by rows; the numbers of rows take turns."""
+        """Return the mean seconds by rows; the numbers of rows take turns. Means, because sums of them are simulated."""
         measured = [[self.seconds(rows) for rows in ROWS] for _ in range(_ROUNDS)]
-        seconds = [statistics.median(times) for times in zip(*measured, strict=True)]
+        seconds = [fmean(times) for times in zip(*measured, strict=True)]
         return LatencyModel(ROWS, tuple(max(seconds[: i + 1]) for i in range(len(ROWS))))
 
     def again(self, rows: int, done: Callable[[], bool]) -> float:
-        """Return the median seconds of forwards that are repeated until `done`."""
+        """Return the mean seconds of forwards that are repeated until `done`."""
         times = [self.seconds(rows)]
         while not done():
             times.append(self.seconds(rows))
-        return statistics.median(times)
+        return fmean(times)
 
 
 def measure(engine: Engine, drafter: Drafter, context: int = 400) -> Machine:

@@ -335,15 +335,17 @@ def schedule_of(way: Way) -> Schedule:
 
 
 def _simulated(results: Measurements, sides: Mapping[str, Way], machine: Machine) -> Table:
-    """Compare the measured seconds of each side with simulated ones. Nothing is fitted but the acceptance."""
+    """Compare the measured seconds of each side with simulated ones.
+
+    The acceptance is that of all sides. Nothing else is taken from the measured searches.
+    """
+    accepted, reached = (sum(cell[name] for cell in results.cells) for name in ("accepted", "reached"))
+    chance = accepted / reached if reached else 0.0
     table = Table("", "measured s", "simulated s", "of measured", title="simulated schedules")
     for side in results.sides:
         cells = [cell for column in results.columns for cell in results.of(side, column).values()]
         seconds = sum(cell["seconds"] for cell in cells)
         schedule = schedule_of(sides[side])
-        simulated = sum(
-            simulate(schedule, [Wave(*wave) for wave in cell["waves"]], machine, _ACCEPTANCE.of(cell) or 0.0)
-            for cell in cells
-        )
+        simulated = sum(simulate(schedule, [Wave(*wave) for wave in cell["waves"]], machine, chance) for cell in cells)
         table.add_row(side, f"{seconds:.1f}", f"{simulated:.1f}", f"{simulated / seconds:.2f}x")
     return table
