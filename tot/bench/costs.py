@@ -67,7 +67,7 @@ class _Probe:
         return seconds
 
     def by_rows(self) -> LatencyModel:
-        """Return the mean seconds by rows; the numbers of rows take turns. Means, because sums of them are simulated."""
+        """Return the mean seconds by rows; the numbers of rows take turns."""
         measured = [[self.seconds(rows) for rows in ROWS] for _ in range(_ROUNDS)]
         seconds = [fmean(times) for times in zip(*measured, strict=True)]
         return LatencyModel(ROWS, tuple(max(seconds[: i + 1]) for i in range(len(ROWS))))
