@@ -106,7 +106,7 @@ class Policy(ABC):
 
     batch_drafter: BatchDrafter | None = None
     layers: Sequence[int] = ()
-    """Layers whose states it reads with each token, after those that the request asks for."""
+    """Layers whose states it reads with each token, after the layers of the request."""
 
     def decoding(self) -> list[DecodingSequence]:
         """Return the samples that are about to draw tokens, for the batch drafter."""

@@ -337,7 +337,7 @@ def schedule_of(way: Way) -> Schedule:
 def _simulated(results: Measurements, sides: Mapping[str, Way], machine: Machine) -> Table:
     """Compare the measured seconds of each side with simulated ones.
 
-    The acceptance is that of all sides. Nothing else is taken from the measured searches.
+    Only the acceptance, of all sides together, is taken from the measured searches.
     """
     accepted, reached = (sum(cell[name] for cell in results.cells) for name in ("accepted", "reached"))
     chance = accepted / reached if reached else 0.0

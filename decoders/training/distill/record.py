@@ -30,7 +30,7 @@ TOP = 32
 
 
 class Record(NamedTuple):
-    """Consecutive tokens of a text, and what the target knew before each of them."""
+    """Consecutive tokens of a text, and the target's states and distribution before each of them."""
 
     tokens: Tensor
     """(length,) int32."""
