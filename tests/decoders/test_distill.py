@@ -209,13 +209,23 @@ def test_a_draft_knows_the_most_frequent_tokens(engine: Engine, records: list[Re
     assert len(set(made.tokens.tolist())) == 20
 
 
-def test_a_drafts_embeddings_begin_as_the_targets_rotated(engine: Engine, records: list[Record]) -> None:
+def test_a_drafts_embeddings_begin_as_the_targets_head_rotated(engine: Engine, records: list[Record]) -> None:
     made = new_draft(engine.loaded, records, SMALL)
-    theirs = engine.loaded.model.get_input_embeddings().weight[made.tokens.long()]
+    theirs = engine.loaded.model.get_output_embeddings().weight[made.tokens.long()]
     ours = made.embedding.weight[:-1]
     products, expected = ours @ ours.T, theirs @ theirs.T
     scale = float((products.norm() / expected.norm()).detach())
     assert torch.allclose(products, scale * expected, atol=1e-2 * float(products.max()))
+
+
+def test_a_draft_begins_with_the_distribution_that_its_states_give(engine: Engine, records: list[Record]) -> None:
+    made = new_draft(engine.loaded, records, SMALL)
+    record = records[0]
+    logprobs = (made.head(made.last_norm(made.start(record.states)))).log_softmax(-1)
+    known = {token: row for row, token in enumerate(made.tokens.tolist())}
+    top = [(i, known[token]) for i, token in enumerate(record.top[:, 0].tolist()) if token in known]
+    matches = [int(logprobs[i].argmax()) == row for i, row in top]
+    assert matches.count(True) > 0.8 * len(matches) > 10
 
 
 def test_the_same_seed_gives_the_same_draft(engine: Engine, records: list[Record]) -> None:

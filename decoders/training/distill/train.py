@@ -21,7 +21,7 @@ from torch.nn.functional import log_softmax, silu
 from tot.decoders.drafting.state_drafter import EPSILON, FORMAT
 from tot.decoders.files import replacing, write_json
 from tot.decoders.models.loaded import LoadedModel
-from tot.decoders.models.shapes import EMBEDDING
+from tot.decoders.models.shapes import EMBEDDING, HEAD
 from tot.decoders.training.distill.record import Record
 from tot.decoders.training.options import DraftOptions
 from tot.decoders.training.resuming import load_checkpoint, save_checkpoint, set_learning_rate
@@ -63,24 +63,29 @@ class DraftModule(nn.Module):
 
 
 def new_draft(target: LoadedModel, records: Sequence[Record], options: DraftOptions) -> DraftModule:
-    """Create a draft for the most frequent tokens of the records.
+    """Create a draft for the most frequent tokens of the records, whose last layer is the target's last.
 
-    Its embeddings and its head begin as the target's embeddings, projected onto their principal directions. They
-    contain which tokens are similar, which few texts cannot teach.
+    Its embeddings and its head begin as the target's head, projected onto its principal directions, and its vectors as
+    the last states, projected likewise: few texts cannot teach which tokens are similar.
     """
     torch.manual_seed(options.seed)
     likely = torch.cat([torch.cat([record.tokens[:, None], record.top[:, :4]], 1).flatten() for record in records])
     counts = torch.bincount(likely.long(), minlength=int(target.config.vocab_size))
     tokens = counts.argsort(descending=True, stable=True)[: min(options.known, int((counts > 0).sum()))]
     draft = DraftModule(tokens.tolist(), records[0].states[0].numel(), options.width)
-    weight = target.weights[EMBEDDING]
+    weight = target.weights[EMBEDDING if target.config.tie_word_embeddings else HEAD]
     table = torch.from_numpy(np.array(weight if isinstance(weight, np.ndarray) else weight.floats(), np.float32))
     table = table[tokens]
-    _, directions = torch.linalg.eigh(table.T @ table)
-    projected = table @ directions[:, -options.width :].flip(1)
+    directions = torch.linalg.eigh(table.T @ table)[1][:, -options.width :].flip(1)
+    projected, size = table @ directions, directions.shape[1]
+    last = torch.cat([record.states[::8, -1] for record in records[:256]]).float()
+    lengths = (last @ directions).pow(2).mean(-1).sqrt()
     with torch.no_grad():
-        draft.embedding.weight.zero_()[:-1, : projected.shape[1]] = projected / projected.std()
-        draft.head.weight.zero_()[:, : projected.shape[1]] = 0.3 * projected / projected.std()
+        draft.embedding.weight.zero_()[:-1, :size] = projected / projected.std()
+        draft.head.weight.zero_()[:, :size] = projected
+        draft.last_norm.weight.fill_(float(lengths.mean()))  # as large as the projected states
+        draft.project.weight.zero_()[:size, -len(directions) :] = directions.T
+        draft.out.weight.mul_(0.1)
     return draft
 
 
