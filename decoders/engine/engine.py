@@ -192,9 +192,7 @@ class Engine:
         if (highest := max(request.states, default=0)) > layers:
             raise RequestError(f"the model has no layer {highest}: ask for states of layers 0 to {layers}")
         limit = min(request.sampling.max_tokens, room)
-        outputs = [
-            Output(self.codec, request.sampling, i, limit, len(request.states)) for i in range(request.sampling.n)
-        ]
+        outputs = [Output(self.codec, request.sampling, i, limit) for i in range(request.sampling.n)]
         job = Job(request, prompt, outputs, self.cache, self.codec, meter, Handle(self.wake, stream))
         job.account = self.accounts[request.purpose]
         job.policy = policy(job)

@@ -19,9 +19,9 @@ from tot.decoders.request import ChoiceLogprob, Completion, FinishReason, Part, 
 
 
 class Output:
-    """Tokens of sample `index`, at most `limit` of them in the current part, with the states of `layers` layers."""
+    """Tokens of sample `index`, at most `limit` of them in the current part."""
 
-    def __init__(self, codec: TextCodec, sampling: Sampling, index: int, limit: int, layers: int = 0) -> None:
+    def __init__(self, codec: TextCodec, sampling: Sampling, index: int, limit: int) -> None:
         self.index = index
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
@@ -40,7 +40,6 @@ class Output:
         self._dropped = 0
         """Sampled tokens that are not part of the text, because a stop string ends inside them."""
         self.trajectory: list[tuple[int, tuple[int, ...]]] = []
-        self._layers = layers
         self._codec = codec
         self._sampling = sampling
         self._draw_fields = sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed, index
@@ -81,7 +80,7 @@ class Output:
         token = sampled.token
         self.tokens.append(token)
         self.logprobs.append(sampled.logprob)
-        self.states.append(sampled.states[: self._layers] if self._layers and sampled.states is not None else None)
+        self.states.append(sampled.states)
         if token in self._codec.end_ids and not self._sampling.ignore_eos:
             return self._end("eos")
         piece = self._stream.step(self._codec.backend, token)

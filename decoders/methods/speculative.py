@@ -261,6 +261,7 @@ class Speculative(Autoregressive):
             parent = node
             sampled, node = speculation.rule.choose(drawn[parent], output.draw(), draft, parent)
             missed = speculation.learn(context, draft, parent, node)
+            sampled, states = self.split(sampled, len(self._job.request.states))
             if output.add(sampled):
                 break
             nodes += [] if node is None else [node]
@@ -284,7 +285,6 @@ class Speculative(Autoregressive):
             output.trajectory.append((len(output.tokens) - accepted - 1, tuple(draft.tokens)))
         by_node = {node: sampled.token for node, sampled in drawn.items()}
         grown = [*(draft.tokens[node] for node in nodes), sampled.token]
-        states = None if sampled.states is None else sampled.states[len(self._job.request.states) :]
         speculation.observe(Verified(context, draft, by_node, probed, accepted, grown, states))
         if output.finish_reason is not None:
             speculation.end(sequence.key)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -69,16 +69,14 @@ class Recorder:
             handle.result()
 
 
-def _known(sampled: Sampled) -> tuple[Tensor, Tensor, Tensor]:
+def _known(logits: Any, states: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return the most likely tokens, their logprobs, and the states."""
-    assert sampled.logits is not None
-    assert sampled.states is not None
-    logits, count = sampled.logits, min(TOP, len(sampled.logits))
+    count = min(TOP, len(logits))
     top = np.argpartition(logits, -count)[-count:].astype(np.int32)
     top = top[np.argsort(-logits[top], kind="stable")]
     likely = logits[top[0]]
     logprobs = logits[top] - likely - np.log(np.exp(logits - likely).sum())
-    return torch.from_numpy(top), torch.from_numpy(logprobs).half(), torch.from_numpy(sampled.states)
+    return torch.from_numpy(top), torch.from_numpy(logprobs).half(), torch.from_numpy(states)
 
 
 class RecordedAutoregressive(Autoregressive):
@@ -97,9 +95,10 @@ class RecordedAutoregressive(Autoregressive):
 
     def take(self, sequence: DecodingSequence, rows: Iterator[list[Sampled]]) -> None:
         (sampled,) = next(rows)
+        sampled, states = self.split(sampled, len(self._job.request.states))
         index = sequence.output.index
         self._tokens.setdefault(index, []).append(sampled.token)
-        self._known.setdefault(index, []).append(_known(sampled))
+        self._known.setdefault(index, []).append(_known(sampled.logits, states))
         super().take(sequence, iter([[sampled]]))
         if sequence.output.finish_reason is not None:
             self._recorder.add(self._tokens.pop(index), self._known.pop(index))
@@ -122,7 +121,7 @@ class Reader(Policy):
         return [Chunk(self._branch, 0, len(self._branch), [Raw()] * len(self._branch))]
 
     def commit(self, reads: list[list[Sampled]]) -> None:
-        self._recorder.add(self._text[1:], list(map(_known, reads[0])))
+        self._recorder.add(self._text[1:], [_known(sampled.logits, sampled.states) for sampled in reads[0]])
         self._job.outputs[0].end("stop")
 
     def release(self) -> None:

@@ -12,7 +12,19 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tot.bench.harness import RATE, SECONDS, Bench, Measurements, Metric, Side, by_column, by_metric, percent, times
+from tot.bench.harness import (
+    FORMAT,
+    RATE,
+    SECONDS,
+    Bench,
+    Measurements,
+    Metric,
+    Side,
+    by_column,
+    by_metric,
+    percent,
+    times,
+)
 from tot.bench.options import BenchOptions, PeersOptions
 from tot.bench.workloads import Waves, branches, rows
 from tot.decoders.errors import OptionError
@@ -138,7 +150,7 @@ def test_the_remaining_time_is_reported_from_the_first_cell_on(bench: Any, scree
 
 
 def test_an_unfinished_file_of_another_run_is_not_overwritten(bench: Any, tmp_path: Path) -> None:
-    about = {"format": 4, "machine": "a machine", "asked": {"model": "m"}, "finished": False}
+    about = {"format": FORMAT, "machine": "a machine", "asked": {"model": "m"}, "finished": False}
     for changes, named in (({"asked": {}}, "model"), ({"machine": "b"}, "machine")):
         (tmp_path / "n.json").write_text(json.dumps(about | changes))
         with pytest.raises(OptionError, match=f"n.json was measured with other {named}: delete it"):
