@@ -335,17 +335,23 @@ def schedule_of(way: Way) -> Schedule:
 
 
 def _simulated(results: Measurements, sides: Mapping[str, Way], machine: Machine) -> Table:
-    """Compare the measured seconds of each side with simulated ones.
+    """Compare the measured speed of each side with the simulated one, both relative to the first side.
 
-    Only the acceptance, of all sides together, is taken from the measured searches.
+    Only the acceptance, of all sides together, is taken from the measured searches. A machine's speed changes with the
+    time, so seconds are not compared.
     """
     accepted, reached = (sum(cell[name] for cell in results.cells) for name in ("accepted", "reached"))
     chance = accepted / reached if reached else 0.0
-    table = Table("", "measured s", "simulated s", "of measured", title="simulated schedules")
+    measured, simulated = {}, {}
     for side in results.sides:
         cells = [cell for column in results.columns for cell in results.of(side, column).values()]
-        seconds = sum(cell["seconds"] for cell in cells)
-        schedule = schedule_of(sides[side])
-        simulated = sum(simulate(schedule, [Wave(*wave) for wave in cell["waves"]], machine, chance) for cell in cells)
-        table.add_row(side, f"{seconds:.1f}", f"{simulated:.1f}", f"{simulated / seconds:.2f}x")
+        waves = [Wave(*wave) for cell in cells for wave in cell["waves"]]
+        tokens = sum(cell["tokens"] for cell in cells)
+        measured[side] = tokens / sum(cell["seconds"] for cell in cells)
+        simulated[side] = tokens / simulate(schedule_of(sides[side]), waves, machine, chance)
+    base = results.sides[0]
+    table = Table("", "measured", "simulated", "of measured", title=f"speed relative to {base}, simulated")
+    for side in results.sides:
+        speeds = [rates[side] / rates[base] for rates in (measured, simulated)]
+        table.add_row(side, *(f"{speed:.2f}x" for speed in (*speeds, speeds[1] / speeds[0])))
     return table
