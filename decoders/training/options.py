@@ -23,7 +23,9 @@ class DraftOptions(BaseModel):
 
     tokens: int = Field(300_000, ge=1, description="Minimum number of tokens to record.")
     layers: Layers = Field(
-        (), description="Layers of the target whose states it reads, comma-separated; default: a third, two, the last."
+        (),
+        description="Layers of the target whose states it reads, comma-separated; the default is the layers after one "
+        "third, two thirds and all of them.",
     )
     width: int = Field(512, ge=8, le=8192, description="Size of its vectors.")
     known: int = Field(8192, ge=1, description="Number of frequent tokens that it drafts.")

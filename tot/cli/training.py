@@ -28,7 +28,7 @@ def train_draft_command(
         Path | None, typer.Option(help="The draft's folder; by default the target's draft folder in the cache.")
     ] = None,
 ) -> None:
-    """Train a small draft model on a target's own completions. An interrupted run resumes."""
+    """Train a draft on a target's own completions and hidden states. An interrupted run resumes."""
     from tot.report.terminal import console
     from tot.training.train_draft import run
 
