@@ -43,7 +43,10 @@ def make_drafter(draft: Any, engine: Engine, stack: ExitStack) -> Drafter:
     if isinstance(draft, str) and "," in draft:
         draft = [part.strip() for part in draft.split(",")]
     if isinstance(draft, list | tuple):
-        return DrafterChain([make_drafter(part, engine, stack) for part in draft])
+        drafters = [make_drafter(part, engine, stack) for part in draft]
+        if sum(bool(drafter.layers) for drafter in drafters) > 1:
+            raise OptionError(f"draft={draft!r} has several drafts made by tot train-draft: give one of them")
+        return DrafterChain(drafters)
     if draft is None or draft == "lookup":
         return LookupDrafter()
     target = engine.loaded
@@ -77,7 +80,8 @@ def _network(folder: Path, target: LoadedModel) -> DraftNetwork:
     """Load a trained draft. Raises ModelError if it was trained for another target."""
     network, config = DraftNetwork(folder), target.config
     ours = int(config.vocab_size), int(config.hidden_size), int(config.num_hidden_layers)
-    if (network.target_vocabulary, network.hidden) != ours[:2] or max(network.layers) > ours[2]:
+    fits = all(0 <= layer <= ours[2] for layer in network.layers)
+    if (network.target_vocabulary, network.hidden) != ours[:2] or not fits:
         raise ModelError(f"the draft in {folder} was trained for {network.target}, not for {target.name}")
     return network
 

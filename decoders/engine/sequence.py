@@ -108,12 +108,6 @@ class Policy(ABC):
     layers: Sequence[int] = ()
     """Layers whose states it reads with each token, after the layers of the request."""
 
-    def split(self, sampled: Sampled, asked: int) -> tuple[Sampled, Any]:
-        """Return a token with the states of the request's `asked` layers, and the states of the policy's own layers."""
-        if not self.layers or sampled.states is None:
-            return sampled, None
-        return sampled._replace(states=sampled.states[:asked] if asked else None), sampled.states[asked:]
-
     def decoding(self) -> list[DecodingSequence]:
         """Return the samples that are about to draw tokens, for the batch drafter."""
         return []

@@ -261,7 +261,7 @@ class Speculative(Autoregressive):
             parent = node
             sampled, node = speculation.rule.choose(drawn[parent], output.draw(), draft, parent)
             missed = speculation.learn(context, draft, parent, node)
-            sampled, states = self.split(sampled, len(self._job.request.states))
+            sampled, states = self.split(sampled)
             if output.add(sampled):
                 break
             nodes += [] if node is None else [node]

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tot.decoders import Completion, Engine, ModelError, Request, Sampling, load_decoder, load_model
+from tot.decoders import Completion, Engine, ModelError, OptionError, Request, Sampling, load_decoder, load_model
 from tot.decoders.decoder import LocalDecoder
 from tot.decoders.drafting.state_drafter import DraftNetwork
 from tot.decoders.methods.method import OpenedMethod
@@ -101,7 +101,7 @@ def test_records_hold_the_models_own_logprobs_and_states(engine: Engine, assert_
     for record in records:
         assert_recorded(record, texts[tuple(record.tokens.tolist())])
     assert len(records) == len(got) == 8
-    assert all(one.states is None for one in got)  # the requests ask for none
+    assert all(one.states is None for one in got)  # no request asks for states
 
 
 def test_an_answer_is_recorded_separately_from_its_rationale(engine: Engine, assert_recorded: Any) -> None:
@@ -344,6 +344,18 @@ def test_a_draft_of_another_target_is_refused(make_model: Callable[..., Any], to
     with pytest.raises(ModelError, match="was trained for"):
         load_decoder("sd", engine=other, draft=str(folder))
     other.close()
+
+
+def test_two_drafts_from_states_are_refused(engine: Engine, folder: Path) -> None:
+    with pytest.raises(OptionError, match="several drafts made by tot train-draft: give one of them"):
+        load_decoder("sd", engine=engine, draft=[str(folder), "lookup", str(folder)])
+
+
+def test_a_draft_of_states_that_the_target_lacks_is_refused(engine: Engine, folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "layers": [1, -1]}))
+    with pytest.raises(ModelError, match="was trained for"):
+        load_decoder("sd", engine=engine, draft=str(folder))
 
 
 @pytest.mark.parametrize("damage", ["model.safetensors", "layers"])

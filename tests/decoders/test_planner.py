@@ -17,6 +17,8 @@ from tot.decoders.drafting.latency_model import LatencyModel
 from tot.decoders.drafting.lookup import LookupDrafter
 from tot.decoders.drafting.planner import AcceptanceStatistics, SpeculationPlanner, Trial
 from tot.decoders.engine.sampling import Draw
+from tot.decoders.methods.method import SpeculativeConfig
+from tot.decoders.methods.speculative import Drafted, Speculation
 
 seconds = st.floats(1e-4, 10.0)
 measured = st.dictionaries(st.integers(1, 100), seconds, min_size=1, max_size=8).map(
@@ -315,3 +317,18 @@ def test_drafting_time_counts_in_full() -> None:
         drafts.append(trial.drafts)
         trial.step(*((1.5, 1.0, 0.1 + (20.0 if turn % 20 == 0 else 0.0)) if trial.drafts else (1.0, 1.0)))
     assert drafts[-1000:].count(True) < 100
+
+
+def test_reading_a_prompt_does_not_count_as_the_cost_of_a_draft() -> None:
+    engine: Any = None  # the pace does not depend on it
+    speculation = Speculation(engine, LookupDrafter(), SpeculativeConfig((1,), adapt=True))
+    context = DraftContext(7, [1, 2], [1, 2], [], [])
+    speculation.drafts[7] = Drafted(context, Draft(tokens=[3], parents=[-1]))
+    assert speculation._paced([context], 5.0, planned=0.1) == 0.1  # the draft model reads the prompt
+    assert speculation._pace == 1.0
+    assert speculation._paced([context], 0.2, planned=0.1) == 0.2
+    assert speculation._pace == pytest.approx(1.2)
+    speculation.drafts[7] = Drafted(context, Draft())
+    for _ in range(200):  # steps in which no draft pays
+        speculation._paced([context], 0.0, planned=0.0)
+    assert speculation._pace == pytest.approx(1.0, abs=0.01)

@@ -188,6 +188,10 @@ def write(path: Path, content: str) -> str:
             "other.jsonl has a row without 'question' (it has riddle): give a file of gsm8k questions",
         ),
         (lambda folder: ("--text", write(folder / "a.txt", "a b"), "--width", "2"), "'--width': Input should be"),
+        (
+            lambda folder: ("--text", write(folder / "a.txt", "a b"), "--layers", "99"),
+            "the target has no layer 99: give",
+        ),
         (lambda folder: ("--text", write(folder / "a.txt", "a b"), "--model", "nothing"), "unknown model 'nothing'"),
     ],
 )

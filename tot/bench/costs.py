@@ -14,7 +14,6 @@ from dataclasses import asdict, replace
 from functools import partial
 from random import Random
 from statistics import fmean
-from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -117,14 +116,6 @@ def costs_table(machine: Machine) -> Table:
     return table
 
 
-class Cell(NamedTuple):
-    """A point of the map."""
-
-    share: float
-    """A draft's forward as a share of the target's."""
-    texts: int
-
-
 def machines(measured: Machine, texts: int) -> Mapping[str, Machine]:
     """Return the measured machine, and machines that lack its limits one after another."""
     apart = replace(measured, worker=1.0, draft_beside=1.0, verify_beside=1.0)
@@ -137,10 +128,10 @@ def machines(measured: Machine, texts: int) -> Mapping[str, Machine]:
     }
 
 
-def ratios(machine: Machine, cell: Cell, k: int, chance: float) -> Iterator[float]:
-    """Yield the simulated speeds that `_RATIOS` names."""
-    machine = replace(machine, draft=_scaled(machine.target, cell.share))
-    waves, chain = [Wave([_LENGTH] * cell.texts)] * _WAVES, (1,) * k
+def ratios(machine: Machine, share: float, texts: int, k: int, chance: float) -> Iterator[float]:
+    """Yield the simulated speeds that `_RATIOS` names. `share`: a draft's forward relative to the target's."""
+    machine = replace(machine, draft=_scaled(machine.target, share))
+    waves, chain = [Wave([_LENGTH] * texts)] * _WAVES, (1,) * k
 
     def seconds(schedule: Schedule) -> float:
         return simulate(schedule, waves, machine, chance)
@@ -159,8 +150,7 @@ def _map(asked: ScheduleOptions, name: str, measured: Machine, shares: Sequence[
     table = Table("draft", "speed of", *(f"n = {texts}" for texts in asked.texts), title=name)
     for share in shares:
         columns = [
-            ratios(machines(measured, texts)[name], Cell(share, texts), asked.k, asked.acceptance)
-            for texts in asked.texts
+            ratios(machines(measured, texts)[name], share, texts, asked.k, asked.acceptance) for texts in asked.texts
         ]
         for ratio, values in zip(_RATIOS, zip(*columns, strict=True), strict=True):
             table.add_row(f"{share:.2f}" * (ratio == _RATIOS[0]), ratio, *(f"{value:.2f}x" for value in values))

@@ -76,6 +76,8 @@ def run(
         target = open_model(model, unread=True)
         total = int(target.config.num_hidden_layers)
         layers = options.layers or sorted({max(1, total // 3), max(1, 2 * total // 3), total})
+        if missing := [layer for layer in layers if not 0 <= layer <= total]:
+            raise OptionError(f"the target has no layer {missing[0]}: give --layers from 0 to {total}")
         with counting("recording", options.tokens) as tell:
             batches = _record(model, layers, parsed, given, options, work, tell)
         training = list(chain(*(batches[:-1] or batches)))

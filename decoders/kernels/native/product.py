@@ -51,7 +51,6 @@ class _InC:
     def __call__(self, rows: Array) -> Array:
         rows = np.ascontiguousarray(rows, np.float32)
         out, scratch = empty((len(rows), self._outputs), np.float32), empty((2, *rows.shape), np.float32)
-        places = (address(array, np.float32) for array in (rows, out, scratch))
-        inputs, outputs, memory = places
+        inputs, outputs, memory = (address(array, np.float32) for array in (rows, out, scratch))
         self._functions.product(byref(self._matrix), inputs, len(rows), outputs, memory)
         return out

@@ -49,10 +49,9 @@ class Recorder:
         self.layers = layers
         self.records: list[Record] = []
 
-    def add(self, tokens: Sequence[int], known: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
-        """Add tokens; `known` has the top tokens, logprobs and states before each."""
-        parts = (torch.stack(parts) for parts in zip(*known, strict=True))
-        self.records.append(Record(torch.tensor(tokens, dtype=torch.int32), *parts))
+    def add(self, tokens: Sequence[Record]) -> None:
+        """Add a text, given as one record for each token."""
+        self.records.append(Record(*(torch.stack(parts) for parts in zip(*tokens, strict=True))))
 
     def policy(self, job: Job) -> RecordedAutoregressive:
         """Return a policy that decodes as `ar` does and records."""
@@ -69,14 +68,15 @@ class Recorder:
             handle.result()
 
 
-def _known(logits: Any, states: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the most likely tokens, their logprobs, and the states."""
+def _record(token: int, logits: Any, states: Any) -> Record:
+    """Return the record of one token, without the first dimension."""
     count = min(TOP, len(logits))
     top = np.argpartition(logits, -count)[-count:].astype(np.int32)
     top = top[np.argsort(-logits[top], kind="stable")]
     likely = logits[top[0]]
     logprobs = logits[top] - likely - np.log(np.exp(logits - likely).sum())
-    return torch.from_numpy(top), torch.from_numpy(logprobs).half(), torch.from_numpy(states)
+    parts = torch.from_numpy(top), torch.from_numpy(logprobs).half(), torch.from_numpy(states)
+    return Record(torch.tensor(token, dtype=torch.int32), *parts)
 
 
 class RecordedAutoregressive(Autoregressive):
@@ -85,8 +85,8 @@ class RecordedAutoregressive(Autoregressive):
     def __init__(self, job: Job, recorder: Recorder) -> None:
         super().__init__(job)
         self._recorder, self.layers = recorder, recorder.layers
-        self._tokens: dict[int, list[int]] = {}
-        self._known: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}
+        self._tokens: dict[int, list[Record]] = {}
+        """By sample: the tokens of its unfinished text."""
 
     def run(self, sequence: DecodingSequence) -> list[Chunk]:
         (chunk,) = super().run(sequence)
@@ -95,13 +95,12 @@ class RecordedAutoregressive(Autoregressive):
 
     def take(self, sequence: DecodingSequence, rows: Iterator[list[Sampled]]) -> None:
         (sampled,) = next(rows)
-        sampled, states = self.split(sampled, len(self._job.request.states))
+        sampled, states = self.split(sampled)
         index = sequence.output.index
-        self._tokens.setdefault(index, []).append(sampled.token)
-        self._known.setdefault(index, []).append(_known(sampled.logits, states))
+        self._tokens.setdefault(index, []).append(_record(sampled.token, sampled.logits, states))
         super().take(sequence, iter([[sampled]]))
         if sequence.output.finish_reason is not None:
-            self._recorder.add(self._tokens.pop(index), self._known.pop(index))
+            self._recorder.add(self._tokens.pop(index))
 
 
 class Reader(Policy):
@@ -121,7 +120,8 @@ class Reader(Policy):
         return [Chunk(self._branch, 0, len(self._branch), [Raw()] * len(self._branch))]
 
     def commit(self, reads: list[list[Sampled]]) -> None:
-        self._recorder.add(self._text[1:], [_known(sampled.logits, sampled.states) for sampled in reads[0]])
+        pairs = zip(self._text[1:], reads[0], strict=True)
+        self._recorder.add([_record(token, sampled.logits, sampled.states) for token, sampled in pairs])
         self._job.outputs[0].end("stop")
 
     def release(self) -> None:

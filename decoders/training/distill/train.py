@@ -136,10 +136,12 @@ def train(
     positions = _Positions(draft, records, options.steps)
     by_epoch = max(1, math.ceil(len(positions) / options.batch))
     steps = max(1, round(options.epochs * by_epoch))
-    for step in range(load_checkpoint(draft, optimizer, checkpoint), steps):
-        seed = torch.Generator().manual_seed(options.seed + step // by_epoch)
-        order = torch.randperm(len(positions), generator=seed)
+    first = load_checkpoint(draft, optimizer, checkpoint)
+    for step in range(first, steps):
         at = step % by_epoch * options.batch
+        if at == 0 or step == first:
+            seed = torch.Generator().manual_seed(options.seed + step // by_epoch)
+            order = torch.randperm(len(positions), generator=seed)
         set_learning_rate(optimizer, options.learning_rate, step, steps)
         loss = _loss(draft, *positions.batch(order[at : at + options.batch].tolist()))
         loss.backward()  # type: ignore[no-untyped-call]
