@@ -126,7 +126,7 @@ class PDOSBench(Computed):
         "both", description="How the prompt explains the step format: the skeleton prompt, a worked example, or both."
     )
     tasks: tuple[Literal["retrieval", "planning", "qa"], ...] = Field(
-        ("retrieval", "planning", "qa"), description="Comma-separated tasks; qa needs --data."
+        ("retrieval", "planning", "qa"), description="Comma-separated tasks; qa: questions about several documents."
     )
     people: tuple[Annotated[int, Field(ge=4, le=100)], ...] = Field(
         (10,), description="Retrieval: comma-separated numbers of people, 4 to 100."
@@ -134,9 +134,13 @@ class PDOSBench(Computed):
     aspects: tuple[Annotated[int, Field(ge=2, le=10)], ...] = Field(
         (2, 4, 6, 8, 10), description="Planning: comma-separated numbers of aspects, 2 to 10."
     )
+    passages: tuple[Annotated[int, Field(ge=4, le=100)], ...] = Field(
+        (8,), description="QA: comma-separated numbers of generated passages, 4 to 100."
+    )
     data: Path | None = Field(
         None,
-        description="QA: a .jsonl file in LongBench's 2WikiMultihopQA format, with input, context, answers.",
+        description="QA: a .jsonl file in LongBench's 2WikiMultihopQA format, with input, context, answers, instead of "
+        "generated passages.",
     )
     judge: str | None = Field(
         None, description="Model that marks plans and answers from 1 to 5; by default the tested model."
@@ -145,8 +149,8 @@ class PDOSBench(Computed):
 
     @model_validator(mode="after")
     def _documents(self) -> PDOSBench:
-        if self.tasks == ("qa",) if self.data is None else "qa" not in self.tasks:
-            raise OptionError("the task qa needs a file of documents: pass both --data and qa in --tasks, or neither")
+        if self.data is not None and "qa" not in self.tasks:
+            raise OptionError("--data has documents, which only the task qa reads: add qa to --tasks")
         return self
 
 

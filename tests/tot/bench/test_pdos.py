@@ -205,8 +205,8 @@ def test_the_tables_have_all_sides(folder: Path, tmp_path: Path, monkeypatch: py
         (("--people", "ten"), "option people: Input should be a valid integer"),
         (("--people", "3"), "option people: Input should be greater than or equal to 4"),
         (("--aspects", "2,11"), "option aspects: Input should be less than or equal to 10"),
-        (("--tasks", "qa"), "pass both --data and qa in --tasks"),
-        (("--tasks", "planning", "--data", "a.jsonl"), "pass both --data and qa in --tasks"),
+        (("--passages", "3"), "option passages: Input should be greater than or equal to 4"),
+        (("--tasks", "planning", "--data", "a.jsonl"), "which only the task qa reads: add qa to --tasks"),
         (("--out", "nowhere/n.json"), "does not exist: create it first"),
     ],
 )

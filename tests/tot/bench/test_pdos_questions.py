@@ -13,11 +13,13 @@ import pytest
 from tot.bench.papers.pdos_questions import (
     PDOSQuestion,
     contains,
+    documents,
     listed,
     multi_document,
     names_only,
     planning,
     retrieval,
+    right_passages,
     right_share,
 )
 from tot.decoders import OptionError
@@ -182,3 +184,32 @@ def test_files_without_rows_are_rejected(file: Callable[..., Path], tmp_path: Pa
         multi_document(file(), 1, everything)
     with pytest.raises(OptionError, match="there is no such file"):
         multi_document(tmp_path / "none.jsonl", 1, everything)
+
+
+def test_generated_documents_are_two_hop_questions_with_one_answer() -> None:
+    for seed in range(1, 20):
+        question = documents(6, seed)
+        assert question.text == documents(6, seed).text
+        assert question.titles == tuple(f"Passage {number}" for number in range(1, 7))
+        (film,) = re.findall(r"Where was the director of (The \w+ \w+) born\?", question.text)
+        (director,) = re.findall(rf"{film} is a film of \d{{4}}\. It was directed by ([\w ]+)\.", question.text)
+        (town,) = re.findall(rf"{director} was a director, born in (\w+), who died in", question.text)
+        assert question.reference == town
+        assert question.is_right is not None
+        assert question.is_right(f"Answer: {town}")
+        assert not question.is_right("Answer: Atlantis")
+    assert documents(6, 1).text != documents(6, 2).text
+
+
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [
+        ("#### Passage 1: It names Ann Lee.\n#### Passage 2: It does not help.\n#### Passage 3: Born in Oslo.", 1),
+        ("#### Passage 1: director: Ann Lee\n#### Passage 2: no help\n#### Passage 3: no help", 2 / 3),
+        ("#### Passage 1: It does not name Ann Lee.\n#### Passage 2: It helps.", 0),
+        ("", 0),
+    ],
+)
+def test_steps_about_passages_are_right_by_their_fact_or_as_unhelpful(text: str, share: float) -> None:
+    needed = {"Passage 1": "Ann Lee", "Passage 2": None, "Passage 3": "Oslo"}
+    assert right_passages(text, needed) == pytest.approx(share)

@@ -24,7 +24,15 @@ from rich.console import Console
 from tot.bench.engines import about, forget, metrics_of
 from tot.bench.harness import Bench, Measured, Metric, Side, percent, plain, timed
 from tot.bench.options import PDOSBench
-from tot.bench.papers.pdos_questions import Example, PDOSQuestion, listed, multi_document, planning, retrieval
+from tot.bench.papers.pdos_questions import (
+    Example,
+    PDOSQuestion,
+    documents,
+    listed,
+    multi_document,
+    planning,
+    retrieval,
+)
 from tot.decoders.decoder import Decoder, LocalDecoder, load_decoder
 from tot.decoders.engine.engine import Engine
 from tot.decoders.methods.options import PDOSOptions
@@ -208,7 +216,9 @@ def kinds(asked: PDOSBench, holds: Callable[[PDOSQuestion], bool], bench: Bench)
         questions |= {f"retrieval, {n} people": [retrieval(n, i) for i in numbers] for n in asked.people}
     if "planning" in asked.tasks:
         questions |= {f"planning, {n} aspects": [planning(n, i) for i in numbers] for n in asked.aspects}
-    if asked.data is not None:
+    if "qa" in asked.tasks and asked.data is None:
+        questions |= {f"multi-document QA, {n} passages": [documents(n, i) for i in numbers] for n in asked.passages}
+    elif asked.data is not None:
         questions["multi-document QA"], passages = multi_document(asked.data, asked.rounds, holds)
         cut = [f"{retained} of {total}" for retained, total in passages if retained < total]
         if cut:

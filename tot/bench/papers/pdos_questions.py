@@ -1,8 +1,8 @@
 """The questions of PDOS's Table 1: retrieval, planning over aspects, answers from several documents (section 4.2).
 
 Each question asks for independent steps and a conclusion, and has one worked example that shows the format to small
-models. People, topics and aspects are generated from a seed and the words in `prompts/pdos`; documents come from a
-file.
+models. People, topics, aspects and documents are generated from a seed and the words in `prompts/pdos`. Documents can
+also come from a file.
 """
 
 from __future__ import annotations
@@ -156,6 +156,55 @@ def _read_on(passages: Sequence[str], question: str) -> str:
     )
 
 
+def documents(passages: int, seed: int) -> PDOSQuestion:
+    """Ask a question that needs two of 4 to 100 generated `passages`, as 2WikiMultihopQA does: film, then director.
+
+    The other passages are about other films and directors. A step is right if it names the director (the film's
+    passage) or the birthplace (the director's), or says that its passage does not help.
+    """
+    words = {kind: line.split() for data in ("retrieval", "documents") for kind, line in _DATA[data]["words"].items()}
+    chance = random.Random(f"documents {passages} {seed}")
+    pairs = (passages + 1) // 2
+    films = chance.sample([f"The {color} {thing}" for color in words["color"] for thing in words["thing"]], pairs)
+    names = chance.sample([f"{first} {family}" for first in words["first"] for family in words["family"]], pairs)
+    births = [chance.sample(words["town"], 2) for _ in names]
+    directed = [
+        (f"{film} is a film of {chance.randint(1950, 2009)}. It was directed by {name}.", name)
+        for film, name in zip(films, names, strict=True)
+    ]
+    born = [
+        (f"{name} was a director, born in {birth}, who died in {death}.", birth)
+        for name, (birth, death) in zip(names, births, strict=True)
+    ]
+    helpful = [directed[0], born[0]]
+    shuffled = [*helpful, *chance.sample([*directed[1:], *born[1:]], passages - 2)]
+    chance.shuffle(shuffled)
+    titles = tuple(f"Passage {number}" for number in range(1, passages + 1))
+    needed = {title: one[1] if one in helpful else None for title, one in zip(titles, shuffled, strict=True)}
+    asked = f"Where was the director of {films[0]} born?"
+    right, steps = partial(contains, answers=births[0][:1]), partial(right_passages, needed=needed)
+    text = _read_on([text for text, _ in shuffled], asked)
+    return PDOSQuestion(text, titles, _documents_example(), _A_STEP, right, None, births[0][0], steps)
+
+
+def right_passages(text: str, needed: Mapping[str, str | None]) -> float:
+    """Return the share of the passages whose step names the needed fact, or says that the passage does not help.
+
+    `needed` has the fact by title; None if the passage does not help.
+    """
+    right = 0
+    for title, fact in needed.items():
+        line = (re.findall(rf"{re.escape(title)}\W*:\W*(.*)", text) or [""])[-1]
+        unhelpful = re.search(r"\b(?:not?|doesn['’]t|isn['’]t)\b", line.lower()) is not None
+        right += unhelpful if fact is None else not unhelpful and fact in line
+    return right / len(needed)
+
+
+def _documents_example() -> Example:
+    demonstration = _DATA["documents"]["example"]
+    return _example(_read_on(demonstration["passages"], demonstration["asked"]), demonstration)
+
+
 def multi_document(
     path: Path, count: int, holds: Callable[[PDOSQuestion], bool]
 ) -> tuple[list[PDOSQuestion], list[tuple[int, int]]]:
@@ -166,8 +215,7 @@ def multi_document(
     """
     questions: list[PDOSQuestion] = []
     lengths = []
-    demonstration = _DATA["documents"]["example"]
-    example = _example(_read_on(demonstration["passages"], demonstration["asked"]), demonstration)
+    example = _documents_example()
     for number, row in enumerate(islice(rows(path), count)):
         fields = validated(_Row, row, f"{path}, row {number} of 2WikiMultihopQA's format")
         passages = fields.passages
