@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from importlib.resources import files as resources
+from typing import Any
 
-from tot.sandbox import Sandbox, pool
+from tot.sandbox import Ran, Sandbox, pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +31,35 @@ def check(program: str, tests: Sequence[str], sandbox: Sandbox) -> Checked:
 
     Raises OptionError if this machine cannot confine programs.
     """
-    judge = (_source("judge"), {"plain.py": _source("plain"), "tests.json": json.dumps(list(tests))})
-    candidate = (_source("candidate"), {"plain.py": _source("plain"), "solution.py": program})
-    judge_run, run = sandbox.run_pair(judge, candidate)
-    results = [_result(line) for line in judge_run.output.splitlines(keepends=True) if line.endswith("\n")]
+    judge_run, run, lines = run_judge({"tests.json": json.dumps(list(tests))}, program, sandbox)
+    results = [None if line is None else str(line) for line in lines]
     failures = [result for result in results if result is not None]
     if not failures and len(results) != 1 + len(tests):
-        ends = {
-            "time": f"it did not end within {sandbox.seconds:g} s",
-            "output": f"it wrote more than {sandbox.output} KiB",
-            "killed": f"it was stopped: it wanted more than {sandbox.memory} MiB, or crashed",
-            "exited": "it ended before its tests did",
-        }
-        failures.append(f"The program can't be tested: {ends[judge_run.ended if not judge_run.ok else run.ended]}.")
+        failures.append(f"The program can't be tested: {ended_early(judge_run, run, sandbox)}.")
     return Checked(sum(result is None for result in results[1:]), tuple(failures))
+
+
+def run_judge(files: Mapping[str, str], program: str, sandbox: Sandbox) -> tuple[Ran, Ran, list[Any]]:
+    """Run the judge with `files` on a program. Return how both ended, and the lines that the judge wrote.
+
+    Raises OptionError if this machine cannot confine programs.
+    """
+    judge = (_source("judge"), {**files, "plain.py": _source("plain")})
+    candidate = (_source("candidate"), {"plain.py": _source("plain"), "solution.py": program})
+    judge_run, run = sandbox.run_pair(judge, candidate)
+    lines = judge_run.output.splitlines(keepends=True)
+    return judge_run, run, [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def ended_early(judge: Ran, run: Ran, sandbox: Sandbox) -> str:
+    """Describe why a judge has not finished."""
+    ends = {
+        "time": f"it did not end within {sandbox.seconds:g} s",
+        "output": f"it wrote more than {sandbox.output} KiB",
+        "killed": f"it was stopped: it wanted more than {sandbox.memory} MiB, or crashed",
+        "exited": "it ended before its tests did",
+    }
+    return ends[judge.ended if not judge.ok else run.ended]
 
 
 async def acheck(program: str, tests: Sequence[str], sandbox: Sandbox) -> Checked:
@@ -53,9 +69,4 @@ async def acheck(program: str, tests: Sequence[str], sandbox: Sandbox) -> Checke
 
 @cache
 def _source(name: str) -> str:
-    return (files("tot.tasks.judging") / f"{name}.py").read_text(encoding="utf-8")
-
-
-def _result(line: str) -> str | None:
-    result = json.loads(line)
-    return None if result is None else str(result)
+    return (resources("tot.tasks.judging") / f"{name}.py").read_text(encoding="utf-8")

@@ -78,6 +78,14 @@ class Code(Task):
         result = state.thoughts[-1].observation if state.thoughts else None
         return float(result.data["failed"]) if result is not None and isinstance(result.data, dict) else 1.0  # type: ignore[arg-type]
 
+    def measured(self, state: State) -> float | None:
+        """Return the share of examples that the last program passes."""
+        result = state.thoughts[-1].observation if state.thoughts else None
+        if result is None or not isinstance(result.data, dict):
+            return None
+        passed, failed = float(result.data["passed"]), float(result.data["failed"])  # type: ignore[arg-type]
+        return passed / (passed + failed) if passed + failed else 1.0
+
     def is_terminal(self, state: State) -> bool:
         return bool(state.thoughts) and self.heuristic(state) == 0
 

@@ -11,6 +11,7 @@ from .evaluators.heuristic import Agreement as Agreement
 from .evaluators.heuristic import Confidence as Confidence
 from .evaluators.heuristic import Heuristic as Heuristic
 from .evaluators.heuristic import LogProb as LogProb
+from .evaluators.heuristic import Measured as Measured
 from .evaluators.heuristic import Prior as Prior
 from .evaluators.heuristic import Random as Random
 from .evaluators.likelihood import Explain as Explain
@@ -31,6 +32,7 @@ from .llm.replies import Proposal as Proposal
 from .llm.replies import Reply as Reply
 from .registry import load_task as load_task
 from .registry import rap as rap
+from .search import ABMCTS as ABMCTS
 from .search import BFS as BFS
 from .search import DFS as DFS
 from .search import MCTS as MCTS

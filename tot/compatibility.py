@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tot.decoders.errors import OptionError
 from tot.evaluators.base import TemplateEvaluator
 from tot.evaluators.combine import Combine
-from tot.evaluators.heuristic import Confidence, Heuristic
+from tot.evaluators.heuristic import Confidence, Heuristic, Measured
 from tot.evaluators.likelihood import Explain
 from tot.evaluators.reliability import warn_if_noisy
 from tot.generators.continuation import Continue
@@ -15,6 +15,7 @@ from tot.generators.enumerate import Enumerate
 from tot.generators.propose import Propose
 from tot.generators.sample import Sample
 from tot.llm.family import family_of
+from tot.search.ab_mcts import ABMCTS
 from tot.search.base import Search
 from tot.search.baselines import Act, WholeSolutions
 from tot.search.best_first import BestFirst
@@ -24,7 +25,7 @@ from tot.search.mcts import MCTS
 from tot.search.refine import Refine
 from tot.task.checked import CheckedTask
 from tot.task.task import Task
-from tot.task.world import HasActions, HasAnswer, HasHeuristic
+from tot.task.world import HasActions, HasAnswer, HasHeuristic, HasMeasured
 from tot.tree.thought import State
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def check_parts(task: Task, search: Any, generator: Any, evaluator: Any, *, own:
     if not isinstance(search, Search):
         return
     _check_search(task, search)
-    grows = isinstance(search, Act | BestFirst | BFS | DFS | MCTS | Refine)
+    grows = isinstance(search, ABMCTS | Act | BestFirst | BFS | DFS | MCTS | Refine)
     if grows:
         _check_generator(task, generator)
     if _evaluates(task, search):
@@ -65,7 +66,7 @@ def _prunes(task: Task, search: Any) -> bool:
     """Return whether the values of unfinished states decide which of them are expanded."""
     if isinstance(search, BFS):
         return search.select != "all" and search.thoughts != 1
-    return isinstance(search, BestFirst | DFS | MCTS) and _evaluates(task, search)
+    return isinstance(search, ABMCTS | BestFirst | DFS | MCTS) and _evaluates(task, search)
 
 
 def _evaluates(task: Task, search: Search) -> bool:
@@ -73,7 +74,7 @@ def _evaluates(task: Task, search: Search) -> bool:
         return search.rank == "value" or (search.rank == "auto" and not isinstance(task, HasHeuristic))
     if isinstance(search, WholeSolutions):
         return search.weighted
-    return isinstance(search, BFS | DFS | MCTS | Refine)
+    return isinstance(search, ABMCTS | BFS | DFS | MCTS | Refine)
 
 
 def _check_search(task: Task, search: Search) -> None:
@@ -118,6 +119,8 @@ def _check_evaluator(task: Task, search: Search, generator: Any, evaluator: Any)
             _check_evaluator(task, search, generator, one)
     elif isinstance(evaluator, Heuristic) and not isinstance(task, HasHeuristic):
         CheckedTask(task).heuristic(State(question=""))  # raises
+    elif isinstance(evaluator, Measured) and not isinstance(task, HasMeasured):
+        CheckedTask(task).measured(State(question=""))  # raises
     elif isinstance(evaluator, Confidence):
         if search.whole:
             raise OptionError(

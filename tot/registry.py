@@ -1,6 +1,6 @@
 """Registries of tasks, searches, thought generators, state evaluators and tools by name.
 
-A name may have options: "mcts:iterations=20,exploration=2", "my_parts.py:Mine:width=3".
+A name may have options: "mcts:iterations=20,exploration=2", "my_parts.py:Mine:width=3", "optimize:score=score.py".
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -43,21 +44,26 @@ def named(spec: Any, known: Registry, **options: Any) -> Any:
             remedy = f"give {name}({text})" if overrides.keys() <= type(spec).model_fields.keys() else "leave it out"
             raise OptionError(f"{text} can't be set on a {kind} object: {remedy}")
         return _complete(_checked(kind, spec))
-    split = _SPEC.fullmatch(spec)
-    assert split is not None  # any text before the first colon is a name
-    name = split["name"].strip()
+    name, given = split_spec(spec, kind)
     found = known.find(name)
-    given = {}
-    for pair in filter(None, (split["options"] or "").split(",")):
-        option, equals, value = (piece.strip() for piece in pair.partition("="))
-        if not equals:
-            raise OptionError(f"{kind} {spec!r}: {pair!r} is not an option: write {name}:option=value,option=value")
-        given[option] = None if value.lower() == "none" and option != "rollout" else value
     if not isinstance(found, type):
         raise OptionError(f"{kind} {name} is not a class: give a class")
     if not issubclass(found, BaseModel):
         return _checked(kind, found(**given, **overrides))
     return _complete(_checked(kind, validated(found, given | overrides, f"{kind} {name}")))
+
+
+def split_spec(spec: str, kind: str) -> tuple[str, dict[str, str | None]]:
+    """Return the name and the options in a text such as "mcts:iterations=20". Raises OptionError for other texts."""
+    split = _SPEC.fullmatch(spec)
+    assert split is not None  # any text before the first colon is a name
+    name, given = split["name"].strip(), {}
+    for pair in filter(None, (split["options"] or "").split(",")):
+        option, equals, value = (piece.strip() for piece in pair.partition("="))
+        if not equals:
+            raise OptionError(f"{kind} {spec!r}: {pair!r} is not an option: write {name}:option=value,option=value")
+        given[option] = None if value.lower() == "none" and option != "rollout" else value
+    return name, given
 
 
 def _checked(kind: str, part: Any) -> Any:
@@ -129,11 +135,20 @@ def rap(task: Task | type[Task] | str) -> dict[str, Any]:
 def load_task(task: Task | type[Task] | str) -> Task:
     """Return a task from an object, a class, an installed task's name, or "path/to/file.py:ClassName".
 
-    Raises OptionError with the known names if it is unknown, TaskError if the file can't be run.
+    Names may have options: "optimize:score=score.py". A folder with score.py is a program to optimize. Raises
+    OptionError with the known names if it is unknown, TaskError if the file can't be run.
     """
     if isinstance(task, Task):
         return task
-    found = TASKS.find(task, Task) if isinstance(task, str) else task
+    found: Any = task
+    options: dict[str, str | None] = {}
+    if isinstance(task, str):
+        name, options = split_spec(task, "task") if "=" in task else (task, {})
+        if (Path(name) / "score.py").is_file():
+            name, options = "optimize", {"folder": name, **options}
+        found = TASKS.find(name, Task)
     if not (isinstance(found, type) and issubclass(found, Task)):
         raise OptionError(f"{unknown('task', str(task), TASKS)}; or path/to/file.py:Name of a class of Task")
-    return found()
+    if options and found.__init__ is Task.__init__:
+        raise OptionError(f"task {name} has no options: leave {', '.join(options)} out")
+    return found(**options)

@@ -1,18 +1,20 @@
-"""The judge's process: runs the tests in tests.json on the candidate, which runs in another process.
+"""The judge's process: runs the tests in tests.json, or score.py, on the candidate, which runs in another process.
 
 It receives plain values from the candidate, and refers to other objects by number. It writes one JSON line per test:
 null for a pass, otherwise a description of the failure, from which a model can fix the program. The first line is for
-the program itself.
+the program itself. After it, score.py has one line: what it printed, and the exception that ended it, if any.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
+import io
 import json
 import os
 import sys
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
+from types import ModuleType
 from typing import Any
 
 sys.path.insert(0, os.getcwd())  # noqa: PTH109
@@ -168,19 +170,43 @@ def names_in(tests: list[str]) -> set[str]:
     return used - vars(builtins).keys() or used
 
 
-def say(result: str | None) -> None:
+def scored(names: list[Any]) -> dict[str, Any]:
+    """Run score.py, whose module `candidate` has the candidate's names."""
+    module = sys.modules["candidate"] = ModuleType("candidate")
+    for name in names:
+        if isinstance(name, str) and not name.startswith("__"):
+            vars(module)[name] = ask({"global": name})[0]
+    printed, error = io.StringIO(), None
+    with open("score.py", encoding="utf-8") as file:  # noqa: PTH123
+        source = file.read()
+    try:
+        with redirect_stdout(printed):
+            exec(compile(source, "score.py", "exec"), {"__name__": "__main__"})
+    except Lost:
+        raise
+    except BaseException as raised:  # noqa: BLE001
+        line = getattr(raised, "line", None)  # only the candidate's exceptions have it
+        error = {"text": description(raised), "candidate": line is not None}
+    return {"printed": printed.getvalue()[-4000:], "error": error}
+
+
+def say(result: Any) -> None:
     results.write(json.dumps(result) + "\n")
     results.flush()
 
 
 def main() -> None:
-    with open("tests.json", encoding="utf-8") as file:  # noqa: PTH123
-        tests = json.load(file)
     loaded = read()
     if not isinstance(loaded, dict) or not isinstance(names := loaded.get("names"), list):
         raised = loaded.get("raised") if isinstance(loaded, dict) else None
         say(description(error_of(raised)) if isinstance(raised, dict) else "it answers nonsense")
         return
+    if os.path.exists("score.py"):  # noqa: PTH110
+        say(None)
+        say(scored(names))
+        return
+    with open("tests.json", encoding="utf-8") as file:  # noqa: PTH123
+        tests = json.load(file)
     space: dict[str, Any] = {"__name__": "tests"}
     wanted = names_in(tests)
     for name in names:

@@ -17,7 +17,8 @@ import pytest
 from tot import SearchConfig, Solution, Task, load_task, solve
 from tot.decoders import Completion, OptionError, Request, TaskError, TotError, Usage
 from tot.decoders.request import ChoiceLogprob
-from tot.registry import EVALUATORS, GENERATORS, SEARCHES, TASKS, parts_of
+from tot.registry import EVALUATORS, GENERATORS, SEARCHES, parts_of
+from tot.registry import TASKS as REGISTERED
 from tot.task.world import HasActions
 
 pytestmark = pytest.mark.filterwarnings("ignore:the thought generator returns no log-probabilities", "ignore:Game")
@@ -32,6 +33,7 @@ SEARCH = {
     "mcts": "mcts:iterations=2,thoughts=2,depth=3",
     "mcts with fast heuristics": "mcts:iterations=2,thoughts=2,depth=3,fast=heuristic",
     "mcts with fast confidence": "mcts:iterations=2,thoughts=2,depth=3,fast=confidence",
+    "ab-mcts": "ab-mcts:iterations=3,together=2,depth=3",
     "refine": "refine:thoughts=2,depth=3",
     "rap": "rap:iterations=2,depth=3",
     "cot": "cot",
@@ -39,6 +41,7 @@ SEARCH = {
     "self-consistency, weighted": "self-consistency:samples=2,weighted=true",
     "best-of-n": "best-of-n:samples=2",
 }
+TASKS = [name for name in REGISTERED if name != "optimize"]  # which needs a scorer
 SLOW = ("code", "humaneval", "mbpp", "textworld")
 GENERATOR = (None, *GENERATORS, "sample:samples=2")
 EVALUATOR = (None, *EVALUATORS)

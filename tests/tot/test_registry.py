@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tot import (
+    ABMCTS,
     BFS,
     DFS,
     MCTS,
@@ -24,6 +25,7 @@ from tot import (
     Heuristic,
     Likelihood,
     LogProb,
+    Measured,
     Prior,
     Propose,
     Random,
@@ -50,6 +52,7 @@ KNOWN = {"search": SEARCHES, "generator": GENERATORS, "evaluator": EVALUATORS}
 @pytest.mark.parametrize(
     ("kind", "text", "meant"),
     [
+        ("search", "ab-mcts:iterations=9", ABMCTS(iterations=9)),
         ("search", "act", Act()),
         ("search", "bfs", BFS()),
         ("search", "dfs", DFS()),
@@ -73,6 +76,7 @@ KNOWN = {"search": SEARCHES, "generator": GENERATORS, "evaluator": EVALUATORS}
         ("evaluator", "vote", Vote()),
         ("evaluator", "explain", Explain()),
         ("evaluator", "heuristic", Heuristic()),
+        ("evaluator", "measured", Measured()),
         ("evaluator", "prior", Prior()),
         ("evaluator", "confidence", Confidence()),
         ("evaluator", "random", Random()),
@@ -109,8 +113,8 @@ def test_every_known_name_is_covered_above() -> None:
 @pytest.mark.parametrize(
     ("kind", "text", "message"),
     [
-        ("search", "bsf", r"unknown search 'bsf' \(did you mean bfs\?\): choose one of act, best-first, best-of-n, "),
-        ("search", "", r"unknown search '': choose one of act, best-first"),
+        ("search", "bsf", r"unknown search 'bsf' \(did you mean bfs\?\): choose one of ab-mcts, act, best-first, "),
+        ("search", "", r"unknown search '': choose one of ab-mcts, act"),
         ("generator", "sampel:x=2", r"unknown generator 'sampel' \(did you mean sample\?\): choose one of continue, "),
         ("evaluator", "judge", r"unknown evaluator 'judge': choose one of agreement, classify, confidence, "),
         ("search", "bfs:width=2", r"search bfs, option width: .* \(its options: depth, aggregate, until, merge, "),

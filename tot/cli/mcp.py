@@ -37,7 +37,8 @@ def mcp_command(
     config.parts(config.suited(default))
     for model in config.weights.values():
         find_model(model)
-    known: Any = Literal[*dict.fromkeys((default, *TASKS))]  # a client can't name a file to run
+    others = (name for name in TASKS if name != "optimize")  # a client can't name a file to run
+    known: Any = Literal[*dict.fromkeys((default, *others))]
 
     @server.tool()
     async def solve(question: str, context: Context, task: known = default) -> Solved:

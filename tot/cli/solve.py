@@ -42,6 +42,11 @@ def solve_command(
     row: Annotated[int, typer.Option(min=0, help="Which row of --data, counted from 0.")] = 0,
     question_column: Annotated[str | None, typer.Option(help="The column of --data with the question.")] = None,
     answer_column: Annotated[str | None, typer.Option(help="The column of --data with the answer.")] = None,
+    score: Annotated[
+        str | None, typer.Option(help="optimize: a script that prints the score of the module `candidate`.")
+    ] = None,
+    start: Annotated[str | None, typer.Option(help="optimize: the first program.")] = None,
+    best: Annotated[str | None, typer.Option(help="optimize: write the best program so far to this file.")] = None,
     given: dict[str, Any],
     out: Annotated[
         Path | None,
@@ -79,6 +84,9 @@ def solve_command(
             raise OptionError("no task is given: give its name, such as gsm8k, or path/to/file.py:ClassName")
         if question is None and data is None and _is_question(task):
             task, question = "ask", task
+        files = {name: one for name, one in (("score", score), ("start", start), ("best", best)) if one is not None}
+        if files:
+            task = _with_files(task, files)
         place = None if out is None else str(writable(out))
         if out is not None and out.suffix != ".jsonl" and out.exists() and not overwrite:
             raise OptionError(f"--out {out} exists: give another file, or add --overwrite")
@@ -105,8 +113,18 @@ def _is_question(text: str) -> bool:
     """Return whether the only argument is a question: not a task, and not one word, which may be a mistyped task."""
     from tot.registry import TASKS
 
-    named = re.fullmatch(r"[\w./-]+", text, re.ASCII) and text != "-"
+    named = re.fullmatch(r"[\w./-]+(?::[\w-]+=\S.*)?", text, re.ASCII) and text != "-"
     return text not in TASKS and not named and not text.rpartition(":")[0].endswith(".py")
+
+
+def _with_files(task: str, files: Mapping[str, str]) -> str:
+    """Return the task with these files as options, as absolute paths, so that a run can be resumed anywhere."""
+    named = {name: str(Path(path).resolve()) for name, path in files.items()}
+    for name, path in named.items():
+        if "," in path:
+            raise OptionError(f"--{name} {path} contains a comma, which separates options: rename it")
+    options = ",".join(f"{name}={path}" for name, path in named.items())
+    return f"{task}{',' if '=' in task else ':'}{options}"
 
 
 def _question(

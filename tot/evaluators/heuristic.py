@@ -24,6 +24,13 @@ class Heuristic(Evaluator):
         return [0.0 - ctx.heuristic(node) for node in nodes]
 
 
+class Measured(Evaluator):
+    """The value that the task measured when it executed the thought; none if it failed."""
+
+    async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[float | None]:
+        return [ctx.measured(node) for node in nodes]
+
+
 class Prior(Evaluator):
     """The thought generator's probability of the thought among its siblings."""
 

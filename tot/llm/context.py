@@ -57,6 +57,8 @@ class Context:
         """The task. Its methods raise TaskError if they fail."""
         self.tree = tree
         self.purpose: Purpose = "generate"
+        self.turn = 0
+        """How often the nodes have been expanded before: each turn has its own seeds."""
         self.filters = dict(filters or {})
         """Sampling filters (top_k, top_p, min_p), unless the task overrides them for a template."""
         self._checked = task
@@ -71,11 +73,13 @@ class Context:
         self._endings: dict[Hashable, np.ndarray[Any, Any]] = {}
         """Hidden states (layers, hidden) at the end of each sampled text, by the tokens of its path."""
 
-    def to(self, purpose: Purpose) -> Context:
-        """Return this context for another purpose."""
+    def to(self, purpose: Purpose, turn: int | None = None) -> Context:
+        """Return this context for another purpose, and another turn of expanding the same nodes."""
         other = copy(self)
-        other.purpose = purpose
-        other.filters = dict(self._backend.filters.get(purpose, self.filters))
+        other.turn = self.turn if turn is None else turn
+        if purpose != self.purpose:
+            other.purpose = purpose
+            other.filters = dict(self._backend.filters.get(purpose, self.filters))
         return other
 
     def state(self, node: Node) -> State:
@@ -88,6 +92,10 @@ class Context:
     def heuristic(self, node: Node) -> float:
         """Return the task's estimate of the remaining cost."""
         return self._checked.heuristic(self.state(node))
+
+    def measured(self, node: Node) -> float | None:
+        """Return the value that executing a node's thought has measured."""
+        return self._checked.measured(self.state(node))
 
     def claims(self, node: Node, whole: bool = False) -> frozenset[Hashable]:
         """Return a path's answer, or else the claims of its last thought that are new.
@@ -324,7 +332,8 @@ class Context:
             place = re.sub(r"(?:\.0)+$", "", place)
         if self.purpose == "answer":
             return derive(self._seed, self._question, place, "answer")
-        return derive(self._seed, self._question, place, self.purpose, template, call)
+        turn = [self.turn] if self.turn else []
+        return derive(self._seed, self._question, place, self.purpose, template, call, *turn)
 
     def _sampling(self, template: str, temperature: float, seed: int, n: int, max_tokens: int | None) -> Sampling:
         room = {} if max_tokens is None else {"max_tokens": max_tokens}

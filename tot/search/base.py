@@ -10,6 +10,7 @@ import logging
 import math
 import random
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -158,6 +159,8 @@ class SearchState:
         self._keys: dict[int, Hashable] = {0: self.checked.key(root)}
         self._siblings: dict[tuple[int, Hashable], Node] = {}
         self._first_nodes: dict[Hashable, Node] = {self._keys[0]: self.tree.root}
+        self._turns: defaultdict[int, int] = defaultdict(int)
+        """By node: the next turn of expanding it."""
         self._finished = False
         self._branches = [Branch(options.steps(self))]
         """The branches that have not ended. The last one received results most recently."""
@@ -177,6 +180,9 @@ class SearchState:
                     step = replace(step, nodes=tuple(nodes), states=tuple(map(self.tree.state, nodes)))
                     if step.partial:
                         self.requested.add(step)
+                    else:
+                        step = replace(step, turn=max((self._turns[node.id] for node in nodes), default=0))
+                        self._turns.update(dict.fromkeys((node.id for node in nodes), step.turn + 1))
                 branch.step = step if step.nodes else None
         if self._finished:
             return []

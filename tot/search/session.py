@@ -208,13 +208,14 @@ class SearchSession:
                 more = await self._in_progress.advance(0, step.purpose, sampling)
                 ended = [*ended, *more]
             return [ended]
+        context = self.context.to(step.purpose, step.turn)
         if step.whole:
             about = step.count or 1, self._generator, self._templates, self.search.options.greedy_draft
-            solutions = await self.context.each(step.nodes, lambda node: whole_solutions(self.context, node, *about))
+            solutions = await context.each(step.nodes, lambda node: whole_solutions(context, node, *about))
             return await execute(self.search.checked, step.states, solutions)
         method = f"{type(self._generator).__name__}.propose"
         with user_code(method):
-            thoughts = list(await self._generator.propose(self.context, step.nodes, step.count))
+            thoughts = list(await self._generator.propose(context, step.nodes, step.count))
         if len(thoughts) != len(step.nodes):
             raise TaskError(
                 f"{method} returned {len(thoughts)} lists of thoughts for {len(step.nodes)} nodes: return one per node"

@@ -26,6 +26,8 @@ class Expand:
     partial: bool = False
     """Return when at least one of the requested solutions or thoughts has ended. The others continue, and later steps
     with `partial` return them. When the search ends, the unfinished ones are cancelled."""
+    turn: int = 0
+    """How often one of the nodes has been expanded before. Set by the search: each turn has its own seeds."""
     purpose: Purpose = "generate"
     """Whose decoder writes the thoughts. With another purpose than before, unfinished solutions are cancelled."""
 

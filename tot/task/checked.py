@@ -14,7 +14,7 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 from tot.decoders.errors import TaskError, TotError
 from tot.decoders.request import Message
 from tot.task.task import Task
-from tot.task.world import HasAct, HasActions, HasAnswer, HasElection, HasHeuristic, HasTerminal
+from tot.task.world import HasAct, HasActions, HasAnswer, HasElection, HasHeuristic, HasMeasured, HasTerminal
 from tot.tree.thought import Observation, State, Thought, after_thinking
 
 _WORLD: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
@@ -144,6 +144,11 @@ class CheckedTask:
                 f"task {self._name} has no `heuristic`: define it, or choose another evaluator (evaluator='vote')"
             )
         return self._number("heuristic", state)
+
+    def measured(self, state: State) -> float | None:
+        if not isinstance(self.task, HasMeasured):
+            raise TaskError(f"task {self._name} has no `measured`: define it, or choose another evaluator")
+        return None if self.task.measured(state) is None else self._number("measured", state)
 
     def reward(self, state: State) -> float:
         return self._number("reward", state)

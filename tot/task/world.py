@@ -44,6 +44,13 @@ class HasHeuristic(Protocol):
 
 
 @runtime_checkable
+class HasMeasured(Protocol):
+    def measured(self, state: State) -> float | None:
+        """Return the value that executing the last thought has measured, higher is better; None if it failed."""
+        ...
+
+
+@runtime_checkable
 class HasAnswer(Protocol):
     def answer_at(self, state: State) -> Any | None:
         """Return the answer that a state contains, or None if the model must be asked for it."""

@@ -1,0 +1,237 @@
+"""Optimize a program: a scorer rates each candidate, and the search looks for the program with the best score."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from tot.decoders.errors import OptionError, TaskError, validated
+from tot.decoders.files import write_text
+from tot.sandbox import confines, pool
+from tot.task.task import Task
+from tot.tasks.edits import EditError, edited, region_of, written
+from tot.tasks.scorer import Scored, Scorer, files_beside
+from tot.tree.thought import Observation, State, Thought, after_thinking
+
+log = logging.getLogger(__name__)
+_DESCRIPTION, _START, _SCORE = "task.md", "start.py", "score.py"
+"""Files of a folder with a task."""
+_HELD_OUT = "held_out.py"
+"""A scorer that the search must not see: `tot bench optimize` rates its result."""
+
+
+def _weights(given: Any) -> Any:
+    """Parse weights such as "speed:1+size:-0.5"."""
+    if not isinstance(given, str):
+        return given
+    pairs = [pair.partition(":") for pair in given.split("+")]
+    return {name: weight or "1" for name, _, weight in pairs}
+
+
+class OptimizeOptions(BaseModel):
+    """Options of `Optimize`."""
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
+    folder: Path | None = None
+    """A folder with score.py, and optionally start.py and task.md, the description; other files are for score.py."""
+    score: Path | Callable[..., Any] | None = None
+    """A script that prints a number or a JSON object, or a function of the program's text that returns one."""
+    start: Path | None = None
+    """The first program; None begins with an empty one."""
+    best: Path | None = None
+    """Write the best program so far to this file."""
+    minimize: bool = False
+    """Whether lower scores are better."""
+    weights: Annotated[dict[str, float], BeforeValidator(_weights)] = {}
+    """Weights of the numbers in the scorer's JSON object; by default its "score"."""
+    seconds: float = Field(10.0, gt=0)
+    """Time limit of a run of the scorer."""
+    repeats: int | None = Field(None, ge=1)
+    """Runs of the scorer for each program. None: once, or five times if its scores differ between two runs."""
+
+
+class Optimize(Task):
+    """Input: a description of the wanted program. Output: the best program.
+
+    A thought is an edit of the program, which is then scored. The prompt shows the program, its score, and its error or
+    output. The value of a state is the score of its program, with a margin for noise; the answer is the best program on
+    the path to it.
+    """
+
+    name = "optimize"
+    thought = ("program",)
+    depth = 9
+    verdict = "scored"
+    search = "ab-mcts"
+    evaluator = "measured"
+    sampling: ClassVar[Mapping[str, Mapping[str, Any]]] = {"program": {"max_tokens": 1024}}
+    filters: ClassVar[Mapping[str, float]] = {"top_p": 0.95}
+
+    def __init__(self, **options: Any) -> None:
+        """Create the task; `OptimizeOptions` has the options. Raises OptionError for invalid ones."""
+        super().__init__()
+        chosen: OptimizeOptions = validated(OptimizeOptions, options, "task optimize")
+        folder = chosen.folder
+        score, start = chosen.score, chosen.start
+        if folder is not None:
+            score = folder / _SCORE if score is None else score
+            start = folder / _START if start is None and (folder / _START).exists() else start
+        if score is None:
+            raise OptionError("optimize needs a scorer: give --score score.py, or a folder with score.py")
+        self.options = chosen
+        self._start = None if start is None else _read(start)
+        others = [_DESCRIPTION, _START, _HELD_OUT, *([] if start is None else [start.name])]
+        is_script = isinstance(score, Path)
+        self._in_sandbox = is_script
+        self.scorer = Scorer(
+            _read(score) if isinstance(score, Path) else score,
+            files_beside(score, others) if isinstance(score, Path) and folder is not None else {},
+            chosen.weights,
+            chosen.seconds,
+            chosen.repeats,
+        )
+        self._saved: dict[str, float] = {}
+        """By question: the value of the program in the file `best`."""
+
+    def example(self) -> str:
+        """Return the folder's description."""
+        path = None if self.options.folder is None else self.options.folder / _DESCRIPTION
+        if path is None or not path.exists():
+            raise OptionError("say what the program should do: give a description, or a folder with task.md")
+        return _read(path)
+
+    def start(self, question: str) -> State:
+        """Return the root state with the scored start. Raises TaskError if the start fails."""
+        if self._in_sandbox:
+            confines()
+        state = super().start(question)
+        world = {"program": self._start, "scorer": self.scorer.digest}  # without the score, which may be noisy
+        if self._start is not None:
+            try:
+                region_of(self._start)
+            except EditError as error:
+                raise TaskError(f"the start is invalid: {error}") from None
+            scored = self.scorer.score(self._start)
+            if scored.score is None:
+                raise TaskError(f"the start can't be scored. {scored.text}")
+            self._save(state.question, self._start, self._value(scored) or 0.0)
+        return state.model_copy(update={"world": world})
+
+    def variables(self, state: State) -> dict[str, Any]:
+        program: str | None = _of(state).get("program")
+        scored = self._scored(state)
+        path: list[Any] = [thought.observation.data for thought in state.thoughts if thought.observation is not None]
+        return {
+            **super().variables(state),
+            "program": program and program.rstrip("\n"),
+            "partial": program is not None and region_of(program)[0] != "",
+            "score": _shown(scored.score),
+            "output": scored.text,
+            "parts": {name: _shown(value) for name, value in scored.parts.items()},
+            "scores": [_shown(one.get("score")) or "failed" for one in path],
+            "minimize": self.options.minimize,
+        }
+
+    def parse_thought(self, template: str, text: str) -> str | None:
+        return after_thinking(text).strip("\n") or None
+
+    async def act(self, state: State, thought: Thought) -> Observation | None:
+        """Score the program after an edit."""
+        program = self._after(state, thought)
+        if program is None:
+            return None
+        scored = await asyncio.get_running_loop().run_in_executor(pool(), self.scorer.score, program)
+        data = {"score": scored.score, "margin": scored.margin, "parts": scored.parts, "text": scored.text}
+        return Observation(text=f"Score: {_shown(scored.score) or 'failed'}\n{scored.text}".strip(), data=data)
+
+    def step(self, state: State, thought: Thought) -> State | None:
+        """Return the state after an edit; None if it can't be applied or changes nothing."""
+        program = self._after(state, thought)
+        if program is None or thought.observation is None:
+            return None
+        data: Any = thought.observation.data
+        world, best = {**data, "program": program}, self._best(state)
+        after = state.then(thought, world)
+        value = self.measured(after)
+        if value is not None and (best is None or value > best["value"]):
+            best = {"program": program, "value": value}
+            self._save(state.question, program, value)
+        return state.then(thought, {**world, "best": best})
+
+    def key(self, state: State) -> str:
+        return str(_of(state).get("program"))
+
+    def measured(self, state: State) -> float | None:
+        """Return the score at the worse end of its interval, negated if lower is better; None if the program failed."""
+        return self._value(self._scored(state))
+
+    def answer_at(self, state: State) -> str | None:
+        """Return the best program on the path."""
+        best = self._best(state)
+        return None if best is None else str(best["program"])
+
+    def score(self, answer: str | None, reference: Any) -> float:
+        """Return 1 if the program's score is at least as good as the reference, a number."""
+        scored = Scored() if answer is None else self.scorer.score(answer)
+        sign = -1 if self.options.minimize else 1
+        return float(scored.score is not None and sign * scored.score >= sign * float(reference))
+
+    def _after(self, state: State, thought: Thought) -> str | None:
+        program, reply = _of(state).get("program"), thought.text
+        try:
+            return edited(program, reply) if program else f"{written(reply)}\n"
+        except EditError as error:
+            log.debug("an edit was refused: %s", error)
+            return None
+
+    def _scored(self, state: State) -> Scored:
+        """Return the result of the state's program."""
+        world = _of(state)
+        if state.thoughts:
+            return Scored(world["score"], world["margin"], world["parts"], world["text"])
+        return Scored() if world["program"] is None else self.scorer.score(world["program"])
+
+    def _best(self, state: State) -> dict[str, Any] | None:
+        """Return the best program on the path, with its value; None if none works."""
+        if state.thoughts or (value := self.measured(state)) is None:
+            return _of(state).get("best")
+        return {"program": _of(state)["program"], "value": value}
+
+    def _value(self, scored: Scored) -> float | None:
+        if scored.score is None:
+            return None
+        return (-scored.score if self.options.minimize else scored.score) - scored.margin
+
+    def _save(self, question: str, program: str, value: float) -> None:
+        if self.options.best is None or value <= self._saved.get(question, float("-inf")):
+            return
+        self._saved[question] = value
+        try:
+            write_text(self.options.best, program)
+        except (OSError, TaskError) as error:
+            log.warning("the best program can't be written: %s", error)
+
+
+def _of(state: State) -> dict[str, Any]:
+    return state.world if isinstance(state.world, dict) else {}
+
+
+def _shown(score: float | None) -> str:
+    return "" if score is None else f"{score:.6g}"
+
+
+def _read(path: Path) -> str:
+    """Return a file's text. Raises OptionError if it can't be read."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"{path} can't be read: {error}") from None
+    if not text.strip():
+        raise OptionError(f"{path} is empty")
+    return text

@@ -1,0 +1,161 @@
+"""AB-MCTS: its choices have treequest's frequencies, and it finds good thoughts more often with a larger budget."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from scipy.stats import chi2_contingency
+
+from tot import Expand, State, Task, Thought
+from tot.search.ab_mcts import ABMCTS, _Run, scaled
+
+Built = Sequence[tuple[int, float]]
+"""The nodes of a tree, in order: parent (0 is the root) and score."""
+TREES: dict[str, Built] = {
+    "one child": [(0, 0.5)],
+    "one good child": [(0, 0.2), (0, 0.9), (0, 0.1)],
+    "deep": [(0, 0.2), (1, 0.5), (2, 0.8), (3, 0.9)],
+    "both": [(0, 0.3), (0, 0.6), (2, 0.7), (2, 0.2), (1, 0.9), (3, 1.0), (0, 0.0)],
+}
+
+
+class Hidden(Task):
+    """A tree whose thoughts are numbers; a thought's value is written in it."""
+
+    templates = {"thought": "", "value": "", "answer": ""}  # noqa: RUF012
+    depth = 99
+
+
+def ours(tree: Built, prior: Any, draws: int) -> Counter[int]:
+    """Count which node is expanded next."""
+    options = ABMCTS(prior=prior)
+    search = options.start(Hidden(), "?")
+    run = _Run(options, search)
+    for number, (parent, score) in enumerate(tree):
+        node = search.tree.add(search.tree[parent], Thought(parts={"thought": str(number)}))
+        node.value = score
+        run.observe(search.tree[parent], "generate", [node])
+    return Counter(run.select()[0].id for _ in range(draws))
+
+
+def theirs(tree: Built, prior: Any, draws: int) -> Counter[int]:
+    import numpy as np
+    from treequest import ABMCTSA
+
+    np.random.seed(7)  # the generator that scipy uses there
+    algorithm: Any = ABMCTSA(dist_type=prior)
+    state = algorithm.init_tree()
+    state.all_rewards_store["model"] = []
+    nodes = [state.tree.root]
+    for parent, score in tree:
+        state.thompson_states.get_or_create(nodes[parent], ["model"])
+        trial = state.trial_store.create_trial(nodes[parent], "model")
+        state = algorithm.tell(state, trial.trial_id, (str(score), score))
+        nodes.append(nodes[parent].children[-1])
+    _, trials = algorithm.ask_batch(state, draws, ["model"])
+    numbers = {node.expand_idx: number for number, node in enumerate(nodes)}
+    return Counter(numbers[trial.node_to_expand] for trial in trials)
+
+
+@pytest.mark.statistics
+@pytest.mark.parametrize("prior", ["gaussian", "beta"])
+@pytest.mark.parametrize("name", TREES)
+def test_choices_have_the_frequencies_of_treequest(name: str, prior: str) -> None:
+    counts = ours(TREES[name], prior, 10_000), theirs(TREES[name], prior, 10_000)
+    nodes = sorted({*counts[0], *counts[1]})
+    table = [[count[node] for node in nodes] for count in counts]
+    assert len(nodes) > 1
+    assert chi2_contingency(table).pvalue > 1e-3, dict(zip(nodes, zip(*table, strict=True), strict=True))
+
+
+def best_found(iterations: int, seed: int, value: Callable[[State], float], together: int = 1) -> float:
+    """Run a search on a synthetic tree. Return the best value that it has found."""
+    search = ABMCTS(iterations=iterations, together=together).start(Hidden(), "?", seed=seed)
+    rng = random.Random(seed)
+    while (step := search.ask()) is not None:
+        if isinstance(step, Expand):
+            search.tell([[f"{rng.random():.6f}"] for _ in step.nodes])
+        else:
+            search.tell([value(state) for state in step.states])
+    assert search.best.value is not None
+    assert search.best.value == max(node.value or 0.0 for node in search.tree)
+    return search.best.value
+
+
+def climbing(state: State) -> float:
+    """A noisy score that grows along good paths: each thought adds up to 0.2."""
+    return min(1.0, sum(0.2 * float(thought.text) for thought in state.thoughts))
+
+
+def flat(state: State) -> float:
+    return float(state.thoughts[-1].text)
+
+
+@pytest.mark.parametrize("value", [climbing, flat])
+def test_a_larger_budget_finds_better_thoughts(value: Callable[[State], float]) -> None:
+    found = [sum(best_found(n, seed, value) for seed in range(30)) / 30 for n in (4, 16, 64)]
+    assert found[0] < found[1] < found[2]
+
+
+def test_where_depth_pays_it_beats_sampling_at_the_root() -> None:
+    drafts = sum(max(climbing_draft(seed, i) for i in range(64)) for seed in range(30)) / 30
+    assert sum(best_found(64, seed, climbing) for seed in range(30)) / 30 > 2 * drafts
+
+
+def climbing_draft(seed: int, number: int) -> float:
+    return 0.2 * random.Random(f"{seed} {number}").random()
+
+
+@pytest.mark.parametrize("together", [1, 5, 100])
+def test_the_number_of_thoughts_is_limited(together: int) -> None:
+    search = ABMCTS(iterations=7, together=together).start(Hidden(), "?")
+    expanded, widest = 0, 0
+    while steps := search.pending():
+        widest = max(widest, len(steps))
+        step = steps[0]
+        if isinstance(step, Expand):
+            expanded += 1
+            search.tell([[str(expanded)] for _ in step.nodes], step=step)
+        else:
+            search.tell([0.5 for _ in step.nodes], step=step)
+    assert expanded == len(search.tree) - 1 == 7
+    assert widest == min(together, 7)
+
+
+def test_each_turn_of_a_node_has_a_number() -> None:
+    search = ABMCTS(iterations=6, together=2).start(Hidden(), "?")
+    turns: Counter[tuple[int, int]] = Counter()
+    while (step := search.ask()) is not None:
+        if isinstance(step, Expand):
+            turns[step.nodes[0].id, step.turn] += 1
+            search.tell([[f"{len(search.tree)}"]])
+        else:
+            search.tell([0.0])
+    assert set(turns.values()) == {1}
+    assert {turn for node, turn in turns if node == 0} == set(range(sum(node == 0 for node, _ in turns)))
+
+
+def test_failed_thoughts_count_as_the_worst_and_end_nothing() -> None:
+    search = ABMCTS(iterations=60, together=1).start(Hidden(), "?")
+    after: Counter[str] = Counter()
+    while (step := search.ask()) is not None:
+        if isinstance(step, Expand):
+            (state,) = step.states
+            after[state.thoughts[0].text if state.thoughts else "root"] += 1
+            works = not state.thoughts or state.thoughts[0].text == "good"
+            search.tell([["good" if len(search.tree) == 1 else f"bad {len(search.tree)}"] if works else []])
+        else:
+            search.tell([0.9 if "good" in state.text else None for state in step.states])
+    assert after.total() == 60
+    assert search.best.value == 0.9
+    assert after["good"] > after["root"]
+
+
+def test_values_outside_of_the_unit_interval_become_ranks() -> None:
+    assert scaled([0.2, 1.0, None]) == {0.2: 0.2, 1.0: 1.0, None: 0.0}
+    assert scaled([-5.0, -2.0, None, 300.0, -2.0]) == {-5.0: 1 / 3, -2.0: 2 / 3, 300.0: 1.0, None: 0.0}
+    assert scaled([]) == {None: 0.0}
