@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -12,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from tot.decoders.errors import OptionError, TaskError, validated
 from tot.decoders.files import write_text
+from tot.llm.seeds import derive
 from tot.sandbox import confines, pool
 from tot.task.task import Task
 from tot.tasks.edits import EditError, edited, region_of, written
@@ -65,12 +68,12 @@ class Optimize(Task):
     """
 
     name = "optimize"
-    thought = ("program",)
+    thought = ("edit",)
     depth = 9
     verdict = "scored"
     search = "ab-mcts"
     evaluator = "measured"
-    sampling: ClassVar[Mapping[str, Mapping[str, Any]]] = {"program": {"max_tokens": 1024}}
+    sampling: ClassVar[Mapping[str, Mapping[str, Any]]] = {"edit": {"max_tokens": 1024}}
     filters: ClassVar[Mapping[str, float]] = {"top_p": 0.95}
 
     def __init__(self, **options: Any) -> None:
@@ -96,6 +99,7 @@ class Optimize(Task):
             chosen.seconds,
             chosen.repeats,
         )
+        self.version = f"{self.scorer.digest} {derive(self._start or '', chosen.minimize):x}"
         self._saved: dict[str, float] = {}
         """By question: the value of the program in the file `best`."""
 
@@ -103,7 +107,7 @@ class Optimize(Task):
         """Return the folder's description."""
         path = None if self.options.folder is None else self.options.folder / _DESCRIPTION
         if path is None or not path.exists():
-            raise OptionError("say what the program should do: give a description, or a folder with task.md")
+            raise OptionError("the wanted program is not described: give a description, or a folder with task.md")
         return _read(path)
 
     def start(self, question: str) -> State:
@@ -111,7 +115,6 @@ class Optimize(Task):
         if self._in_sandbox:
             confines()
         state = super().start(question)
-        world = {"program": self._start, "scorer": self.scorer.digest}  # without the score, which may be noisy
         if self._start is not None:
             try:
                 region_of(self._start)
@@ -121,12 +124,10 @@ class Optimize(Task):
             if scored.score is None:
                 raise TaskError(f"the start can't be scored. {scored.text}")
             self._save(state.question, self._start, self._value(scored) or 0.0)
-        return state.model_copy(update={"world": world})
+        return state
 
     def variables(self, state: State) -> dict[str, Any]:
-        program: str | None = _of(state).get("program")
-        scored = self._scored(state)
-        path: list[Any] = [thought.observation.data for thought in state.thoughts if thought.observation is not None]
+        program, scored = self._last(state)
         return {
             **super().variables(state),
             "program": program and program.rstrip("\n"),
@@ -134,7 +135,7 @@ class Optimize(Task):
             "score": _shown(scored.score),
             "output": scored.text,
             "parts": {name: _shown(value) for name, value in scored.parts.items()},
-            "scores": [_shown(one.get("score")) or "failed" for one in path],
+            "scores": [_shown(one.score) or "failed" for _, one in self._path(state)],
             "minimize": self.options.minimize,
         }
 
@@ -142,39 +143,42 @@ class Optimize(Task):
         return after_thinking(text).strip("\n") or None
 
     async def act(self, state: State, thought: Thought) -> Observation | None:
-        """Score the program after an edit."""
-        program = self._after(state, thought)
-        if program is None:
+        """Score the program after an edit. Return None if the edit can't be applied or changes nothing."""
+        program, _ = self._last(state)
+        try:
+            program = edited(program, thought.text) if program else f"{written(thought.text)}\n"
+        except EditError as error:
+            log.debug("an edit was refused: %s", error)
             return None
         scored = await asyncio.get_running_loop().run_in_executor(pool(), self.scorer.score, program)
-        data = {"score": scored.score, "margin": scored.margin, "parts": scored.parts, "text": scored.text}
+        data: Any = {"program": program, **asdict(scored)}
         return Observation(text=f"Score: {_shown(scored.score) or 'failed'}\n{scored.text}".strip(), data=data)
 
     def step(self, state: State, thought: Thought) -> State | None:
-        """Return the state after an edit; None if it can't be applied or changes nothing."""
-        program = self._after(state, thought)
-        if program is None or thought.observation is None:
+        """Return the state after an edit; None if it was refused."""
+        if thought.observation is None:
             return None
-        data: Any = thought.observation.data
-        world, best = {**data, "program": program}, self._best(state)
-        after = state.then(thought, world)
-        value = self.measured(after)
-        if value is not None and (best is None or value > best["value"]):
-            best = {"program": program, "value": value}
+        after = state.then(thought)
+        value, program = self.measured(after), self.answer_at(after)
+        if value is not None and program is not None:
             self._save(state.question, program, value)
-        return state.then(thought, {**world, "best": best})
+        return after
 
     def key(self, state: State) -> str:
-        return str(_of(state).get("program"))
+        return str(self._last(state)[0])
+
+    def is_goal(self, state: State) -> bool:
+        """No program is known to be the best one."""
+        return False
 
     def measured(self, state: State) -> float | None:
         """Return the score at the worse end of its interval, negated if lower is better; None if the program failed."""
-        return self._value(self._scored(state))
+        return self._value(self._last(state)[1])
 
     def answer_at(self, state: State) -> str | None:
-        """Return the best program on the path."""
-        best = self._best(state)
-        return None if best is None else str(best["program"])
+        """Return the best program on the path; the first of equal ones."""
+        working = [(value, program) for program, one in self._path(state) if (value := self._value(one)) is not None]
+        return max(working, key=itemgetter(0))[1] if working else None
 
     def score(self, answer: str | None, reference: Any) -> float:
         """Return 1 if the program's score is at least as good as the reference, a number."""
@@ -182,26 +186,16 @@ class Optimize(Task):
         sign = -1 if self.options.minimize else 1
         return float(scored.score is not None and sign * scored.score >= sign * float(reference))
 
-    def _after(self, state: State, thought: Thought) -> str | None:
-        program, reply = _of(state).get("program"), thought.text
-        try:
-            return edited(program, reply) if program else f"{written(reply)}\n"
-        except EditError as error:
-            log.debug("an edit was refused: %s", error)
-            return None
+    def _path(self, state: State) -> list[tuple[str, Scored]]:
+        """Return the programs on the path, with their results."""
+        results: list[Any] = [one.observation.data for one in state.thoughts if one.observation is not None]
+        start = [] if self._start is None else [(self._start, self.scorer.score(self._start))]
+        return start + [(one["program"], Scored(**{k: v for k, v in one.items() if k != "program"})) for one in results]
 
-    def _scored(self, state: State) -> Scored:
-        """Return the result of the state's program."""
-        world = _of(state)
-        if state.thoughts:
-            return Scored(world["score"], world["margin"], world["parts"], world["text"])
-        return Scored() if world["program"] is None else self.scorer.score(world["program"])
-
-    def _best(self, state: State) -> dict[str, Any] | None:
-        """Return the best program on the path, with its value; None if none works."""
-        if state.thoughts or (value := self.measured(state)) is None:
-            return _of(state).get("best")
-        return {"program": _of(state)["program"], "value": value}
+    def _last(self, state: State) -> tuple[str | None, Scored]:
+        """Return the state's program and its result."""
+        path = self._path(state)
+        return path[-1] if path else (None, Scored())
 
     def _value(self, scored: Scored) -> float | None:
         if scored.score is None:
@@ -216,10 +210,6 @@ class Optimize(Task):
             write_text(self.options.best, program)
         except (OSError, TaskError) as error:
             log.warning("the best program can't be written: %s", error)
-
-
-def _of(state: State) -> dict[str, Any]:
-    return state.world if isinstance(state.world, dict) else {}
 
 
 def _shown(score: float | None) -> str:

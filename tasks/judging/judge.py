@@ -2,7 +2,7 @@
 
 It receives plain values from the candidate, and refers to other objects by number. It writes one JSON line per test:
 null for a pass, otherwise a description of the failure, from which a model can fix the program. The first line is for
-the program itself. After it, score.py has one line: what it printed, and the exception that ended it, if any.
+the program itself. After it, score.py has one line: its output, and the exception that ended it, if any.
 """
 
 from __future__ import annotations

@@ -74,19 +74,20 @@ def test_the_prompt_shows_the_program_its_score_and_its_error(folder: Path) -> N
     assert "Its score is -9; higher is better." in decoder.prompts[0]
     root = task.start(WANTED)
     failed = step(task, root, "def number():\n    return 1 / 0\n", {"score": None, "text": "The program failed: oh"})
-    (message,) = task.prompt("program", failed)
+    (message,) = task.prompt("edit", failed)
     assert "It failed:\n\nThe program failed: oh" in message.content
     better = step(task, root, "def number():\n    return 3\n", {"score": -7.0, "parts": {"score": -7.0, "time": 0.5}})
-    (message,) = task.prompt("program", step(task, better, "def number():\n    return 4\n", {"score": -6.0}))
+    (message,) = task.prompt("edit", step(task, better, "def number():\n    return 4\n", {"score": -6.0}))
     assert "Its score is -6; higher is better." in message.content
-    assert "Scores of the versions before it, in order: -7." in message.content
+    assert "Scores of the versions before it, in order: -9, -7." in message.content
 
 
 def step(task: Optimize, state: State, program: str, data: dict[str, Any]) -> State:
     from tot.tree.thought import Observation
 
-    observation = Observation(text="", data={"score": None, "margin": 0.0, "parts": {}, "text": "", **data})
-    thought = Thought(parts={"program": f"```python\n{program}```"}, observation=observation)
+    nothing: dict[str, Any] = {"program": program, "score": None, "margin": 0.0, "parts": {}, "text": ""}
+    observation = Observation(text="", data={**nothing, **data})
+    thought = Thought(parts={"edit": f"```python\n{program}```"}, observation=observation)
     after = task.step(state, thought)
     assert after is not None
     return after
@@ -207,7 +208,7 @@ def test_the_command_line(folder: Path, tmp_path: Path, capfd: pytest.CaptureFix
     for given in (["--score", str(folder / "score.py")], ["--score", str(folder / "a,b.py")]):
         assert main(["solve", "optimize", *given, *flags]) == 2
     err = capfd.readouterr().err
-    assert "say what the program should do" in err
+    assert "the wanted program is not described" in err
     assert "contains a comma" in err
 
 
@@ -218,3 +219,14 @@ def test_a_real_model_runs_the_loop(folder: Path, tmp_path: Path, smollm2: str) 
     start, score = str(folder / "start.py"), str(folder / "score.py")
     assert main(["solve", "optimize", WANTED, "--score", score, "--start", start, *flags]) == 0
     assert json.loads(out.read_text())["answer"]
+
+
+@pytest.mark.parametrize(
+    "search", ["refine:thoughts=2,depth=3", "best-of-n:samples=3", "bfs:thoughts=2", "mcts", "cot"]
+)
+def test_other_searches_return_their_best_program(folder: Path, search: str) -> None:
+    solution = run(Optimize(folder=folder), Numbers(3, 4, "1 / 0", 6, *range(-60, 0)), 0, search=search)
+    values = [node.value for node in solution.tree if node.value is not None]
+    assert solution.answer is not None
+    if values:
+        assert solution.answer == f"def number():\n    return {10 + int(max(values))}\n"

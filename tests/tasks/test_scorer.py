@@ -1,4 +1,4 @@
-"""Scorers: what they may print, and programs that crash, hang or cheat."""
+"""Scorers: valid and invalid output, and programs that crash, hang or cheat."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ import logging
 import math
 import random
 from abc import abstractmethod
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -159,8 +158,6 @@ class SearchState:
         self._keys: dict[int, Hashable] = {0: self.checked.key(root)}
         self._siblings: dict[tuple[int, Hashable], Node] = {}
         self._first_nodes: dict[Hashable, Node] = {self._keys[0]: self.tree.root}
-        self._turns: defaultdict[int, int] = defaultdict(int)
-        """By node: the next turn of expanding it."""
         self._finished = False
         self._branches = [Branch(options.steps(self))]
         """The branches that have not ended. The last one received results most recently."""
@@ -178,11 +175,7 @@ class SearchState:
                 if isinstance(step, Expand):
                     nodes = self._hooks.emit("on_select", self, list(step.nodes))
                     step = replace(step, nodes=tuple(nodes), states=tuple(map(self.tree.state, nodes)))
-                    if step.partial:
-                        self.requested.add(step)
-                    else:
-                        step = replace(step, turn=max((self._turns[node.id] for node in nodes), default=0))
-                        self._turns.update(dict.fromkeys((node.id for node in nodes), step.turn + 1))
+                    step = replace(step, turn=self.requested.add(step))
                 branch.step = step if step.nodes else None
         if self._finished:
             return []

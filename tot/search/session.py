@@ -31,7 +31,7 @@ from tot.search.steps import Evaluate, Expand, Step
 from tot.search.votes import Ballot, cast
 from tot.task.checked import user_code
 from tot.task.task import Task
-from tot.task.world import HasAnswer
+from tot.task.world import HasAnswer, HasMeasured
 from tot.tree.thought import after_thinking
 from tot.tree.tree import Node, ThoughtTree
 
@@ -106,6 +106,7 @@ class SearchSession:
             described = {name: _options_to_json(part) for name, part in parts.items()}
             about |= {"task": type(task).__name__, "filters": self.context.filters or None}
             about |= {"prompts": "chat"} if task.prompts == "chat" else {}
+            about |= {"version": task.version} if task.version else {}
             about["models"] = backend.models or None
             checkpoint.begin(self.tree.state(self.tree.root), described | about)
         self._changed(self)
@@ -246,9 +247,12 @@ class SearchSession:
 
     @property
     def candidates(self) -> list[Node]:
-        """The nodes whose answers vote, or the one to answer from."""
+        """The nodes whose answers vote, or the one to answer from. Where thoughts are measured, it is the best one."""
         search = self.search
         if search.options.aggregate == "best":
+            if isinstance(self.task, HasMeasured) and search.solved is None:
+                values = [(search.checked.measured(self.tree.state(node)), node) for node in (search.best, *self.tree)]
+                search.best = max(values, key=lambda pair: -math.inf if pair[0] is None else pair[0])[1]
             return [search.best]
         return search.complete() if search.solved is None else [search.solved]
 

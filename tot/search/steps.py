@@ -5,8 +5,9 @@ A step does not determine who executes it: a model, a table or a person.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tot.decoders.request import Purpose
 from tot.tree.thought import State
@@ -34,7 +35,7 @@ class Expand:
 
 @dataclass
 class Requested:
-    """The number of solutions or thoughts that `partial` steps have requested."""
+    """The thoughts that steps have requested: their number, for `partial` steps, and the turns of nodes."""
 
     unfinished: int = 0
     """Solutions whose results have not arrived."""
@@ -44,11 +45,19 @@ class Requested:
     """Solutions that the last step with new ones requested."""
     purpose: Purpose = "generate"
 
-    def add(self, step: Expand) -> None:
-        """Count the solutions of a step. Unfinished ones of another purpose are cancelled."""
+    turns: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+    """By node: how often it was expanded, apart from `partial` steps."""
+
+    def add(self, step: Expand) -> int:
+        """Count the solutions of a step. Unfinished ones of another purpose are cancelled. Return the step's turn."""
+        if not step.partial:
+            turn = max((self.turns[node.id] for node in step.nodes), default=0)
+            self.turns.update({node.id: turn + 1 for node in step.nodes})
+            return turn
         kept = self.unfinished if step.purpose == self.purpose else 0
         self.unfinished, self.purpose = kept + (step.count or 0), step.purpose
         self.together = step.count or self.together
+        return 0
 
     def receive(self, number: int) -> None:
         """Count results."""

@@ -91,6 +91,8 @@ class Task(World, Dataset):
     verdict: ClassVar[str] = "verified"
     """Word for an answer that `verify` accepts. Another word than the default stands for a check of a part, such as
     examples, after which the answer's certainty is not 1."""
+    version: str = ""
+    """Identifies the files that results depend on, such as a scorer. Only a run of the same version can be resumed."""
     search: ClassVar[str] = "bfs"
     """The default search, thought generator and state evaluator of `solve`, by name, with options after a colon:
     "mcts:iterations=20,exploration=2"."""
