@@ -24,8 +24,8 @@ from tot.tree.thought import Observation, State, Thought, after_thinking
 log = logging.getLogger(__name__)
 _DESCRIPTION, _START, _SCORE = "task.md", "start.py", "score.py"
 """Files of a folder with a task."""
-_HELD_OUT = "held_out.py"
-"""A scorer that the search must not see: `tot bench optimize` rates its result."""
+HELD_OUT, REFERENCE = "held_out.py", "reference.py"
+"""A scorer with other instances, and a known program, for `tot bench optimize`. Searches don't see them."""
 
 
 def _weights(given: Any) -> Any:
@@ -73,7 +73,7 @@ class Optimize(Task):
     verdict = "scored"
     search = "ab-mcts"
     evaluator = "measured"
-    sampling: ClassVar[Mapping[str, Mapping[str, Any]]] = {"edit": {"max_tokens": 1024}}
+    sampling: ClassVar[Mapping[str, Mapping[str, Any]]] = {"edit": {"max_tokens": 1024, "stop": ("\n```\n",)}}
     filters: ClassVar[Mapping[str, float]] = {"top_p": 0.95}
 
     def __init__(self, **options: Any) -> None:
@@ -89,7 +89,7 @@ class Optimize(Task):
             raise OptionError("optimize needs a scorer: give --score score.py, or a folder with score.py")
         self.options = chosen
         self._start = None if start is None else _read(start)
-        others = [_DESCRIPTION, _START, _HELD_OUT, *([] if start is None else [start.name])]
+        others = [_DESCRIPTION, _START, HELD_OUT, REFERENCE, *([] if start is None else [start.name])]
         is_script = isinstance(score, Path)
         self._in_sandbox = is_script
         self.scorer = Scorer(

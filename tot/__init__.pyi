@@ -43,6 +43,7 @@ from .search import ChainOfThought as ChainOfThought
 from .search import Refine as Refine
 from .search import Search as Search
 from .search import SelfConsistency as SelfConsistency
+from .search import SequentialHalving as SequentialHalving
 from .search.base import SearchState as SearchState
 from .search.checkpoint import Checkpoint as Checkpoint
 from .search.steps import Evaluate as Evaluate

@@ -255,6 +255,32 @@ class AnswersOptions(WaysOptions):
         return self
 
 
+class OptimizeOptions(BenchOptions):
+    """Compare searches for programs: scores on the search's instances and on others, at equal thoughts and tokens."""
+
+    problems: tuple[str, ...] = Field(
+        ("bin-packing", "traveling-salesman", "sorting-network"),
+        description="Comma-separated problems: names of shipped ones, or folders with score.py.",
+    )
+    maximize: bool = Field(False, description="Higher scores are better; they are costs for the shipped problems.")
+    way: list[str] = Field(
+        [
+            "best of n: search=best-of-n:samples=64",
+            "ab-mcts: search=ab-mcts:iterations=64",
+            "halving: search=halving:drafts=16,iterations=64",
+            "refine: search=refine:thoughts=9,depth=9",
+        ],
+        description="A way to search, as 'NAME: option=value; option=value', with options of tot solve. Repeat for "
+        "more; each is compared with the first.",
+    )
+    seeds: int = Field(5, ge=1, description="Searches of each way, with different seeds.")
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The options that identify a run: more seeds extend it."""
+        return self.model_dump(mode="json", exclude={"out", "markdown", "seeds"})
+
+
 class QualityOptions(WaysOptions):
     """Compare the accuracy and cost of ways to answer, and the AUROC of evaluators."""
 

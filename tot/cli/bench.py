@@ -17,6 +17,7 @@ BENCHES: dict[str, tuple[type[of.BenchOptions], str]] = {
     "decoders": (of.DecodersOptions, "decoders:run"),
     "fastcot": (of.FastCoTBench, "papers.fastcot:run"),
     "neighbours": (of.NeighboursOptions, "peers.neighbours:run"),
+    "optimize": (of.OptimizeOptions, "optimize:run"),
     "pdos": (of.PDOSBench, "papers.pdos:run"),
     "peers": (of.PeersOptions, "peers.peers:run"),
     "quality": (of.QualityOptions, "quality:run"),

@@ -6,6 +6,7 @@ from tot.search.baselines import Act, BestOfN, ChainOfThought
 from tot.search.best_first import BestFirst
 from tot.search.bfs import BFS
 from tot.search.dfs import DFS
+from tot.search.halving import SequentialHalving
 from tot.search.mcts import MCTS
 from tot.search.refine import Refine
 from tot.search.self_consistency import SelfConsistency
@@ -22,4 +23,5 @@ __all__ = [
     "Refine",
     "Search",
     "SelfConsistency",
+    "SequentialHalving",
 ]

@@ -160,7 +160,9 @@ print("torch" in sys.modules)
 
 def test_unknown_names_are_rejected_before_torch_is_imported(python: Any, rows: Path) -> None:
     out, err = python("-c", UNKNOWN).communicate(timeout=60)
-    searches = "unknown search 'nonsense': choose one of ab-mcts, act, best-first, best-of-n, bfs, cot, dfs, mcts, "
+    searches = (
+        "unknown search 'nonsense': choose one of ab-mcts, act, best-first, best-of-n, bfs, cot, dfs, halving, mcts, "
+    )
     decoders = "unknown decoder 'nonsense': choose one of ar, auto,"
     messages = [searches, "unknown generator ", "unknown evaluator ", decoders, decoders]
     messages = [*messages, *messages, "unknown task 'nonsense'", searches, searches]

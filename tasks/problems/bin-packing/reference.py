@@ -1,0 +1,5 @@
+"""best fit"""
+
+
+def priority(item, room):
+    return item - room
