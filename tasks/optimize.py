@@ -24,6 +24,8 @@ from tot.tree.thought import Observation, State, Thought, after_thinking
 log = logging.getLogger(__name__)
 _DESCRIPTION, _START, _SCORE = "task.md", "start.py", "score.py"
 """Files of a folder with a task."""
+_LONG = 80
+"""Lines of a program, or of its region, above which the model writes search/replace blocks."""
 HELD_OUT, REFERENCE = "held_out.py", "reference.py"
 """A scorer with other instances, and a known program, for `tot bench optimize`. Searches don't see them."""
 
@@ -132,6 +134,7 @@ class Optimize(Task):
             **super().variables(state),
             "program": program and program.rstrip("\n"),
             "partial": program is not None and region_of(program)[0] != "",
+            "long": program is not None and region_of(program)[1].count("\n") > _LONG,
             "score": _shown(scored.score),
             "output": scored.text,
             "parts": {name: _shown(value) for name, value in scored.parts.items()},

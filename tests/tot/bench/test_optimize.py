@@ -1,0 +1,143 @@
+"""`tot bench optimize`: the shipped problems, the table, and searches that resume."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tot.bench.optimize import described, run
+from tot.bench.options import OptimizeOptions
+from tot.cli.app import main
+from tot.decoders import Completion, LocalDecoder, Usage
+from tot.solver import solve
+from tot.tasks.optimize import Optimize
+from tot.tasks.scorer import Scorer
+
+pytestmark = pytest.mark.benches
+PROBLEMS = Path(__file__).parents[3] / "tasks" / "problems"
+
+
+def scored(problem: str, program: str, scorer: str = "score.py") -> float:
+    script = (PROBLEMS / problem / scorer).read_text()
+    result = Scorer(script, seconds=60, repeats=1).score((PROBLEMS / problem / program).read_text())
+    assert result.score is not None, result.text
+    return result.score
+
+
+@pytest.mark.parametrize(
+    ("problem", "start", "reference"),
+    [("bin-packing", 5.46, 4.82), ("traveling-salesman", 7.86, 7.86), ("sorting-network", 286, 205)],
+)
+def test_the_reference_is_at_least_as_good_as_the_start(problem: str, start: float, reference: float) -> None:
+    assert scored(problem, "start.py") == pytest.approx(start, abs=0.005)
+    assert scored(problem, "reference.py") == pytest.approx(reference, abs=0.005)
+
+
+@pytest.mark.parametrize("problem", ["bin-packing", "traveling-salesman"])
+def test_the_held_out_instances_differ(problem: str) -> None:
+    assert scored(problem, "start.py", "held_out.py") != scored(problem, "start.py")
+
+
+@pytest.mark.parametrize(
+    ("problem", "program", "reason"),
+    [
+        ("bin-packing", "def priority(item, room):\n    return None\n", "TypeError"),
+        (
+            "traveling-salesman",
+            "def next_city(position, start, cities):\n    return len(cities)\n",
+            "must return an index",
+        ),
+        ("sorting-network", "def network(n):\n    return []\n", "does not sort"),
+        ("sorting-network", "def network(n):\n    return [(1, 0)]\n", "a comparator is"),
+    ],
+)
+def test_invalid_programs_have_no_score(problem: str, program: str, reason: str) -> None:
+    result = Scorer((PROBLEMS / problem / "score.py").read_text()).score(program)
+    assert result.score is None
+    assert reason in result.text
+
+
+class Numbers:
+    """A decoder that writes programs which return the given numbers."""
+
+    def __init__(self, *numbers: object) -> None:
+        self._numbers = iter(numbers)
+
+    def generate(self, requests: Any) -> list[Completion]:
+        texts = [f"```python\ndef number():\n    return {next(self._numbers)}\n```" for _ in requests]
+        return [Completion(text, (), 0.0, "eos", Usage(new_tokens=5)) for text in texts]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A problem: a number close to 10."""
+    path = tmp_path / "ten"
+    path.mkdir()
+    (path / "task.md").write_text("Return a number close to 10.")
+    (path / "start.py").write_text("def number():\n    return 1\n")
+    (path / "reference.py").write_text("def number():\n    return 8\n")
+    (path / "score.py").write_text("from candidate import number\nprint(abs(10 - number()))\n")
+    (path / "held_out.py").write_text("from candidate import number\nprint(abs(11 - number()))\n")
+    return path
+
+
+def test_a_search_is_described_by_its_best_program(folder: Path) -> None:
+    task = Optimize(folder=folder, minimize=True)
+    decoder = Numbers(3, "1 / 0", 9, 9, 4)
+    solution = solve(task, task.example(), decoder=decoder, search="ab-mcts:iterations=5,together=1")
+    found = described(task, folder, solution)
+    assert (found["score"], found["held out"]) == (1.0, 2.0)
+    assert found["program"] == "def number():\n    return 9\n"
+    assert found["curve"][0] == [0, -9.0]
+    assert found["curve"][-1][1] == -1.0
+    assert found["thoughts"] == 5
+    assert found["failed"] >= 1
+    assert found["tokens"] == 25
+
+
+@pytest.mark.smoke
+def test_the_table_has_the_start_the_reference_and_all_ways(
+    folder: Path, tiny: Callable[[], LocalDecoder], tmp_path: Path
+) -> None:
+    model, out = tmp_path / "model", tmp_path / "numbers.json"
+    with tiny() as decoder:
+        decoder.model.save_pretrained(model)
+        decoder.tokenizer.save_pretrained(model)
+    ways = ["drafts: search=best-of-n:samples=2; max_tokens=8", "tree: search=ab-mcts:iterations=3; max_tokens=8"]
+    printed = [table_of(model, folder, ways, seeds, out) for seeds in (1, 2)]
+    assert "start" in printed[0]
+    assert "reference" in printed[0]
+    assert "minus drafts" in printed[0]
+    cells = json.loads(out.read_text())[str(folder)]["cells"]
+    assert [(cell["side"], cell["round"]) for cell in cells if cell["round"] == 0] == [("drafts", 0), ("tree", 0)]
+    assert len(cells) == 4  # the second run adds one seed
+    assert all(cell["score"] == 9.0 and cell["held out"] == 10.0 for cell in cells)  # the start
+
+
+def table_of(model: Path, folder: Path, ways: list[str], seeds: int, out: Path) -> str:
+    screen = StringIO()
+    options = OptimizeOptions(model=str(model), problems=(str(folder),), way=ways, seeds=seeds, out=out)
+    run(options, Console(file=screen, width=240))
+    return screen.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--problems", "knapsack"), "unknown problem 'knapsack': choose bin-packing, sorting-network, traveling-"),
+        (("--way", "search=bfs"), "can't be read: write 'NAME: option=value"),
+        (("--way", "a: search=bfs:width=2"), "option width"),
+        (("--seeds", "0"), "greater than or equal to 1"),
+    ],
+)
+def test_invalid_options_are_errors(
+    capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    assert main(["bench", "optimize", "--model", "none", *arguments]) == 2
+    assert message in capfd.readouterr().err
