@@ -72,7 +72,6 @@ class Optimize(Task):
     name = "optimize"
     thought = ("edit",)
     depth = 9
-    verdict = "scored"
     search = "ab-mcts"
     evaluator = "measured"
     sampling: ClassVar[Mapping[str, Mapping[str, Any]]] = {"edit": {"max_tokens": 1024, "stop": ("\n```\n",)}}

@@ -40,13 +40,11 @@ class Numbers:
 
     def generate(self, requests: Any) -> list[Completion]:
         self.prompts += [request.prompt[-1].content for request in requests]
-        return [
-            Completion(
-                f"```python\ndef number():\n    return {next(self._numbers)}\n```", (), 0.0, "eos", Usage(0, 0, 5)
-            )
-            for request in requests
-            for _ in range(request.sampling.n)
-        ]
+        return self.write(sum(request.sampling.n for request in requests))
+
+    def write(self, count: int = 1) -> list[Completion]:
+        texts = [f"```python\ndef number():\n    return {next(self._numbers)}\n```" for _ in range(count)]
+        return [Completion(text, (), 0.0, "eos", Usage(new_tokens=5)) for text in texts]
 
 
 def run(task: Any, decoder: Any, thoughts: int, **options: Any) -> Any:
@@ -184,6 +182,35 @@ def test_the_scorer_is_part_of_a_run(folder: Path, tmp_path: Path) -> None:
     (folder / "score.py").write_text(SCORE.replace("10", "11"))
     with pytest.raises(TaskError, match="holds another run"):
         run(Optimize(folder=folder), Numbers(6), 2, checkpoint=Checkpoint.resume(trace))
+
+
+class Seeded:
+    """A decoder whose programs depend on the seeds of their requests alone."""
+
+    def generate(self, requests: Any) -> list[Completion]:
+        seeds = [request.sampling.seed + i for request in requests for i in range(request.sampling.n)]
+        return [one for seed in seeds for one in Numbers(seed % 97 - 48 if seed % 7 else "1 / 0").write()]
+
+
+@pytest.mark.parametrize("search", ["ab-mcts:iterations=24,together=5", "halving:drafts=6,iterations=24"])
+def test_a_resumed_run_has_the_same_lineage(folder: Path, tmp_path: Path, search: str) -> None:
+    def lineage(solution: Any) -> list[tuple[int | None, float | None]]:
+        return [(node.parent, node.value) for node in solution.tree]
+
+    trace = tmp_path / "run.jsonl"
+    checkpoint = Checkpoint.create(trace)
+    whole = run(Optimize(folder=folder), Seeded(), 0, search=search, checkpoint=checkpoint, reproducible=True)
+    checkpoint.close()
+    lines = trace.read_text().splitlines()
+    assert len(lineage(whole)) > 12
+    assert max(node.depth for node in whole.tree) > 1
+    for kept in (3, len(lines) // 2, len(lines) - 1):
+        trace.write_text("\n".join(lines[:kept]) + "\n")
+        checkpoint = Checkpoint.resume(trace)
+        again = run(Optimize(folder=folder), Seeded(), 0, search=search, checkpoint=checkpoint, reproducible=True)
+        checkpoint.close()
+        assert lineage(again) == lineage(whole)
+        assert again.answer == whole.answer
 
 
 def test_a_disk_that_fills_ends_no_search(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
