@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from operator import itemgetter
@@ -91,8 +92,6 @@ class Optimize(Task):
         self.options = chosen
         self._start = None if start is None else _read(start)
         others = [_DESCRIPTION, _START, HELD_OUT, REFERENCE, *([] if start is None else [start.name])]
-        is_script = isinstance(score, Path)
-        self._in_sandbox = is_script
         self.scorer = Scorer(
             _read(score) if isinstance(score, Path) else score,
             files_beside(score, others) if isinstance(score, Path) and folder is not None else {},
@@ -113,7 +112,7 @@ class Optimize(Task):
 
     def start(self, question: str) -> State:
         """Return the root state with the scored start. Raises TaskError if the start fails."""
-        if self._in_sandbox:
+        if not callable(self.scorer.source):
             confines()
         state = super().start(question)
         if self._start is not None:
@@ -124,7 +123,7 @@ class Optimize(Task):
             scored = self.scorer.score(self._start)
             if scored.score is None:
                 raise TaskError(f"the start can't be scored. {scored.text}")
-            self._save(state.question, self._start, self._value(scored) or 0.0)
+            self._save(state)
         return state
 
     def variables(self, state: State) -> dict[str, Any]:
@@ -161,9 +160,7 @@ class Optimize(Task):
         if thought.observation is None:
             return None
         after = state.then(thought)
-        value, program = self.measured(after), self.answer_at(after)
-        if value is not None and program is not None:
-            self._save(state.question, program, value)
+        self._save(after)
         return after
 
     def key(self, state: State) -> str:
@@ -175,7 +172,8 @@ class Optimize(Task):
 
     def measured(self, state: State) -> float | None:
         """Return the score at the worse end of its interval, negated if lower is better; None if the program failed."""
-        return self._value(self._last(state)[1])
+        refused = state.thoughts and state.thoughts[-1].observation is None
+        return None if refused else self._value(self._last(state)[1])
 
     def answer_at(self, state: State) -> str | None:
         """Return the best program on the path; the first of equal ones."""
@@ -204,12 +202,15 @@ class Optimize(Task):
             return None
         return (-scored.score if self.options.minimize else scored.score) - scored.margin
 
-    def _save(self, question: str, program: str, value: float) -> None:
-        if self.options.best is None or value <= self._saved.get(question, float("-inf")):
+    def _save(self, state: State) -> None:
+        """Write the state's program to the file `best` if it is the best one so far."""
+        (program, scored), question = self._last(state), state.question
+        value = self._value(scored)
+        if self.options.best is None or value is None or value <= self._saved.get(question, -math.inf):
             return
         self._saved[question] = value
         try:
-            write_text(self.options.best, program)
+            write_text(self.options.best, str(program))
         except (OSError, TaskError) as error:
             log.warning("the best program can't be written: %s", error)
 

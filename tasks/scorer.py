@@ -89,7 +89,7 @@ class Scorer:
         scores = [run.score for run in runs if run.score is not None]
         if len(scores) < len(runs):
             return next(run for run in runs if run.score is None)
-        margin = 1.96 * stdev(scores) / math.sqrt(len(scores)) if len(scores) > 1 else 0.0
+        margin = _margin(scores) if len(set(scores)) > 1 else 0.0
         parts = {name: fmean(run.parts[name] for run in runs if name in run.parts) for name in runs[0].parts}
         return Scored(fmean(scores), margin, parts, runs[0].text)
 
@@ -137,6 +137,13 @@ class Scorer:
         if not math.isfinite(result):
             return Scored(text=f"The score is {result}: it must be finite.")
         return Scored(float(result), 0.0, {name: float(value) for name, value in parts.items()}, text)
+
+
+def _margin(scores: Sequence[float]) -> float:
+    """Return half the width of the 95% interval of the mean (Student's t)."""
+    from scipy.stats import t  # takes a second
+
+    return float(t.ppf(0.975, len(scores) - 1)) * stdev(scores) / math.sqrt(len(scores))
 
 
 def _is_number(value: Any) -> bool:

@@ -9,6 +9,7 @@ import builtins
 import os
 import sys
 import traceback
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
@@ -62,6 +63,8 @@ def main() -> None:
     with os.fdopen(3, "rb") as requests, os.fdopen(4, "wb") as answers:
 
         def say(value: Any) -> None:
+            with suppress(Exception):  # the program may have replaced it
+                sys.stdout.flush()
             answers.write(pack(value, objects.name).encode() + b"\n")
             answers.flush()
 

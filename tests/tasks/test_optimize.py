@@ -97,6 +97,12 @@ def test_edits_that_change_nothing_are_refused(folder: Path) -> None:
     assert solution.tree.root.rejected == 2
 
 
+def test_refused_drafts_have_no_value(folder: Path) -> None:
+    solution = run(Optimize(folder=folder), Numbers(1, 4, 1), 0, search="best-of-n:samples=3")
+    assert sorted(node.value or 0 for node in solution.tree if node.parent is not None) == [-6.0, 0, 0]
+    assert solution.answer == "def number():\n    return 4\n"
+
+
 def test_lower_scores_can_be_better(folder: Path) -> None:
     (folder / "score.py").write_text(SCORE.replace("-abs", "abs"))
     decoder = Numbers(50, 8, 0)
