@@ -36,11 +36,20 @@ def riddle() -> Any:
     return type("Short", (example("A task", "Riddle"),), {"depth": 2})
 
 
-def test_there_are_seven_examples_of_at_most_twelve_lines() -> None:
-    parts = ["A task", "Acting", "A generator", "An evaluator", "A search", "A decoder", "A decoding method"]
+def test_the_examples_are_short() -> None:
+    parts = [
+        "A task",
+        "Acting",
+        "A generator",
+        "A generator with two models",
+        "An evaluator",
+        "A search",
+        "A decoder",
+        "A decoding method",
+    ]
     assert list(EXAMPLES) == parts
     lines = {kind: sum(1 for line in code.splitlines() if line.strip()) for kind, code in EXAMPLES.items()}
-    assert {kind: count for kind, count in lines.items() if count > 12} == {}
+    assert {kind: count for kind, count in lines.items() if count > 16} == {}
 
 
 def test_the_task(riddle: Any, scripted: Any) -> None:
@@ -60,6 +69,23 @@ def test_the_generator(riddle: Any, scripted: Any) -> None:
     assert solve(riddle, "keys?", decoder=decoder, **options).answer == "Piano"
     sampling = decoder.requests[0].sampling
     assert (sampling.n, sampling.temperature) == (2, 0.2)
+
+
+@pytest.mark.parametrize(("threshold", "by_large"), [(-100.0, False), (0.0, True)])
+def test_the_generator_with_two_models(threshold: float, by_large: bool, tiny: Any) -> None:
+    generator = example("A generator with two models", "SmallFirst")(threshold=threshold)
+    with tiny() as small, tiny() as large:
+        solution = solve(
+            "gsm8k",
+            "How many?",
+            decoder={"generate": small, "evaluate": small, "answer": small, "escalate": large},
+            search="act:depth=3",
+            generator=generator,
+            prompts="chat",
+            max_tokens=6,
+        )
+        assert large.engine.forwards > 0
+        assert any(call.purpose == "escalate" for calls in solution.tree.calls.values() for call in calls) == by_large
 
 
 def test_the_evaluator(riddle: Any, scripted: Any) -> None:
