@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from operator import itemgetter
 from pathlib import Path
@@ -27,6 +27,14 @@ _DESCRIPTION, _START, _SCORE = "task.md", "start.py", "score.py"
 """Files of a folder with a task."""
 _LONG = 80
 """Lines of a program, or of its region, above which the model writes search/replace blocks."""
+_HINTS = (
+    "Change one number of the program, or replace it by a formula.",
+    "Add a special case: an `if` for one situation in which another rule is better.",
+    "Add a second criterion, with a weight.",
+    "Replace a formula by a different one, such as a power, a ratio, or a step at a threshold.",
+    "Think of the situation in which the program decides worst, and change its decision there alone.",
+    "Replace the whole idea of the program by a better one.",
+)
 HELD_OUT, REFERENCE = "held_out.py", "reference.py"
 """A scorer with other instances, and a known program, for `tot bench optimize`. Searches don't see them."""
 
@@ -139,6 +147,10 @@ class Optimize(Task):
             "scores": [_shown(one.score) or "failed" for _, one in self._path(state)],
             "minimize": self.options.minimize,
         }
+
+    def hints(self, state: State) -> Sequence[str]:
+        """Return kinds of changes for a program that works: otherwise small models write the same few programs."""
+        return _HINTS if self._last(state)[1].score is not None else ()
 
     def parse_thought(self, template: str, text: str) -> str | None:
         return after_thinking(text).strip("\n") or None

@@ -57,7 +57,8 @@ async def write(
     """Complete every proposal's thought with `templates`, one after another.
 
     The last template is sampled `samples` times, and the most frequent answer is chosen. Empty proposals of a node have
-    the same first prompt and share one request. `first_call` is the number of the first request with a template.
+    the same first prompt and share one request, unless the task has `hints`. `first_call` is the number of the first
+    request with a template.
     """
 
     async def extend(call: int, group: Sequence[Proposal], template: str, repeats: int) -> None:
@@ -65,13 +66,19 @@ async def write(
         if begun is None:
             return
         n = len(group) * repeats
-        replies = await ctx.ask(template, node, n, temperature=temperature, call=call, begun=begun)
+        about = ctx.random("hint", ctx.tree.place(node), ctx.turn, call).choice(hints) if hints else ""
+        replies = await ctx.ask(template, node, n, temperature=temperature, call=call, begun=begun, about=about)
         for i, proposal in enumerate(group):
             _extend(ctx, proposal, template, replies[i * repeats : (i + 1) * repeats])
 
+    hints = ctx.task.hints(ctx.state(node))
     for template in templates:
         repeats = samples if template == templates[-1] else 1
-        shared = bool(proposals) and all(one.thought is not None and not one.thought.parts for one in proposals)
+        shared = (
+            bool(proposals)
+            and not hints
+            and all(one.thought is not None and not one.thought.parts for one in proposals)
+        )
         groups = [proposals] if shared else [[proposal] for proposal in proposals]
         await ctx.each(list(enumerate(groups, first_call)), lambda item: extend(*item, template, repeats))  # noqa: B023 - awaited
     return proposals

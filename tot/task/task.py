@@ -186,6 +186,13 @@ class Task(World, Dataset):
         """
         return ()
 
+    def hints(self, state: State) -> Sequence[str]:
+        """Return directions for the next thought: one of them, chosen by the seed, is appended to each prompt.
+
+        They make samples differ. The default is empty.
+        """
+        return ()
+
     def data(self, name: str) -> Any:
         """Return the JSON file `name` from the task's template folder. Raises TaskError if it is missing."""
         return self._templates.data(name)
