@@ -314,7 +314,7 @@ class Capitals(Sample):
 
 @pytest.mark.parametrize(("generator", "evaluator"), [(Capitals(), "heuristic"), (Sample(), Compares())])
 def test_own_generators_and_comparisons_get_all_drafts_at_once(scripted: Any, generator: Any, evaluator: Any) -> None:
-    decoder = scripted({"try q": ["cow", "cat", "dog"]})
+    decoder = scripted({"try q": ["cow", "cow", "cat", "dog"]})  # the second request has another seed
     options = {"search": Refine(thoughts=3), "generator": generator, "evaluator": evaluator}
     assert solve(Spell, "q", decoder=decoder, **options).answer == "dog"
     assert [request.sampling.n for request in decoder.requests] == [1, 3]

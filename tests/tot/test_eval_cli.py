@@ -266,7 +266,10 @@ def test_eval_accepts_every_search_option_of_solve(tot: Any) -> None:
     flags = [
         set(re.findall(r"^ +(--[a-z-]+)", tot(command, "--help")[1], re.MULTILINE)) for command in ("solve", "eval")
     ]
-    assert flags[0] - flags[1] == {"--row", "--json", "--live", "--overwrite", "--profile", "--profile-out"}
+    of_optimize = {"--score", "--start", "--best"}
+    assert (
+        flags[0] - flags[1] == {"--row", "--json", "--live", "--overwrite", "--profile", "--profile-out"} | of_optimize
+    )
 
 
 @pytest.mark.processes

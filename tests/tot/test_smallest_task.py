@@ -22,6 +22,8 @@ IN_SHORT = {
     "bfs": "bfs:thoughts=2,breadth=1,depth=2",
     "dfs": "dfs:thoughts=2,depth=2",
     "best-first": "best-first:thoughts=2,depth=2",
+    "ab-mcts": "ab-mcts:iterations=2,depth=2",
+    "halving": "halving:drafts=2,iterations=3,depth=3",
     "mcts": "mcts:thoughts=2,depth=2,iterations=1",
     "refine": "refine:thoughts=2,depth=2",
     "rap": "rap:thoughts=2,depth=2,iterations=1",
@@ -69,6 +71,8 @@ def lacking(search: str, generator: str, evaluator: str) -> str | None:
         return "task Riddle has no `actions` to enumerate: define it, or sample thoughts"
     if evaluator == "heuristic" and search not in UNJUDGED:
         return "task Riddle has no `heuristic`: define it, or choose another evaluator"
+    if evaluator == "measured" and search not in UNJUDGED:
+        return "task Riddle has no `measured`: define it, or choose another evaluator"
     if evaluator == "confidence" and search in ("refine", "best-of-n"):
         return "whole solutions of .* have no confidence: choose another evaluator, such as evaluator='vote'"
     if evaluator == "confidence" and search not in UNJUDGED:
