@@ -154,7 +154,7 @@ def _statements(value: Any, field: str) -> list[str]:
 
 def _helpers(prompt: str, name: str) -> str:
     """Return the prompt's functions other than `name`, with its imports; "" if there are no other functions."""
-    tree = _parsed(prompt)
+    tree = parsed(prompt)
     statements = tree.body if isinstance(tree, ast.Module) else []
     functions = [node for node in statements if isinstance(node, ast.FunctionDef) and node.name != name]
     imports = [node for node in statements if isinstance(node, ast.Import | ast.ImportFrom)]
@@ -177,7 +177,7 @@ def program_in(reply: str) -> str:
     if candidates and (opens or not _defines(_code_in(reply))):  # otherwise the only fence ends the code before it
         return _tidy("\n".join(candidates))
     if not blocks:
-        return _tidy(reply if _parsed(reply) is not None else _code_in(reply))
+        return _tidy(reply if parsed(reply) is not None else _code_in(reply))
     return "" if (code := _code_in(reply)) == reply else _tidy(code)
 
 
@@ -196,7 +196,7 @@ def _blocks(reply: str) -> Iterator[tuple[str, str]]:
         rest = [text.strip(" \t").removeprefix(mark).removeprefix(" ") if mark else text for text in lines]
         ends = [i for i, text in enumerate(rest) if _closes(text, opened["fence"])]
         candidates = ends[:_TRIES]
-        parsable = (end for end in candidates if _parsed(dedent("\n".join(rest[:end]))) is not None)
+        parsable = (end for end in candidates if parsed(dedent("\n".join(rest[:end]))) is not None)
         end = next(parsable, candidates[0] if candidates else len(rest))
         yield opened["kind"], "\n".join(rest[:end]) + "\n"
         lines = iter(rest[end + 1 :])
@@ -219,7 +219,7 @@ def _code_in(text: str) -> str:
     for first in dict.fromkeys((0, start)):
         for end in range(len(lines), max(first, len(lines) - _TRIES), -1):
             code = dedent("\n".join(lines[first:end]))
-            if (tree := _parsed(code)) is not None and _is_code(tree):
+            if (tree := parsed(code)) is not None and _is_code(tree):
                 return code
     return text
 
@@ -229,7 +229,7 @@ def _is_code(tree: ast.AST) -> bool:
 
 
 def _defines(program: str) -> bool:
-    tree = _parsed(program)
+    tree = parsed(program)
     return isinstance(tree, ast.Module) and any(
         isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign)
         and (not isinstance(node, ast.Assign) or isinstance(node.value, ast.Lambda))
@@ -243,7 +243,7 @@ def examples(question: str) -> tuple[str, ...]:
     They come from its asserts, its doctests, and lines such as `f(1) ➞ 2` that call its last function.
     """
     lines = [line.strip() for line in question.splitlines()]
-    imports = "".join(f"{line}\n" for line in lines if line.startswith("import ") and _parsed(line) is not None)
+    imports = "".join(f"{line}\n" for line in lines if line.startswith("import ") and parsed(line) is not None)
     tests = [f"{imports}{test}" for test in _asserts(question)]
     names = re.findall(r"^def\s+(\w+)", question, re.MULTILINE)
     if names:
@@ -259,7 +259,7 @@ def _asserts(question: str) -> Iterator[str]:
         alone = re.sub(r"[\s;,.`]*(?:\band)?\s*$", "", question[start:following].split("\n")[0])
         ends = [line, alone, line.partition("`")[0], *("\n".join([line, *more[:i]]) for i in range(1, len(more) + 1))]
         for text in ends:
-            tree = _parsed(text)
+            tree = parsed(text)
             match tree:
                 case ast.Module(body=[ast.Assert(test=test)]) if any(
                     isinstance(node, ast.Call) for node in ast.walk(test)
@@ -288,7 +288,7 @@ def _calls(question: str, name: str) -> Iterator[tuple[str, str]]:
     for line in question.splitlines():
         for start in (match.start() for match in re.finditer(rf"(?<![\w.]){name}\(", line)):
             ends = (i + 1 for i in range(start, len(line)) if line[i] == ")")
-            end = next((end for end in ends if _parsed(line[start:end], "eval") is not None), None)
+            end = next((end for end in ends if parsed(line[start:end], "eval") is not None), None)
             arrow = None if end is None else _RESULT.match(line, end)
             if arrow is None or not _calls_only(line[start:end], name):
                 continue
@@ -299,7 +299,7 @@ def _calls(question: str, name: str) -> Iterator[tuple[str, str]]:
 
 def _calls_only(call: str, name: str) -> bool:
     """Return True if this function is the only name in an expression."""
-    tree = _parsed(call, "eval")
+    tree = parsed(call, "eval")
     return tree is not None and {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} == {name}
 
 
@@ -317,12 +317,13 @@ def _literal(text: str) -> str | None:
 
 
 def _uncommented(call: str) -> str:
-    tree = _parsed(call, "eval")
+    tree = parsed(call, "eval")
     source = ast.get_source_segment(call, tree.body) if isinstance(tree, ast.Expression) else None
     return call if source is None else source
 
 
-def _parsed(text: str, mode: str = "exec") -> ast.AST | None:
+def parsed(text: str, mode: str = "exec") -> ast.AST | None:
+    """Return the syntax tree of Python code; None if it can't be parsed."""
     try:
         return ast.parse(text, mode=mode)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -334,9 +335,9 @@ def whole(question: str, program: str) -> str:
 
     A program that is only a function body becomes the body of the question's function.
     """
-    if _parsed(question) is None:
+    if parsed(question) is None:
         return f"{program}\n"
-    tree = _parsed(dedent(program))
+    tree = parsed(dedent(program))
     statements = tree.body if isinstance(tree, ast.Module) else []
     if any(isinstance(node, ast.Return) for statement in statements for node in _walk_outside(statement)):
         return f"{question.rstrip()}\n{indent(dedent(program), '    ')}\n"

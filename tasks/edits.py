@@ -16,7 +16,7 @@ import ast
 import re
 from textwrap import dedent, indent
 
-from tot.tasks.code import program_in
+from tot.tasks.code import parsed, program_in
 
 _BEGIN, _END = (re.compile(rf"^[ \t]*#[ \t]*tot:[ \t]*{mark}[ \t]*$", re.MULTILINE) for mark in ("begin", "end"))
 _BLOCK = re.compile(
@@ -62,19 +62,12 @@ def written(reply: str) -> str:
     """Return the program in a reply. Raises EditError if it contains none."""
     program = program_in(reply)
     if "```" not in reply and "~~~" not in reply:
-        tree = _parsed(program)
-        if tree is None or all(isinstance(statement, ast.Expr) for statement in tree.body):
+        tree = parsed(program)
+        if not isinstance(tree, ast.Module) or all(isinstance(statement, ast.Expr) for statement in tree.body):
             program = ""
     if not program.strip():
         raise EditError("the reply contains no Python")
     return program
-
-
-def _parsed(program: str) -> ast.Module | None:
-    try:
-        return ast.parse(program)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
 
 
 def _replaced(region: str, reply: str) -> str:
@@ -106,9 +99,8 @@ def _region_in(new: str, before: str, region: str) -> str:
 
 def _body(program: str, names: list[str]) -> str | None:
     """Return the body of the function of that name, without its docstring; None if there is no such function."""
-    tree = _parsed(program)
-    functions = [] if tree is None else [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    function = next((one for one in functions if one.name in names), None)
+    nodes = ast.walk(parsed(program) or ast.Module([], []))
+    function = next((one for one in nodes if isinstance(one, ast.FunctionDef) and one.name in names), None)
     if function is None:
         return None
     body = function.body[1:] if ast.get_docstring(function, clean=False) is not None else function.body

@@ -35,8 +35,8 @@ _HINTS = (
     "Think of the situation in which the program decides worst, and change its decision there alone.",
     "Replace the whole idea of the program by a better one.",
 )
-HELD_OUT, REFERENCE = "held_out.py", "reference.py"
-"""A scorer with other instances, and a known program, for `tot bench optimize`. Searches don't see them."""
+INSTANCES, HELD_OUT, REFERENCE = "instances.py", "held_out.py", "reference.py"
+"""The scorer's instances; and for `tot bench optimize` alone, others that replace them, and a known program."""
 
 
 def _weights(given: Any) -> Any:

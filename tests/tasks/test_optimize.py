@@ -254,12 +254,25 @@ def test_a_real_model_runs_the_loop(folder: Path, tmp_path: Path, smollm2: str) 
     assert json.loads(out.read_text())["answer"]
 
 
-@pytest.mark.parametrize(
-    "search", ["refine:thoughts=2,depth=3", "best-of-n:samples=3", "bfs:thoughts=2", "mcts", "cot"]
-)
+@pytest.mark.parametrize("search", ["refine:thoughts=2,depth=3", "best-of-n:samples=3", "bfs:thoughts=2", "mcts"])
 def test_other_searches_return_their_best_program(folder: Path, search: str) -> None:
     solution = run(Optimize(folder=folder), Numbers(3, 4, "1 / 0", 6, *range(-60, 0)), 0, search=search)
     values = [node.value for node in solution.tree if node.value is not None]
-    assert solution.answer is not None
-    if values:
-        assert solution.answer == f"def number():\n    return {10 + int(max(values))}\n"
+    assert solution.answer == f"def number():\n    return {10 + int(max(values))}\n"
+
+
+def test_one_program_is_compared_with_the_start(folder: Path) -> None:
+    for number, best in ((3, 3), (30, 1)):
+        answer = run(Optimize(folder=folder), Numbers(number), 0, search="cot").answer
+        assert answer == f"def number():\n    return {best}\n"
+
+
+def test_looking_at_a_running_search_does_not_change_it(folder: Path) -> None:
+    def watch(session: Any) -> None:
+        before = session.search.best.id
+        seen.append((before, session.candidates[0].id, session.search.best.id))
+
+    seen: list[tuple[int, int, int]] = []
+    run(Optimize(folder=folder), Numbers(9, 50, 60, 4, *range(20, 60)), 0, search="act:depth=4", watch=watch)
+    assert len(seen) > 3
+    assert all(before == shown == after for before, shown, after in seen)

@@ -1,7 +1,7 @@
 """`tot bench optimize`: searches for programs side by side, from the same start, with the same model and budget.
 
 Each round is a seed. The scorer of the search rates its best program, and so does one with other instances that the
-search has not seen (`held_out.py`), where a problem has it.
+search has not seen: where a problem has `held_out.py`, it replaces `instances.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
-from importlib.resources import as_file, files
+from importlib.resources import as_file
+from importlib.resources import files as resources
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -29,7 +30,7 @@ from tot.evaluation.estimate import bootstrap
 from tot.registry import load_task
 from tot.running import run_to_end
 from tot.solver import Solution, asolve
-from tot.tasks.optimize import HELD_OUT, REFERENCE, Optimize
+from tot.tasks.optimize import HELD_OUT, INSTANCES, REFERENCE, Optimize
 from tot.tasks.scorer import Scorer
 
 SEEDED = 1000
@@ -53,13 +54,16 @@ def run(asked: OptimizeOptions, console: Console) -> None:
             folder = _folder(problem, stack)
             task = load_task(f"optimize:folder={folder},minimize={str(not asked.maximize).lower()}")
             assert isinstance(task, Optimize)
-            sides = [Side(name, partial(_searched, task, folder, config, decoders)) for name, config in configs.items()]
+            held_out = held_out_of(task, folder)
+            sides = [
+                Side(name, partial(_searched, task, held_out, config, decoders)) for name, config in configs.items()
+            ]
             bench.compare(
                 problem,
                 sides,
                 lambda _, turn: SEEDED * turn,
                 rounds=asked.seeds,
-                table=partial(table, task=task, folder=folder, title=f"{problem}, {asked.model}"),
+                table=partial(table, task=task, held_out=held_out, folder=folder, title=f"{problem}, {asked.model}"),
             )
 
 
@@ -67,7 +71,7 @@ def _folder(problem: str, stack: ExitStack) -> Path:
     """Return the folder of a problem: a path, or the name of a shipped one."""
     if (Path(problem) / "score.py").is_file():
         return Path(problem)
-    shipped = files("tot.tasks") / "problems"
+    shipped = resources("tot.tasks") / "problems"
     names = sorted(one.name for one in shipped.iterdir() if (one / "score.py").is_file())
     if problem not in names:
         raise OptionError(f"unknown problem {problem!r}: choose {', '.join(names)}, or a folder with score.py")
@@ -75,17 +79,17 @@ def _folder(problem: str, stack: ExitStack) -> Path:
 
 
 def _searched(
-    task: Optimize, folder: Path, config: SearchConfig, decoders: Sequence[LocalDecoder], seed: int
+    task: Optimize, held_out: Scorer | None, config: SearchConfig, decoders: Sequence[LocalDecoder], seed: int
 ) -> Measured:
     """Search with an empty cache. The models stay open."""
     for decoder in decoders:
         forget(decoder)
     seeded = config.model_copy(update={"seed": seed})
     seconds, solution = timed(lambda: run_to_end(asolve(task, task.example(), seeded)))
-    return {"seconds": seconds, **described(task, folder, solution)}
+    return {"seconds": seconds, **described(task, held_out, solution)}
 
 
-def described(task: Optimize, folder: Path, solution: Solution) -> Measured:
+def described(task: Optimize, held_out: Scorer | None, solution: Solution) -> Measured:
     """Return the result of a search: its best program, the scores, and the best score by new tokens."""
     tree = solution.tree
     nodes = [node for node in tree if node.parent is not None]
@@ -98,30 +102,32 @@ def described(task: Optimize, folder: Path, solution: Solution) -> Measured:
         if value is not None and (best is None or value > best):
             best = value
             curve.append([tokens, value])
-    deepest = max((node.depth for node in nodes if task.measured(tree.state(node)) == best), default=0)
     rejected = sum(node.rejected + node.merged + node.parse_failures for node in tree)
     return {
         "program": solution.answer,
         "score": _score(task.scorer, solution.answer),
-        "held out": _score(_held_out(folder, task.scorer), solution.answer),
+        "held out": _score(held_out, solution.answer),
         "curve": curve,
         "tokens": solution.usage.new_tokens,
         "thoughts": len(nodes) + rejected,
         "failed": failed + rejected,
-        "depth": deepest,
     }
 
 
-def _held_out(folder: Path, scorer: Scorer) -> Scorer | None:
-    path = folder / HELD_OUT
-    return Scorer(path.read_text("utf-8"), scorer.files, scorer.weights, 6 * scorer.seconds) if path.exists() else None
+def held_out_of(task: Optimize, folder: Path) -> Scorer | None:
+    """Return the task's scorer with other instances; None if the folder has none."""
+    path, scorer = folder / HELD_OUT, task.scorer
+    if not path.exists():
+        return None
+    files = {**scorer.files, INSTANCES: path.read_text("utf-8")}
+    return Scorer(scorer.source, files, scorer.weights, 6 * scorer.seconds, scorer.repeats)
 
 
 def _score(scorer: Scorer | None, program: str | None) -> float | None:
     return None if scorer is None or program is None else scorer.score(program).score
 
 
-def table(results: Measurements, task: Optimize, folder: Path, title: str) -> Table:
+def table(results: Measurements, task: Optimize, held_out: Scorer | None, folder: Path, title: str) -> Table:
     """Build a table with one row per way, after the start and the reference, compared with the first way by seed."""
     ways = {name: results.of(name) for name in results.sides}
     first = next(iter(ways.values()), {})
@@ -135,7 +141,7 @@ def table(results: Measurements, task: Optimize, folder: Path, title: str) -> Ta
         "at equal tokens",
     ]
     rows = Table("", *head, "thoughts", "failed", "new tokens", "seconds", title=f"{title}; {better} is better")
-    held_out, reference = _held_out(folder, task.scorer), None
+    reference = None
     for path, name in ((folder / "start.py", "start"), (folder / REFERENCE, "reference")):
         if path.exists():
             program = path.read_text("utf-8")

@@ -247,12 +247,9 @@ class SearchSession:
 
     @property
     def candidates(self) -> list[Node]:
-        """The nodes whose answers vote, or the one to answer from. Where thoughts are measured, it is the best one."""
+        """The nodes whose answers vote, or the one to answer from."""
         search = self.search
         if search.options.aggregate == "best":
-            if isinstance(self.task, HasMeasured) and search.solved is None:
-                values = [(search.checked.measured(self.tree.state(node)), node) for node in (search.best, *self.tree)]
-                search.best = max(values, key=lambda pair: -math.inf if pair[0] is None else pair[0])[1]
             return [search.best]
         return search.complete() if search.solved is None else [search.solved]
 
@@ -260,9 +257,15 @@ class SearchSession:
         """Return the answer of the best state, or the result of a vote of all complete states.
 
         After a vote, `search.best` is the most valuable state with that answer. Returns None if no state gives an
-        answer, or if the budget is spent.
+        answer, or if the budget is spent. Without a vote, the best measured state is used if thoughts are measured.
         """
-        search, nodes = self.search, self.candidates
+        search = self.search
+        if isinstance(self.task, HasMeasured) and search.options.aggregate == "best" and search.solved is None:
+            values = {node.id: search.checked.measured(self.tree.state(node)) for node in self.tree}
+            best = max((value for value in values.values() if value is not None), default=None)
+            if best is not None and values[search.best.id] != best:
+                search.best = next(node for node in self.tree if values[node.id] == best)
+        nodes = self.candidates
         voting = search.options.aggregate != "best"
         answers = await self._answers(nodes)
         answered = [(node, answer) for node, answer in zip(nodes, answers, strict=True) if answer is not None]

@@ -4,8 +4,7 @@ import math
 import random
 
 from candidate import next_city
-
-SEEDS = range(5)
+from instances import SEEDS
 
 
 def tour(seed):

@@ -11,21 +11,22 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tot.bench.optimize import described, run
+from tot.bench.optimize import described, held_out_of, run
 from tot.bench.options import OptimizeOptions
 from tot.cli.app import main
 from tot.decoders import Completion, LocalDecoder, Usage
 from tot.solver import solve
 from tot.tasks.optimize import Optimize
-from tot.tasks.scorer import Scorer
 
 pytestmark = pytest.mark.benches
 PROBLEMS = Path(__file__).parents[3] / "tasks" / "problems"
 
 
-def scored(problem: str, program: str, scorer: str = "score.py") -> float:
-    script = (PROBLEMS / problem / scorer).read_text()
-    result = Scorer(script, seconds=60, repeats=1).score((PROBLEMS / problem / program).read_text())
+def scored(problem: str, program: str, held_out: bool = False) -> float:
+    task = Optimize(folder=PROBLEMS / problem, repeats=1)
+    scorer = held_out_of(task, PROBLEMS / problem) if held_out else task.scorer
+    assert scorer is not None
+    result = scorer.score((PROBLEMS / problem / program).read_text())
     assert result.score is not None, result.text
     return result.score
 
@@ -41,7 +42,7 @@ def test_the_reference_is_at_least_as_good_as_the_start(problem: str, start: flo
 
 @pytest.mark.parametrize("problem", ["bin-packing", "traveling-salesman"])
 def test_the_held_out_instances_differ(problem: str) -> None:
-    assert scored(problem, "start.py", "held_out.py") != scored(problem, "start.py")
+    assert scored(problem, "start.py", held_out=True) != scored(problem, "start.py")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_the_held_out_instances_differ(problem: str) -> None:
     ],
 )
 def test_invalid_programs_have_no_score(problem: str, program: str, reason: str) -> None:
-    result = Scorer((PROBLEMS / problem / "score.py").read_text()).score(program)
+    result = Optimize(folder=PROBLEMS / problem).scorer.score(program)
     assert result.score is None
     assert reason in result.text
 
@@ -82,8 +83,11 @@ def folder(tmp_path: Path) -> Path:
     (path / "task.md").write_text("Return a number close to 10.")
     (path / "start.py").write_text("def number():\n    return 1\n")
     (path / "reference.py").write_text("def number():\n    return 8\n")
-    (path / "score.py").write_text("from candidate import number\nprint(abs(10 - number()))\n")
-    (path / "held_out.py").write_text("from candidate import number\nprint(abs(11 - number()))\n")
+    (path / "score.py").write_text(
+        "from candidate import number\nfrom instances import WANTED\nprint(abs(WANTED - number()))\n"
+    )
+    (path / "instances.py").write_text("WANTED = 10\n")
+    (path / "held_out.py").write_text("WANTED = 11\n")
     return path
 
 
@@ -91,7 +95,7 @@ def test_a_search_is_described_by_its_best_program(folder: Path) -> None:
     task = Optimize(folder=folder, minimize=True)
     decoder = Numbers(3, "1 / 0", 9, 9, 4)
     solution = solve(task, task.example(), decoder=decoder, search="ab-mcts:iterations=5,together=1")
-    found = described(task, folder, solution)
+    found = described(task, held_out_of(task, folder), solution)
     assert (found["score"], found["held out"]) == (1.0, 2.0)
     assert found["program"] == "def number():\n    return 9\n"
     assert found["curve"][0] == [0, -9.0]
