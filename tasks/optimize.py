@@ -185,11 +185,11 @@ class Optimize(Task):
     def measured(self, state: State) -> float | None:
         """Return the score at the worse end of its interval, negated if lower is better; None if the program failed."""
         refused = state.thoughts and state.thoughts[-1].observation is None
-        return None if refused else self._value(self._last(state)[1])
+        return None if refused else self.value_of(self._last(state)[1])
 
     def answer_at(self, state: State) -> str | None:
         """Return the best program on the path; the first of equal ones."""
-        working = [(value, program) for program, one in self._path(state) if (value := self._value(one)) is not None]
+        working = [(value, program) for program, one in self._path(state) if (value := self.value_of(one)) is not None]
         return max(working, key=itemgetter(0))[1] if working else None
 
     def score(self, answer: str | None, reference: Any) -> float:
@@ -209,7 +209,8 @@ class Optimize(Task):
         path = self._path(state)
         return path[-1] if path else (None, Scored())
 
-    def _value(self, scored: Scored) -> float | None:
+    def value_of(self, scored: Scored) -> float | None:
+        """Return a score at the worse end of its interval, negated if lower is better; None if the program failed."""
         if scored.score is None:
             return None
         return (-scored.score if self.options.minimize else scored.score) - scored.margin
@@ -217,7 +218,7 @@ class Optimize(Task):
     def _save(self, state: State) -> None:
         """Write the state's program to the file `best` if it is the best one so far."""
         (program, scored), question = self._last(state), state.question
-        value = self._value(scored)
+        value = self.value_of(scored)
         if self.options.best is None or value is None or value <= self._saved.get(question, -math.inf):
             return
         self._saved[question] = value

@@ -118,9 +118,9 @@ class SearchConfig(BaseModel):
     )
     search: Any = Field(
         None,
-        description="bfs, dfs, best-first, mcts, rap, refine, act, cot, self-consistency or best-of-n, with "
-        "options after a colon: mcts:iterations=20,exploration=2. The default of search, generator and evaluator "
-        "is the task's own.",
+        description="bfs, dfs, best-first, mcts, rap, ab-mcts, halving, refine, act, cot, self-consistency or "
+        "best-of-n, with options after a colon: mcts:iterations=20,exploration=2. The default of search, generator and "
+        "evaluator is the task's own.",
     )
     generator: Any = Field(
         None, description="Thought generator: sample, continue, propose or enumerate, with options like --search."
@@ -128,7 +128,7 @@ class SearchConfig(BaseModel):
     evaluator: Any = Field(
         None,
         description="State evaluator: likelihood, value, classify, vote, heuristic, prior, confidence, logprob, "
-        "agreement, random or reward-model, with options like --search.",
+        "agreement, measured, random or reward-model, with options like --search.",
     )
     tools: tuple[Any, ...] = Field(
         (),

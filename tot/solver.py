@@ -20,7 +20,7 @@ from tot.search.checkpoint import Checkpoint
 from tot.search.session import SearchSession, Watcher
 from tot.task.checked import CheckedTask
 from tot.task.task import Task
-from tot.task.world import HasAnswer
+from tot.task.world import HasAnswer, HasMeasured
 from tot.tree.tree import ThoughtTree
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ class Solution:
     certainty: float | None = None
     """Probability that the answer is right: 1 if the task verified it, otherwise calibrated from the votes. None means
     not known, as after a single sample."""
+    measured: float | None = None
+    """The score of the best state, negated if lower scores are better; None if the task measures no scores."""
     by_model: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Calls, prompt tokens and new tokens by model; empty if there is only one."""
 
@@ -211,6 +213,7 @@ def conclude(session: SearchSession, answer: Any | None = None) -> Solution:
         verdict=task.verdict,
         votes=session.votes,
         certainty=_certainty(session, solved),
+        measured=search.checked.measured(tree.state(search.best)) if isinstance(task, HasMeasured) else None,
         by_model=session.by_model,
     )
 

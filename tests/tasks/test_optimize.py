@@ -219,6 +219,24 @@ def test_a_resumed_run_has_the_same_lineage(folder: Path, tmp_path: Path, search
         assert again.answer == whole.answer
 
 
+def test_a_budget_replaces_the_number_of_thoughts(folder: Path, tmp_path: Path) -> None:
+    def thoughts(solution: Any) -> int:
+        return len(solution.tree) - 1 + sum(node.rejected + node.merged for node in solution.tree)
+
+    trace, options = tmp_path / "run.jsonl", {"search": "ab-mcts:together=1", "reproducible": True}
+    assert thoughts(run(Optimize(folder=folder), Seeded(), 0, **options)) == 32
+    checkpoint = Checkpoint.create(trace)
+    limited = run(Optimize(folder=folder), Seeded(), 0, budget_nodes=40, checkpoint=checkpoint, **options)
+    checkpoint.close()
+    assert len(limited.tree) - 1 >= 40
+    assert limited.stopped is not None
+    checkpoint = Checkpoint.resume(trace)  # with a larger budget
+    more = run(Optimize(folder=folder), Seeded(), 0, budget_nodes=45, checkpoint=checkpoint, **options)
+    checkpoint.close()
+    assert len(more.tree) - 1 >= 45
+    assert [node.value for node in more.tree][:40] == [node.value for node in limited.tree][:40]
+
+
 def test_a_disk_that_fills_ends_no_search(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     solution = run(Optimize(folder=folder, best=tmp_path / "missing" / "best.py"), Numbers(9), 1)
     assert solution.answer == "def number():\n    return 9\n"
@@ -246,12 +264,15 @@ def test_the_command_line(folder: Path, tmp_path: Path, capfd: pytest.CaptureFix
 
 
 @pytest.mark.real
-def test_a_real_model_runs_the_loop(folder: Path, tmp_path: Path, smollm2: str) -> None:
+def test_a_real_model_runs_the_loop(
+    folder: Path, tmp_path: Path, smollm2: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run.json"
     flags = ["--model", smollm2, "--search", "ab-mcts:iterations=3", "--max-tokens", "48", "--out", str(out)]
     start, score = str(folder / "start.py"), str(folder / "score.py")
     assert main(["solve", "optimize", WANTED, "--score", score, "--start", start, *flags]) == 0
     assert json.loads(out.read_text())["answer"]
+    assert "Answer (value " in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("search", ["refine:thoughts=2,depth=3", "best-of-n:samples=3", "bfs:thoughts=2", "mcts"])

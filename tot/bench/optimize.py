@@ -6,24 +6,28 @@ search has not seen: where a problem has `held_out.py`, it replaces `instances.p
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from importlib.resources import as_file
 from importlib.resources import files as resources
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
+from pydantic import BaseModel, ConfigDict, Field
 from rich.console import Console
 from rich.table import Table
 
-from tot.bench.engines import forget
+from tot.bench.engines import SideError, forget
 from tot.bench.harness import Bench, Measured, Measurements, Side, timed
 from tot.bench.options import OptimizeOptions, read_ways
+from tot.bench.peers.worker import PeerWorker
 from tot.config import SearchConfig
 from tot.decoders.decoder import LocalDecoder
-from tot.decoders.errors import OptionError
+from tot.decoders.errors import OptionError, validated
 from tot.decoders.machine import describe
 from tot.decoders.models.loading import resolve_device
 from tot.evaluation.estimate import bootstrap
@@ -35,16 +39,40 @@ from tot.tasks.scorer import Scorer
 
 SEEDED = 1000
 """Distance between the seeds of two rounds."""
+_WORKER = Path(__file__).parent / "peers" / "openevolve_worker.py"
+
+
+class EvolvingWay(BaseModel):
+    """OpenEvolve's loop, with its default islands and archive."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    peer: Literal["openevolve"]
+    iterations: int = Field(64, ge=1)
+    """Number of programs."""
+    seconds: float | None = Field(None, gt=0)
+    """Stop after this time."""
+    parallel: int = Field(8, ge=1)
+    """How many programs are written at the same time."""
+    diffs: bool = False
+    """Whether the model writes search/replace blocks instead of whole programs."""
 
 
 def run(asked: OptimizeOptions, console: Console) -> None:
-    """Run the benchmark and print a table for each problem. Raises OptionError for an unknown problem or way."""
+    """Run the benchmark and print a table for each problem.
+
+    Raises OptionError for an unknown problem or way, and SideError if OpenEvolve is not installed or fails.
+    """
     ways = read_ways(asked.way)
     with ExitStack() as stack:
         bench = stack.enter_context(Bench(asked, console, describe(resolve_device("auto")), extend=True))
+        peers = {name: validated(EvolvingWay, way, f"--way {name}") for name, way in ways.items() if "peer" in way}
+        if peers and find_spec("openevolve") is None:
+            raise SideError("OpenEvolve is not installed: pip install openevolve")
         configs = {
             name: SearchConfig.of(None, {"model": asked.model, "prefix_cache": False, **way})
             for name, way in ways.items()
+            if name not in peers
         }
         decoders: list[LocalDecoder] = []
         for config in configs.values():
@@ -55,9 +83,9 @@ def run(asked: OptimizeOptions, console: Console) -> None:
             task = load_task(f"optimize:folder={folder},minimize={str(not asked.maximize).lower()}")
             assert isinstance(task, Optimize)
             held_out = held_out_of(task, folder)
-            sides = [
-                Side(name, partial(_searched, task, held_out, config, decoders)) for name, config in configs.items()
-            ]
+            evolved = {name: partial(_evolved, task, held_out, asked.model, folder, way) for name, way in peers.items()}
+            searched = {name: partial(_searched, task, held_out, one, decoders) for name, one in configs.items()}
+            sides = [Side(name, (searched | evolved)[name]) for name in ways]
             bench.compare(
                 problem,
                 sides,
@@ -87,6 +115,21 @@ def _searched(
     seeded = config.model_copy(update={"seed": seed})
     seconds, solution = timed(lambda: run_to_end(asolve(task, task.example(), seeded)))
     return {"seconds": seconds, **described(task, held_out, solution)}
+
+
+def _evolved(
+    task: Optimize, held_out: Scorer | None, model: str, folder: Path, way: EvolvingWay, seed: int
+) -> Measured:
+    """Run OpenEvolve in its own process, with the model behind `tot serve`. The seconds begin when both run."""
+    options = way.model_dump() | {"model": model, "folder": str(folder.absolute()), "minimize": task.options.minimize}
+    worker = PeerWorker(Path(sys.executable), _WORKER, options, patience=max(3600.0, 2 * (way.seconds or 0)))
+    try:
+        found = worker.evolve(seed)
+    finally:
+        worker.close()
+    program = found["program"]
+    scores = {"score": _score(task.scorer, program), "held out": _score(held_out, program)}
+    return found | scores | {"curve": []}
 
 
 def described(task: Optimize, held_out: Scorer | None, solution: Solution) -> Measured:

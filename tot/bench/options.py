@@ -259,7 +259,7 @@ class OptimizeOptions(BenchOptions):
     """Compare searches for programs: scores on the search's instances and on others, at equal thoughts and tokens."""
 
     problems: tuple[str, ...] = Field(
-        ("bin-packing", "traveling-salesman", "sorting-network"),
+        ("bin-packing", "traveling-salesman", "sorting-network", "oscillator"),
         description="Comma-separated problems: names of shipped ones, or folders with score.py.",
     )
     maximize: bool = Field(False, description="Higher scores are better; they are costs for the shipped problems.")
@@ -271,7 +271,7 @@ class OptimizeOptions(BenchOptions):
             "refine: search=refine:thoughts=9,depth=9",
         ],
         description="A way to search, as 'NAME: option=value; option=value', with options of tot solve. Repeat for "
-        "more; each is compared with the first.",
+        "more; each is compared with the first. 'NAME: peer=openevolve; iterations=64' is OpenEvolve's loop.",
     )
     seeds: int = Field(5, ge=1, description="Searches of each way, with different seeds.")
 

@@ -72,12 +72,14 @@ def show(solution: Solution, saved: Path | None = None, verdict: str = "") -> No
 
 
 def answer_line(solution: Solution) -> str:
-    """Such as "Answer (4 of 5 votes, 83% sure): 36"."""
+    """Such as "Answer (4 of 5 votes, 83% sure): 36", or "Answer (value 0.75): x + 1" if the task measures it."""
     answer = solution.answer
     shown = "none found" if answer is None else shown_answer(answer) or "no action is needed"
     notes = [solution.verdict] if solution.solved else []
     if solution.votes is not None:
         notes.append("{} of {} votes".format(*solution.votes))
-    if answer is not None and not solution.solved:
+    if answer is not None and not solution.solved and solution.votes is None and solution.measured is not None:
+        notes.append(f"value {solution.measured:.6g}")
+    elif answer is not None and not solution.solved:
         notes.append("certainty not known" if solution.certainty is None else f"{solution.certainty:.0%} sure")
     return plain(f"Answer ({', '.join(notes)}): {shown}" if notes else f"Answer: {shown}")

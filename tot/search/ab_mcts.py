@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Literal
@@ -27,8 +28,8 @@ class ABMCTS(Search):
     With a second model (`escalate`), Thompson sampling also decides which model writes each thought.
     """
 
-    iterations: Count = 32
-    """Number of thoughts."""
+    iterations: Count | None = None
+    """Number of thoughts. None: 32 without a budget, no limit with one."""
     together: Count | None = None
     """How many thoughts are decoded at the same time. None uses the number that takes little more time than one."""
     prior: Literal["gaussian", "beta"] = "gaussian"
@@ -40,7 +41,7 @@ class ABMCTS(Search):
 
     def steps(self, search: SearchState) -> Steps:
         run = _Run(self, search)
-        for _ in range(min(self.together or search.cheap_samples, self.iterations) - 1):
+        for _ in range(min(self.together or search.cheap_samples, run.remaining) - 1):
             search.branch(run.steps())
         yield from run.steps()
 
@@ -49,7 +50,7 @@ class _Run:
     """The scores of one search."""
 
     def __init__(self, options: ABMCTS, search: SearchState) -> None:
-        self.remaining = options.iterations
+        self.remaining = options.iterations or (sys.maxsize if search.budgeted else 32)
         self._search = search
         self._draw = _gaussian if options.prior == "gaussian" else _beta
         self._drawn = 0

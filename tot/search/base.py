@@ -34,8 +34,8 @@ from tot.tree.tree import Node, ThoughtTree
 
 log = logging.getLogger(__name__)
 
-Depth = Annotated[int, Field(ge=1)] | None
 Count = Annotated[int, Field(ge=1)]
+Depth = Count | None
 
 
 class Search(BaseModel):
@@ -140,8 +140,8 @@ class SearchState:
         self.stopped: str | None = None
         """Why the search ended early or without a goal, if it did."""
         self.requested = Requested()
-        self.escalates = False
-        """Whether a larger model can be asked (purpose "escalate"). Set by the session."""
+        self.escalates = self.budgeted = False
+        """Whether a larger model can be asked (purpose "escalate"); whether there is a budget. Set by the session."""
         self.cheap_samples = 8
         """Number of samples that take little more time together than one. Set by the session."""
         self.one_by_one = False

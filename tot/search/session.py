@@ -69,6 +69,7 @@ class SearchSession:
         if not reproducible:  # measured latencies differ between runs
             self.search.cheap_samples = backend.cheap_samples
         self.meter = backend.meter
+        self.search.budgeted = any(limit is not None for _, limit in self.meter.budget)
         self.stopped: str | None = None
         """Why the session ended early, if it did."""
         self.votes: tuple[int, int] | None = None
@@ -101,7 +102,8 @@ class SearchSession:
         self._evaluating, self._answering = self.context.to("evaluate"), self.context.to("answer")
         if checkpoint is not None:
             self.search.cheap_samples = checkpoint.setting("cheap_samples", self.search.cheap_samples)
-            about["cheap_samples"] = self.search.cheap_samples
+            self.search.budgeted = bool(checkpoint.setting("budgeted", checkpoint.empty and self.search.budgeted))
+            about |= {"cheap_samples": self.search.cheap_samples, "budgeted": self.search.budgeted or None}
             parts = {"search": search, "generator": generator, "evaluator": evaluator}
             described = {name: _options_to_json(part) for name, part in parts.items()}
             about |= {"task": type(task).__name__, "filters": self.context.filters or None}

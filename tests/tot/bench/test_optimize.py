@@ -33,14 +33,30 @@ def scored(problem: str, program: str, held_out: bool = False) -> float:
 
 @pytest.mark.parametrize(
     ("problem", "start", "reference"),
-    [("bin-packing", 4.82, 4.82), ("traveling-salesman", 7.86, 7.86), ("sorting-network", 286, 205)],
+    [
+        ("bin-packing", 4.82, 4.82),
+        ("traveling-salesman", 7.86, 7.86),
+        ("sorting-network", 286, 205),
+        ("oscillator", -0.47, -0.92),
+    ],
 )
 def test_the_reference_is_at_least_as_good_as_the_start(problem: str, start: float, reference: float) -> None:
     assert scored(problem, "start.py") == pytest.approx(start, abs=0.005)
     assert scored(problem, "reference.py") == pytest.approx(reference, abs=0.005)
 
 
-@pytest.mark.parametrize("problem", ["bin-packing", "traveling-salesman"])
+def test_the_true_formula_of_the_oscillator_has_no_error() -> None:
+    terms = "[math.sin(t), v**3, x**3, x * v, x * math.cos(x), x + v, x, v]"  # the last one depends on the two before
+    result = Optimize(folder=PROBLEMS / "oscillator").scorer.score(
+        f"import math\ndef terms(t, x, v):\n    return {terms}\n"
+    )
+    assert result.score == pytest.approx(-8, abs=0.001)
+    found = [result.parts[f"weight {i}"] for i in range(8)]
+    assert found[:5] == pytest.approx([0.8, -0.5, -0.2, -0.5, -1], abs=1e-6)
+    assert found[5:] == pytest.approx([0, 0, 0], abs=1e-6)
+
+
+@pytest.mark.parametrize("problem", ["bin-packing", "traveling-salesman", "oscillator"])
 def test_the_held_out_instances_differ(problem: str) -> None:
     assert scored(problem, "start.py", held_out=True) != scored(problem, "start.py")
 
@@ -56,6 +72,9 @@ def test_the_held_out_instances_differ(problem: str) -> None:
         ),
         ("sorting-network", "def network(n):\n    return []\n", "does not sort"),
         ("sorting-network", "def network(n):\n    return [(1, 0)]\n", "a comparator is"),
+        ("oscillator", "def terms(t, x, v):\n    return []\n", "a list of 1 to 10 numbers"),
+        ("oscillator", "def terms(t, x, v):\n    return [x] * (1 + (t > 1))\n", "different lengths"),
+        ("oscillator", "def terms(t, x, v):\n    return [1e999]\n", "not finite"),
     ],
 )
 def test_invalid_programs_have_no_score(problem: str, program: str, reason: str) -> None:
@@ -124,6 +143,21 @@ def test_the_table_has_the_start_the_reference_and_all_ways(
     assert all(cell["score"] == 9.0 and cell["held out"] == 10.0 for cell in cells)  # the start
 
 
+@pytest.mark.slow
+@pytest.mark.real
+def test_openevolve_has_the_same_model_and_scorer(folder: Path, smollm2: str, tmp_path: Path) -> None:
+    out = tmp_path / "numbers.json"
+    ways = ["openevolve: peer=openevolve; iterations=3; parallel=1", "in time: peer=openevolve; seconds=5"]
+    printed = table_of(Path(smollm2), folder, ways, 1, out)
+    assert "openevolve" in printed
+    whole, stopped = json.loads(out.read_text())[str(folder)]["cells"]
+    assert whole["thoughts"] <= 3
+    assert whole["tokens"] > 0
+    assert whole["score"] <= 9.0  # never worse than the start
+    assert whole["held out"] == whole["score"] + 1
+    assert stopped["seconds"] < 30
+
+
 def table_of(model: Path, folder: Path, ways: list[str], seeds: int, out: Path) -> str:
     screen = StringIO()
     options = OptimizeOptions(model=str(model), problems=(str(folder),), way=ways, seeds=seeds, out=out)
@@ -134,9 +168,10 @@ def table_of(model: Path, folder: Path, ways: list[str], seeds: int, out: Path) 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--problems", "knapsack"), "unknown problem 'knapsack': choose bin-packing, sorting-network, traveling-"),
+        (("--problems", "knapsack"), "unknown problem 'knapsack': choose bin-packing, oscillator, sorting-network, "),
         (("--way", "search=bfs"), "can't be read: write 'NAME: option=value"),
         (("--way", "a: search=bfs:width=2"), "option width"),
+        (("--way", "a: peer=openevolve; islands=2"), "islands"),
         (("--seeds", "0"), "greater than or equal to 1"),
     ],
 )

@@ -73,6 +73,10 @@ class PeerWorker:
             raise SideError(f"it sampled {len(samples)} texts instead of {n}")
         return float(reply["seconds"]), samples
 
+    def evolve(self, seed: int) -> dict[str, Any]:
+        """Return the best program of an evolution, with its seconds and tokens. Raises SideError."""
+        return self._ask({"seed": seed})
+
     def close(self) -> None:
         self._kill()
         self._process.wait()
