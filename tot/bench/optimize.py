@@ -1,7 +1,8 @@
 """`tot bench optimize`: searches for programs side by side, from the same start, with the same model and budget.
 
 Each round is a seed. The scorer of the search rates its best program, and so does one with other instances that the
-search has not seen: where a problem has `held_out.py`, it replaces `instances.py`.
+search has not seen: where a problem has `held_out.py`, it replaces `instances.py`. In comparisons, a program that fails
+on these instances counts as the start.
 """
 
 from __future__ import annotations
@@ -173,7 +174,6 @@ def _score(scorer: Scorer | None, program: str | None) -> float | None:
 def table(results: Measurements, task: Optimize, held_out: Scorer | None, folder: Path, title: str) -> Table:
     """Build a table with one row per way, after the start and the reference, compared with the first way by seed."""
     ways = {name: results.of(name) for name in results.sides}
-    first = next(iter(ways.values()), {})
     better = "lower" if task.options.minimize else "higher"
     head = [
         "seeds",
@@ -184,27 +184,37 @@ def table(results: Measurements, task: Optimize, held_out: Scorer | None, folder
         "at equal tokens",
     ]
     rows = Table("", *head, "thoughts", "failed", "new tokens", "seconds", title=f"{title}; {better} is better")
-    reference = None
+    key = "score" if held_out is None else "held out"
+    start = reference = None
     for path, name in ((folder / "start.py", "start"), (folder / REFERENCE, "reference")):
         if path.exists():
             program = path.read_text("utf-8")
             scores = [_score(scorer, program) for scorer in (task.scorer, held_out)]
-            reference = scores[-1] if scores[-1] is not None else scores[0]
+            reference = scores[0] if held_out is None else scores[1]
+            start = reference if name == "start" else start
             rows.add_row(name, "", *(_shown([score]) for score in scores))
+    ratings = {
+        name: {turn: start if cell[key] is None else cell[key] for turn, cell in cells.items()}
+        for name, cells in ways.items()
+    }
+    base = next(iter(ratings.values()), {})
     for name, cells in ways.items():
-        key = "score" if held_out is None else "held out"
-        pairs = [(cell, first[turn]) for turn, cell in cells.items() if turn in first]
-        differences = [a[key] - b[key] for a, b in pairs if None not in (a[key], b[key])]
+        rated = ratings[name]
+        pairs = [(rating, base.get(turn)) for turn, rating in rated.items()]
+        differences = [one - other for one, other in pairs if one is not None and other is not None]
         common = {turn: min(one[turn]["tokens"] for one in ways.values() if turn in one) for turn in cells}
         sign = -1 if task.options.minimize else 1
-        won = [sign * cell[key] > sign * reference for cell in cells.values() if reference is not None and cell[key]]
+        won = [
+            rating is not None and reference is not None and sign * rating > sign * reference
+            for rating in rated.values()
+        ]
         equal = [_at(cell["curve"], common[turn], sign) for turn, cell in cells.items()]
         rows.add_row(
             name,
             str(len(cells)),
             _shown([cell["score"] for cell in cells.values()]),
             _shown([cell["held out"] for cell in cells.values()]),
-            bootstrap(differences).format("+.3g") if cells is not first and differences else "",
+            bootstrap(differences).format("+.3g") if rated is not base and differences else "",
             f"{sum(won)} of {len(won)}" if reference is not None else "",
             _shown(equal),
             f"{fmean(cell['thoughts'] for cell in cells.values()):.0f}",
@@ -222,5 +232,7 @@ def _at(curve: Sequence[Sequence[float]], tokens: int, sign: int) -> float | Non
 
 
 def _shown(scores: Sequence[Any]) -> str:
+    """Return the mean of the scores, and the number of programs without one."""
     known = [score for score in scores if score is not None]
-    return f"{fmean(known):.4g}" if known else ""
+    failed = f" ({len(scores) - len(known)} failed)" if known and len(known) < len(scores) else ""
+    return f"{fmean(known):.4g}{failed}" if known else ""

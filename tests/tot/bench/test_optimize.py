@@ -6,12 +6,13 @@ import json
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from tot.bench.optimize import described, held_out_of, run
+from tot.bench.optimize import described, held_out_of, run, table
 from tot.bench.options import OptimizeOptions
 from tot.cli.app import main
 from tot.decoders import Completion, LocalDecoder, Usage
@@ -156,6 +157,27 @@ def test_openevolve_has_the_same_model_and_scorer(folder: Path, smollm2: str, tm
     assert whole["score"] <= 9.0  # never worse than the start
     assert whole["held out"] == whole["score"] + 1
     assert stopped["seconds"] < 30
+
+
+def test_a_program_that_fails_on_the_held_out_instances_counts_as_the_start(folder: Path) -> None:
+    def cell(side: str, score: float, held_out: float | None) -> dict[str, Any]:
+        about = {"curve": [[0, -9.0]], "tokens": 10, "thoughts": 2, "failed": 0, "seconds": 1.0}
+        return {"side": side, "round": 0, "column": 0, "score": score, "held out": held_out, **about}
+
+    task = Optimize(folder=folder, minimize=True)
+    results = SimpleNamespace(
+        sides=["a", "b"], of=lambda name: {0: {"a": cell("a", 1.0, 2.0), "b": cell("b", 0.0, None)}[name]}
+    )
+    screen = StringIO()
+    Console(file=screen, width=240).print(table(results, task, held_out_of(task, folder), folder, "ten"))
+    rows = {
+        line.split("│")[1].strip(): [part.strip() for part in line.split("│")[2:]]
+        for line in screen.getvalue().splitlines()
+        if "│" in line
+    }
+    assert rows["start"][2] == "10"
+    assert rows["a"][4] == "1 of 1"  # better than 3, the reference
+    assert rows["b"][1:5] == ["0", "", "+8 (+8 to +8)", "0 of 1"]
 
 
 def table_of(model: Path, folder: Path, ways: list[str], seeds: int, out: Path) -> str:
