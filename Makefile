@@ -73,7 +73,7 @@ pictures: $(VENV)/ready
 	$(BIN)/tot report $(EXAMPLE) --out docs/images/tree.svg
 	$(BIN)/tot report $(EXAMPLE) --out docs/example.html
 
-# Runs the notebooks and saves their outputs, without execution times.
+# Runs the notebooks and saves their outputs, without execution times. TOT_MODEL: the model of the last one.
 notebooks: $(VENV)/ready
 	$(BIN)/jupyter execute --inplace notebooks/*.ipynb
 	perl -0pi -e 's/"metadata": \{\s*"execution": \{[^{}]*\}\s*\}/"metadata": {}/g' notebooks/*.ipynb

@@ -11,7 +11,15 @@ from xml.etree import ElementTree
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("1_quick_start", "2_your_own_task", "3_decoders", "4_searches", "5_batch_evaluation", "6_consistency_llm")
+NAMES = (
+    "1_quick_start",
+    "2_your_own_task",
+    "3_decoders",
+    "4_searches",
+    "5_batch_evaluation",
+    "6_consistency_llm",
+    "7_find_a_formula",
+)
 MACHINE = re.compile(r"/(?:home|root|tmp|work|usr|opt|var|Users|mnt)/|\b[A-Z]:\\|\.venv|site-packages")
 
 every = pytest.mark.parametrize("name", NAMES)
@@ -211,3 +219,26 @@ def test_the_tuned_model_needs_fewer_forwards_and_jacobi_stays_exact(run: Any) -
     agreeing, of = only_match(r"^jacobi and ar agree on (\d) of (\d)$", cells)
     assert agreeing == of == "4"
     assert sum("image/png" in cell for cell in cells) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.notebooks
+def test_a_formula_is_at_least_as_good_as_the_start_and_its_lineage_is_shown(run: Any) -> None:
+    cells = run("7_find_a_formula")
+    (start,) = only_match(r"score of the start: (\S+)$", cells)
+    thoughts, best = only_match(r"^thoughts: (\d+)  best score: (\S+)$", cells)
+    assert 1 <= int(thoughts) <= 32
+    assert float(best) <= float(start) == pytest.approx(-0.466, abs=0.001)
+    held_out = {name: float(only_match(rf"^{name}: (\S+)$", cells)[0]) for name in ("start", "found")}
+    assert held_out["start"] == pytest.approx(-0.487, abs=0.001)
+    assert sum("image/svg+xml" in cell for cell in cells) == 1
+    assert sum("image/png" in cell for cell in cells) == 1
+
+
+def test_the_saved_search_finds_a_better_formula(saved: Any) -> None:
+    cells = saved("7_find_a_formula")
+    assert only_match(r"^model: (\S+)$", cells) == ("qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",)
+    found, polynomial = (
+        float(only_match(rf"^{name}: (\S+)$", cells)[0]) for name in ("found", "polynomial of degree 2")
+    )
+    assert found < polynomial
