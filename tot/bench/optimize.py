@@ -173,7 +173,10 @@ def _score(scorer: Scorer | None, program: str | None) -> float | None:
 
 def table(results: Measurements, task: Optimize, held_out: Scorer | None, folder: Path, title: str) -> Table:
     """Build a table with one row per way, after the start and the reference, compared with the first way by seed."""
-    ways = {name: results.of(name) for name in results.sides}
+    measured = {name: results.of(name) for name in results.sides}  # a file may have more seeds than asked for
+    ways = {
+        name: {turn: one for turn, one in cells.items() if turn < results.rounds} for name, cells in measured.items()
+    }
     better = "lower" if task.options.minimize else "higher"
     head = [
         "seeds",

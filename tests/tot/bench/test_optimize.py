@@ -166,7 +166,7 @@ def test_a_program_that_fails_on_the_held_out_instances_counts_as_the_start(fold
 
     task = Optimize(folder=folder, minimize=True)
     results = SimpleNamespace(
-        sides=["a", "b"], of=lambda name: {0: {"a": cell("a", 1.0, 2.0), "b": cell("b", 0.0, None)}[name]}
+        sides=["a", "b"], rounds=1, of=lambda name: {0: {"a": cell("a", 1.0, 2.0), "b": cell("b", 0.0, None)}[name]}
     )
     screen = StringIO()
     Console(file=screen, width=240).print(table(results, task, held_out_of(task, folder), folder, "ten"))
