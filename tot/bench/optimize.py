@@ -211,6 +211,7 @@ def table(results: Measurements, task: Optimize, held_out: Scorer | None, folder
             rating is not None and reference is not None and sign * rating > sign * reference
             for rating in rated.values()
         ]
+        thoughts = sum(cell["thoughts"] for cell in cells.values())
         equal = [_at(cell["curve"], common[turn], sign) for turn, cell in cells.items()]
         rows.add_row(
             name,
@@ -220,8 +221,8 @@ def table(results: Measurements, task: Optimize, held_out: Scorer | None, folder
             bootstrap(differences).format("+.3g") if rated is not base and differences else "",
             f"{sum(won)} of {len(won)}" if reference is not None else "",
             _shown(equal),
-            f"{fmean(cell['thoughts'] for cell in cells.values()):.0f}",
-            f"{sum(cell['failed'] for cell in cells.values()) / sum(cell['thoughts'] for cell in cells.values()):.0%}",
+            f"{thoughts / len(cells):.0f}",
+            f"{sum(cell['failed'] for cell in cells.values()) / thoughts:.0%}" if thoughts else "",
             f"{fmean(cell['tokens'] for cell in cells.values()):.0f}",
             f"{fmean(cell['seconds'] for cell in cells.values()):.0f}",
         )
