@@ -68,7 +68,7 @@ def run(asked: OptimizeOptions, console: Console) -> None:
     with ExitStack() as stack:
         bench = stack.enter_context(Bench(asked, console, describe(resolve_device("auto")), extend=True))
         peers = {name: validated(EvolvingWay, way, f"--way {name}") for name, way in ways.items() if "peer" in way}
-        if peers and find_spec("openevolve") is None:
+        if peers and not find_spec("openevolve"):
             raise SideError("OpenEvolve is not installed: pip install openevolve")
         configs = {
             name: SearchConfig.of(None, {"model": asked.model, "prefix_cache": False, **way})
@@ -128,9 +128,7 @@ def _evolved(
         found = worker.evolve(seed)
     finally:
         worker.close()
-    program = found["program"]
-    scores = {"score": _score(task.scorer, program), "held out": _score(held_out, program)}
-    return found | scores | {"curve": []}
+    return found | _scores(task, held_out, found["program"]) | {"curve": []}
 
 
 def described(task: Optimize, held_out: Scorer | None, solution: Solution) -> Measured:
@@ -149,8 +147,7 @@ def described(task: Optimize, held_out: Scorer | None, solution: Solution) -> Me
     rejected = sum(node.rejected + node.merged + node.parse_failures for node in tree)
     return {
         "program": solution.answer,
-        "score": _score(task.scorer, solution.answer),
-        "held out": _score(held_out, solution.answer),
+        **_scores(task, held_out, solution.answer),
         "curve": curve,
         "tokens": solution.usage.new_tokens,
         "thoughts": len(nodes) + rejected,
@@ -167,8 +164,10 @@ def held_out_of(task: Optimize, folder: Path) -> Scorer | None:
     return Scorer(scorer.source, files, scorer.weights, 6 * scorer.seconds, scorer.repeats)
 
 
-def _score(scorer: Scorer | None, program: str | None) -> float | None:
-    return None if scorer is None or program is None else scorer.score(program).score
+def _scores(task: Optimize, held_out: Scorer | None, program: str | None) -> dict[str, float | None]:
+    """Return the scores of a program by the names of their columns; None for a program that fails."""
+    scorers = {"score": task.scorer, "held out": held_out}
+    return {name: scorer.score(program).score if scorer and program else None for name, scorer in scorers.items()}
 
 
 def table(results: Measurements, task: Optimize, held_out: Scorer | None, folder: Path, title: str) -> Table:
@@ -187,17 +186,15 @@ def table(results: Measurements, task: Optimize, held_out: Scorer | None, folder
         "at equal tokens",
     ]
     rows = Table("", *head, "thoughts", "failed", "new tokens", "seconds", title=f"{title}; {better} is better")
-    key = "score" if held_out is None else "held out"
-    start = reference = None
-    for path, name in ((folder / "start.py", "start"), (folder / REFERENCE, "reference")):
-        if path.exists():
-            program = path.read_text("utf-8")
-            scores = [_score(scorer, program) for scorer in (task.scorer, held_out)]
-            reference = scores[0] if held_out is None else scores[1]
-            start = reference if name == "start" else start
-            rows.add_row(name, "", *(_shown([score]) for score in scores))
+    files = {"start": folder / "start.py", "reference": folder / REFERENCE}
+    known = {name: _scores(task, held_out, path.read_text("utf-8")) for name, path in files.items() if path.exists()}
+    for name, scores in known.items():
+        rows.add_row(name, "", *(_shown([score]) for score in scores.values()))
+    compared = "held out" if held_out else "score"
+    start, reference = (known[name][compared] if name in known else None for name in files)
+    reference = reference if "reference" in known else start
     ratings = {
-        name: {turn: start if cell[key] is None else cell[key] for turn, cell in cells.items()}
+        name: {turn: start if cell[compared] is None else cell[compared] for turn, cell in cells.items()}
         for name, cells in ways.items()
     }
     base = next(iter(ratings.values()), {})

@@ -78,8 +78,13 @@ def answer_line(solution: Solution) -> str:
     notes = [solution.verdict] if solution.solved else []
     if solution.votes is not None:
         notes.append("{} of {} votes".format(*solution.votes))
-    if answer is not None and not solution.solved and solution.votes is None and solution.measured is not None:
-        notes.append(f"value {solution.measured:.6g}")
-    elif answer is not None and not solution.solved:
-        notes.append("certainty not known" if solution.certainty is None else f"{solution.certainty:.0%} sure")
+    if answer is not None and not solution.solved:
+        notes.append(_quality(solution))
     return plain(f"Answer ({', '.join(notes)}): {shown}" if notes else f"Answer: {shown}")
+
+
+def _quality(solution: Solution) -> str:
+    """Return the measured value of an answer without a vote; otherwise its certainty."""
+    if solution.votes is None and solution.measured is not None:
+        return f"value {solution.measured:.6g}"
+    return "certainty not known" if solution.certainty is None else f"{solution.certainty:.0%} sure"

@@ -44,9 +44,9 @@ task = Optimize(folder=Path({folder!r}), minimize={minimize!r})
 def evaluate(path):
     scored = task.scorer.score(Path(path).read_text())
     value = task.value_of(scored)
-    return EvaluationResult(
-        metrics={{"combined_score": {failed!r} if value is None else value}}, artifacts={{"output": scored.text}}
-    )
+    if value is None:
+        value = {failed!r}
+    return EvaluationResult(metrics={{"combined_score": value}}, artifacts={{"output": scored.text}})
 """
 
 
@@ -65,18 +65,16 @@ def start_server(model: str) -> str:
 
 
 def configuration(load: dict[str, Any], address: str, seed: int, description: str) -> Config:
-    """Return OpenEvolve's configuration: its defaults, but for whole programs, the description and the model."""
+    """Return OpenEvolve's configuration: its defaults, except for the model, the description and whole programs."""
     with urllib.request.urlopen(f"{address}/v1/models") as reply:
         name = json.load(reply)["data"][0]["id"]
-    about: dict[str, Any] = {"name": name, "api_base": f"{address}/v1", "api_key": "none", "timeout": 600}
+    server: dict[str, Any] = {"api_base": f"{address}/v1", "api_key": "none", "timeout": 600}
     return Config(
         log_level="ERROR",
         random_seed=seed,
         max_iterations=load["iterations"],
         diff_based_evolution=load["diffs"],
-        llm=LLMConfig(
-            api_base=about["api_base"], api_key="none", timeout=600, max_tokens=1024, models=[LLMModelConfig(**about)]
-        ),
+        llm=LLMConfig(**server, max_tokens=1024, models=[LLMModelConfig(name=name, **server)]),
         prompt=PromptConfig(system_message=f"{description}\n\nUse only Python's standard library."),
         database=DatabaseConfig(log_prompts=False),
         evaluator=EvaluatorConfig(parallel_evaluations=load["parallel"], cascade_evaluation=False),
