@@ -169,6 +169,7 @@ def test_a_terminal_has_one_status_line_which_is_cleared(
     monkeypatch.setattr("tot.decoders.engine.open_models.shared_engines", lambda *_, **__: nullcontext([None]))
     monkeypatch.setattr("tot.llm.decoders.load_decoder", lambda *_, **__: nullcontext(decoder))
     monkeypatch.setattr("tot.llm.decoders.has_chat_template", lambda _: False)
+    monkeypatch.setattr("tot.serving.progress._PAUSE", 0)  # a slow first vote does not delay the last one
     arguments = ("solve", "ask", "How many?", "--search", "self-consistency:samples=3", "--budget-seconds", "900")
     status, _, err = tot(*arguments)
     assert (status, err) == (0, "")
