@@ -173,7 +173,8 @@ def script_latency(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             is_target = any(one.runner is runner for one in engine_module._open)
             return target if is_target else draft or LatencyModel((1, 64), (0.001, 0.002))
 
-        monkeypatch.setattr("tot.decoders.methods.speculative.latency_model", scripted)
+        for module in ("methods.speculative", "drafting.drafters"):
+            monkeypatch.setattr(f"tot.decoders.{module}.latency_model", scripted)
 
     return script
 
