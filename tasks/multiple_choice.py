@@ -77,7 +77,7 @@ class MultipleChoice(Task):
     chat: ClassVar[Mapping[str, Any]] = {
         **GSM8K.chat,
         "triggers": {"chain": triggers["chain"]},
-        "search": "self-consistency:weighted=true",
+        "search": "self-consistency:weighted=true,until=0.95,samples=8",
     }
 
     def start(self, question: str) -> State:
