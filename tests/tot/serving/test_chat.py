@@ -237,7 +237,7 @@ def test_code_is_verified_by_its_examples(serve: Any, chat: Any, user: Any) -> N
         pytest.skip("needs a sandbox")
     question = 'def f(x: int) -> int:\n    """Add one.\n\n    >>> f(1)\n    2\n    """'
     reply = server.post(model="chat:code", messages=user(question)).json()
-    assert "return x + 1" in reply["choices"][0]["message"]["content"]
+    assert "return x + 1" in reply["choices"][0]["message"]["content"], reply
     assert (reply["tot"]["solved"], reply["tot"]["chosen"]) == (True, "examples pass")
     assert "→ All 1 examples pass." in reply["choices"][0]["message"]["reasoning_content"]
 
