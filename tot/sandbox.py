@@ -80,7 +80,7 @@ class Sandbox:
         Only Python's standard library is available. Raises OptionError if programs can't be confined here.
         """
         with self._start(program, files or {}) as process:
-            start_time = time.monotonic()  # a slow disk does not count
+            start_time = time.monotonic()  # the files are written
             return _read([process], start_time, start_time + self.seconds, self.output << 10, cancelled)[0]
 
     async def arun(self, program: str, files: Mapping[str, str] | None = None) -> Ran:

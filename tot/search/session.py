@@ -102,7 +102,7 @@ class SearchSession:
         self._evaluating, self._answering = self.context.to("evaluate"), self.context.to("answer")
         if checkpoint is not None:
             self.search.cheap_samples = checkpoint.setting("cheap_samples", self.search.cheap_samples)
-            # A resumed search keeps the length that it began with.
+            # Resuming with another budget does not change whether `iterations` is unlimited.
             self.search.budgeted = bool(checkpoint.setting("budgeted", checkpoint.empty and self.search.budgeted))
             about |= {"cheap_samples": self.search.cheap_samples, "budgeted": self.search.budgeted or None}
             parts = {"search": search, "generator": generator, "evaluator": evaluator}

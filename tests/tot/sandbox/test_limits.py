@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -38,6 +40,21 @@ ENDLESS = {
     "leaves threads": "import threading\ndef f():\n    while True: pass\nthreading.Thread(target=f).start()",
     "counts": "10 ** 10 ** 10",
 }
+
+
+def test_the_time_limit_begins_when_the_program_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    late, command = [0.0], Sandbox._command
+
+    def slow(*arguments: Any) -> list[str]:
+        late[0] += 1000  # writing the files took this long
+        return command(*arguments)
+
+    confines()
+    monkeypatch.setattr(Sandbox, "_command", slow)
+    monkeypatch.setattr(sandbox, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + late[0]))
+    ran = run("print(1)")
+    assert (ran.ended, ran.output) == ("exited", "1\n")
+    assert ran.seconds < 1000
 
 
 @pytest.mark.parametrize("program", ENDLESS.values(), ids=ENDLESS)
