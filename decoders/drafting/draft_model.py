@@ -17,6 +17,8 @@ from tot.decoders.models.loaded import LoadedModel
 
 _CHUNK = 512
 """Rows of prompt that a draft model computes in one forward."""
+_TIMED = 16
+"""Number of forwards after which the estimate of their cost is trusted."""
 
 
 class ModelDrafter(LevelDrafter[Branch]):
@@ -41,6 +43,10 @@ class ModelDrafter(LevelDrafter[Branch]):
         """Branches of the draft that is being made."""
         self._starts: dict[int, int] = {}
         """By key: the position of the text at which its branch begins."""
+
+    @property
+    def timed(self) -> bool:
+        return self.forwards >= _TIMED
 
     def _follow(self, contexts: Sequence[DraftContext]) -> list[tuple[int, Branch]]:
         """Extend the branches of all texts to their current tokens, and compute all but the last chunk."""

@@ -54,19 +54,19 @@ class LatencyModel:
         pairs = zip(self.rows, self.seconds, strict=True)
         return LatencyModel(self.rows, tuple(base + rows * context * self.key_seconds for rows, base in pairs))
 
-    def of(self, rows: int) -> float:
+    def of(self, rows: float) -> float:
         """Return the seconds of a forward with this many rows."""
         start = self._segment(rows)
         return self.seconds[start] + self.slope(rows) * (rows - self.rows[start])
 
-    def slope(self, rows: int) -> float:
+    def slope(self, rows: float) -> float:
         """Return the seconds that one more row adds."""
         if len(self.rows) == 1:
             return 0.0
         start = self._segment(rows)
         return (self.seconds[start + 1] - self.seconds[start]) / (self.rows[start + 1] - self.rows[start])
 
-    def _segment(self, rows: int) -> int:
+    def _segment(self, rows: float) -> int:
         return max(0, min(bisect_right(self.rows, rows) - 1, len(self.rows) - 2))
 
     def refined(self, rows: int, keys: int, seconds: float, rate: float = _SCALE_RATE) -> LatencyModel:

@@ -44,6 +44,11 @@ class LevelDrafter(Drafter, Generic[Place]):
         self._lock = threading.Lock()
         """Drafting may run in another thread (SEED's rounds), and decoders share a drafter."""
 
+    @property
+    def timed(self) -> bool:
+        """Whether enough of its forwards were timed to trust their estimated cost."""
+        return True
+
     @abstractmethod
     def _follow(self, contexts: Sequence[DraftContext]) -> list[tuple[int, Place]]:
         """Return (number of the text, place of its end) for each text that can be drafted for."""
@@ -70,8 +75,12 @@ class LevelDrafter(Drafter, Generic[Place]):
     def _draft(self, contexts: Sequence[DraftContext], planner: SpeculationPlanner | None) -> list[Draft]:
         drafts = [Draft() for _ in contexts]
         active = [i for i, context in enumerate(contexts) if context.widths]
-        if not active or not (planner is None or planner.deepen(level(contexts[active[0]], 0), [1.0] * len(active))):
+        if not active:
             return drafts
+        if planner is not None:
+            kind = level(contexts[active[0]], 0)
+            if not planner.deepen(kind, [1.0] * len(active), self.timed):
+                return drafts
         try:
             frontier = [Tip(i, -1, place) for i, place in self._follow(contexts)]
             depth = 0

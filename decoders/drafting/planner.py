@@ -22,6 +22,8 @@ _STATISTICS_DECAY = 0.995
 """Decay of the statistics per step, so that an abandoned kind is tried again."""
 _MARGIN = 1.2
 """Required ratio of a draft forward's expected gain to its cost: the gain is uncertain, the cost is not."""
+_DOUBT = 0.3
+"""Share of the estimated seconds that a draft's forward has to be worth while few of its forwards were timed."""
 _TRIAL_STEPS = 6
 """Number of steps in a trial of an arm."""
 _BLOCK_STEPS = 60, 960
@@ -75,7 +77,9 @@ class SpeculationPlanner:
         branches: int,
         pace: float = 1.0,
         trying: bool = True,
+        distinct: int | None = None,
     ) -> None:
+        """`distinct`: number of different texts among the branches; equal texts share their rows."""
         self.statistics = statistics
         self.trying = trying
         """Whether drafters that need timed trials may draft."""
@@ -85,7 +89,9 @@ class SpeculationPlanner:
         self._draft = draft
         self._pace = pace
         self._tokens = float(branches)
-        self._rows = branches
+        self._rows = float(branches if distinct is None else distinct)
+        self._share = self._rows / branches
+        """Rows per branch, for drafted tokens as well: drafts of equal texts are mostly equal."""
 
     def take(self, plan: SpeculationPlanner) -> None:
         """Adopt `plan`, which began as a copy of this plan."""
@@ -103,10 +109,10 @@ class SpeculationPlanner:
 
     def admit(self, chance: float) -> bool:
         """Add a token with this acceptance chance to the plan if it is worth its row. Return whether it is."""
-        if chance <= self.rate * self._target.slope(self._rows):
+        if chance <= self.rate * self._target.slope(self._rows) * self._share:
             return False
         self._tokens += chance
-        self._rows += 1
+        self._rows += self._share
         return True
 
     def invest(self, kind: Hashable, rows: int) -> bool:
@@ -118,17 +124,20 @@ class SpeculationPlanner:
         self._rows += rows
         return True
 
-    def deepen(self, kind: Hashable, reached: Sequence[float]) -> bool:
-        """Add another draft forward from nodes reached with these chances. Return whether it pays.
+    def deepen(self, kind: Hashable, reached: Sequence[float], timed: bool = True) -> bool:
+        """Add another draft forward from nodes reached with these chances, if it pays. Return whether it does.
 
-        `kind` is the statistics key for nodes at this depth: the share after which a token was accepted.
+        `kind` is the statistics key for nodes at this depth: the share after which a token was accepted. A draft that
+        was not `timed` yet is given the benefit of the doubt, because an estimate that prevents it is never corrected.
         """
         if not reached:
             return False
-        seconds = 0.0 if self._draft is None else self._pace * self._draft.of(len(reached))
-        floor = self.rate * self._target.slope(self._rows)
-        share = self.statistics.chance(kind)
-        if sum(max(0.0, chance * share - floor) for chance in reached) <= _MARGIN * seconds * self.rate:
+        rows = max(1.0, len(reached) * self._share)
+        seconds = 0.0 if self._draft is None else self._pace * self._draft.of(rows)
+        floor = self.rate * self._target.slope(self._rows) * self._share
+        accepted = self.statistics.chance(kind)
+        gain = sum(max(0.0, chance * accepted - floor) for chance in reached)
+        if gain <= _MARGIN * (1.0 if timed else _DOUBT) * seconds * self.rate:
             return False
         self.drafting += seconds
         return True

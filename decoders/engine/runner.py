@@ -108,7 +108,7 @@ class Runner:
         self.backend: Backend = open_backend(loaded, quantize, shared)
         """Computes the forwards."""
         self.on_forward: Callable[[int, int, float], None] | None = None
-        """Called with rows, keys and seconds of each forward that read all of its rows."""
+        """Called with rows, keys and seconds of each forward that read at least half of its rows."""
         try:
             self.backend.reserve(self.cache.capacity + 1)  # one more for SCRATCH
         except BaseException:
@@ -191,8 +191,8 @@ class Runner:
         return Forward(logits, rows, own_from, sum(run.rows for run in runs), keys, layers, states)
 
     def observe(self, forward: Forward, seconds: float) -> None:
-        """Report the time of a forward and its sampling. Prompts, which are hardly read, do not count."""
-        if self.on_forward is not None and len(forward.logits) == forward.computed:
+        """Report the time of a forward and its sampling. Prompts, of which few rows are read, do not count."""
+        if self.on_forward is not None and 2 * len(forward.logits) >= forward.computed:
             self.on_forward(forward.computed, forward.keys, seconds)
 
     def _run(

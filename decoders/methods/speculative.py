@@ -75,7 +75,7 @@ class Speculation:
         began = time.perf_counter()
         contexts = [self.context(sequence) for sequence in sequences]
         self._count_step(sequences)
-        planner = self.planner(contexts)
+        planner = self.planner(contexts, len({(sequence.branch.tip, *sequence.pending) for sequence in sequences}))
         if planner is not None and not self.drafter.judges_itself:
             planner.trying = self._is_trying(contexts, planner.seconds, began)
         if not self.drafter.may_draft(planner):
@@ -146,14 +146,15 @@ class Speculation:
         self._current = trial, len(contexts), now
         return trial.drafts
 
-    def planner(self, contexts: Sequence[DraftContext]) -> SpeculationPlanner | None:
-        """Return a plan for a forward of these texts, or None if drafts do not adapt."""
+    def planner(self, contexts: Sequence[DraftContext], distinct: int | None = None) -> SpeculationPlanner | None:
+        """Return a plan for a forward of these texts, or None if drafts do not adapt. `distinct`: see the planner."""
         if not self.config.adapt:
             return None
         mean = sum(len(context.tokens) for context in contexts) / len(contexts)
         target = latency_model(self.engine.runner).at(mean)
         draft = self.drafter.latency(mean)
-        return SpeculationPlanner(self.statistics[contexts[0].purpose], target, draft, len(contexts), self._pace)
+        statistics = self.statistics[contexts[0].purpose]
+        return SpeculationPlanner(statistics, target, draft, len(contexts), self._pace, distinct=distinct)
 
     def span(self, lane: str, branch: int | None = None) -> AbstractContextManager[None]:
         """Record drafting on the engine's timeline, if it has one."""

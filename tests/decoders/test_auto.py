@@ -201,9 +201,10 @@ def test_requests_of_one_batch_share_one_plan(make: Make, costs: Callable[[Laten
     costs(LatencyModel((1, 8, 9, 64), (0.01, 0.0101, 0.02, 0.2)))
     auto = make("auto")
     repeats_one_token(auto)
-    requests_ = [*requests(4, tokens=40), *requests(4, "evaluate", tokens=40)]
+    requests_ = [*requests(4, tokens=40), *requests(5, "evaluate", tokens=40)[:4]]  # eight different texts
     assert total(auto.generate(requests_), "drafted") == 0
     assert total(auto.generate(requests_[:2] + requests_[4:6]), "drafted") > 0
+    assert total(auto.generate(requests_[:4] * 4), "drafted") > 0  # sixteen texts, four rows
 
 
 def test_auto_has_no_other_options(make: Make) -> None:

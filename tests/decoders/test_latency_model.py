@@ -128,11 +128,13 @@ def test_prompts_are_not_observed(engine: Make) -> None:
     assert observed.seconds[-1] / first.seconds[-1] == pytest.approx(observed.seconds[-2] / first.seconds[-2])
 
 
-def test_the_forwards_of_a_draft_model_are_observed(make_bench: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("depth", [1, 3])
+def test_the_forwards_of_a_draft_model_are_observed(make_bench: Callable[..., Any], depth: int) -> None:
+    """After an accepted token the draft computes two rows and reads one."""
     bench = make_bench()
     drafter = bench.model_drafter()
     first = latency_model(drafter.runner)
-    bench.seed(drafter).generate(requests())
+    bench.seed(drafter, k_config=(1,) * depth).generate(requests())
     assert latency_model(drafter.runner) != first
 
 

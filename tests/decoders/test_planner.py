@@ -150,6 +150,27 @@ def test_a_forward_of_the_draft_pays_by_the_statistics_of_its_kind() -> None:
     assert planner(FLAT, draft=draft, good=0.6).deepen("good", [0.5] * 3)  # three such nodes
 
 
+@pytest.mark.parametrize(("cost", "pays"), [(1.3, True), (1.5, False)])
+def test_a_draft_that_was_not_timed_may_cost_more_than_it_gives(cost: float, pays: bool) -> None:
+    plan = planner(FLAT, draft=LatencyModel((1,), (cost,)), known=0.5)
+    assert not copy(plan).deepen("known", [1.0])
+    assert plan.deepen("known", [1.0], timed=False) == pays
+    assert plan.drafting == (cost if pays else 0.0)
+
+
+def test_equal_texts_share_their_rows() -> None:
+    """Three equal texts are one row of ten seconds, so a step makes 0.3 tokens per second."""
+    known = AcceptanceStatistics()
+    assert SpeculationPlanner(known, LINEAR, None, 3, distinct=1).admit(0.11)
+    assert not SpeculationPlanner(known, LINEAR, None, 3, distinct=1).admit(0.09)
+    assert not SpeculationPlanner(known, LINEAR, None, 3).admit(0.11)
+    draft = LatencyModel((1, 2), (2.0, 4.0))  # one row of the draft for three texts
+    assert SpeculationPlanner(known, FLAT, draft, 3, distinct=1).rate == 3.0
+    plan = SpeculationPlanner(known, LINEAR, draft, 3, distinct=1)
+    assert plan.deepen("kind", [1.0] * 3)
+    assert plan.drafting == 2.0
+
+
 def test_drafting_time_lowers_the_threshold_for_further_tokens() -> None:
     """A longer step gives fewer tokens per second, so one more row is worth more."""
     plan = planner(LINEAR, 27, LatencyModel((1,), (6.5,)), kind=1.0)
@@ -208,9 +229,11 @@ def test_one_text_gets_the_rows_that_cost_nothing(model_drafter: ModelDrafter) -
     assert model_drafter.forwards == 2
 
 
-def test_a_draft_as_slow_as_its_target_is_not_used(model_drafter: ModelDrafter) -> None:
+def test_a_draft_as_slow_as_its_target_is_used_only_until_it_was_timed(model_drafter: ModelDrafter) -> None:
+    for _ in range(100):
+        model_drafter.draft(texts(2, (2, 1)), planner(FLAT, 2, FLAT))
     assert sizes(model_drafter.draft(texts(2, (2, 1)), planner(FLAT, 2, FLAT))) == [0, 0]
-    assert model_drafter.forwards == 0
+    assert model_drafter.forwards == 16
 
 
 def test_a_draft_with_a_plan_is_part_of_the_draft_without(model_drafter: ModelDrafter) -> None:
