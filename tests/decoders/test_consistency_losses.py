@@ -77,11 +77,12 @@ def test_a_text_may_have_no_windows() -> None:
 def test_one_packed_forward_equals_separate_forwards(
     make_model: Callable[..., Any], logits_alone: Callable[..., Tensor], family: str
 ) -> None:
-    from tot.decoders.training.cllm.train import _logits
+    from tot.decoders.training.cllm.train import _logits, text_attention
 
     model = make_model(family)
     laid_out = layout(PROMPT, RESPONSE, [FIRST, SECOND, WHOLE])
-    (packed,) = _logits(model, [laid_out], torch.device("cpu"))
+    with text_attention(model):
+        (packed,) = _logits(model, [laid_out], "cpu")
     assert packed.shape == (len(laid_out.tokens), 300)
     for row in range(len(laid_out.tokens)):
         alone = logits_alone(model, visible(laid_out, row))[-1]
@@ -94,7 +95,7 @@ def test_one_packed_forward_equals_separate_forwards(
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_packed_texts_do_not_attend_to_each_other(make_model: Callable[..., Any], family: str) -> None:
-    from tot.decoders.training.cllm.train import _logits
+    from tot.decoders.training.cllm.train import _logits, text_attention
 
     model = make_model(family)
     texts = [
@@ -102,10 +103,11 @@ def test_packed_texts_do_not_attend_to_each_other(make_model: Callable[..., Any]
         layout([5, 6], [7, 8, 9], []),
         layout(PROMPT, RESPONSE, [SECOND, WHOLE]),
     ]
-    together = _logits(model, texts, torch.device("cpu"))
-    for text, logits in zip(texts, together, strict=True):
-        (alone,) = _logits(model, [text], torch.device("cpu"))
-        assert torch.allclose(logits, alone, atol=1e-4, rtol=1e-4)
+    with text_attention(model):
+        together = _logits(model, texts, "cpu")
+        alone = [_logits(model, [text], "cpu")[0] for text in texts]
+    for logits, expected in zip(together, alone, strict=True):
+        assert torch.allclose(logits, expected, atol=1e-4, rtol=1e-4)
 
 
 # -- losses ----------------------------------------------------------------------------------------

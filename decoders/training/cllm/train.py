@@ -12,7 +12,8 @@ import math
 import random
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from tot.decoders.training.options import TrainOptions
 from tot.decoders.training.resuming import load_checkpoint, save_checkpoint, set_learning_rate
 
 CHECKPOINT = "checkpoint.safetensors"
+_ATTENTION = "tot_texts"
+"""The name under which transformers finds `_attention`."""
 _MOST_LOST = 180.0
 """Maximum seconds of training, plus one step, that are lost if the run is killed."""
 CURVE = "losses.jsonl"
@@ -77,7 +80,8 @@ def train(
         epoch, at = step // by_epoch, step % by_epoch * options.accumulate
         numbers = _order(len(rows), f"{options.seed}/{epoch}")[at : at + options.accumulate]
         batch = [_text(rows[number], f"{options.seed}/{epoch}/{number}", options) for number in numbers]
-        consistency, ar = _gradients(model, batch, loaded.device, options)
+        with text_attention(model):
+            consistency, ar = _gradients(model, batch, loaded.device, options)
         loss = consistency + options.ar_weight * ar
         norm = float(nn.utils.clip_grad_norm_(model.parameters(), 1.0))
         if not math.isfinite(loss + norm):
@@ -119,7 +123,6 @@ def _gradients(model: nn.Module, batch: Sequence[Layout], device: str, options: 
 def _trainable(loaded: LoadedModel, options: TrainOptions) -> Any:
     """Return the model in float32 with gradients for all weights, or only for LoRA's."""
     model: Any = loaded.model.float().requires_grad_(True)
-    model.set_attn_implementation("sdpa")
     if options.lora is not None:
         try:
             from peft import LoraConfig, get_peft_model
@@ -138,23 +141,44 @@ def _trainable(loaded: LoadedModel, options: TrainOptions) -> Any:
 
 
 def _logits(model: nn.Module, texts: Sequence[Layout], device: str) -> Sequence[Tensor]:
-    """Return the logits (length, vocab) of each text, from one packed sequence in which no text attends to another.
-
-    The mask is additive, as not every attention function accepts a bool mask.
-    """
-    lengths = [len(text.tokens) for text in texts]
-    mask = torch.full((sum(lengths), sum(lengths)), float("-inf"), device=device)
-    first = 0
-    for text, length in zip(texts, lengths, strict=True):
-        mask[first : first + length, first : first + length].masked_fill_(text.mask.to(device), 0.0)
-        first += length
+    """Return the logits (length, vocab) of each text, packed into one row. Runs in `text_attention`."""
     result = model(
         input_ids=torch.cat([text.tokens for text in texts])[None].to(device),
         position_ids=torch.cat([text.positions for text in texts])[None].to(device),
-        attention_mask=mask[None, None],
         use_cache=False,
+        masks=[text.mask.to(device) for text in texts],
     )
-    return torch.split(result.logits[0], lengths)
+    return torch.split(result.logits[0], [len(text.tokens) for text in texts])
+
+
+@contextmanager
+def text_attention(model: Any) -> Iterator[None]:
+    """Let the model's forward take `masks`, the mask of each text that is packed into its row."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(_ATTENTION, _attention)
+    own = model.config._attn_implementation
+    model.set_attn_implementation(_ATTENTION)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(own)
+
+
+def _attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, _: None, *, masks: Sequence[Tensor], **options: Any
+) -> tuple[Tensor, None]:
+    """Attend within each text of a packed sequence, in the form that transformers calls.
+
+    query is (1, heads, rows, head_dim), key and value (1, kv_heads, rows, head_dim), a mask (length, length) bool.
+    Returns (1, rows, heads, head_dim).
+    """
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    lengths = [len(mask) for mask in masks]
+    texts = zip(*(torch.split(states, lengths, dim=2) for states in (query, key, value)), masks, strict=True)
+    attended = [sdpa_attention_forward(module, *states, mask[None, None], **options)[0] for *states, mask in texts]
+    return torch.cat(attended, dim=1), None
 
 
 def _save(model: Any, loaded: LoadedModel, out: Path) -> None:
