@@ -137,7 +137,7 @@ def test_trajectories_are_collected_trained_on_and_evaluated(tot: Tot) -> None:
 
     numbers = json.loads(Path("n.json").read_text())
     cells_of: dict[str, list[Any]] = {name: [] for name in sides}
-    for cell in numbers["8 questions, one at a time"]["cells"]:
+    for cell in numbers["questions, one at a time"]["cells"]:
         cells_of[cell["side"]].append(cell)
     for name, found in cells_of.items():
         assert [cell["score"] for cell in found] == [1.0, 0.0] * 4

@@ -66,7 +66,7 @@ def run(asked: AnswersOptions, console: Console) -> None:
     _, bad = rows.survey()
     questions = [row for row in rows if isinstance(row, Question)]
     with ExitStack() as stack:
-        bench = stack.enter_context(Bench(asked, console, describe(resolve_device("auto")), extend=True))
+        bench = stack.enter_context(Bench(asked, console, describe(resolve_device("auto"))))
         if bad:
             bench.say(f"{len(bad)} rows have no valid question: {bad[0].place} {bad[0].reason}")
         bench.numbers.get(TITLE, {}).get("failed", {}).clear()  # a resumed run tries these again
@@ -170,10 +170,9 @@ def _graded(answering: Any, task: CheckedTask, question: Question) -> Measured:
 
 
 def _answers(results: Measurements, names: Sequence[str]) -> dict[str, dict[int, Measured]]:
-    """Return the answers of each side by question, in the order of `names`; a file may have more than the limit."""
+    """Return the answers of each side by question, in the order of `names`."""
     found = {name: results.of(name) for name in names}
-    asked = {name: {i: cell for i, cell in cells.items() if i < results.rounds} for name, cells in found.items()}
-    return {name: cells for name, cells in asked.items() if cells}
+    return {name: cells for name, cells in found.items() if cells}
 
 
 def table(results: Measurements, names: Sequence[str], title: str) -> Table:

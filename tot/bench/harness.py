@@ -103,9 +103,10 @@ class Measurements:
     """Error messages of the sides that failed."""
 
     def of(self, side: str, column: Any = None) -> dict[int, Measured]:
-        """Return a side's measurements by round; by default at the first column."""
+        """Return a side's measurements by round; by default at the first column. A file may have more rounds."""
         column = self.columns[0] if column is None else column
-        return {cell["round"]: cell for cell in self.cells if (cell["side"], cell["column"]) == (side, column)}
+        cells = (cell for cell in self.cells if (cell["side"], cell["column"]) == (side, column))
+        return {cell["round"]: cell for cell in cells if cell["round"] < self.rounds}
 
     def values(self, metric: Metric, side: str, column: Any = None) -> list[float]:
         """Return a metric's numbers in the order of rounds, without missing ones."""
@@ -184,28 +185,26 @@ def _different(about: Measured, previous: Measured) -> str:
 class Bench:
     """One run of a benchmark: prints to the console and writes all numbers to a file.
 
-    An unfinished file with the same options and machine is resumed; with `extend`, also a finished one. Use it as a
-    context manager: leaving it without an error marks the file as finished. An unfinished file of other options raises
-    OptionError.
+    A file with the same options and machine is resumed. One with other options raises OptionError. Use it as a context
+    manager.
     """
 
-    def __init__(self, options: BenchOptions, console: Console, machine: str, extend: bool = False) -> None:
+    def __init__(self, options: BenchOptions, console: Console, machine: str) -> None:
         self.console = console
         self.out = options.out
         self._markdown = options.markdown
         about = {"format": FORMAT, "machine": machine, "asked": options.asked}
-        self.numbers: dict[str, Any] = {**about, "finished": False}
+        self.numbers: dict[str, Any] = about
         console.print(machine)
         if self.out is not None and self.out.exists():
             try:
                 previous = dict(json.loads(self.out.read_text()))
             except (TypeError, ValueError):  # not a results file
                 previous = {}
-            same = about.items() <= previous.items()
-            if same and (extend or previous.get("finished") is False):
-                self.numbers = {**previous, "finished": False}
+            if about.items() <= previous.items():
+                self.numbers = previous
                 self.say(f"resuming {self.out}; delete it to start over")
-            elif not same and (extend or previous.get("finished") is False) and "asked" in previous:
+            elif "asked" in previous:
                 other = _different(about, previous)
                 raise OptionError(f"{self.out} was measured with other {other}: delete it, or give another --out")
 
@@ -215,8 +214,6 @@ class Bench:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            self.keep(finished=True)
         if self.out is not None and self.out.exists():
             self.console.print(f"numbers: {self.out}")
 

@@ -66,7 +66,7 @@ def run(asked: OptimizeOptions, console: Console) -> None:
     """
     ways = read_ways(asked.way)
     with ExitStack() as stack:
-        bench = stack.enter_context(Bench(asked, console, describe(resolve_device("auto")), extend=True))
+        bench = stack.enter_context(Bench(asked, console, describe(resolve_device("auto"))))
         peers = {name: validated(EvolvingWay, way, f"--way {name}") for name, way in ways.items() if "peer" in way}
         if peers and not find_spec("openevolve"):
             raise SideError("OpenEvolve is not installed: pip install openevolve")
@@ -172,10 +172,7 @@ def _scores(task: Optimize, held_out: Scorer | None, program: str | None) -> dic
 
 def table(results: Measurements, task: Optimize, held_out: Scorer | None, folder: Path, title: str) -> Table:
     """Build a table with one row per way, after the start and the reference, compared with the first way by seed."""
-    measured = {name: results.of(name) for name in results.sides}  # a file may have more seeds than asked for
-    ways = {
-        name: {turn: one for turn, one in cells.items() if turn < results.rounds} for name, cells in measured.items()
-    }
+    ways = {name: results.of(name) for name in results.sides}
     better = "lower" if task.options.minimize else "higher"
     head = [
         "seeds",

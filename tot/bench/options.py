@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_origin
+from typing import Annotated, Any, ClassVar, Literal, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -30,6 +30,8 @@ class BenchOptions(BaseModel):
     """Options of all benchmarks. Tuple options also accept a comma-separated string."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    more: ClassVar[frozenset[str]] = frozenset()
+    """Options whose higher values extend a run, such as a number of questions."""
 
     model: str = Field("smollm2-135m", description="A model name, a hub id, a folder or a .gguf file.")
     out: Path | None = Field(None, description="Write the numbers to this .json file after each cell, or resume it.")
@@ -44,7 +46,7 @@ class BenchOptions(BaseModel):
     @property
     def asked(self) -> dict[str, Any]:
         """The options that identify a run, as JSON data."""
-        return self.model_dump(mode="json", exclude={"out", "markdown"})
+        return self.model_dump(mode="json", exclude={"out", "markdown", "picture", *self.more})
 
 
 class Computed(BenchOptions):
@@ -68,6 +70,7 @@ class InRounds(BenchOptions):
 class DecodersOptions(Computed):
     """Compare decoding methods on whole searches, as in SEED's tables: serial, in rounds and packed."""
 
+    more: ClassVar = frozenset({"limit"})
     questions: list[str] = Field(
         ["gsm8k", "creative_writing", "blocksworld"],
         description="TASK=FILE, or TASK for the task's own questions. Repeat for more.",
@@ -122,6 +125,7 @@ class FastCoTBench(Computed):
 class PDOSBench(Computed):
     """Compare parallel steps with normal decoding, skeleton-of-thought and chain-of-draft: quality, speed, memory."""
 
+    more: ClassVar = frozenset({"rounds"})
     prompt: Literal["skeleton", "example", "both"] = Field(
         "both", description="How the prompt explains the step format: the skeleton prompt, a worked example, or both."
     )
@@ -226,6 +230,7 @@ class WaysOptions(BenchOptions):
 class AnswersOptions(WaysOptions):
     """Compare right answers and seconds per question with llama.cpp and vLLM, one question at a time."""
 
+    more: ClassVar = frozenset({"limit"})
     way: list[str] = Field(
         [],
         description="A way to answer, as 'NAME: option=value; option=value', with options of tot eval, or peer=llama "
@@ -243,11 +248,6 @@ class AnswersOptions(WaysOptions):
         Path(".venv-vllm/bin/python"), description="Python interpreter with vLLM (make peers installs it)."
     )
 
-    @property
-    def asked(self) -> dict[str, Any]:
-        """The options that identify a run: a higher limit extends it."""
-        return self.model_dump(mode="json", exclude={"out", "markdown", "picture", "limit"})
-
     @model_validator(mode="after")
     def _ways(self) -> AnswersOptions:
         if self.way and self.escalate is not None:
@@ -258,6 +258,7 @@ class AnswersOptions(WaysOptions):
 class OptimizeOptions(BenchOptions):
     """Compare searches for programs: scores on the search's instances and on others, at equal thoughts and tokens."""
 
+    more: ClassVar = frozenset({"seeds"})
     problems: tuple[str, ...] = Field(
         ("bin-packing", "traveling-salesman", "sorting-network", "oscillator"),
         description="Comma-separated problems: names of shipped ones, or folders with score.py.",
@@ -274,11 +275,6 @@ class OptimizeOptions(BenchOptions):
         "more; each is compared with the first. 'NAME: peer=openevolve; iterations=64' is OpenEvolve's loop.",
     )
     seeds: int = Field(5, ge=1, description="Searches of each way, with different seeds.")
-
-    @property
-    def asked(self) -> dict[str, Any]:
-        """The options that identify a run: more seeds extend it."""
-        return self.model_dump(mode="json", exclude={"out", "markdown", "seeds"})
 
 
 class QualityOptions(WaysOptions):
@@ -367,6 +363,7 @@ def _several(value: str | list[str]) -> list[str]:
 class CLLMOptions(BenchOptions):
     """Compare a consistency LLM with its base: speed, tokens per forward, score, unchanged answers."""
 
+    more: ClassVar = frozenset({"limit"})
     model: str = Field(description="The consistency LLM.")
     base: str = Field("smollm2-135m", description="Its base model.")
     questions: list[str] = Field(description="TASK=FILE: questions to answer with whole solutions. Repeat for more.")

@@ -118,7 +118,7 @@ def test_an_error_is_raised_if_no_side_may_fail(bench: Any) -> None:
         bench().compare("work", [Side("a", fail)], lambda column, turn: turn, rounds=1)
 
 
-def test_an_interrupted_run_resumes_from_its_file(bench: Any, tmp_path: Path) -> None:
+def test_a_run_resumes_from_its_file_and_more_rounds_extend_it(bench: Any, tmp_path: Path) -> None:
     done: list[int] = []
 
     def work(turn: int) -> dict[str, float]:
@@ -135,8 +135,14 @@ def test_an_interrupted_run_resumes_from_its_file(bench: Any, tmp_path: Path) ->
         results = again.compare("work", [Side("a", work)], lambda column, turn: turn, rounds=4)
     assert done == [0, 1, -1, 2, 3]
     assert results.values(SECONDS, "a") == [1.0, 2.0, 3.0, 4.0]
-    with bench() as third:  # the file's run was complete
-        assert "work" not in third.numbers
+    with bench() as more:
+        extended = more.compare("work", [Side("a", work)], lambda column, turn: turn, rounds=5)
+    assert done == [0, 1, -1, 2, 3, 4]
+    assert extended.values(SECONDS, "a") == [1.0, 2.0, 3.0, 4.0, 5.0]
+    with bench() as fewer:
+        first = fewer.compare("work", [Side("a", work)], lambda column, turn: turn, rounds=2)
+    assert done == [0, 1, -1, 2, 3, 4]
+    assert first.values(SECONDS, "a") == [1.0, 2.0]
 
 
 def test_the_remaining_time_is_reported_from_the_first_cell_on(bench: Any, screen: io.StringIO) -> None:
@@ -149,14 +155,12 @@ def test_the_remaining_time_is_reported_from_the_first_cell_on(bench: Any, scree
     assert remaining[-2:] == [", about 4 min left", ""]
 
 
-def test_an_unfinished_file_of_another_run_is_not_overwritten(bench: Any, tmp_path: Path) -> None:
-    about = {"format": FORMAT, "machine": "a machine", "asked": {"model": "m"}, "finished": False}
+def test_a_file_of_another_run_is_not_overwritten(bench: Any, tmp_path: Path) -> None:
+    about = {"format": FORMAT, "machine": "a machine", "asked": {"model": "m"}}
     for changes, named in (({"asked": {}}, "model"), ({"machine": "b"}, "machine")):
         (tmp_path / "n.json").write_text(json.dumps(about | changes))
         with pytest.raises(OptionError, match=f"n.json was measured with other {named}: delete it"):
             bench()
-    (tmp_path / "n.json").write_text(json.dumps(about | {"asked": {}, "finished": True}))
-    assert bench().numbers["asked"] == {"model": "m"}
     (tmp_path / "n.json").write_text("[no JSON")
     assert bench().numbers["asked"] == {"model": "m"}
 

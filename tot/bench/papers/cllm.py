@@ -70,7 +70,7 @@ def run(options: CLLMOptions, console: Console) -> None:
             return questions[turn]
 
         bench.compare(
-            f"{len(questions)} questions, one at a time",
+            "questions, one at a time",
             sides,
             computed,
             rounds=len(questions),
