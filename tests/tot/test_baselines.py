@@ -145,6 +145,17 @@ def test_best_of_n_takes_a_verified_solution_without_evaluation(scripted: Any) -
     assert decoder.prompts == [["solve q"]]
 
 
+@pytest.mark.parametrize(("budget", "waves"), [({}, [80]), ({"tokens": 10**6}, [32, 32, 16])])
+def test_under_a_budget_best_of_n_decodes_in_waves(scripted: Any, budget: dict[str, int], waves: list[int]) -> None:
+    """All samples together might end only after the budget. The best of all waves is the answer."""
+    replies = [f"so {number}" for number in range(80)]
+    values = {f"value so {number}": str(9 if number == 3 else 1 + number % 5) for number in range(80)}
+    decoder = scripted({"solve q": replies} | values)
+    solution = solve(Riddle, "q", decoder=decoder, search=BestOfN(samples=80), evaluator=Value(), budget=budget)
+    assert [request.sampling.n for request in decoder.requests if request.purpose == "generate"] == waves
+    assert solution.answer == "3"
+
+
 # -- tasks with a world -----------------------------------------------------------------------------------------
 
 WRONG, RIGHT = "Answer: 13 + 9 + 10 + 4", "Answer: (13 - 9) * (10 - 4)"

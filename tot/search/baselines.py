@@ -12,6 +12,10 @@ from pydantic import field_validator
 
 from tot.search.base import Count, Search, SearchState, by_value
 from tot.search.steps import Steps
+from tot.tree.tree import Node
+
+_WAVE = 32
+"""Samples decoded together under a budget, which cuts samples that are not finished."""
 
 
 class WholeSolutions(Search):
@@ -30,10 +34,16 @@ class WholeSolutions(Search):
         return tuple(given.split("+")) if isinstance(given, str) else given
 
     def steps(self, search: SearchState) -> Steps:
-        solutions = yield search.expand([search.tree.root], self.samples, whole=True)
-        if self.weighted and search.solved is None:
-            solutions = by_value((yield search.evaluate(solutions)))
-        search.best = search.solved or next(iter(solutions), search.best)
+        wave = min(self.samples, _WAVE) if search.budgeted else self.samples
+        solutions: list[Node] = []
+        for first in range(0, self.samples, wave):
+            drafts = yield search.expand([search.tree.root], min(wave, self.samples - first), whole=True)
+            if self.weighted and search.solved is None:
+                drafts = yield search.evaluate(drafts)
+            solutions = by_value([*solutions, *drafts]) if self.weighted else [*solutions, *drafts]
+            search.best = search.solved or next(iter(solutions), search.best)
+            if search.solved is not None:
+                return
 
 
 class ChainOfThought(WholeSolutions):
