@@ -14,7 +14,6 @@
 #else
 #define MAX_ROWS 4  // temporaries of the products need some of the 16 registers, too
 #endif
-#define LOOP static inline __attribute__((always_inline))
 
 // How the weights of a strip are stored: a constant in the functions below.
 typedef enum { NIBBLES, CODED_NIBBLES, BYTES } Source;

@@ -1,7 +1,7 @@
 // Linear layers: products of rows of inputs and packed weights.
 //
 // The order of summation does not depend on the number of rows, so the result of a row does not depend on other rows,
-// except that with AMX many rows are multiplied in bfloat16.
+// except that with AMX many rows and packed integers are multiplied in bfloat16.
 
 #pragma once
 
@@ -118,6 +118,30 @@ static inline Input *input_at(const Input *inputs, int64_t index, int tiled) {
 }
 
 #ifdef TILES
+// Multiply the rows from `row` on, one or two tiles, by some groups of a strip.
+static inline void multiply_rows(const uint16_t *input, int64_t inputs, int64_t row, int64_t rows, int is_first,
+                                 int64_t from, int64_t to, const uint8_t *weights, int64_t prefetch,
+                                 Floats (*sums)[STRIP_VECTORS]) {
+    input += row * inputs + from * GROUP;
+    if (rows - row > TILE_ROWS)
+        multiply_tiles_of_rows(2, is_first, input, inputs, to - from, weights, prefetch, sums);
+    else
+        multiply_tiles_of_rows(1, is_first, input, inputs, to - from, weights, prefetch, sums);
+}
+
+#if WEIGHTS == 16
+static void multiply_strip_of_tiles(const Matrix *matrix, const uint16_t *input, int64_t rows, Epilogue epilogue,
+                                    float *out, int64_t out_stride, int64_t strip) {
+    const uint8_t *weights = matrix->strips + strip * strip_bytes(matrix);
+    for (int64_t row = 0; row < rows; row += BLOCK_ROWS) {
+        const int64_t prefetch = row ? 0 : rows > BLOCK_ROWS ? strip_bytes(matrix) : PREFETCH_BYTES;
+        Floats sums[BLOCK_ROWS][STRIP_VECTORS];
+        multiply_rows(input, matrix->inputs, row, rows, 1, 0, matrix->inputs / GROUP, weights, prefetch, sums);
+        store_products(rows - row < BLOCK_ROWS ? (int)(rows - row) : BLOCK_ROWS, matrix, strip, sums, epilogue,
+                       out + row * out_stride, out_stride);
+    }
+}
+#else
 // Multiply all rows by up to PANEL_STRIPS strips, some groups after others.
 static void multiply_panel(const Matrix *matrix, const uint16_t *input, int64_t rows, Epilogue epilogue, float *out,
                            int64_t out_stride, int64_t first, int64_t strips, Workspace *work) {
@@ -128,12 +152,9 @@ static void multiply_panel(const Matrix *matrix, const uint16_t *input, int64_t 
         for (int64_t block = 0; BLOCK_ROWS * block < rows; block++)
             for (int64_t s = 0; s < strips; s++) {
                 const int64_t row = BLOCK_ROWS * block, left = rows - row;
-                const uint16_t *block_input = input + row * inputs + from * GROUP;
                 Floats(*sums)[STRIP_VECTORS] = work->sums[parts > 1 ? block : 0][s];
-                if (left > TILE_ROWS)
-                    multiply_tiles_of_rows(2, part == 0, block_input, inputs, to - from, work->panel[s], sums);
-                else
-                    multiply_tiles_of_rows(1, part == 0, block_input, inputs, to - from, work->panel[s], sums);
+                multiply_rows(input, inputs, row, rows, part == 0, from, to, (const uint8_t *)work->panel[s],
+                              4 * TILED_GROUP_BYTES, sums);
                 if (part == parts - 1)
                     store_products(left < BLOCK_ROWS ? (int)left : BLOCK_ROWS, matrix, first + s, sums, epilogue,
                                    out + row * out_stride, out_stride);
@@ -141,17 +162,23 @@ static void multiply_panel(const Matrix *matrix, const uint16_t *input, int64_t 
     }
 }
 #endif
+#endif
 
 // Compute the strips [first, last) of the outputs of (rows, inputs) x (inputs, outputs): with tiles if there is a
 // `workspace`. Tiles also read the rows after the last, up to a multiple of TILE_ROWS.
 static void multiply(const Matrix *matrix, const Input *input, const float *input_stats, int64_t rows,
                      Epilogue epilogue, float *out, int64_t out_stride, int64_t first, int64_t last, void *workspace) {
 #ifdef TILES
-    if (workspace) {
-        begin_tiles();
+    if (workspace && rows > 0) {
+        begin_tiles(rows);
+#if WEIGHTS == 16
+        for (int64_t strip = first; strip < last; strip++)
+            multiply_strip_of_tiles(matrix, (const uint16_t *)input, rows, epilogue, out, out_stride, strip);
+#else
         for (int64_t strip = first; strip < last; strip += PANEL_STRIPS)
             multiply_panel(matrix, (const uint16_t *)input, rows, epilogue, out, out_stride, strip,
                            last - strip < PANEL_STRIPS ? last - strip : PANEL_STRIPS, workspace);
+#endif
         release_tiles();
         return;
     }

@@ -28,6 +28,7 @@ typedef Element Input;
 #define LINE (4 * LANES)
 #endif
 #define STATS 4               // of GROUP inputs of a row: scale, sum, sum of the first half, sum of the second half
+#define LOOP static inline __attribute__((always_inline))
 #define PREFETCH_BYTES 16384  // prefetch distance if all rows are one block
 
 typedef struct {

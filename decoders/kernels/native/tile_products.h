@@ -1,15 +1,39 @@
-// Products of many rows of bfloat16 and strips with AMX. Packed integers are first unpacked to bfloat16, once for all
-// rows: then no group of inputs needs a scale, and sums stay in the tiles.
+// Products of rows of bfloat16 and strips with AMX. Packed integers are first unpacked to bfloat16, once for all rows:
+// then no group of inputs needs a scale, and sums stay in the tiles. This takes many rows. Packed bfloat16 are multiplied
+// as they are, whatever the number of rows.
 
 #pragma once
 
 #include "amx.h"
 #include "integers.h"
 
-#if (defined(EMULATED_TILES) || defined(__AMX_BF16__)) && !defined(FLOAT32) && WEIGHTS == 8
+#if (defined(EMULATED_TILES) || defined(__AMX_BF16__)) && !defined(FLOAT32) && WEIGHTS != 32
 #define TILES
-#define MIN_TILED_ROWS 64  // with fewer, vectors were sometimes faster
 #define BLOCK_ROWS (2 * TILE_ROWS)
+#define TILED_GROUP_BYTES (STRIP_VECTORS * TILE_ROWS * 64)  // of GROUP inputs of a strip: STRIP_VECTORS tiles
+
+// Set the shapes for products of `rows` rows. Of more than TILE_ROWS, tiles also read rows after the last.
+static inline void begin_tiles(int64_t rows) {
+    TileShapes shapes = {.palette = 1};
+    for (int i = 0; i < 8; i++) {
+        const int is_weights = i == 2 || i == 3;
+        shapes.rows[i] = rows < TILE_ROWS && !is_weights ? (uint8_t)rows : TILE_ROWS;
+        shapes.row_bytes[i] = 64;
+    }
+    load_tile_shapes(&shapes);
+}
+
+#if WEIGHTS == 16
+// The lines of a strip take turns: each is a row of a tile.
+#define MIN_TILED_ROWS 0
+#define PANEL_STRIPS 8
+#define workspace_bytes(rows) 64
+#define TILE_BYTES LINE  // from a tile to the next
+#define TILE_STRIDE (STRIP_VECTORS * LINE)
+#else
+#define MIN_TILED_ROWS 64  // with fewer, vectors were sometimes faster
+#define TILE_BYTES (TILE_ROWS * 64)
+#define TILE_STRIDE 64
 // Strips and groups that a thread unpacks at once, at most: half a megabyte, which stays in its L2 cache.
 #define PANEL_STRIPS 8
 #define PANEL_GROUPS 32
@@ -82,19 +106,12 @@ static void unpack_strip(const Matrix *matrix, int64_t strip, int64_t from, int6
 #undef CASE
 }
 
-static inline void begin_tiles(void) {
-    TileShapes shapes = {.palette = 1};
-    for (int i = 0; i < 8; i++) {
-        shapes.rows[i] = TILE_ROWS;
-        shapes.row_bytes[i] = 64;
-    }
-    load_tile_shapes(&shapes);
-}
+#endif
 
-// Compute the products of `tiles` (1 or 2, a constant) times TILE_ROWS rows and the unpacked groups of a strip. Add
-// them to `sums` unless these are the first groups.
+// Compute the products of `tiles` (1 or 2, a constant) times TILE_ROWS rows and the groups of a strip, whose tiles begin
+// at `weights`. Add them to `sums` unless these are the first groups. Prefetch `prefetch` bytes ahead.
 LOOP void multiply_tiles_of_rows(int tiles, int is_first, const uint16_t *input, int64_t inputs, int64_t groups,
-                                 Words (*panel)[STRIP_VECTORS][TILE_ROWS], Floats (*sums)[STRIP_VECTORS]) {
+                                 const uint8_t *weights, int64_t prefetch, Floats (*sums)[STRIP_VECTORS]) {
     const int64_t stride = inputs * (int64_t)sizeof *input;
     // Tiles: 0 and 1 are inputs, 2 and 3 weights, 4 to 7 sums.
 #define EACH_SUM(operation)                                                                                            \
@@ -111,13 +128,13 @@ LOOP void multiply_tiles_of_rows(int tiles, int is_first, const uint16_t *input,
         EACH_SUM(load_tile)
     }
     // All loads come before the products, which is faster than loads between them.
-    for (int64_t g = 0; g < groups; g++) {
+    for (int64_t g = 0; g < groups; g++, weights += TILED_GROUP_BYTES) {
         load_tile(0, input + GROUP * g, stride);
-        load_tile(2, panel[g][0], sizeof(Words));
-        load_tile(3, panel[g][1], sizeof(Words));
+        load_tile(2, weights, TILE_STRIDE);
+        load_tile(3, weights + TILE_BYTES, TILE_STRIDE);
         if (tiles == 2) load_tile(1, input + TILE_ROWS * inputs + GROUP * g, stride);
 #pragma GCC unroll 32
-        for (int line = 0; line < STRIP_VECTORS * TILE_ROWS; line++) __builtin_prefetch(&panel[g + 4][0][line]);
+        for (int line = 0; line < TILED_GROUP_BYTES; line += 64) __builtin_prefetch(weights + prefetch + line);
         multiply_tiles(4, 0, 2);
         multiply_tiles(5, 0, 3);
         if (tiles == 2) {

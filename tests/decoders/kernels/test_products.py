@@ -1,4 +1,4 @@
-"""Products with packed integers: exact but for the rounding of the inputs, at every processor level."""
+"""Products with packed integers and bfloat16: exact but for the rounding of the inputs, at every processor level."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16
 
 from tot.decoders.kernels.native import packing
 from tot.decoders.kernels.native.compiling import LEVELS, SOURCES, Level
@@ -38,23 +39,23 @@ CODEBOOKS = {
     "IQ4_NL": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
     "MXFP4": (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12),
 }
-Multiply = Callable[[Whole, Array], Array]
+Multiply = Callable[[Any, Array], Array]
 """Multiply a weight (outputs, inputs) and rows (count, inputs): (count, outputs)."""
 
 
-def multiplier(level: Level, folder: Path, *options: str) -> Multiply:
-    """Compile the products for a processor level."""
+def multiplier(level: Level, folder: Path, *options: str, bits: int = 8) -> Multiply:
+    """Compile the products for a processor level, with weights in integers (8) or bfloat16 (16)."""
     if shutil.which("cc") is None or not processor_flags() >= level.needs:
         pytest.skip("needs a C compiler, and a processor of this level")
-    path, code = folder / f"{level.name}{len(options)}.so", Path(__file__).with_name("products.c")
-    flags = (*level.options, "-O1", "-w", "-DWEIGHTS=8", f"-I{SOURCES}", *options)
+    path, code = folder / f"{level.name}{len(options)}-{bits}.so", Path(__file__).with_name("products.c")
+    flags = (*level.options, "-O1", "-w", f"-DWEIGHTS={bits}", f"-I{SOURCES}", *options)
     subprocess.run(["cc", "-shared", "-fPIC", *flags, str(code), "-o", str(path), "-lm"], check=True)
     functions = ctypes.CDLL(str(path))
     assert ctypes.c_int64.in_dll(functions, "matrix_size").value == ctypes.sizeof(Matrix)
 
-    def multiply(weight: Whole, rows: Array) -> Array:
-        strips, *form, codebook = packing.packed(weight, "gguf")
-        outputs, inputs = weight.numbers.shape
+    def multiply(weight: Whole | Array, rows: Array) -> Array:
+        strips, *form, codebook = packing.packed(weight, "bfloat16" if bits == 16 else "gguf")
+        outputs, inputs = (weight.numbers if isinstance(weight, Whole) else weight).shape
         matrix = Matrix(strips.ctypes.data, None, inputs, outputs, *form, (ctypes.c_uint8 * 16)(*codebook))
         out = np.empty((len(rows), outputs), dtype=np.float32)
         pointers = (ctypes.c_void_p(array.ctypes.data) for array in (rows, out))
@@ -188,12 +189,46 @@ def test_emulated_tiles_equal_real_ones(tmp_path: Path, monkeypatch: pytest.Monk
         assert np.array_equal(emulated(weight, rows), real(weight, rows))
 
 
+def narrow_weight(outputs: int = 300, inputs: int = 2080) -> Array:
+    return np.random.default_rng(1).standard_normal((outputs, inputs)).astype(bfloat16)
+
+
+@pytest.mark.parametrize("form", ["emulated tiles", "tiles", "vectors"])
+def test_products_of_bfloat16_differ_only_by_the_order_of_summation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """A row has the same products beside any number of other rows."""
+    level = next((level for level in LEVELS if level.name == ("amx" if form == "tiles" else "avx512-bf16")), None)
+    if level is None:
+        pytest.skip("is of x86-64")
+    monkeypatch.setattr(packing, "lanes", lambda: level.lanes)
+    multiply = multiplier(level, tmp_path, *(["-DEMULATED_TILES"] if form == "emulated tiles" else []), bits=16)
+    weight, rows = narrow_weight(), some_rows(100, 2080)
+    exact = rows.astype(bfloat16).astype(np.float64) @ weight.astype(np.float64).T
+    found = multiply(weight, rows)
+    assert np.abs(found - exact).max() < 1e-3 < np.abs(exact).max()
+    for count in (0, 1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 48, 49, 64, 65, 99):
+        assert np.array_equal(multiply(weight, rows[:count]), found[:count])
+
+
+def test_emulated_tiles_of_bfloat16_equal_real_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    level = next((level for level in LEVELS if level.name == "amx"), None)
+    if level is None:
+        pytest.skip("is of x86-64")
+    monkeypatch.setattr(packing, "lanes", lambda: level.lanes)
+    forms: tuple[tuple[str, ...], ...] = ((), ("-DEMULATED_TILES",))
+    real, emulated = (multiplier(level, tmp_path, *options, bits=16) for options in forms)
+    weight, rows = narrow_weight(), some_rows(70, 2080)
+    assert np.array_equal(emulated(weight, rows), real(weight, rows))
+
+
 @pytest.mark.skipif(not LEVELS or LEVELS[0].name != "amx", reason="is of x86-64")
-def test_products_with_tiles_compile() -> None:
+@pytest.mark.parametrize("bits", [8, 16])
+def test_products_with_tiles_compile(bits: int) -> None:
     compiler = shutil.which("cc")
     if compiler is None or "-mamx-bf16" not in subprocess.getoutput(f"{compiler} --help=target"):
         pytest.skip("needs a C compiler that knows AMX")
-    code, flags = Path(__file__).with_name("products.c"), ("-O1", "-w", "-DWEIGHTS=8", f"-I{SOURCES}")
+    code, flags = Path(__file__).with_name("products.c"), ("-O1", "-w", f"-DWEIGHTS={bits}", f"-I{SOURCES}")
     command = [compiler, "-S", *LEVELS[0].options, *flags, str(code), "-o", "-"]
     assembly = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert "tdpbf16ps" in assembly
