@@ -6,6 +6,7 @@ import copy
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -186,9 +187,10 @@ def test_seconds_are_complete_and_sum_to_at_most_the_elapsed_time(
     assert drafting * 0.99 < total("draft") < time.perf_counter() - began
 
 
-def test_seconds_are_split_by_rows(load: Load) -> None:
-    """Two purposes share forwards, and one has three times the samples of the other."""
-    decoder = load()
+def test_seconds_are_split_by_rows(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two purposes share forwards, and one has three times the samples of the other. Each part of a step takes 1 s."""
+    decoder, seconds = load(), itertools.count()
+    monkeypatch.setattr("tot.decoders.engine.engine.time", SimpleNamespace(perf_counter=lambda: float(next(seconds))))
     many = requests(3, "generate", 100)
     few = requests(1, "evaluate", 100)
     handles = decoder.engine.submit_all([*many, *few], [decoder.method.policy] * 4)
