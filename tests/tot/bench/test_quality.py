@@ -136,7 +136,9 @@ def test_measured_accuracies_match_the_known_ones(capfd: pytest.CaptureFixture[s
     assert main([*command, "logprob,beam"]) == 2  # rejected before any request
     assert "unknown evaluator 'beam'" in capfd.readouterr().err
     before = Path("quality/plain/samples.jsonl").read_bytes()
-    assert main([*command, "random", "--judged", "4"]) == 0  # resumed: no request is repeated
+    assert main([*command, "random", "--judged", "4"]) == 2
+    assert "n.json was measured with other evaluators, timed: delete it" in capfd.readouterr().err
+    assert main([*command, "random", "--judged", "4", "--out", "m.json"]) == 0  # resumed: no request is repeated
     assert Path("quality/plain/samples.jsonl").read_bytes() == before
 
 
