@@ -79,7 +79,7 @@ class SpeculationPlanner:
         trying: bool = True,
         distinct: int | None = None,
     ) -> None:
-        """`distinct`: number of different texts among the branches; equal texts share their rows."""
+        """`distinct`: number of different texts among the branches, by default all; equal texts share their rows."""
         self.statistics = statistics
         self.trying = trying
         """Whether drafters that need timed trials may draft."""
@@ -89,7 +89,7 @@ class SpeculationPlanner:
         self._draft = draft
         self._pace = pace
         self._tokens = float(branches)
-        self._rows = float(branches if distinct is None else distinct)
+        self._rows = float(distinct or branches)
         self._share = self._rows / branches
         """Rows per branch, for drafted tokens as well: drafts of equal texts are mostly equal."""
 

@@ -147,7 +147,7 @@ class Speculation:
         return trial.drafts
 
     def planner(self, contexts: Sequence[DraftContext], distinct: int | None = None) -> SpeculationPlanner | None:
-        """Return a plan for a forward of these texts, or None if drafts do not adapt. `distinct`: see the planner."""
+        """Return a plan for a forward of these texts, or None if drafts do not adapt. `distinct`: as in the plan."""
         if not self.config.adapt:
             return None
         mean = sum(len(context.tokens) for context in contexts) / len(contexts)

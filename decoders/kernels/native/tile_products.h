@@ -1,6 +1,6 @@
 // Products of rows of bfloat16 and strips with AMX. Packed integers are first unpacked to bfloat16, once for all rows:
-// then no group of inputs needs a scale, and sums stay in the tiles. This takes many rows. Packed bfloat16 are multiplied
-// as they are, whatever the number of rows.
+// then no group of inputs needs a scale, and sums stay in the tiles. Unpacking pays for many rows only. Weights packed as
+// bfloat16 are tiles already, and are used for any number of rows.
 
 #pragma once
 
