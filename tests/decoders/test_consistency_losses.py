@@ -83,14 +83,15 @@ def test_one_packed_forward_equals_separate_forwards(
     laid_out = layout(PROMPT, RESPONSE, [FIRST, SECOND, WHOLE])
     with text_attention(model):
         (packed,) = _logits(model, [laid_out], "cpu")
-    assert packed.shape == (len(laid_out.tokens), 300)
-    for row in range(len(laid_out.tokens)):
+    assert laid_out.first == len(PROMPT) - 1
+    assert packed.shape == (len(laid_out.tokens) - laid_out.first, 300)
+    for row in range(laid_out.first, len(laid_out.tokens)):
         alone = logits_alone(model, visible(laid_out, row))[-1]
-        assert torch.allclose(packed[row], alone, atol=1e-4, rtol=1e-4), row
+        assert torch.allclose(packed[row - laid_out.first], alone, atol=1e-4, rtol=1e-4), row
     alone = logits_alone(model, [*PROMPT, *RESPONSE])
-    assert torch.allclose(packed[:10], alone, atol=1e-4, rtol=1e-4)
+    assert torch.allclose(packed[:8], alone[2:], atol=1e-4, rtol=1e-4)
     blind = logits_alone(model, laid_out.tokens.tolist())  # the logits without mask and positions
-    assert not torch.allclose(packed[10:], blind[10:], atol=0.1)
+    assert not torch.allclose(packed[8:], blind[10:], atol=0.1)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
@@ -144,7 +145,7 @@ def test_the_consistency_loss_is_a_mean_over_positions() -> None:
     log = logits.log_softmax(-1)
     pairs = [(11, 5), (13, 7), (14, 8)]
     apart = [sum((log[t].exp() * (log[t] - log[s])).tolist()) for s, t in pairs]
-    assert consistency_loss(logits, laid_out).item() == pytest.approx(sum(apart) / 3, rel=1e-5)
+    assert consistency_loss(logits[2:], laid_out).item() == pytest.approx(sum(apart) / 3, rel=1e-5)
 
 
 def test_the_loss_follows_equation_4() -> None:
@@ -165,7 +166,7 @@ def test_the_loss_follows_equation_4() -> None:
     assert [term > 0 for term in terms] == [False, False, True, True]
     laid_out = layout(PROMPT, RESPONSE, [window])
     logits = torch.stack([q(visible(laid_out, row)) for row in range(len(laid_out.tokens))])
-    assert consistency_loss(logits, laid_out).item() == pytest.approx(sum(terms) / 2, rel=1e-5)
+    assert consistency_loss(logits[2:], laid_out).item() == pytest.approx(sum(terms) / 2, rel=1e-5)
 
 
 def test_the_ar_loss_is_the_responses_cross_entropy() -> None:
@@ -174,7 +175,7 @@ def test_the_ar_loss_is_the_responses_cross_entropy() -> None:
     probabilities = logits.detach().softmax(-1).tolist()
     drawn = [(1, 0), (2, 2), (3, 1)]  # the row before each response token gives its probability
     expected = -sum(math.log(probabilities[row][token]) for row, token in drawn) / 3
-    loss = ar_loss(logits, laid_out)
+    loss = ar_loss(logits[laid_out.first :], laid_out)
     assert loss.item() == pytest.approx(expected, rel=1e-5)
     loss.backward()
     assert logits.grad is not None
@@ -184,7 +185,7 @@ def test_the_ar_loss_is_the_responses_cross_entropy() -> None:
 def test_gradients_reach_only_the_student() -> None:
     laid_out = layout(PROMPT, RESPONSE, [FIRST, SECOND])
     logits = torch.randn(len(laid_out.tokens), 5, generator=torch.Generator().manual_seed(2), requires_grad=True)
-    consistency_loss(logits, laid_out).backward()
+    consistency_loss(logits[laid_out.first :], laid_out).backward()
     assert logits.grad is not None
     assert logits.grad.abs().sum(-1).nonzero().flatten().tolist() == laid_out.students.tolist()
 
@@ -203,7 +204,7 @@ def test_a_gradient_step_moves_the_student_closer() -> None:
 def test_without_a_wrong_token_the_loss_is_zero(windows: list[Window]) -> None:
     laid_out = layout(PROMPT, RESPONSE, windows)
     logits = torch.randn(len(laid_out.tokens), 5, requires_grad=True)
-    loss = consistency_loss(logits, laid_out)
+    loss = consistency_loss(logits[laid_out.first :], laid_out)
     assert loss.item() == 0
     loss.backward()
     assert logits.grad is not None

@@ -46,6 +46,11 @@ class Layout:
     teachers: Tensor
     """Rows of the clean text at the same positions, one for each of `students`."""
 
+    @property
+    def first(self) -> int:
+        """The first row whose logits are needed: the last token of the prompt, which predicts the response."""
+        return self.prompt - 1
+
 
 def layout(prompt: Sequence[int], response: Sequence[int], windows: Sequence[Window]) -> Layout:
     """Build the input sequence of a text and its windows."""
@@ -83,16 +88,19 @@ def layout(prompt: Sequence[int], response: Sequence[int], windows: Sequence[Win
 def consistency_loss(logits: Tensor, laid_out: Layout) -> Tensor:
     """Return the consistency loss (equation 4 with forward KL), in nats, averaged over the student rows.
 
-    `logits` is (length, vocab). The loss is 0 if there are no student rows.
+    `logits` is (length - first, vocab). The loss is 0 if there are no student rows.
     """
     if not len(laid_out.students):
         return logits.sum() * 0.0
-    student = log_softmax(logits[laid_out.students].float(), -1)
-    teacher = log_softmax(logits[laid_out.teachers].detach().float(), -1)
+    student = log_softmax(logits[laid_out.students - laid_out.first].float(), -1)
+    teacher = log_softmax(logits[laid_out.teachers - laid_out.first].detach().float(), -1)
     return (teacher.exp() * (teacher - student)).sum(-1).mean()
 
 
 def ar_loss(logits: Tensor, laid_out: Layout) -> Tensor:
-    """Return the AR loss (equation 6): the response's mean negative log-likelihood (nats per token)."""
+    """Return the AR loss (equation 6): the response's mean negative log-likelihood (nats per token).
+
+    `logits` is (length - first, vocab).
+    """
     response = laid_out.tokens[laid_out.prompt : laid_out.clean].to(logits.device)
-    return cross_entropy(logits[laid_out.prompt - 1 : laid_out.clean - 1].float(), response)
+    return cross_entropy(logits[: len(response)].float(), response)

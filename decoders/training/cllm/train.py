@@ -141,14 +141,16 @@ def _trainable(loaded: LoadedModel, options: TrainOptions) -> Any:
 
 
 def _logits(model: nn.Module, texts: Sequence[Layout], device: str) -> Sequence[Tensor]:
-    """Return the logits (length, vocab) of each text, packed into one row. Runs in `text_attention`."""
+    """Return the logits (length - first, vocab) of each text, packed into one row. Runs in `text_attention`."""
+    read = torch.cat([torch.arange(len(text.tokens)) >= text.first for text in texts])
     result = model(
         input_ids=torch.cat([text.tokens for text in texts])[None].to(device),
         position_ids=torch.cat([text.positions for text in texts])[None].to(device),
         use_cache=False,
+        logits_to_keep=read.nonzero().flatten().to(device),
         masks=[text.mask.to(device) for text in texts],
     )
-    return torch.split(result.logits[0], [len(text.tokens) for text in texts])
+    return torch.split(result.logits[0], [len(text.tokens) - text.first for text in texts])
 
 
 @contextmanager
