@@ -41,6 +41,13 @@ class Registry(MutableMapping[str, Any]):
             raise OptionError(f"{unknown(self.kind, name, self)}; or path/to/file.py:Name")
         return self[name]
 
+    def name_of(self, part: Any) -> str | None:
+        """Return the name of a class of this kind, or None if it has none."""
+        value = f"{part.__module__}:{part.__qualname__}"
+        names = [name for name, one in self._registered.items() if one is part]
+        names += [name for name, entry in declared(self.group).items() if entry.value == value]
+        return next(iter(names), None)
+
     def _in_file(self, path: Path, name: str, of: type) -> Any:
         members = vars(_module(path))
         if of is object:

@@ -31,7 +31,7 @@ from tot.llm.decoders import (
     uses_chat_format,
 )
 from tot.llm.filters import FILTERS, filters_of
-from tot.registry import SEARCHES, load_task, named, parts_of
+from tot.registry import SEARCHES, load_task, named, parts_of, spec_of
 from tot.running import in_daemon_thread
 from tot.search.base import Search
 from tot.task.task import Task
@@ -385,7 +385,7 @@ def _weights_of(decoder: Any) -> Any:
 
 
 def as_text(part: Any) -> str | None:
-    """Return a part as text: names unchanged, pairs as in flags, objects by their class and options."""
+    """Return a part as text: names unchanged, pairs as in flags, objects as `of` reads them, or else by class."""
     if part is None or isinstance(part, str):
         return part
     if isinstance(part, Mapping):
@@ -394,4 +394,6 @@ def as_text(part: Any) -> str | None:
         return ",".join(map(str, part))
     if isinstance(part, Path | int | float):
         return str(part)
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(part)) if isinstance(part, BaseModel) else type(part).__name__
+    if not isinstance(part, BaseModel):
+        return type(part).__name__
+    return spec_of(part) or re.sub(r" at 0x[0-9a-f]+", "", repr(part))

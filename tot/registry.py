@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,30 @@ def named(spec: Any, known: Registry, **options: Any) -> Any:
     if not issubclass(found, BaseModel):
         return _checked(kind, found(**given, **overrides))
     return _complete(_checked(kind, validated(found, given | overrides, f"{kind} {name}")))
+
+
+def spec_of(part: BaseModel) -> str | None:
+    """Return the text from which `named` makes an equal search, generator or evaluator; None if there is none."""
+    for known in (SEARCHES, GENERATORS, EVALUATORS):
+        name = known.name_of(type(part))
+        if name is None:
+            continue
+        options = []
+        for option, field in type(part).model_fields.items():
+            value = getattr(part, option)
+            if value != field.get_default(call_default_factory=True):
+                options.append(f"{option}={_option_text(value)}")
+        spec = ":".join(filter(None, (name, ",".join(options))))
+        with suppress(OptionError):
+            if named(spec, known) == named(part, known):
+                return spec
+    return None
+
+
+def _option_text(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return spec_of(value)
+    return "+".join(map(str, value)) if isinstance(value, tuple) else value
 
 
 def split_spec(spec: str, kind: str) -> tuple[str, dict[str, str | None]]:

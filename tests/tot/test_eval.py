@@ -85,10 +85,7 @@ def test_the_configuration_reproduces_the_run(run: Any, scripted: Any, data_file
         7,
     )
     assert config["data"] == str(data_file)
-    assert (
-        config["search"]
-        == "BFS(depth=3, aggregate='best', until=None, merge=None, thoughts=2, breadth=1, select='greedy')"
-    )
+    assert config["search"] == "bfs:depth=3,thoughts=2,breadth=1"
     assert set(config["record"]["versions"]) == {"python", "tot", "torch", "transformers", "datasets"}
     assert len(config["record"]["data_sha256"]) == 64
 

@@ -43,7 +43,7 @@ from tot import (
     solve,
 )
 from tot.decoders import OptionError, TaskError
-from tot.registry import EVALUATORS, GENERATORS, SEARCHES, named, parts_of
+from tot.registry import EVALUATORS, GENERATORS, SEARCHES, named, parts_of, spec_of
 from tot.search.baselines import Act
 from tot.search.mcts import RAP
 
@@ -87,6 +87,7 @@ KNOWN = {"search": SEARCHES, "generator": GENERATORS, "evaluator": EVALUATORS}
         ("search", " mcts : iterations = 20 , rule=puct ", MCTS(iterations=20, rule="puct")),
         ("search", "mcts:rollout=none,thoughts=none", MCTS(rollout="none", thoughts=None)),
         ("search", "mcts:fast=none", MCTS(fast=None)),
+        ("search", "mcts:fast=logprob:window=5", MCTS(fast=LogProb(window=5))),
         ("search", "mcts:cum_reward=max,calc_q=max", MCTS(cum_reward="max", calc_q="max")),
         ("search", "bfs:thoughts=None,merge=true,aggregate=vote", BFS(thoughts=None, merge=True, aggregate="vote")),
         ("search", "bfs:", BFS()),
@@ -103,6 +104,18 @@ def test_a_text_names_an_object_with_options(kind: str, text: str, meant: Any) -
     result = named(text, KNOWN[kind])
     assert type(result) is type(meant)
     assert result == meant
+    spec = spec_of(meant)
+    assert spec is not None
+    assert named(spec, KNOWN[kind]) == meant
+
+
+def test_an_object_that_no_text_describes_has_no_text() -> None:
+    class Own(BFS):
+        pass
+
+    assert spec_of(Own(thoughts=2)) is None
+    assert spec_of(RewardModel(model="a,b")) is None
+    assert spec_of(MCTS(fast=RewardModel(model="a,b"))) is None
 
 
 def test_every_known_name_is_covered_above() -> None:
