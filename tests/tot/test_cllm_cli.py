@@ -1,4 +1,4 @@
-"""`tot cllm collect`, `train` and `eval` in sequence on a tiny model; errors for invalid input."""
+"""`tot cllm collect`, `steps`, `train` and `eval` in sequence on a tiny model; errors for invalid input."""
 
 from __future__ import annotations
 
@@ -146,6 +146,21 @@ def test_trajectories_are_collected_trained_on_and_evaluated(tot: Tot) -> None:
     windows = numbers["windows"]["cells"]
     assert [cell["side"] for cell in windows].count("made") == len(PROMPTS)
     assert all(cell["tokens"] >= cell["forwards"] for cell in windows)
+
+
+def test_a_model_is_trained_on_answers_in_parallel_steps(tot: Tot) -> None:
+    status, out, err = tot("steps", "--model", "base", "--questions", "2", "--out", "steps")
+    assert (status, err) == (0, "")
+    written = [path.read_bytes() for path in Path("steps").glob("*.parquet")]
+    assert len(written) == 1
+    assert tot("steps", "--model", "base", "--questions", "2", "--out", "steps")[0] == 0
+    assert [path.read_bytes() for path in Path("steps").glob("*.parquet")] == written
+    status, out, err = tot("train", "--model", "base", "--data", "steps", "--out", "taught", "--ar-weight", "1")
+    assert (status, err) == (0, "")
+    assert "taught: the model" in out
+    losses = [json.loads(line) for line in Path("taught/losses.jsonl").read_text().splitlines()]
+    assert len(losses) == 2
+    assert all(step["ar"] > step["consistency"] == 0 for step in losses)
 
 
 def test_a_model_against_itself_is_measured_once(tot: Tot) -> None:

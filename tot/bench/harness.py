@@ -363,9 +363,7 @@ class _Comparison:
                 known = seconds_by_cell[side.name, column]
                 expected = statistics.median(known) if known else mean
                 seconds += expected * (self.results.rounds - len(known)) * (expected <= self.patience)
-        if seconds < 60:
-            return ""
-        return f", about {seconds / 60:.0f} min left" if seconds < 7200 else f", about {seconds / 3600:.1f} h left"
+        return "" if seconds < 60 else f", about {duration(seconds)} left"
 
     def run(self, side: Side, column: Any, work: Any) -> Measured | None:
         """Return the measurement, or None if the side failed; a failed side does not run again."""
@@ -379,6 +377,11 @@ class _Comparison:
             return None
         self.last.setdefault(side.name, {})[column] = measured["seconds"], self.size(work)
         return measured
+
+
+def duration(seconds: float) -> str:
+    """Format a time in minutes, at least 1, or in hours."""
+    return f"{max(1, round(seconds / 60))} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:

@@ -126,8 +126,10 @@ class PDOSBench(Computed):
     """Compare parallel steps with normal decoding, skeleton-of-thought and chain-of-draft: quality, speed, memory."""
 
     more: ClassVar = frozenset({"rounds"})
-    prompt: Literal["skeleton", "example", "both"] = Field(
-        "both", description="How the prompt explains the step format: the skeleton prompt, a worked example, or both."
+    prompt: Literal["skeleton", "example", "both", "none"] = Field(
+        "both",
+        description="How the prompt explains the step format: the skeleton prompt, a worked example, both, or not at "
+        "all, for a model that was trained on it.",
     )
     tasks: tuple[Literal["retrieval", "planning", "qa"], ...] = Field(
         ("retrieval", "planning", "qa"), description="Comma-separated tasks; qa: questions about several documents."

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tot.bench.evaluators import judge
-from tot.bench.harness import SECONDS, Bench, Measured, Metric, Side, plain, timed
+from tot.bench.harness import SECONDS, Bench, Measured, Metric, Side, duration, plain, timed
 from tot.bench.options import QualityOptions
 from tot.decoders.errors import OptionError
 from tot.decoders.machine import describe
@@ -135,8 +135,8 @@ def forecast(works: Mapping[str, EvaluationRun]) -> str:
     texts = sum(map(_samples, model_works))
     tokens = first.task.sampling.get(first.task.chain, {}).get("max_tokens", 128) / 2
     questions = first.options.limit or 1
-    hours = questions * texts * tokens * seconds / 256 / 3600
-    return f"about {hours:.1f} hours for {questions} questions and {len(works)} ways, more with tree searches"
+    expected = duration(questions * texts * tokens * seconds / 256)
+    return f"about {expected} for {questions} questions and {len(works)} ways, more with tree searches"
 
 
 def prompts_told(works: Mapping[str, EvaluationRun]) -> str:

@@ -1,4 +1,4 @@
-"""`tot cllm collect`, `train` and `eval`: collect trajectories, and train and evaluate consistency LLMs."""
+"""`tot cllm collect`, `steps`, `train` and `eval`: write texts to train on, and train and evaluate consistency LLMs."""
 
 from __future__ import annotations
 
@@ -69,6 +69,25 @@ def collect_command(
                 CollectOptions(**given),
                 lambda texts, windows, dropped: tell(texts, f"{texts} texts, {windows} windows, {dropped} dropped"),
             )
+
+
+@app.command("steps")
+def steps_command(
+    out: Annotated[Path, typer.Option(help="The folder to write texts to; an incomplete one is resumed.")],
+    model: Annotated[str, typer.Option(help="The model to train: a name, a hub id or a folder.")] = "smollm2-135m",
+    questions: Annotated[int, typer.Option(min=1, help="Number of questions, each with four texts.")] = 200,
+    seed: Annotated[int, typer.Option(help="Seed of the questions.")] = 0,
+) -> None:
+    """Write made-up questions with answers in parallel steps, to train a model on the format of pdos."""
+    from tot.bench.papers.pdos_teaching import taught
+    from tot.decoders.engine.text import TextCodec
+    from tot.decoders.models.loading import load_model
+    from tot.decoders.training.cllm.trajectories import given
+
+    loaded = load_model(model)
+    with counting("writing", 4 * questions) as tell:
+        texts = taught(questions, seed, TextCodec(loaded.tokenizer))
+        given(loaded, texts, out, lambda count: tell(count, f"{count} texts"))
 
 
 @app.command("train")

@@ -79,7 +79,8 @@ def test_pdos_and_normal_decoding_have_identical_prompts(compared: dict[str, Way
 
 
 @pytest.mark.parametrize(
-    ("prompt", "turns", "described"), [("skeleton", 1, True), ("example", 3, False), ("both", 3, True)]
+    ("prompt", "turns", "described"),
+    [("skeleton", 1, True), ("example", 3, False), ("both", 3, True), ("none", 1, False)],
 )
 def test_the_prompt_style_sets_turns_and_description(
     compared: dict[str, Way], prompt: str, turns: int, described: bool

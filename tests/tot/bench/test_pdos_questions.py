@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,19 @@ from tot.bench.papers.pdos_questions import (
     right_passages,
     right_share,
 )
-from tot.decoders import OptionError
+from tot.bench.papers.pdos_teaching import taught
+from tot.decoders import LocalDecoder, OptionError
+from tot.decoders.methods.options import PDOSOptions
+from tot.decoders.methods.pdos.steps_format import StepsFormat
 
 NAMES = ("Ann Lee", "Bo Dar")
 CONTEXT = "Passage 1:\nOslo\nOslo is cold.\n\nPassage 2:\nRome is warm.\nPassage 3:\nUlm is mild."
+
+
+@pytest.fixture(scope="module")
+def form(tiny: Callable[[], LocalDecoder]) -> Iterator[StepsFormat]:
+    with tiny() as decoder:
+        yield StepsFormat(PDOSOptions(), decoder.engine.codec)
 
 
 def everything(question: PDOSQuestion) -> bool:
@@ -44,6 +53,41 @@ def file(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.mark.parametrize("make", [retrieval, documents])
+@pytest.mark.parametrize("steps", [4, 9, 30])
+def test_the_given_answer_is_right(make: Callable[[int, int], PDOSQuestion], steps: int, form: StepsFormat) -> None:
+    for seed in range(10):
+        question = make(steps, seed)
+        assert question.answered is not None
+        assert question.is_right is not None
+        assert question.right_steps is not None
+        for drafts in (False, True):
+            answer = question.answered.in_steps(form, drafts)
+            assert question.is_right(answer)
+            assert re.findall(r"^#### (.+?):", answer, re.MULTILINE) == [*question.titles]
+        assert question.right_steps(question.answered.in_steps(form)) == 1.0
+
+
+def test_a_question_teaches_an_answer_a_skeleton_and_two_steps(form: StepsFormat) -> None:
+    texts = list(taught(5, 1, form.codec))
+    assert len(texts) == 20
+    for at in range(0, 20, 4):
+        (whole, answer), (begun, rest), *ends = texts[at : at + 4]
+        (user,) = whole.prompt
+        assert "####" not in user.content
+        titles = re.findall(r"^#### (.+?):", answer, re.MULTILINE)
+        assert 4 <= len(titles) <= 8
+        skeleton = begun.prompt[1].content + rest
+        assert skeleton == "".join(f"#### {title}:...\n" for title in titles) + "####%%%\n"
+        assert begun.prompt[1].content.endswith("...\n####")
+        first = [request.prompt[1].content for request, _ in ends]
+        assert len({*first}) == 2
+        assert f"#### {titles[0]}:" not in first
+        assert all(answer.endswith(f"\n{request.prompt[1].content}{text}") for request, text in ends)
+        assert all(request.prompt[0] == user for request, _ in texts[at : at + 4])
+    assert list(taught(5, 1, form.codec)) == texts != list(taught(5, 2, form.codec))
 
 
 @pytest.mark.parametrize("people", [4, 10, 100])

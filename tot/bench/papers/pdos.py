@@ -25,7 +25,6 @@ from tot.bench.engines import about, forget, metrics_of
 from tot.bench.harness import Bench, Measured, Metric, Side, percent, plain, timed
 from tot.bench.options import PDOSBench
 from tot.bench.papers.pdos_questions import (
-    Example,
     PDOSQuestion,
     documents,
     listed,
@@ -85,8 +84,8 @@ class Way:
     def messages(self, question: PDOSQuestion) -> Messages:
         """Return the prompt: the step format and the question."""
         example, form, words = question.example, self.form, _DRAFTS if self.drafts else ""
-        answer = _in_steps(example, form, self.drafts)
-        with_example, with_instructions = self.prompt != "skeleton", self.prompt != "example"
+        answer = example.in_steps(form, self.drafts)
+        with_example, with_instructions = self.prompt in ("example", "both"), self.prompt in ("skeleton", "both")
         if self.outline:
             answer = _numbered([*(title for title, _, _ in example.steps), example.last])
             with_example, with_instructions, words = True, False, _OUTLINE
@@ -249,12 +248,6 @@ def mark_of(judge: Decoder, question: PDOSQuestion, answer: str) -> float:
 def _watch(engine: Engine) -> None:
     """Reset the peak number of live slots."""
     engine.cache.peak_live = engine.cache.live
-
-
-def _in_steps(example: Example, form: StepsFormat, drafts: bool) -> str:
-    """Format the example's answer as steps."""
-    steps = [f"{form.header(title)} {draft if drafts else whole}\n" for title, whole, draft in example.steps]
-    return "".join(steps) + form.end_text + example.conclusion
 
 
 def _numbered(points: Sequence[str]) -> str:

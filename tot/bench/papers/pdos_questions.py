@@ -22,10 +22,13 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, field_validator
 
 from tot.decoders.errors import OptionError, validated
+from tot.decoders.methods.pdos.steps_format import StepsFormat
 from tot.evaluation.data import rows
 
 _A_STEP, _AN_ASPECT, _CONCLUSION = 32, 64, 64
 """Maximum tokens of an answer: per step, per step of a plan, and for the conclusion."""
+_NO_HELP = ("It does not help.", "no help")
+"""The step, and its draft, of a passage that does not help."""
 _ITEM = re.compile(r"^[ \t]*(?:[-*•]|\(?\d{1,3}[.)])[ \t]+(\S.*?)[ \t]*$", re.MULTILINE)
 _DATA = json.loads((files("tot.prompts") / "pdos" / "questions.json").read_text(encoding="utf-8"))
 
@@ -46,6 +49,11 @@ class Example:
     last: str
     """Title of the conclusion in an outline."""
 
+    def in_steps(self, form: StepsFormat, drafts: bool = False) -> str:
+        """Return the answer in the format of steps, or of their drafts."""
+        steps = [f"{form.header(title)} {draft if drafts else whole}\n" for title, whole, draft in self.steps]
+        return "".join(steps) + form.end_text + self.conclusion
+
 
 @dataclass(frozen=True)
 class PDOSQuestion:
@@ -64,6 +72,8 @@ class PDOSQuestion:
     reference: str | None = None
     right_steps: Callable[[str], float] | None = None
     """Share of an answer's steps that are right; None if that cannot be checked."""
+    answered: Example | None = None
+    """The question with a right answer, if it is known."""
 
     @property
     def tokens(self) -> int:
@@ -106,9 +116,19 @@ def retrieval(people: int, seed: int) -> PDOSQuestion:
     right = partial(names_only, name=names[chosen], names=tuple(names))
     steps = {name: (grade / 100, name == names[chosen]) for name, grade in zip(names, grades, strict=True)}
     example = _example(_who(demonstration["people"], demonstration["low"], demonstration["high"]), demonstration)
-    return PDOSQuestion(
-        text, tuple(names), example, _A_STEP, right, None, names[chosen], partial(right_share, steps=steps)
+    answer = tuple(
+        (name, f"The GPA is {grade / 100:.2f}, {_compared(grade, low, high)}", f"{grade / 100:.2f}")
+        for name, grade in zip(names, grades, strict=True)
     )
+    answered = Example(text, answer, f"Name: {names[chosen]}", example.last)
+    right_steps = partial(right_share, steps=steps)
+    return PDOSQuestion(text, tuple(names), example, _A_STEP, right, None, names[chosen], right_steps, answered)
+
+
+def _compared(grade: int, low: int, high: int) -> str:
+    if low < grade < high:
+        return "which is between the two, so yes."
+    return f"which is below {low / 100:.2f}, so no." if grade < low else f"which is above {high / 100:.2f}, so no."
 
 
 def names_only(text: str, name: str, names: Sequence[str]) -> bool:
@@ -183,8 +203,14 @@ def documents(passages: int, seed: int) -> PDOSQuestion:
     needed = {title: one[1] if one in helpful else None for title, one in zip(titles, shuffled, strict=True)}
     asked = f"Where was the director of {films[0]} born?"
     right, steps = partial(contains, answers=births[0][:1]), partial(right_passages, needed=needed)
-    text = _read_on([text for text, _ in shuffled], asked)
-    return PDOSQuestion(text, titles, _documents_example(), _A_STEP, right, None, births[0][0], steps)
+    text, example = _read_on([text for text, _ in shuffled], asked), _documents_example()
+    helps = {
+        directed[0]: (f"It says that {names[0]} directed {films[0]}.", f"director: {names[0]}"),
+        born[0]: (f"It says that {names[0]} was born in {births[0][0]}.", f"{names[0]} born in {births[0][0]}"),
+    }
+    answer = ((title, *helps.get(one, _NO_HELP)) for title, one in zip(titles, shuffled, strict=True))
+    answered = Example(text, tuple(answer), f"Answer: {births[0][0]}", example.last)
+    return PDOSQuestion(text, titles, example, _A_STEP, right, None, births[0][0], steps, answered)
 
 
 def right_passages(text: str, needed: Mapping[str, str | None]) -> float:
