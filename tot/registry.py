@@ -55,7 +55,7 @@ def named(spec: Any, known: Registry, **options: Any) -> Any:
 
 
 def spec_of(part: BaseModel) -> str | None:
-    """Return the text from which `named` makes an equal search, generator or evaluator; None if there is none."""
+    """Return the text from which `named` makes an equal search, generator or evaluator; None if no text does."""
     for known in (SEARCHES, GENERATORS, EVALUATORS):
         name = known.name_of(type(part))
         if name is None:
