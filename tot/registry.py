@@ -60,11 +60,7 @@ def spec_of(part: BaseModel) -> str | None:
         name = known.name_of(type(part))
         if name is None:
             continue
-        options = []
-        for option, field in type(part).model_fields.items():
-            value = getattr(part, option)
-            if value != field.get_default(call_default_factory=True):
-                options.append(f"{option}={_option_text(value)}")
+        options = [f"{option}={_option_text(value)}" for option, value in part if option in part.model_fields_set]
         spec = ":".join(filter(None, (name, ",".join(options))))
         with suppress(OptionError):
             if named(spec, known) == named(part, known):

@@ -66,8 +66,8 @@ def test_the_given_answer_is_right(make: Callable[[int, int], PDOSQuestion], ste
         for drafts in (False, True):
             answer = question.answered.in_steps(form, drafts)
             assert question.is_right(answer)
+            assert question.right_steps(answer) == 1.0
             assert re.findall(r"^#### (.+?):", answer, re.MULTILINE) == [*question.titles]
-        assert question.right_steps(question.answered.in_steps(form)) == 1.0
 
 
 def test_a_question_teaches_an_answer_a_skeleton_and_two_steps(form: StepsFormat) -> None:

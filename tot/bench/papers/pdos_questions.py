@@ -116,19 +116,19 @@ def retrieval(people: int, seed: int) -> PDOSQuestion:
     right = partial(names_only, name=names[chosen], names=tuple(names))
     steps = {name: (grade / 100, name == names[chosen]) for name, grade in zip(names, grades, strict=True)}
     example = _example(_who(demonstration["people"], demonstration["low"], demonstration["high"]), demonstration)
-    answer = tuple(
-        (name, f"The GPA is {grade / 100:.2f}, {_compared(grade, low, high)}", f"{grade / 100:.2f}")
-        for name, grade in zip(names, grades, strict=True)
-    )
+    answer = tuple((name, *_compared(grade, low, high)) for name, grade in zip(names, grades, strict=True))
     answered = Example(text, answer, f"Name: {names[chosen]}", example.last)
     right_steps = partial(right_share, steps=steps)
     return PDOSQuestion(text, tuple(names), example, _A_STEP, right, None, names[chosen], right_steps, answered)
 
 
-def _compared(grade: int, low: int, high: int) -> str:
+def _compared(grade: int, low: int, high: int) -> tuple[str, str]:
+    """Return a right step about a GPA, and its draft."""
+    number = f"{grade / 100:.2f}"
     if low < grade < high:
-        return "which is between the two, so yes."
-    return f"which is below {low / 100:.2f}, so no." if grade < low else f"which is above {high / 100:.2f}, so no."
+        return f"The GPA is {number}, which is between the two, so yes.", f"{number}, yes"
+    where = f"below {low / 100:.2f}" if grade < low else f"above {high / 100:.2f}"
+    return f"The GPA is {number}, which is {where}, so no.", f"{number}, no"
 
 
 def names_only(text: str, name: str, names: Sequence[str]) -> bool:
