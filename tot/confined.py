@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import json
 import os
 import platform
@@ -64,7 +65,6 @@ _KILL, _TGKILL, _PRLIMIT, _GETAFFINITY, _CLONE, _CLONE3, _PRCTL, _IOCTL, _FCNTL,
 _CLONE_THREAD = 0x10000
 _TERMINAL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # attributes, size, bytes to read, blocking, close on exec
 _DESCRIPTOR = (0, 1, 2, 3, 4, 5, 6, 7, 1030)  # duplicates, flags and locks; not the owner of signals
-_ANY_FD = 64
 _FAILED = 125
 
 
@@ -182,10 +182,13 @@ def _mount(source: str | None, target: str, kind: str | None, flags: int, data: 
 
 def _keep_pipes(pipes: list[int]) -> None:
     """Close all descriptors except the standard streams, and the program's pipes as descriptors 3 and 4."""
-    moved = [os.dup(os.dup2(fd, _ANY_FD + i)) for i, fd in enumerate(pipes)]
-    for i, fd in enumerate(moved):
+    above = 3 + len(pipes)
+    free = [fcntl.fcntl(fd, fcntl.F_DUPFD, above) for fd in pipes]  # any of `pipes` may be 3 or 4
+    for fd in pipes:
+        os.close(fd)
+    for i, fd in enumerate(free):
         os.dup2(fd, 3 + i)
-    os.closerange(3 + len(moved), 1024)
+    os.closerange(above, 1024)
 
 
 def _limit(options: dict[str, Any]) -> None:

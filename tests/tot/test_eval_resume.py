@@ -212,8 +212,8 @@ def test_a_full_disk_is_reported_and_the_run_resumes(run: Any, scripted: Any, tm
             r"with another configuration: seed was 0, now 1; limit was unset, now 4\. Resume",
         ),
         ({"max_tokens": 7}, r"max_tokens was 6, now 7"),
-        ({"evaluator": Value(samples=2)}, r"evaluator was Value\(.*\), now Value\(.*samples=2.*\)"),
-        ({"search": "dfs"}, r"search was BFS\(.*\), now dfs"),
+        ({"evaluator": Value(samples=2)}, "evaluator was value, now value:samples=2"),
+        ({"search": "dfs"}, r"search was bfs:.*breadth=1, now dfs"),
         ({"reproducible": True}, r"reproducible was False, now True"),
     ],
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import socket
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from textwrap import dedent
 
@@ -231,6 +233,17 @@ def test_two_programs_communicate_until_the_first_one_ends() -> None:
     one, other = BOX.run_pair((first, {}), (second, {}))
     assert (one.output.strip(), one.ok) == ("HELLO", True)
     assert not other.ok
+
+
+def test_two_programs_communicate_whatever_descriptors_the_process_has_open() -> None:
+    first = "import os\nos.write(4, b'hello\\n')\nprint(os.read(3, 99).decode())"
+    second = "import os\nos.write(4, os.read(3, 99).upper())\nwhile True: pass"
+    with ExitStack() as stack:
+        for least in range(58, 68):
+            while (file := stack.enter_context(open(os.devnull))).fileno() < least:  # noqa: PTH123
+                pass
+            one, _ = BOX.run_pair((first, {}), (second, {}))
+            assert one.output.strip() == "HELLO", file.fileno()
 
 
 def test_secrets_in_the_environment_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
