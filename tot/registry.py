@@ -57,14 +57,12 @@ def named(spec: Any, known: Registry, **options: Any) -> Any:
 def spec_of(part: BaseModel) -> str | None:
     """Return the text from which `named` makes an equal search, generator or evaluator; None if no text does."""
     for known in (SEARCHES, GENERATORS, EVALUATORS):
-        name = known.name_of(type(part))
-        if name is None:
-            continue
-        options = [f"{option}={_option_text(value)}" for option, value in part if option in part.model_fields_set]
-        spec = ":".join(filter(None, (name, ",".join(options))))
-        with suppress(OptionError):
-            if named(spec, known) == named(part, known):
-                return spec
+        if name := known.name_of(type(part)):
+            options = [f"{option}={_option_text(value)}" for option, value in part if option in part.model_fields_set]
+            spec = ":".join(filter(None, (name, ",".join(options))))
+            with suppress(OptionError):
+                if named(spec, known) == named(part, known):
+                    return spec
     return None
 
 

@@ -109,20 +109,6 @@ def test_a_text_names_an_object_with_options(kind: str, text: str, meant: Any) -
     assert named(spec, KNOWN[kind]) == meant
 
 
-def test_a_temperature_that_was_given_is_in_the_text_even_if_it_is_the_default() -> None:
-    assert spec_of(Sample(temperature=0.7)) == "sample:temperature=0.7"
-    assert spec_of(Sample()) == "sample"
-
-
-def test_an_object_that_no_text_describes_has_no_text() -> None:
-    class Own(BFS):
-        pass
-
-    assert spec_of(Own(thoughts=2)) is None
-    assert spec_of(RewardModel(model="a,b")) is None
-    assert spec_of(MCTS(fast=RewardModel(model="a,b"))) is None
-
-
 def test_every_known_name_is_covered_above() -> None:
     (mark,) = [m for m in test_a_text_names_an_object_with_options.pytestmark if m.name == "parametrize"]
     covered = {(kind, text.partition(":")[0].strip()) for kind, text, _ in mark.args[1]}

@@ -1,0 +1,22 @@
+"""The text that makes a search, generator or evaluator object."""
+
+from __future__ import annotations
+
+import pytest
+
+from tot import BFS, MCTS, RewardModel, Sample
+from tot.registry import spec_of
+
+
+def test_a_temperature_that_was_given_is_in_the_text_even_if_it_is_the_default() -> None:
+    assert spec_of(Sample(temperature=0.7)) == "sample:temperature=0.7"
+    assert spec_of(Sample()) == "sample"
+
+
+class Own(BFS):
+    """A search without a name."""
+
+
+@pytest.mark.parametrize("part", [Own(thoughts=2), RewardModel(model="a,b"), MCTS(fast=RewardModel(model="a,b"))])
+def test_an_object_that_no_text_can_make_has_no_text(part: BFS | RewardModel | MCTS) -> None:
+    assert spec_of(part) is None
