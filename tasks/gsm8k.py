@@ -20,6 +20,7 @@ from tot.tasks.numbers import (
     strict_answer,
     value_of,
 )
+from tot.tasks.word_problems import word_problem
 from tot.tree.thought import Observation, Thought, after_thinking
 
 _WORD = re.compile(r"[^\W\d_]")
@@ -80,6 +81,10 @@ class GSM8K(Task):
         if self._expected(reference) is None:
             raise TaskError(f"its answer {reference!r:.60} has no number: give one, such as 18 or '#### 18'")
         return reference
+
+    def instance(self, seed: int) -> dict[str, Any]:
+        """Make up a problem of one to three events, with a solution in steps."""
+        return word_problem(seed)
 
     def variables(self, state: State) -> dict[str, Any]:
         return {**super().variables(state), "demonstrations": self.data("demonstrations")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tot.decoders.errors import TaskError
 from tot.registry import load_task
 from tot.tasks.blocks_planner import plain_plan, shortest_plan
 from tot.tasks.blocksworld import Blocksworld, DirectBlocksworld, read_text
+from tot.tasks.gsm8k import GSM8K
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -43,7 +45,37 @@ def test_the_direct_prompt_is_the_problem_alone() -> None:
     assert prompt[0].content == question
 
 
-@pytest.mark.parametrize("name", ["gsm8k", "creative_writing"])
+_EVENTS = (
+    (r"loses (\d+) of them", int.__sub__),
+    (r"finds (\d+) more", int.__add__),
+    (r"wins as many as s?he already has", lambda count: 2 * count),
+    (r"buys (\d+) bags with (\d+) \w+ each", lambda count, bags, size: count + bags * size),
+    (r"puts them into (\d+) equal piles and keeps one pile", int.__floordiv__),
+)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_made_up_word_problem_has_the_answer_of_its_story(seed: int) -> None:
+    task = GSM8K()
+    row = task.instance(seed)
+    assert row == task.instance(seed)
+    first, *events = row["question"].split(". ")[:-1]
+    count = int(re.findall(r"\d+", first)[0])
+    for event in events:
+        match, result = next((match, result) for form, result in _EVENTS if (match := re.search(form, event)))
+        count = result(count, *map(int, match.groups()))
+        assert count > 0
+    assert task.score(row["answer"], str(count)) == 1.0
+    solution = task.solution_of(row)
+    assert task.score(task.parse_answer(solution), row["answer"]) == 1.0
+    assert solution.endswith(f"{task.trigger(task.chain, cut=True)} {count}.")
+    formulas = re.findall(r"(\d+) ([-+*/]) (\d+) = (\d+)", solution)
+    kinds = {"-": int.__sub__, "+": int.__add__, "*": int.__mul__, "/": int.__truediv__}
+    assert len(formulas) == solution.count("Sub-answer") >= 1
+    assert all(kinds[sign](int(left), int(right)) == int(equal) for left, sign, right, equal in formulas)
+
+
+@pytest.mark.parametrize("name", ["multiple_choice", "creative_writing"])
 def test_tasks_without_generated_instances_raise(name: str) -> None:
     task = load_task(name)
     with pytest.raises(TaskError, match="can't generate questions"):
@@ -61,7 +93,7 @@ def test_instances_are_distinct_and_exclude_those_of_another_file(
     questions = [[json.loads(line)["question"] for line in path.read_text().splitlines()] for path in (first, second)]
     assert [len(set(some)) for some in questions] == [60, 30]
     assert not set(questions[0]) & set(questions[1])
-    assert main(["instances", "gsm8k", "--out", str(first)]) == 2
+    assert main(["instances", "creative_writing", "--out", str(first)]) == 2
     assert "can't generate questions" in capfd.readouterr().err
 
 
