@@ -20,7 +20,6 @@ from tot.sandbox import confines, pool
 from tot.task.task import Task
 from tot.tasks.edits import EditError, edited, region_of, written
 from tot.tasks.scorer import Scored, Scorer, files_beside
-from tot.tasks.tuning import tuned
 from tot.tree.thought import Observation, State, Thought, after_thinking
 
 log = logging.getLogger(__name__)
@@ -69,8 +68,6 @@ class OptimizeOptions(BaseModel):
     """Time limit of a run of the scorer."""
     repeats: int | None = Field(None, ge=1)
     """Runs of the scorer for each program. None: once, or five times if its scores differ between two runs."""
-    tune: int = Field(0, ge=0)
-    """Also tune the numbers of each program with a new score, until this many changes in a row are no improvement."""
 
 
 class Optimize(Task):
@@ -110,7 +107,7 @@ class Optimize(Task):
             chosen.seconds,
             chosen.repeats,
         )
-        self.version = f"{self.scorer.digest} {derive(self._start or '', chosen.minimize, chosen.tune):x}"
+        self.version = f"{self.scorer.digest} {derive(self._start or '', chosen.minimize):x}"
         self._saved: dict[str, float] = {}
         """By question: the value of the program in the file `best`."""
 
@@ -160,25 +157,16 @@ class Optimize(Task):
 
     async def act(self, state: State, thought: Thought) -> Observation | None:
         """Score the program after an edit. Return None if the edit can't be applied or changes nothing."""
-        program, before = self._last(state)
+        program, _ = self._last(state)
         try:
             program = edited(program, thought.text) if program else f"{written(thought.text)}\n"
-            region_of(program)
+            region_of(program)  # refuse a marker without its partner
         except EditError as error:
             log.debug("an edit was refused: %s", error)
             return None
-        scored = await self._score(program)
-        if self.options.tune and self.value_of(scored) not in (None, self.value_of(before)):
-            program = await tuned(program, self._rate, self.options.tune)
-            scored = await self._score(program)
+        scored = await asyncio.get_running_loop().run_in_executor(pool(), self.scorer.score, program)
         data: Any = {"program": program, **asdict(scored)}
         return Observation(text=f"Score: {_shown(scored.score) or 'failed'}\n{scored.text}".strip(), data=data)
-
-    async def _score(self, program: str) -> Scored:
-        return await asyncio.get_running_loop().run_in_executor(pool(), self.scorer.score, program)
-
-    async def _rate(self, program: str) -> float | None:
-        return self.value_of(await self._score(program))
 
     def step(self, state: State, thought: Thought) -> State | None:
         """Return the state after an edit; None if it was refused."""

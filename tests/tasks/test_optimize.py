@@ -60,14 +60,6 @@ def test_the_best_program_is_the_answer_and_on_disk(folder: Path, tmp_path: Path
     assert [node.value for node in solution.tree][1:] == [-6.0, -1.0, -20.0, None, -8.0]
 
 
-def test_the_numbers_of_a_program_with_a_new_score_are_tuned(folder: Path) -> None:
-    tuned = run(Optimize(folder=folder, tune=10), Numbers(4), 1)
-    assert tuned.answer == "def number():\n    return 10\n"
-    assert [node.value for node in tuned.tree][1:] == [0.0]
-    same = run(Optimize(folder=folder, tune=10), Numbers("2 - 1"), 1)
-    assert [node.value for node in same.tree][1:] == [-9.0]
-
-
 def test_a_program_with_half_a_region_is_refused(folder: Path) -> None:
     solution = run(Optimize(folder=folder), Numbers("10\n# tot: begin", 4), 2)
     assert solution.answer == "def number():\n    return 4\n"

@@ -64,7 +64,6 @@ def run(asked: OptimizeOptions, console: Console) -> None:
     Raises OptionError for an unknown problem or way, and SideError if OpenEvolve is not installed or fails.
     """
     ways = read_ways(asked.way)
-    tune = {name: way.pop("tune", 0) for name, way in ways.items()}
     with ExitStack() as stack:
         bench = stack.enter_context(Bench(asked, console, describe(resolve_device("auto"))))
         peers = {name: validated(EvolvingWay, way, f"--way {name}") for name, way in ways.items() if "peer" in way}
@@ -81,14 +80,10 @@ def run(asked: OptimizeOptions, console: Console) -> None:
             decoders += [one for one in opened if isinstance(one, LocalDecoder)]
         for problem in asked.problems:
             folder = _folder(problem, stack)
-            options = {"folder": folder, "minimize": not asked.maximize}
-            task = Optimize(**options)
+            task = Optimize(folder=folder, minimize=not asked.maximize)
             held_out = held_out_of(task, folder)
             evolved = {name: partial(_evolved, task, held_out, asked.model, folder, way) for name, way in peers.items()}
-            searched = {
-                name: partial(_searched, Optimize(**options, tune=tune[name]), held_out, one, decoders)
-                for name, one in configs.items()
-            }
+            searched = {name: partial(_searched, task, held_out, one, decoders) for name, one in configs.items()}
             sides = [Side(name, (searched | evolved)[name]) for name in ways]
             bench.compare(
                 problem,
