@@ -16,8 +16,12 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PARTS = ("tot", "decoders", "tasks", "tests", "docs", "notebooks", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")
-QUOTED = {"decoders/methods/pdos/steps_format.py": ("go on",)}
-"""Phrases in prompts, by file."""
+QUOTED = {
+    "decoders/methods/pdos/steps_format.py": ("go on",),
+    "tasks/word_problems.py": ("as many",),
+    "tests/tasks/test_instances.py": ("as many",),
+}
+"""Phrases in prompts and questions, by file."""
 MOST_WORDS = 25
 """In the first sentence of a docstring."""
 PHRASES = {
