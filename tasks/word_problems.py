@@ -8,7 +8,7 @@ from typing import Any
 _PEOPLE = {"Ana": "she", "Bela": "he", "Chidi": "he", "Dora": "she", "Emil": "he", "Farah": "she", "Goran": "he"}
 _THINGS = ("apples", "beads", "cards", "coins", "marbles", "pencils", "shells", "stamps", "stickers", "tickets")
 _MOST = 300
-"""Things that a person may have before another event adds to them."""
+"""At this count and above, no event adds things."""
 
 
 def word_problem(seed: int) -> dict[str, Any]:
@@ -43,15 +43,13 @@ def word_problem(seed: int) -> dict[str, Any]:
             story.append(f"Then {pronoun} puts them into {first} equal piles and keeps one pile.")
             steps.append(("are in one pile", f"{count} / {first}", count := count // first))
     story.append(f"How many {things} does {name} have in the end?")
-    written = [
-        f" How many {things} {asked}?\nSub-answer {number}: {formula} = {result} {things}. The answer is {result}.\n"
-        for number, (asked, formula, result) in enumerate(steps, 1)
-    ]
     solution = "".join(
-        text if number == 1 else f"Sub-question {number}:{text}" for number, text in enumerate(written, 1)
+        f"Sub-question {number}: How many {things} {asked}?\n"
+        f"Sub-answer {number}: {formula} = {result} {things}. The answer is {result}.\n"
+        for number, (asked, formula, result) in enumerate(steps, 1)
     )
     return {
         "question": " ".join(story),
         "answer": str(count),
-        "solution": f"{solution}The answer is {count}.",
+        "solution": f"{solution.removeprefix('Sub-question 1:')}The answer is {count}.",
     }

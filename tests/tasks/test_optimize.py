@@ -60,7 +60,7 @@ def test_the_best_program_is_the_answer_and_on_disk(folder: Path, tmp_path: Path
     assert [node.value for node in solution.tree][1:] == [-6.0, -1.0, -20.0, None, -8.0]
 
 
-def test_a_program_with_half_a_region_is_refused(folder: Path) -> None:
+def test_a_program_with_one_of_the_two_markers_is_refused(folder: Path) -> None:
     solution = run(Optimize(folder=folder), Numbers("10\n# tot: begin", 4), 2)
     assert solution.answer == "def number():\n    return 4\n"
 
