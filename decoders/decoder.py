@@ -189,6 +189,7 @@ class LocalDecoder:
         self._method: OpenedMethod | None = method
         self._shared = shared
         self._owns_engine = owns_engine
+        self._bytes = engine.loaded.size * engine.loaded.dtype.itemsize if owns_engine else 0
         self._handles: WeakSet[Handle] = WeakSet()
 
     @property
@@ -262,9 +263,8 @@ class LocalDecoder:
             handle.cancel()
         wait([handle.future for handle in running])
         if self._owns_engine:
-            weights = self.engine.loaded.size * self.engine.loaded.dtype.itemsize
             self._shared.close()
-            if weights > _MIN_BYTES_TO_RETURN:
+            if self._bytes > _MIN_BYTES_TO_RETURN:
                 from tot.decoders.machine import give_back
 
                 give_back()

@@ -93,8 +93,6 @@ def others_could_write(path: Path, trust_root: bool = False) -> str:
     """Describe why another user may have written a file or folder; "" if only the user could have.
 
     With `trust_root`, root is trusted, too. Raises OSError if the file does not exist."""
-    if not hasattr(os, "getuid"):  # Windows: user folders are private
-        return ""
     status = path.lstat()
     if stat.S_ISLNK(status.st_mode):
         return "is a link"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
-import logging
 import math
 import os
 import platform
@@ -127,7 +126,6 @@ def _free_in_group(group: Path) -> int:
         return sys.maxsize
 
 
-log = logging.getLogger(__name__)
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUP = Path("/proc/self/cgroup")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 
 from tot.decoders.errors import TaskError
 from tot.tasks.pddl import Fact, Problem, check_name
@@ -186,17 +187,11 @@ def _contradiction(facts: Facts) -> str | None:
                 return f"{say(other)} and {say(fact)} exclude each other"
             known[subject] = fact
     on = {x: fact[2] for x, fact in where.items() if fact[0] == "on"}
-    visited: set[str] = set()
-    for start in on:
-        path = []
-        block = start
-        while block in on and block not in visited:
-            visited.add(block)
-            path.append(block)
-            block = on[block]
-        if block in path:
-            cycle = path[path.index(block) :]
-            return f"{', '.join(cycle)} are stacked in a cycle" if cycle[1:] else f"{block} is on itself"
+    try:
+        TopologicalSorter({upper: [lower] for upper, lower in on.items()}).prepare()
+    except CycleError as error:
+        cycle = error.args[1][:0:-1]
+        return f"{', '.join(cycle)} are stacked in a cycle" if cycle[1:] else f"{cycle[0]} is on itself"
     return None
 
 

@@ -18,7 +18,7 @@ from tot.sandbox import Sandbox, confines
 from tot.task.dataset import text_of
 from tot.task.task import Task
 from tot.tasks.checks import acheck, check
-from tot.tree.thought import Observation, State, Thought
+from tot.tree.thought import Observation, State, Thought, after_thinking
 
 _OPENS = re.compile(r"(?P<quote>[ \t>]*)(?P<before>[^`~]*)(?P<fence>`{3,}|~{3,})[ \t]*\{?\.?(?P<kind>[\w.+#-]*)[^`~]*")
 _PYTHON = re.compile(r"(?:py|python)[\w.]*|code|source|", re.IGNORECASE)
@@ -61,7 +61,7 @@ class Code(Task):
         return str(self.data("questions")[0]["question"])
 
     def parse_thought(self, template: str, text: str) -> str | None:
-        return program_in(text) or None
+        return program_in(after_thinking(text)) or None
 
     async def act(self, state: State, thought: Thought) -> Observation:
         """Test a program on the examples in the question."""
@@ -188,7 +188,7 @@ def _tidy(program: str) -> str:
 def _blocks(reply: str) -> Iterator[tuple[str, str]]:
     """Yield (language, text) of each fenced block; a fence in a string literal does not end a block."""
     lines = iter(reply.splitlines())
-    for line in lines:
+    while (line := next(lines, None)) is not None:
         opened = _OPENS.fullmatch(line)
         if opened is None:
             continue
@@ -200,8 +200,6 @@ def _blocks(reply: str) -> Iterator[tuple[str, str]]:
         end = next(parsable, candidates[0] if candidates else len(rest))
         yield opened["kind"], "\n".join(rest[:end]) + "\n"
         lines = iter(rest[end + 1 :])
-        yield from _blocks("\n".join(lines))
-        return
 
 
 def _closes(line: str, fence: str) -> bool:
@@ -335,7 +333,8 @@ def whole(question: str, program: str) -> str:
 
     A program that is only a function body becomes the body of the question's function.
     """
-    if parsed(question) is None:
+    asked = parsed(question)
+    if asked is None or not _is_code(asked):  # a word may be valid Python, too
         return f"{program}\n"
     tree = parsed(dedent(program))
     statements = tree.body if isinstance(tree, ast.Module) else []

@@ -170,7 +170,7 @@ class Optimize(Task):
 
     def step(self, state: State, thought: Thought) -> State | None:
         """Return the state after an edit; None if it was refused."""
-        if thought.observation is None:
+        if thought.observation is None or not isinstance(thought.observation.data, dict):
             return None
         after = state.then(thought)
         self._save(after)

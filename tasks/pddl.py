@@ -30,6 +30,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_-]*+")
 _TOKEN = re.compile(r"[()]|[^\s()]++")
 _TYPES = ("block", "object")
 _CONNECTIVES = ("and", "not", "or", "imply", "forall", "exists", "when", "=")
+_REQUIRED = (":objects", ":init", ":goal")
 _DEPTH = 32
 
 
@@ -130,15 +131,13 @@ def _sections(tree: _Node) -> dict[str, _Node]:
     """Return the parts of a problem by name. Raises TaskError for unknown, repeated or missing parts."""
     sections: dict[str, _Node] = {}
     for item in tree.items[1:]:
-        known = (("problem", ":domain", ":requirements"), (":objects", ":init", ":goal"))
-        if not any(item.head in names for names in known):
-            raise _wrong(
-                item, f"unknown part of a problem: use {', '.join(f'({name} ...)' for name in sum(known, ()))}"
-            )
+        known = ("problem", ":domain", ":requirements", *_REQUIRED)
+        if item.head not in known:
+            raise _wrong(item, f"unknown part of a problem: use {', '.join(f'({name} ...)' for name in known)}")
         if item.head in sections:
             raise _wrong(item, f"a second {item.head}, the first is in line {sections[item.head].line}: join the two")
         sections[item.head] = item
-    for name in (":objects", ":init", ":goal"):
+    for name in _REQUIRED:
         if name not in sections:
             raise TaskError(f"line {tree.line}: '(define': the problem has no {name}: add ({name} ...)")
     return sections

@@ -147,6 +147,11 @@ def _margin(scores: Sequence[float]) -> float:
 
 
 def _is_number(value: Any) -> bool:
+    """Return whether the value is a number that fits a float."""
+    try:
+        float(value) if isinstance(value, int) else None
+    except OverflowError:
+        return False
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -183,7 +183,7 @@ class SearchConfig(BaseModel):
         fields = first_and_escalate(given)
         limits = {name: fields.pop(f"budget_{name}") for name in Budget.model_fields if f"budget_{name}" in fields}
         if limits:
-            fields["budget"] = limits
+            fields["budget"] = {**dict(fields.get("budget") or {}), **limits}
         options = fields.pop("decoder_option", None) or fields.get("model_options")
         if isinstance(options, str | list | tuple):
             fields["model_options"] = _pairs([options] if isinstance(options, str) else options)

@@ -5,6 +5,7 @@ A name may have options: "mcts:iterations=20,exploration=2", "my_parts.py:Mine:w
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -163,7 +164,7 @@ def load_task(task: Task | type[Task] | str) -> Task:
     options: dict[str, str | None] = {}
     if isinstance(task, str):
         name, options = split_spec(task, "task") if "=" in task else (task, {})
-        if (Path(name) / "score.py").is_file():
+        if os.path.isfile(Path(name) / "score.py"):  # noqa: PTH113  (False for a name that is too long)
             name, options = "optimize", {"folder": name, **options}
         found = TASKS.find(name, Task)
     if not (isinstance(found, type) and issubclass(found, Task)):

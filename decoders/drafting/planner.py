@@ -76,12 +76,11 @@ class SpeculationPlanner:
         draft: LatencyModel | None,
         branches: int,
         pace: float = 1.0,
-        trying: bool = True,
         distinct: int | None = None,
     ) -> None:
         """`distinct`: number of different texts among the branches, by default all; equal texts share their rows."""
         self.statistics = statistics
-        self.trying = trying
+        self.trying = True
         """Whether drafters that need timed trials may draft."""
         self.drafting = 0.0
         """Seconds of the draft's forwards."""

@@ -27,12 +27,12 @@ from tot.decoders.timeline import LANE, Span, Timeline, timed
 
 
 @contextmanager
-def recording(engine: Engine, timeline: Timeline | None = None) -> Iterator[Timeline]:
-    """Record the engine's work on a new timeline or a given one. Costs a few percent of the time.
+def recording(engine: Engine) -> Iterator[Timeline]:
+    """Record the engine's work on a new timeline. Costs a few percent of the time.
 
     On a GPU, each part is synchronized to get its own time. Raises RequestError if the engine is closed.
     """
-    timeline = timeline or Timeline(clock_of(engine.runner.device), detailed=True)
+    timeline = Timeline(clock_of(engine.runner.device), detailed=True)
     wrapped: list[tuple[Any, Any, Any]] = []
     began = 0.0
 

@@ -182,6 +182,8 @@ class Runner:
                     writes[number] += write
                 run_to[new[-1]] = number
                 row_of.update((slot, (number, own - runs[number].start + i)) for i, slot in enumerate(new))
+        if not runs:  # all positions are computed already, and no logits are read
+            return Forward(np.empty((0, 0), np.float32), [[] for _ in chunks], own_from, 0, 0, layers, None)
         reads = list(dict.fromkeys(row_of[slot] for chunk in chunks for slot in chunk.read_slots))
         logits, states = self._run(runs, writes, reads, layers)
         logit_rows = {row: i for i, row in enumerate(reads)}
@@ -192,7 +194,7 @@ class Runner:
 
     def observe(self, forward: Forward, seconds: float) -> None:
         """Report the time of a forward and its sampling. Prompts, of which few rows are read, do not count."""
-        if self.on_forward is not None and 2 * len(forward.logits) >= forward.computed:
+        if self.on_forward is not None and 2 * len(forward.logits) >= forward.computed > 0:
             self.on_forward(forward.computed, forward.keys, seconds)
 
     def _run(

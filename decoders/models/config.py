@@ -31,31 +31,24 @@ def _family(sizes: tuple[int | None, ...], ends: tuple[int | None, ...], **other
 
 
 _SILU: dict[str, Any] = {"hidden_act": "silu"}
+_UNBIASED: dict[str, Any] = {**_SILU, "attention_bias": False, "mlp_bias": False}
 _QWEN: dict[str, Any] = {**_SILU, "use_sliding_window": False, "sliding_window": 4096}
+_DENSE_QWEN: dict[str, Any] = {**_QWEN, "max_window_layers": 28, "layer_types": None}
 _GEMMA: dict[str, Any] = {"tie_word_embeddings": True, "attention_bias": False, "use_bidirectional_attention": None}
 _GEMMA_2: dict[str, Any] = {**_GEMMA, "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256}
 _GEMMA_2 |= {"sliding_window": 4096, "layer_types": None}
+_MULTIPLIERS = ("embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier")
+_NO_ENDS = (None, None, None)
 
 # A size of None is computed from the others.
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": _family(
-        (32000, 4096, 11008, 32, 32, None, None, 2048), (1, 2, None), **_SILU, attention_bias=False, mlp_bias=False
-    ),
+    "llama": _family((32000, 4096, 11008, 32, 32, None, None, 2048), (1, 2, None), **_UNBIASED),
     "mistral": _family((32000, 4096, 14336, 32, 32, 8, None, 131072), (1, 2, None), **_SILU, sliding_window=4096),
-    "qwen2": _family(
-        (151936, 4096, 22016, 32, 32, 32, None, 32768), (None,) * 3, **_QWEN, max_window_layers=28, layer_types=None
-    ),
-    "qwen3": _family(
-        (151936, 4096, 22016, 32, 32, 32, 128, 32768),
-        (None,) * 3,
-        **_QWEN,
-        max_window_layers=28,
-        layer_types=None,
-        attention_bias=False,
-    ),
+    "qwen2": _family((151936, 4096, 22016, 32, 32, 32, None, 32768), _NO_ENDS, **_DENSE_QWEN),
+    "qwen3": _family((151936, 4096, 22016, 32, 32, 32, 128, 32768), _NO_ENDS, **_DENSE_QWEN, attention_bias=False),
     "qwen3_moe": _family(
         (151936, 2048, 6144, 24, 32, 4, None, 32768),
-        (None,) * 3,
+        _NO_ENDS,
         **_QWEN,
         attention_bias=False,
         decoder_sparse_step=1,
@@ -94,7 +87,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     ),
     "gpt_oss": _family(
         (201088, 2880, 2880, 36, 64, 8, 64, 131072),
-        (None,) * 3,
+        _NO_ENDS,
         **_SILU,
         rms_norm_eps=1e-5,
         attention_bias=True,
@@ -107,23 +100,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         rope_theta=150000.0,
     ),
     "granite": _family(
-        (32000, 4096, 11008, 32, 32, None, None, 2048),
-        (1, 2, None),
-        **_SILU,
-        attention_bias=False,
-        mlp_bias=False,
-        embedding_multiplier=1.0,
-        logits_scaling=1.0,
-        residual_multiplier=1.0,
-        attention_multiplier=1.0,
+        (32000, 4096, 11008, 32, 32, None, None, 2048), (1, 2, None), **_UNBIASED, **dict.fromkeys(_MULTIPLIERS, 1.0)
     ),
     "smollm3": _family(
         (128256, 2048, 11008, 36, 16, 4, None, 32768),
         (128000, 128001, 128004),
-        **_SILU,
+        **_UNBIASED,
         tie_word_embeddings=True,
-        attention_bias=False,
-        mlp_bias=False,
         use_sliding_window=False,
         sliding_window=None,
         no_rope_layers=None,
@@ -134,10 +117,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "seed_oss": _family(
         (155136, 4096, 27648, 64, 80, 8, 128, 524288),
         (0, 2, 1),
-        **_SILU,
-        attention_bias=True,
+        **{**_UNBIASED, "attention_bias": True},
         attention_out_bias=False,
-        mlp_bias=False,
     ),
 }
 """Defaults that transformers' config classes fill in, by `model_type`."""

@@ -34,12 +34,10 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class CachedModel:
-    """A complete conversion: its folder, the GGUF file's name, a unique id of this build, and its size in bytes."""
+    """A complete conversion: its folder, and a unique id of this build."""
 
     folder: Path
-    source: str
     build: str
-    size: int
 
 
 def cache_folder() -> Path:
@@ -124,7 +122,7 @@ def _convert_locked(file: GGUFFile, digest: str, folder: Path, distrust: str | N
     scratch = Path(tempfile.mkdtemp(prefix=f"{folder.name}.tmp-", dir=folder.parent))
     try:
         convert(file, scratch, matrices)
-        _write_manifest(scratch, file.path.name, digest)
+        _write_manifest(scratch)
         scratch.rename(folder)
         _sync(folder.parent)
     finally:
@@ -147,8 +145,7 @@ def read_manifest(folder: Path) -> CachedModel | None:
             return None
         if {file.name: fingerprint(file) for file in files} != manifest["files"]:
             return None
-        size = sum(file.stat().st_size for file in folder.iterdir())
-        return CachedModel(folder, str(manifest["source"]), str(manifest["build"]), size)
+        return CachedModel(folder, str(manifest["build"]))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
 
@@ -158,15 +155,13 @@ def _files(folder: Path) -> list[Path]:
     return sorted(file for file in folder.iterdir() if not file.name.startswith((MANIFEST, "packed-", ".")))
 
 
-def _write_manifest(folder: Path, source: str, digest: str) -> None:
+def _write_manifest(folder: Path) -> None:
     files = _files(folder)
     for file in files:
         file.chmod(0o600)
         _sync(file)
     manifest = {
         "format": FORMAT,
-        "source": source,
-        "sha256": digest,
         "build": uuid.uuid4().hex,
         "files": {file.name: fingerprint(file) for file in files},
     }
@@ -176,8 +171,6 @@ def _write_manifest(folder: Path, source: str, digest: str) -> None:
 
 
 def _sync(path: Path) -> None:
-    if path.is_dir() and os.name == "nt":
-        return  # Windows cannot open folders
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(descriptor)

@@ -22,19 +22,8 @@ from tot.decoders.models.shapes import Array, Shape
 _MAX_LIST_ELEMENTS, _MAX_TENSORS, _MAX_DIMENSIONS = 2**22, 2**16, 4
 """Maximum elements of all lists in a file's metadata (a vocabulary of 262,144 tokens has 1.4 million), tensors, and
 dimensions of a tensor."""
-_NUMBERS = {
-    0: "<u1",
-    1: "<i1",
-    2: "<u2",
-    3: "<i2",
-    4: "<u4",
-    5: "<i4",
-    6: "<f4",
-    7: "?",
-    10: "<u8",
-    11: "<i8",
-    12: "<f8",
-}
+_FORMS = "<u1 <i1 <u2 <i2 <u4 <i4 <f4 ? <u8 <i8 <f8"
+_NUMBERS = dict(zip((*range(8), 10, 11, 12), _FORMS.split(), strict=True))
 _STRING, _LIST = 8, 9
 """Types of metadata values."""
 _LENGTH = struct.Struct("<Q")

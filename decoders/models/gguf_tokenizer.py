@@ -15,18 +15,9 @@ from tot.decoders.models.tokenizer import Tokenizer
 
 _CONTROL, _USER_DEFINED = 3, 4  # token types
 _ENDS = {
-    *(
-        "<|im_end|>",
-        "<|eot_id|>",
-        "<|eom_id|>",
-        "<|end|>",
-        "<|endoftext|>",
-        "<|end_of_text|>",
-        "<|return|>",
-        "<|call|>",
-    ),
+    *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<|return|>"),
     *("<|calls|>", "<|flush|>", "<end_of_turn>", "<end_of_utterance>", "<turn|>", "<EOT>", "_<EOT>", "[EOT]"),
-    *("[EOS]", "<eos>", "</s>"),
+    *("[EOS]", "<eos>", "</s>", "<|call|>"),
 }
 """Tokens that llama.cpp treats as the end of a turn or text by name, regardless of the file's end token."""
 

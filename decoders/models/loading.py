@@ -119,10 +119,9 @@ def _has_gpu_driver() -> bool:
     """Return whether torch could find a GPU, without importing it."""
     if Path("/dev/kfd").exists():  # AMD
         return True
-    for name in ("libcuda.so.1", "nvcuda.dll"):
-        with suppress(OSError):
-            ctypes.CDLL(name)
-            return True
+    with suppress(OSError):
+        ctypes.CDLL("libcuda.so.1")
+        return True
     return False
 
 

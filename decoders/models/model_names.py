@@ -176,13 +176,13 @@ def gguf_text(path: Path, key: str) -> str:
         return data[at + 8 : at + 8 + min(length, _GGUF_HEAD)].decode(errors="replace")
 
 
-def draft_folder(target: str, cache_dir: Path | None = None) -> Path:
+def draft_folder(target: str) -> Path:
     """Return the folder of the draft model trained for a target model."""
     from tot.decoders.models.gguf_cache import cache_folder
 
     readable = re.sub(r"[^\w.-]+", "-", target).strip("-.")[-60:]
     digest = hashlib.sha256(target.encode()).hexdigest()[:8]
-    return (cache_dir or cache_folder()) / "drafts" / f"{readable}-{digest}"
+    return cache_folder() / "drafts" / f"{readable}-{digest}"
 
 
 def list_models(cache_dir: Path | None = None) -> list[ModelEntry]:

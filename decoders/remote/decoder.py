@@ -25,7 +25,6 @@ from tot.decoders.remote.loop import LoopThread, together
 from tot.decoders.remote.options import KEY_VARIABLE, RemoteOptions
 from tot.decoders.remote.reply import ServerReply
 from tot.decoders.remote.sampler import Sampler
-from tot.decoders.remote.samples import RemoteSample
 from tot.decoders.request import ChoiceLogprob, Completion, FinishReason, Part, Request, Sampling, Usage
 
 if TYPE_CHECKING:
@@ -138,7 +137,7 @@ class RemoteDecoder:
             return [await self._scored(request.prompt, request, meter)]
         samples = await self._sampler.samples(request.prompt, request.sampling, meter)
         if request.answer_trigger is None:
-            return [_completion(sample, sample.parts) for sample in samples]
+            return samples
         return await together([partial(self._answered, request, i, sample, meter) for i, sample in enumerate(samples)])
 
     async def _probe(self, meter: Meter) -> Abilities:
@@ -152,33 +151,20 @@ class RemoteDecoder:
                 self._endpoint.adapt(known)
             return self._abilities
 
-    async def _answered(self, request: Request, index: int, rationale: RemoteSample, meter: Meter) -> Completion:
+    async def _answered(self, request: Request, index: int, rationale: Completion, meter: Meter) -> Completion:
         """Extend a rationale by the answer trigger, then by the answer or the choices' scores."""
         if rationale.finish_reason == "budget":
-            return _completion(rationale, rationale.parts)
-        assert request.answer_trigger is not None
-        prompt = extended(request.prompt, rationale.text + request.answer_trigger)
-        prefix = (*rationale.parts, Part("trigger", request.answer_trigger))
+            return rationale
+        trigger = request.answer_trigger
+        assert trigger is not None
+        begun = replace(rationale, text=rationale.text + trigger, parts=(*rationale.parts, Part("trigger", trigger)))
+        prompt = extended(request.prompt, begun.text)
         if request.choices:
-            scored = await self._scored(prompt, request, meter)
-            parts = (*prefix, Part("exact", ""))
-            return replace(
-                _completion(rationale, parts),
-                finish_reason=scored.finish_reason,
-                usage=rationale.usage + scored.usage,
-                choice_logprobs=scored.choice_logprobs,
-            )
+            return begun.then(await self._scored(prompt, request, meter))
         seed = seed_of(request.sampling.seed, index, "answer")
         sampling = request.sampling.model_copy(update={"max_tokens": request.answer_tokens, "seed": seed, "n": 1})
         (answer,) = await self._sampler.samples(prompt, sampling, meter)
-        whole = replace(
-            answer,
-            logprob=rationale.logprob + answer.logprob,
-            logprobs=rationale.logprobs + answer.logprobs,
-            tokens=rationale.tokens + answer.tokens,
-            usage=rationale.usage + answer.usage,
-        )
-        return _completion(whole, (*prefix, *answer.parts))
+        return begun.then(answer)
 
     async def _scored(self, prompt: Prompt, request: Request, meter: Meter) -> Completion:
         """Score a request's choices after a prompt; the scores are empty if the budget is spent first."""
@@ -196,13 +182,6 @@ class RemoteDecoder:
             scores, reason = await self._choices.score(prompt, request, ask), "stop"
         usage = replace(sum(usages, Usage()), seconds=time.monotonic() - start)
         return Completion("", (), 0.0, reason, usage, scores, (Part("exact", ""),))
-
-
-def _completion(sample: RemoteSample, parts: tuple[Part, ...]) -> Completion:
-    text = "".join(part.text for part in parts if part.kind != "thinking")
-    return Completion(
-        text, sample.tokens, sample.logprob, sample.finish_reason, sample.usage, parts=parts, logprobs=sample.logprobs
-    )
 
 
 def open_remote(model: Any, given: dict[str, Any]) -> RemoteDecoder:

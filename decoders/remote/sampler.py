@@ -26,8 +26,8 @@ from tot.decoders.remote.body import (
 from tot.decoders.remote.endpoint import Endpoint, SpentError
 from tot.decoders.remote.loop import together
 from tot.decoders.remote.reply import apart
-from tot.decoders.remote.samples import CUT, RemoteSample, UnknownEndError, samples_of
-from tot.decoders.request import Sampling, Usage
+from tot.decoders.remote.samples import CUT, UnknownEndError, samples_of
+from tot.decoders.request import Completion, Sampling, Usage
 
 _MAX_COINCIDENCE = 20
 """Texts up to this length (characters) may be equal by chance."""
@@ -42,10 +42,10 @@ class Sampler:
         self._options = endpoint.options
         self._trying = asyncio.Lock()
 
-    async def samples(self, prompt: Prompt, sampling: Sampling, meter: Meter) -> list[RemoteSample]:
+    async def samples(self, prompt: Prompt, sampling: Sampling, meter: Meter) -> list[Completion]:
         """Draw n samples of a prompt."""
         n = sampling.n if sampling.temperature else 1
-        done: list[RemoteSample] = []
+        done: list[Completion] = []
         if n == 1 or self._dialect.n:
             try:
                 done = (await self._drawn(prompt, sampling, 0, n, meter))[:n]
@@ -66,7 +66,7 @@ class Sampler:
             )
         return done + [replace(done[0], usage=Usage(seconds=done[0].usage.seconds))] * (sampling.n - n)
 
-    async def _drawn(self, prompt: Prompt, sampling: Sampling, index: int, n: int, meter: Meter) -> list[RemoteSample]:
+    async def _drawn(self, prompt: Prompt, sampling: Sampling, index: int, n: int, meter: Meter) -> list[Completion]:
         """Draw n samples, or fewer if the server returns fewer; the first has this index."""
         start = time.monotonic()
         path, body = address(prompt, self._options)

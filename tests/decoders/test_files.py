@@ -54,7 +54,6 @@ def test_zeroed_parts_of_a_large_file_change_its_fingerprint(tmp_path: Path) -> 
         assert fingerprint(path) != before
 
 
-@pytest.mark.skipif(os.name == "nt", reason="needs files with owners")
 @pytest.mark.parametrize(
     ("mode", "problem"),
     [
@@ -72,7 +71,6 @@ def test_a_file_that_others_can_write_is_detected(tmp_path: Path, mode: int, pro
     assert others_could_write(path) == others_could_write(path, trust_root=True) == problem
 
 
-@pytest.mark.skipif(os.name == "nt", reason="needs files with owners")
 def test_links_pipes_and_files_of_other_users_are_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch(0o600)
     (tmp_path / "link").symlink_to(tmp_path / "file")

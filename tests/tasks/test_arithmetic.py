@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tot.decoders.errors import TaskError
 from tot.tasks.arithmetic import apply, evaluate, numbers_in, pairings
 
 
@@ -93,8 +92,6 @@ def test_operators_are_exact_and_reject_division_by_zero() -> None:
     three, eight = Fraction(3), Fraction(8)
     assert [apply(operator, eight, three) for operator in "+-*/"] == [11, 5, 24, Fraction(8, 3)]
     assert apply("/", eight, Fraction(0)) is None
-    with pytest.raises(TaskError, match=r"'%' is not an operator: give one of"):
-        apply("%", eight, three)
 
 
 def test_two_numbers_pair_in_six_ways() -> None:

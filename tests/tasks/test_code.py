@@ -15,7 +15,7 @@ from tot.running import run_to_end
 from tot.sandbox import Sandbox, confines
 from tot.tasks import MBPP, Code, HumanEval
 from tot.tasks.checks import check
-from tot.tasks.code import examples, whole
+from tot.tasks.code import examples, program_in, whole
 
 TASK = Code()
 QUESTION = 'def double(x):\n    """Twice x.\n\n    >>> double(2)\n    4\n    >>> double("ab")\n    \'abab\'\n    """'
@@ -59,6 +59,7 @@ def acted(question: str, program: str) -> Observation:
         f"~~~\n{RIGHT}\n~~~",
         f"```bash\npip install def\n```\n```python\n{RIGHT}\n```",
         f"\n\n{RIGHT}\n\n",
+        f"<think>\n```python\nassert False\n```\n</think>\n```python\n{RIGHT}\n```",
     ],
 )
 def test_a_program_is_the_python_code_in_a_reply(reply: str) -> None:
@@ -94,6 +95,10 @@ def test_a_fence_within_a_string_does_not_end_the_block(fence: str) -> None:
 def test_replies_of_only_fences_are_parsed_in_linear_time(reply: str) -> None:
     TASK.parse_thought("program", reply)
     assert examples(reply) == ()
+
+
+def test_thousands_of_blocks_can_be_parsed() -> None:
+    assert program_in("```\nx\n```\n" * 3000 + f"```\n{RIGHT}\n```\n").endswith(RIGHT)
 
 
 def test_functions_in_several_blocks_form_one_program() -> None:
@@ -244,7 +249,8 @@ def test_without_examples_a_program_that_runs_is_terminal_and_unverified() -> No
 def test_code_in_the_question_is_put_before_the_program() -> None:
     question = "from math import tau\n\ndef helper(x):\n    return x + 1\n\n\n" + BEGUN % ">>> f(1)\n    2"
     assert acted(question, "def f(x, y=0):\n    return helper(x) if tau else 0").verified
-    assert whole("Write f.", "def f(): pass") == "def f(): pass\n"
+    for words in ("Write f.", "fibonacci", "Task: fibonacci"):  # a word is valid Python
+        assert whole(words, "def f(): pass") == "def f(): pass\n"
 
 
 @confined

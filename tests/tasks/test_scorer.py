@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -132,7 +133,8 @@ def test_a_scorer_with_equal_scores_runs_once() -> None:
 
 def test_a_function_that_fails_fails_the_program() -> None:
     assert Scorer(lambda program: {"score": 1.5}).score(DOUBLE).score == 1.5
-    for wrong in (lambda program: {}[program], lambda program: None, lambda program: "7", lambda program: True):
+    results: tuple[Any, ...] = (None, "7", True, 10**400, {"score": 10**400})
+    for wrong in (lambda program: {}[program], *(lambda program, result=result: result for result in results)):
         scored = Scorer(wrong).score(DOUBLE)
         assert scored.score is None
         assert scored.text.startswith("The scorer")

@@ -243,6 +243,7 @@ def test_evaluations_are_compared_and_plotted(tot: Any, rows: Any, tmp_path: Pat
         (("eval", "--compare", "a"), r"fewer than two evaluations to compare: name two folders or more, .*"),
         (("eval", "--compare", "a", "b"), r"a is not the folder of an evaluation: it has no config\.yaml"),
         (("eval", "--compare", "a", "b", "--limit", "3"), r"--compare reads finished folders: leave --limit out"),
+        (("eval", "--compare", "a", "b", "--seed", "0"), r"--compare reads finished folders: leave --seed out"),
         (("eval", "--compare", "a", "b", "--resume"), r"--compare reads finished folders: leave --resume out"),
         (("eval", "--compare", "a", "b", "--plot", "a.doc"), r"--plot a\.doc: unknown kind of picture '\.doc'.*"),
         (

@@ -17,7 +17,7 @@ from tot.decoders import Engine, OptionError, Usage, load_decoder
 from tot.decoders.request import ChoiceLogprob
 from tot.registry import load_task
 from tot.tasks import GSM8K, MultipleChoice
-from tot.training.fastcot import Answers, Rationale, by_iteration, calibrate, decode_whole, masked, rationales
+from tot.training.fastcot import Answers, Rationale, by_iteration, decode_whole, find_cap, masked, rationales
 
 TASK = """
 from tot import Task
@@ -119,11 +119,10 @@ def test_the_cap_is_the_smallest_with_enough_agreement() -> None:
     caps = [0, 10, 20, 30, 40]
     assert [answers.accuracy for answers in curve] == [0.5, 0.3, 0.5, 0.5, 0.4]
     assert [answers.agreement for answers in curve] == [1.0, 0.8, 0.9, 1.0, 0.9]
-    assert calibrate(caps, curve, loss=0.1, agreement=0.9).cap == 20
-    assert calibrate(caps, curve, loss=0.2, agreement=0.8).cap == 0
-    assert calibrate(caps, curve, loss=0.05, agreement=0.9).cap is None
-    assert calibrate(caps[:4], curve[:4], loss=0.0, agreement=0.95).cap == 30
-    assert calibrate(caps, curve, loss=0.1, agreement=0.9).full == 0.5
+    assert find_cap(caps, curve, loss=0.1, agreement=0.9)[0] == 20
+    assert find_cap(caps, curve, loss=0.2, agreement=0.8)[0] == 0
+    assert find_cap(caps, curve, loss=0.05, agreement=0.9)[0] is None
+    assert find_cap(caps[:4], curve[:4], loss=0.0, agreement=0.95)[0] == 30
 
 
 # -- in the tree ---------------------------------------------------------------------------------------------------
@@ -282,7 +281,6 @@ def test_the_benchmark_prints_its_tables(capfd: pytest.CaptureFixture[str]) -> N
         "calibrated on 4 questions",
         "answers of CoT",
         "without by-products",
-        "verify",
         "window 25",
         "uniformly",
     ):

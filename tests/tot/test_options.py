@@ -84,6 +84,7 @@ def test_texts_become_parts_and_options() -> None:
     assert (config.model, config.decoders["generate"], config.decoders["evaluate"]) == (None, "seed", "ar")
     assert (config.budget, config.tools) == (Budget(tokens=9), ("calculator",))
     assert config.model_options == {"k": "4"}
+    assert SearchConfig.of(config, {"budget_seconds": 3}).budget == Budget(tokens=9, seconds=3)
 
 
 def test_invalid_texts_are_rejected() -> None:

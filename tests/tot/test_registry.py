@@ -303,6 +303,7 @@ def test_a_file_that_raises_is_named_with_its_error(file: Path) -> None:
         ("absent.py", r"absent\.py: add a name in the file, as in absent\.py:Name"),
         ("gam24", r"unknown task 'gam24' \(did you mean game24\?\): choose one of .*game24.*; or path/to/file\.py"),
         ("", r"unknown task '': choose one of .*blocksworld"),
+        ("x" * 300, r"unknown task 'x+'"),
         ("game24:Game24", r"unknown task 'game24:Game24'"),
     ],
 )  # fmt: skip

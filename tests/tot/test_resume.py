@@ -44,7 +44,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "mcts-fast": {
         "search": MCTS(thoughts=2, depth=3, iterations=3, fast=YES, rollout="greedy"),
         "generator": Sample(samples=2),
-        "evaluator": Combine(parts=(YES, Prior()), weights=(0.5, 0.5), rule="product"),
+        "evaluator": Combine(evaluators=(YES, Prior()), weights=(0.5, 0.5), rule="product"),
     },
     "self-consistency": {"search": SelfConsistency(samples=3)},
     "best-of-n": {"search": BestOfN(samples=3), "evaluator": "random"},
@@ -186,7 +186,7 @@ def test_an_evaluated_part_of_a_combination_is_not_evaluated_again(
 ) -> None:
     task = type("LastOnly", (letters,), {"templates": letters.templates | {"value": "value {{ thought }}"}})
     table = {"grow": ["a", "b"], "grow a": ["b", "a"], "grow b": ["a", "b"], "value a": "3", "value b": "7"}
-    evaluator = Combine(parts=(Value(), Prior()), weights=(1, 1))
+    evaluator = Combine(evaluators=(Value(), Prior()), weights=(1, 1))
     options = {"search": BFS(thoughts=2, breadth=2, depth=3), "evaluator": evaluator}
     whole = tmp_path / "whole.jsonl"
     expected = run(task, scripted(table), Checkpoint.create(whole), **options)

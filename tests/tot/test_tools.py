@@ -130,7 +130,11 @@ def test_an_exception_of_a_tool_is_its_result(error: BaseException) -> None:
     def fail() -> None:
         raise error
 
+    async def fail_later() -> None:
+        raise error
+
     assert result("fail()", fail)
+    assert result("fail_later()", fail_later)
 
 
 def test_a_long_result_is_truncated_and_marked() -> None:
@@ -302,6 +306,10 @@ def test_sampled_tokens_are_separated_from_inserted_results() -> None:
     assert last.written == ((0, (5, 6, 7)), (message.index("It"), (8, 9)))
 
 
+def halve(x: float) -> float:
+    return x / 2
+
+
 def test_by_default_a_tree_grows_piece_by_piece() -> None:
     parts = parts_of(Sums(), tools=["calculator"])
     assert type(parts["search"]).__name__ == "BFS"
@@ -309,6 +317,8 @@ def test_by_default_a_tree_grows_piece_by_piece() -> None:
     assert parts["generator"].model_dump()["tools"] == ["calculator"]
     hot = parts_of(Sums(), tools=[power], generator="continue:until=line", generator_options={"temperature": 1.0})
     assert (hot["generator"].until, hot["generator"].temperature) == ("line", 1.0)
+    replaced = parts_of(Sums(), tools=[power], generator=UseTools(tools=[halve], until="line"))
+    assert replaced["generator"].model_dump(include={"tools", "until"}) == {"tools": ["power"], "until": "line"}
 
 
 @pytest.mark.parametrize(

@@ -211,6 +211,12 @@ def test_texts_of_single_tokens_are_rejected(tot: Tot, tmp_path: Path) -> None:
     assert "no tokens were recorded: give texts" in err
 
 
+def test_texts_too_short_to_train_on_are_left_out(tot: Tot, tmp_path: Path) -> None:
+    lines = [f"{i} and {i + 1} make {2 * i + 1}, and so on and on" for i in range(32)]
+    text = write(tmp_path / "a.txt", "\n".join([*lines, "a b"]))
+    assert tot("--text", text, "--out", str(tmp_path / "draft"))[0] == 0
+
+
 def test_a_folder_with_a_model_is_not_overwritten(tot: Tot, target: Path, text: str) -> None:
     before = sorted((file.name, file.stat().st_mtime_ns) for file in target.iterdir())
     status, _, err = tot("--text", text, "--out", str(target))

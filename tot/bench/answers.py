@@ -16,8 +16,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tot.bench.engines import SideError, forget
-from tot.bench.harness import Bench, Measured, Measurements, Side, timed
+from tot.bench.engines import SideError, local_decoders, searched
+from tot.bench.harness import Bench, Measured, Measurements, Side
 from tot.bench.options import AnswersOptions, read_ways
 from tot.bench.peers.asking import PeerWay, Reader, ask, fastest, open_peer
 from tot.bench.peers.peers import settled
@@ -29,8 +29,6 @@ from tot.decoders.models.loading import resolve_device
 from tot.evaluation.estimate import bootstrap, estimate
 from tot.evaluation.options import EvaluationRun
 from tot.evaluation.questions import Question, Questions
-from tot.running import run_to_end
-from tot.solver import asolve
 from tot.task.checked import CheckedTask
 
 VOTING = (
@@ -66,14 +64,13 @@ def run(asked: AnswersOptions, console: Console) -> None:
     _, bad = rows.survey()
     questions = [row for row in rows if isinstance(row, Question)]
     with ExitStack() as stack:
-        bench = stack.enter_context(Bench(asked, console, describe(resolve_device("auto"))))
+        bench = Bench(asked, console, describe(resolve_device("auto")))
         if bad:
             bench.say(f"{len(bad)} rows have no valid question: {bad[0].place} {bad[0].reason}")
         bench.numbers.get(TITLE, {}).get("failed", {}).clear()  # a resumed run tries these again
         opened = _open_peers(asked, base, peers, questions, bench, stack) if peers else {}
         for name, work in works.items():
-            decoders = {id(one): one for one in work.config.open(stack).values()}.values()
-            opened[name] = partial(_solved, work, [one for one in decoders if isinstance(one, LocalDecoder)])
+            opened[name] = partial(_solved, work, local_decoders(work.config, stack))
         sides = [
             settled(Side(name, partial(_graded, opened[name], CheckedTask(base.task))))
             for name in ways
@@ -156,10 +153,7 @@ def _asked(worker: PeerWorker, reader: Reader, samples: int, question: Question)
 
 
 def _solved(work: EvaluationRun, decoders: Sequence[LocalDecoder], question: Question) -> Measured:
-    """Search a question with an empty cache. The models stay open."""
-    for decoder in decoders:
-        forget(decoder)
-    seconds, solution = timed(lambda: run_to_end(asolve(work.task, question.text, work.config)))
+    seconds, solution = searched(decoders, work.task, question.text, work.config)
     spent = {"seconds": seconds, "tokens": solution.usage.new_tokens}
     return {**spent, "answer": solution.answer, "certainty": solution.certainty}
 

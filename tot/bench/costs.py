@@ -165,7 +165,7 @@ def run(asked: ScheduleOptions, console: Console) -> None:
         if decoder.drafter.latency(0) is None:
             raise OptionError(f"the draft {asked.draft!r} is no model: give one whose forwards can be measured")
         description = f"{asked.model}, drafts by {asked.draft}; {about(decoder.engine)}"
-        bench = stack.enter_context(Bench(asked, console, description))
+        bench = Bench(asked, console, description)
         measured = measure(decoder.engine, decoder.drafter)
         bench.keep(forwards=asdict(measured))
         share = measured.draft.of(1) / measured.target.of(1)

@@ -8,13 +8,11 @@ sample at a time. In float32, sides without a rejection rule write equal texts.
 
 from __future__ import annotations
 
-import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -23,8 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tot.bench.costs import costs_table, measure
-from tot.bench.engines import about, forget, metrics_of
-from tot.bench.harness import RATE, Bench, Measured, Measurements, Metric, Side, percent, timed, times
+from tot.bench.engines import about, metrics_of, searched
+from tot.bench.harness import RATE, Bench, Measured, Measurements, Metric, Side, percent, times
 from tot.bench.options import DecodersOptions
 from tot.bench.schedule import Machine, Schedule, Wave, simulate
 from tot.bench.workloads import questions
@@ -35,8 +33,7 @@ from tot.decoders.request import Completion, Purpose, Request
 from tot.evaluators.likelihood import Explain
 from tot.generators.sample import Sample
 from tot.registry import load_task
-from tot.search import BFS
-from tot.solver import solve
+from tot.search.bfs import BFS
 from tot.task.task import Task
 from tot.tree.thought import Thought
 
@@ -46,8 +43,6 @@ PURPOSES: dict[Purpose, str] = {"generate": "thoughts", "evaluate": "evaluations
 _COUNTED = ("forwards", "drafted", "accepted", "reached")
 _ROWS = 512
 """Prompt tokens per forward during prefill."""
-_BINS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9)
-"""Lower bounds of the acceptance-rate bins."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +58,13 @@ class BenchProblem:
 
 @dataclass
 class Watched:
-    """A decoder that records seconds and token counts by purpose.
+    """A decoder that counts tokens by purpose.
 
     If `serial`, it decodes one sample at a time.
     """
 
     decoder: LocalDecoder
     serial: bool = False
-    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     counts: Counter[str] = field(default_factory=Counter)
     waves: list[Wave] = field(default_factory=list)
     """The texts of each call."""
@@ -78,10 +72,8 @@ class Watched:
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         samples = list(_samples(requests))
         batches = [[one] for one in samples] if self.serial else [samples]
-        done: list[Completion]
-        seconds, done = timed(lambda: [one for batch in batches for one in self.decoder.generate(batch)])
+        done = [one for batch in batches for one in self.decoder.generate(batch)]
         purpose = requests[0].purpose
-        self.seconds[purpose] += seconds
         prompt = sum(one.usage.prompt_tokens - one.usage.reused_prompt_tokens for one in done)
         self.waves.append(Wave([one.usage.new_tokens for one in done], prompt))
         for one in done:
@@ -130,20 +122,22 @@ def _hold(runner: Runner, tokens: Sequence[int]) -> None:
 def search(decoder: LocalDecoder, serial: bool, samples: int, temperature: float, problem: BenchProblem) -> Measured:
     """Search a question and return its measurements."""
     task, engine, watched = problem.task, decoder.engine, Watched(decoder, serial)
-    forget(decoder)
-    parts: dict[str, Any] = {
-        "search": BFS(thoughts=samples, breadth=1, depth=task.depth),
-        "generator": Sample(temperature=temperature),
-        "evaluator": Explain(temperature=temperature),
-    }
-    run_search = partial(solve, task, problem.question, decoder=watched, prompts="papers", seed=problem.seed, **parts)
-    seconds, _ = timed(run_search)
+    seconds, _ = searched(
+        [decoder],
+        task,
+        problem.question,
+        decoder=watched,
+        prompts="papers",
+        seed=problem.seed,
+        search=BFS(thoughts=samples, breadth=1, depth=task.depth),
+        generator=Sample(temperature=temperature),
+        evaluator=Explain(temperature=temperature),
+    )
     spent: Counter[str] = Counter()
     for purpose in ("generate", "evaluate", "answer"):
         spent.update(metrics_of(engine, purpose).seconds)
     totals = {name: watched.total(name) for name in ("tokens", *_COUNTED)}
-    measured = {"seconds": seconds, **totals, "spent": dict(spent), **watched.counts}
-    return {**measured, "by purpose": dict(watched.seconds), "waves": watched.waves}
+    return {"seconds": seconds, **totals, "spent": dict(spent), **watched.counts, "waves": watched.waves}
 
 
 def run(asked: DecodersOptions, console: Console) -> None:
@@ -157,7 +151,7 @@ def run(asked: DecodersOptions, console: Console) -> None:
     with ExitStack() as stack:
         plain = stack.enter_context(load_decoder("ar", asked.model, **asked.computed))
         description = f"{asked.model}, drafts by {asked.draft}; {about(plain.engine)}"
-        bench = stack.enter_context(Bench(asked, console, description))
+        bench = Bench(asked, console, description)
         with load_decoder("sd", engine=plain.engine, draft=asked.draft) as drafting:
             assert drafting.drafter is not None
             lengths = [len(prompt) for problems in tasks.values() for prompt in _prompts(plain, problems[0])]
@@ -190,16 +184,7 @@ def run(asked: DecodersOptions, console: Console) -> None:
                 rounds=asked.limit,
                 table=partial(_speeds, f"new tokens/s, T = {temperature}"),
             )
-            bench.show(_by_purpose(results), _by_acceptance(results), _simulated(results, asked_ways, machine))
-            if asked.picture is not None:
-                from tot.report.plots import curves, save
-
-                lines = {
-                    kind: ([rate for rate, _ in sorted(points)], [speed for _, speed in sorted(points)])
-                    for kind, points in _of_acceptance(results).items()
-                }
-                figure = curves(lines, "acceptance", "speed of ar, serial")
-                save(figure, asked.picture.with_stem(f"{asked.picture.stem}-{temperature}"))
+            bench.show(_by_purpose(results), _simulated(results, asked_ways, machine))
 
 
 Way = tuple[str, bool, dict[str, Any]]
@@ -271,54 +256,16 @@ def _all_columns(results: Measurements, metric: Metric, side: str) -> str:
 
 
 def _by_purpose(results: Measurements) -> Table:
-    """SEED, figure 6: the thought generator and the state evaluator separately."""
-    heads = [
-        f"{name} {part}: {heading}"
-        for name in results.columns
-        for part in PURPOSES.values()
-        for heading in _PURPOSE_COLUMNS
-    ]
-    table = Table("", *heads, title="by purpose: acceptance, and speed of ar, serial")
+    """SEED, table 2: acceptance of the thought generator and the state evaluator."""
+    columns = {f"{name} {part}": (name, purpose) for name in results.columns for purpose, part in PURPOSES.items()}
+    table = Table("", *columns, title="acceptance by purpose")
     for side in results.sides:
         cells = []
-        for column in results.columns:
-            for purpose in PURPOSES:
-                rate = Metric(purpose, partial(_rate_of, purpose))
-                accepted = Metric(purpose, _share(f"{purpose} accepted", f"{purpose} reached"), percent)
-                rates = results.values(accepted, side, column)
-                cells += [percent(rates) if rates else "", times(results.ratios(rate, side, SERIAL, column))]
+        for column, purpose in columns.values():
+            accepted = Metric(purpose, _share(f"{purpose} accepted", f"{purpose} reached"), percent)
+            rates = results.values(accepted, side, column)
+            cells.append(percent(rates) if rates else "")
         table.add_row(side, *cells)
-    return table
-
-
-_PURPOSE_COLUMNS = ("acceptance", "speed")
-
-
-def _rate_of(purpose: Purpose, measured: Measured) -> float | None:
-    seconds = measured["by purpose"].get(purpose)
-    return float(measured.get(f"{purpose} tokens", 0) / seconds) if seconds else None
-
-
-def _of_acceptance(results: Measurements) -> dict[str, list[tuple[float, float]]]:
-    """Return (acceptance rate, speedup over serial `ar`) of each search, by kind."""
-    points_by_kind: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
-    for side in results.sides:
-        for column in results.columns:
-            base = results.of(SERIAL, column)
-            for turn, measured in results.of(side, column).items():
-                if turn in base and (rate := _ACCEPTANCE.of(measured)) is not None:
-                    points_by_kind[_kind(side)].append((rate, RATE.ratio(measured, base[turn])))
-    return points_by_kind
-
-
-def _by_acceptance(results: Measurements) -> Table:
-    """SEED, figure 5, as a table."""
-    points_by_kind = _of_acceptance(results)
-    table = Table("acceptance from", *points_by_kind, title="speed of ar, serial, by acceptance (searches)")
-    for low, high in pairwise((*_BINS, math.inf)):
-        speedups = [[speed for rate, speed in points if low <= rate < high] for points in points_by_kind.values()]
-        if any(speedups):
-            table.add_row(f"{low:.1f}", *(f"{times(speeds)}, {len(speeds)}" if speeds else "" for speeds in speedups))
     return table
 
 

@@ -5,27 +5,25 @@ Each run starts with an empty cache and times only the decoding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import psutil
 import torch
 
-from tot.bench.harness import Measured, Metric, percent, timed
+from tot.bench.harness import Measured, timed
 from tot.bench.workloads import AskedWork, Waves, drawn, new_tokens, requests
+from tot.config import SearchConfig
 from tot.decoders.budget import Metrics
 from tot.decoders.decoder import LocalDecoder
 from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import TotError
 from tot.decoders.machine import describe
 from tot.decoders.request import Purpose
-from tot.running import in_daemon_thread
-
-SPENT = [
-    Metric(name, lambda measured, name=name: _share(measured["spent"], name), percent)  # type: ignore[misc]
-    for name in ("draft", "verify", "sampling", "scheduling")
-]
-"""Shares of an engine's time."""
+from tot.running import in_daemon_thread, run_to_end
+from tot.solver import Solution, asolve
+from tot.task.task import Task
 
 
 class SideError(TotError):
@@ -35,10 +33,6 @@ class SideError(TotError):
 def about(engine: Engine) -> str:
     """Describe the software versions, the number format and the weight backend."""
     return f"{describe(engine.loaded.device, engine.loaded.dtype)}, {engine.runner.backend.name}"
-
-
-def _share(spent: Mapping[str, float], name: str) -> float | None:
-    return spent.get(name, 0.0) / sum(spent.values()) if any(spent.values()) else None
 
 
 def metrics_of(engine: Engine, purpose: Purpose = "generate") -> Metrics:
@@ -53,6 +47,21 @@ def forget(decoder: LocalDecoder) -> None:
     if drafter is not None and drafter.runner is not None:
         engine.call(drafter.runner.cache.clear)
     engine.call(engine.accounts.clear)
+
+
+def local_decoders(config: SearchConfig, stack: ExitStack) -> list[LocalDecoder]:
+    """Open a run's models, and return the decoders of this process."""
+    opened = {id(one): one for one in config.open(stack).values()}
+    return [one for one in opened.values() if isinstance(one, LocalDecoder)]
+
+
+def searched(
+    decoders: Sequence[LocalDecoder], task: Task, question: str, config: SearchConfig | None = None, **options: Any
+) -> tuple[float, Solution]:
+    """Search a question with empty caches, and return the seconds and the solution. A stopped search raises."""
+    for decoder in decoders:
+        forget(decoder)
+    return timed(lambda: run_to_end(asolve(task, question, config, **options)))
 
 
 def replay(decoder: LocalDecoder, waves: Waves) -> Measured:
@@ -73,7 +82,8 @@ def generate(model: Any, waves: Waves, *, serial: bool = False, **options: Any) 
         batches = [[[row] for row in _rows(wave)] if serial else [_rows(wave)] for wave in waves]
         return sum(_draw(model, batch, options) for wave in batches for batch in wave)
 
-    seconds, tokens = in_thread(lambda: timed(work))
+    # a thread of its own, as the engine has: OpenMP keeps a team per thread, and two teams compete
+    seconds, tokens = in_daemon_thread(lambda: timed(work), "tot-bench").result()
     return checked(seconds, tokens, drawn(waves))
 
 
@@ -96,14 +106,6 @@ def _draw(model: Any, rows: Sequence[tuple[tuple[int, ...], int]], options: dict
     )
     new = result.shape[1] - width
     return sum(min(new, length) for _, length in rows)
-
-
-def in_thread(work: Callable[[], Any]) -> Any:
-    """Run `work` in its own thread, as the engine does: OpenMP keeps a team per thread, and two teams compete.
-
-    Ctrl-C does not wait for the thread.
-    """
-    return in_daemon_thread(work, "tot-bench").result()
 
 
 def checked(seconds: float, tokens: int, wanted: int) -> Measured:

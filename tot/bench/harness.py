@@ -16,7 +16,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 from rich import box
@@ -185,8 +184,7 @@ def _different(about: Measured, previous: Measured) -> str:
 class Bench:
     """One run of a benchmark: prints to the console and writes all numbers to a file.
 
-    A file with the same options and machine is resumed. One with other options raises OptionError. Use it as a context
-    manager.
+    A file with the same options and machine is resumed. Any other file raises OptionError.
     """
 
     def __init__(self, options: BenchOptions, console: Console, machine: str) -> None:
@@ -204,18 +202,9 @@ class Bench:
             if about.items() <= previous.items():
                 self.numbers = previous
                 self.say(f"resuming {self.out}; delete it to start over")
-            elif "asked" in previous:
-                other = _different(about, previous)
-                raise OptionError(f"{self.out} was measured with other {other}: delete it, or give another --out")
-
-    def __enter__(self) -> Bench:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.out is not None and self.out.exists():
-            self.console.print(f"numbers: {self.out}")
+            else:
+                other = f"was measured with other {_different(about, previous)}" if "asked" in previous else ""
+                raise OptionError(f"{self.out} {other or 'has no results'}: delete it, or give another --out")
 
     def say(self, text: str) -> None:
         """Print a line about progress."""

@@ -22,8 +22,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from rich.console import Console
 from rich.table import Table
 
-from tot.bench.engines import SideError, forget
-from tot.bench.harness import Bench, Measured, Measurements, Side, timed
+from tot.bench.engines import SideError, local_decoders, searched
+from tot.bench.harness import Bench, Measured, Measurements, Side
 from tot.bench.options import OptimizeOptions, read_ways
 from tot.bench.peers.worker import PeerWorker
 from tot.config import SearchConfig
@@ -32,8 +32,7 @@ from tot.decoders.errors import OptionError, validated
 from tot.decoders.machine import describe
 from tot.decoders.models.loading import resolve_device
 from tot.evaluation.estimate import bootstrap
-from tot.running import run_to_end
-from tot.solver import Solution, asolve
+from tot.solver import Solution
 from tot.tasks.optimize import HELD_OUT, INSTANCES, REFERENCE, Optimize
 from tot.tasks.scorer import Scorer
 
@@ -65,7 +64,7 @@ def run(asked: OptimizeOptions, console: Console) -> None:
     """
     ways = read_ways(asked.way)
     with ExitStack() as stack:
-        bench = stack.enter_context(Bench(asked, console, describe(resolve_device("auto"))))
+        bench = Bench(asked, console, describe(resolve_device("auto")))
         peers = {name: validated(EvolvingWay, way, f"--way {name}") for name, way in ways.items() if "peer" in way}
         if peers and not find_spec("openevolve"):
             raise SideError("OpenEvolve is not installed: pip install openevolve")
@@ -76,8 +75,7 @@ def run(asked: OptimizeOptions, console: Console) -> None:
         }
         decoders: list[LocalDecoder] = []
         for config in configs.values():
-            opened = config.open(stack).values()
-            decoders += [one for one in opened if isinstance(one, LocalDecoder)]
+            decoders += local_decoders(config, stack)
         for problem in asked.problems:
             folder = _folder(problem, stack)
             task = Optimize(folder=folder, minimize=not asked.maximize)
@@ -108,11 +106,7 @@ def _folder(problem: str, stack: ExitStack) -> Path:
 def _searched(
     task: Optimize, held_out: Scorer | None, config: SearchConfig, decoders: Sequence[LocalDecoder], seed: int
 ) -> Measured:
-    """Search with an empty cache. The models stay open."""
-    for decoder in decoders:
-        forget(decoder)
-    seeded = config.model_copy(update={"seed": seed})
-    seconds, solution = timed(lambda: run_to_end(asolve(task, task.example(), seeded)))
+    seconds, solution = searched(decoders, task, task.example(), config.model_copy(update={"seed": seed}))
     return {"seconds": seconds, **described(task, held_out, solution)}
 
 

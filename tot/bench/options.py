@@ -88,10 +88,6 @@ class DecodersOptions(Computed):
         (0.2, 1.0), description="Comma-separated temperatures of thoughts and evaluations."
     )
     samples: int = Field(3, ge=1, description="Thoughts per state (n).")
-    picture: Path | None = Field(
-        None,
-        description="Plot speed over acceptance to this file; one file per temperature, which is added to its name.",
-    )
 
 
 class ScheduleOptions(Computed):
@@ -166,7 +162,6 @@ class BranchesOptions(InRounds):
     branches: Counts = Field((1, 3, 5, 15, 32, 64), description="Comma-separated numbers of samples of one prompt.")
     prompt_tokens: int = Field(1000, ge=16, description="Tokens of the prompt that branches continue.")
     new_tokens: int = Field(64, ge=1, description="New tokens per branch.")
-    data: Path | None = Field(None, description="GSM8K problems, as for tot eval; by default the task's own.")
     llama: Path = Field(
         Path(".venv-llama/bin/python"), description="Python interpreter with llama-cpp-python (make peers installs it)."
     )
@@ -175,13 +170,14 @@ class BranchesOptions(InRounds):
 class PeersOptions(BranchesOptions):
     """Compare branches and whole searches with transformers, llama.cpp and vLLM."""
 
+    data: Path | None = Field(None, description="GSM8K problems, as for tot eval; by default the task's own.")
     parts: tuple[Literal["decode", "limit", "tree"], ...] = Field(
         ("decode", "limit", "tree"), description="Comma-separated: decode, limit, tree."
     )
-    sides: tuple[Literal["none", "int8-dynamic", "batched", "serial", "assisted", "llama", "vllm"], ...] = Field(
-        ("none", "int8-dynamic", "batched", "serial", "assisted", "llama", "vllm"),
+    sides: tuple[Literal["none", "int8-dynamic", "batched", "serial", "llama", "vllm"], ...] = Field(
+        ("none", "int8-dynamic", "batched", "serial", "llama", "vllm"),
         description="Comma-separated sides to compare with: none and int8-dynamic (as --quantize of tot eval), "
-        "batched, serial, assisted (all transformers), llama, vllm.",
+        "batched, serial (both transformers), llama, vllm.",
     )
     problems: int = Field(8, ge=1, description="Problems to search, one per round.")
     patience: float = Field(
@@ -195,12 +191,9 @@ class PeersOptions(BranchesOptions):
 
 
 class NeighboursOptions(BranchesOptions):
-    """Measure how much a program that keeps one core busy slows down decoding and searches, ours and llama.cpp's."""
+    """Measure how much a program that keeps one core busy slows down decoding, ours and llama.cpp's."""
 
     branches: Counts = Field((1, 5, 15), description="Comma-separated numbers of samples of one prompt.")
-    parts: tuple[Literal["decode", "tree"], ...] = Field(
-        ("decode", "tree"), description="Comma-separated: decode, tree."
-    )
 
 
 class StartOptions(InRounds):
@@ -343,6 +336,8 @@ def read_ways(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
         options = _pairs(pairs)
         if not (name.strip() and colon) or options is None:
             raise OptionError(f"--way {text!r} can't be read: write 'NAME: option=value; option=value'")
+        if name.strip() in ways:
+            raise OptionError(f"--way {name.strip()!r} is given twice: give each way a name of its own")
         ways[name.strip()] = options
     return ways
 

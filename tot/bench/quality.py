@@ -84,27 +84,27 @@ def run(asked: QualityOptions, console: Console) -> None:
             "--evaluators judges pieces of several solutions per question: add a way that samples several, such as "
             "--way 'votes: search=self-consistency:samples=8'"
         )
-    with Bench(asked, console, f"{asked.model}; {describe(resolve_device('auto'))}") as bench:
-        bench.say(forecast(works))
-        if note := prompts_told(works):
-            bench.say(note)
-        ways: dict[str, Answers] = {}
-        for name, work in works.items():
-            folder = folder_of(asked, name)
-            results = run_evaluation(work, folder, folder.exists(), None)
-            bench.say(f"{name}: {results.score_text}, {results.seconds / results.problems:.1f} s a search, in {folder}")
-            answers = read_answers(folder, work.task)
-            ways |= {name: answers, **replayed(name, answers, work.task)}
-        for mixture, names in mixtures.items():
-            ways |= replayed(mixture, mixed([ways[name] for name in names]), works[names[0]].task)
-        bench.keep(ways={name: {q: asdict(one) for q, one in answers.items()} for name, answers in ways.items()})
-        bench.show(table(ways))
-        if judge_of_pairs is not None:
-            bench.show(preferred(judge_of_pairs, {name: ways[name] for name in works}, bench))
-        if evaluators:
-            judge(bench, works[most], folder_of(asked, most), evaluators, asked.judged)
-        if asked.timed:
-            time_each(asked, works, bench)
+    bench = Bench(asked, console, f"{asked.model}; {describe(resolve_device('auto'))}")
+    bench.say(forecast(works))
+    if note := prompts_told(works):
+        bench.say(note)
+    ways: dict[str, Answers] = {}
+    for name, work in works.items():
+        folder = folder_of(asked, name)
+        results = run_evaluation(work, folder, folder.exists(), None)
+        bench.say(f"{name}: {results.score_text}, {results.seconds / results.samples:.1f} s a search, in {folder}")
+        answers = read_answers(folder, work.task)
+        ways |= {name: answers, **replayed(name, answers, work.task)}
+    for mixture, names in mixtures.items():
+        ways |= replayed(mixture, mixed([ways[name] for name in names]), works[names[0]].task)
+    bench.keep(ways={name: {q: asdict(one) for q, one in answers.items()} for name, answers in ways.items()})
+    bench.show(table(ways))
+    if judge_of_pairs is not None:
+        bench.show(preferred(judge_of_pairs, {name: ways[name] for name in works}, bench))
+    if evaluators:
+        judge(bench, works[most], folder_of(asked, most), evaluators, asked.judged)
+    if asked.timed:
+        time_each(asked, works, bench)
 
 
 def way(asked: QualityOptions, options: Mapping[str, Any]) -> EvaluationRun:

@@ -39,7 +39,8 @@ _CELLS = 2048
 
 def run(asked: StartOptions, console: Console) -> None:
     """Run the benchmark and print its table. Raises OptionError if our command fails."""
-    with TemporaryDirectory(prefix="tot-start-") as kept, Bench(asked, console, describe("cpu")) as bench:
+    bench = Bench(asked, console, describe("cpu"))
+    with TemporaryDirectory(prefix="tot-start-") as kept:
         bench.say("our first run, unmeasured …")
         prompt_tokens = start_ours(asked, Path(kept), "warm")["prompt_tokens"]
         sides = [Side(OURS, partial(start_ours, asked, Path(kept)))]

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tot.bench.harness import timed
 from tot.decoders.decoder import LocalDecoder
 from tot.decoders.errors import OptionError
 from tot.decoders.request import Completion, Request, Sampling
 from tot.evaluation.data import rows as read_rows
 from tot.registry import load_task
 from tot.running import run_to_end
-from tot.search import BFS
+from tot.search.bfs import BFS
 from tot.solver import asolve
 from tot.task.checked import CheckedTask
 from tot.task.task import Task
@@ -86,8 +85,8 @@ def _request(request: AskedWork, length: int, sample: int, n: int) -> Request:
 
 def record(
     decoder: LocalDecoder, task: Task, question: str, thoughts: int, **options: Any
-) -> tuple[list[tuple[AskedWork, ...]], float]:
-    """Return the waves of a breadth-first search and its wall time in seconds.
+) -> list[tuple[AskedWork, ...]]:
+    """Return the waves of a breadth-first search.
 
     The search takes `thoughts` samples per state, scores evaluations and starts with an empty cache. `options` go to
     `BFS`.
@@ -95,8 +94,8 @@ def record(
     recorder = _Recorder(decoder)
     decoder.engine.call(decoder.engine.cache.clear)
     search: Any = {"search": BFS(thoughts=thoughts, **options), "generator": "sample", "evaluator": "likelihood"}
-    seconds, _ = timed(lambda: run_to_end(asolve(task, question, decoder=recorder, prompts="papers", **search)))
-    return recorder.waves, seconds
+    run_to_end(asolve(task, question, decoder=recorder, prompts="papers", **search))
+    return recorder.waves
 
 
 class _Recorder:

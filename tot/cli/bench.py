@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from tot.bench import options as of
-from tot.cli.options import takes, writable
+from tot.cli.options import picture_file, takes, writable
 from tot.decoders.errors import validated
 from tot.report.terminal import console
 
@@ -36,6 +36,8 @@ def add(to: typer.Typer, name: str, options: type[of.BenchOptions], place: str) 
         settings = validated(options, given, context.command_path.partition(" ")[2])
         if settings.out is not None:
             writable(settings.out)
+        if plot := getattr(settings, "picture", None):
+            picture_file(plot, "--picture")
         module, _, function = place.partition(":")
         getattr(import_module(f"tot.bench.{module}"), function)(settings, console())
 

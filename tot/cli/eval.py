@@ -9,13 +9,11 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from tot.cli.options import takes, writable
+from tot.cli.options import picture_file, takes
 from tot.config import SearchConfig
-from tot.decoders.errors import OptionError, unknown
+from tot.decoders.errors import OptionError
 from tot.evaluation.options import EvaluationOptions, EvaluationRun, read_yaml
 from tot.report.terminal import complain, console
-
-_PICTURES = (".png", ".svg", ".pdf")
 
 
 @takes(EvaluationOptions, SearchConfig)
@@ -45,8 +43,8 @@ def eval_command(
     """Search all questions of a data set concurrently, and score the answers."""
     names = names or []
     if compare:
-        others = {**given, "config": config, "out": out, "resume": resume, "track": track}
-        if unused := [name for name, value in others.items() if value]:
+        others = {"config": config, "out": out, "resume": resume, "track": track}
+        if unused := [*given, *(name for name, value in others.items() if value)]:
             raise OptionError(f"--compare reads finished folders: leave --{unused[0].replace('_', '-')} out")
         _compare([Path(name) for name in names], plot)
         return
@@ -80,8 +78,8 @@ def _compare(folders: list[Path], plot: Path | None) -> None:
     from tot.evaluation.compare import compare, picture, table
     from tot.report.plots import save
 
-    if plot is not None and writable(plot, "--plot").suffix not in _PICTURES:
-        raise OptionError(f"--plot {plot}: " + unknown("kind of picture", plot.suffix, _PICTURES))
+    if plot is not None:
+        picture_file(plot, "--plot")
     common, runs = compare(folders)
     output = console()
     output.print(table(runs))

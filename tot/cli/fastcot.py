@@ -48,7 +48,7 @@ def calibrate_command(
     ),
 ) -> None:
     """Find the smallest cap that keeps accuracy and answers (section 4.4), and save the curve."""
-    from dataclasses import asdict
+    from statistics import fmean
 
     from tot.decoders.engine.open_models import open_engine
     from tot.decoders.files import write_json
@@ -65,19 +65,18 @@ def calibrate_command(
                 tell(BATCH * len(done), f"{len(rationales)} questions")
                 done.append(by_iteration(engine, batch, decode_whole(engine, batch, window), iterations))
         answers = [Answers.joined(parts) for parts in zip(*done, strict=True)]
-    calibration, note = find_cap(iterations, answers, loss, agreement)
-    write_json(
-        out, {"model": model, "task": task, "prompts": prompts, "window": window, "note": note, **asdict(calibration)}
-    )
-    lines = {
-        "accuracy": (calibration.iterations, [100 * value for value in calibration.accuracy]),
-        "answers unchanged": (calibration.iterations, [100 * value for value in calibration.agreement]),
-    }
-    levels = {"accuracy with whole rationales": 100 * calibration.full}
+    cap, note = find_cap(iterations, answers, loss, agreement)
+    full = fmean(answers[0].full)
+    curve = {"accuracy": [one.accuracy for one in answers], "agreement": [one.agreement for one in answers]}
+    about = {"model": model, "task": task, "prompts": prompts, "window": window, "note": note}
+    write_json(out, {**about, "cap": cap, "iterations": iterations, **curve, "full": full})
+    names = {"accuracy": "accuracy", "agreement": "answers unchanged"}
+    lines = {names[name]: (iterations, [100 * value for value in values]) for name, values in curve.items()}
+    levels = {"accuracy with whole rationales": 100 * full}
     save(curves(lines, "iterations", "%", levels), out.with_suffix(".png"))
     output = console()
     output.print(f"{len(rationales)} questions, window {window}: {note}")
-    if (cap := calibration.cap) is not None:
+    if cap is not None:
         options = f"--decoder-option cap={cap} --decoder-option window={window}"
         output.print(f"use: --prompts {prompts} --decoder fastcot {options}")
     output.print(f"curve: {out}, {out.with_suffix('.png')}")

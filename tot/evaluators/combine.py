@@ -6,7 +6,7 @@ import math
 from collections.abc import Hashable, Sequence
 from typing import Any, Literal
 
-from pydantic import AliasChoices, Field, model_validator
+from pydantic import model_validator
 
 from tot.decoders.errors import OptionError
 from tot.evaluators.base import Evaluator, judge
@@ -23,7 +23,7 @@ class Combine(Evaluator):
     log      sum of w ln v: the log of product, to be summed along a path
     """
 
-    evaluators: tuple[Any, ...] = Field(validation_alias=AliasChoices("evaluators", "parts"))
+    evaluators: tuple[Any, ...]
     weights: tuple[float, ...]
     rule: Literal["sum", "product", "log"] = "sum"
 

@@ -47,7 +47,7 @@ class Continue(Generator):
     """Maximum number of tokens of a piece."""
 
     def with_tools(self, functions: Sequence[Callable[..., Any]]) -> Generator:
-        return UseTools(**dict(self), tools=functions)
+        return UseTools(**{**dict(self), "tools": functions})
 
     async def propose(self, ctx: Context, nodes: Sequence[Node], count: int | None) -> list[list[Proposal]]:
         count = count or self.thoughts
@@ -150,9 +150,6 @@ class UseTools(Continue):
     @field_serializer("tools")
     def _names(self, tools: tuple[Tool, ...]) -> list[str]:
         return [tool.name for tool in tools]
-
-    def with_tools(self, functions: Sequence[Callable[..., Any]]) -> Generator:
-        return self
 
     @property
     def about(self) -> str:

@@ -10,6 +10,7 @@ import ast
 import asyncio
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, ValidationError, validate_call
@@ -72,26 +73,22 @@ class Tool:
         return result if isinstance(result, str) else repr(result)
 
     async def _run(self, arguments: Sequence[Any], named: dict[str, Any]) -> Any:
-        if inspect.iscoroutinefunction(self.function):
-            try:
-                return await self._strict(*arguments, **named)
-            except ValidationError as error:
-                if not _is_written_as_text(error):
-                    raise
-            return await self._lax(*arguments, **named)
+        try:
+            return await self._apply(self._strict, arguments, named)
+        except ValidationError as error:
+            if not _is_written_as_text(error):
+                raise
+        return await self._apply(self._lax, arguments, named)
 
-        def work() -> Any:
-            try:
-                return self._strict(*arguments, **named)
-            except ValidationError as error:
-                if not _is_written_as_text(error):
-                    raise
-                return self._lax(*arguments, **named)
-            except (KeyboardInterrupt, SystemExit) as error:  # these would end the event loop
-                raise RuntimeError(repr(error)) from None
-
-        # A daemon thread: a hanging tool ends with the process.
-        return await asyncio.wrap_future(in_daemon_thread(work, f"tool {self.name}"))
+    async def _apply(self, function: Callable[..., Any], arguments: Sequence[Any], named: dict[str, Any]) -> Any:
+        call = partial(function, *arguments, **named)
+        try:
+            if inspect.iscoroutinefunction(self.function):
+                return await call()
+            # A daemon thread: a hanging tool ends with the process.
+            return await asyncio.wrap_future(in_daemon_thread(call, f"tool {self.name}"))
+        except (KeyboardInterrupt, SystemExit) as error:  # these would end the event loop
+            raise RuntimeError(repr(error)) from None
 
 
 def _is_written_as_text(error: ValidationError) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
@@ -41,7 +42,7 @@ def by_purpose(option: str, given: Any) -> dict[Purpose, Any] | None:
 
     Raises OptionError for an unknown purpose, naming the option if the text can't be read.
     """
-    if isinstance(given, str) and re.match(r"\s*\w+=", given) and not Path(given).exists():
+    if isinstance(given, str) and re.match(r"\s*\w+=", given) and not os.path.exists(given):  # noqa: PTH110
         pairs = [pair.partition("=") for pair in re.split(r",(?=\s*\w+=)", given)]
         if not all(name for _, _, name in pairs):
             raise OptionError(f"--{option} {given!r} can't be read: write generate=NAME,evaluate=NAME")

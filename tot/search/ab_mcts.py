@@ -35,10 +35,6 @@ class ABMCTS(Search):
     prior: Literal["gaussian", "beta"] = "gaussian"
     """gaussian: a normal-inverse-chi-squared prior, with mean 0, kappa 1, nu 1 and tau^2 0.1. beta: Jeffreys' prior."""
 
-    @property
-    def asks_larger(self) -> bool:
-        return True
-
     def steps(self, search: SearchState) -> Steps:
         run = _Run(self, search)
         for _ in range(min(self.together or search.cheap_samples, run.remaining) - 1):

@@ -79,11 +79,6 @@ class Search(BaseModel):
         return self
 
     @property
-    def asks_larger(self) -> bool:
-        """Whether the search asks a second, larger model where the first is not sure."""
-        return False
-
-    @property
     def fast_evaluator(self) -> Evaluator | None:
         """The cheap evaluator of new nodes, if it differs from the state evaluator."""
         return None

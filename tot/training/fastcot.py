@@ -233,48 +233,23 @@ def _after(
     return results
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """The calibrated cap, and the curves of accuracy and agreement by iteration."""
-
-    cap: int | None
-    """None if no cap meets the limits."""
-    iterations: Sequence[int]
-    accuracy: Sequence[float]
-    agreement: Sequence[float]
-    full: float
-    """Accuracy after whole rationales."""
-
-
-def calibrate(iterations: Sequence[int], answers: Sequence[Answers], loss: float, agreement: float) -> Calibration:
-    """Return the smallest cap such that it and all larger caps stay within the limits (section 4.4).
+def find_cap(
+    iterations: Sequence[int], answers: Sequence[Answers], loss: float, agreement: float
+) -> tuple[int | None, str]:
+    """Return the smallest cap such that it and all larger caps stay within the limits (section 4.4), and a description.
 
     The limits are an accuracy at most `loss` below that with whole rationales, and a share of at least `agreement` of
-    unchanged answers.
+    unchanged answers. The cap is None if no cap meets them.
     """
-    full = statistics.fmean(answers[0].full)
-    cap = None
+    full, found = statistics.fmean(answers[0].full), None
     for iteration, truncated in sorted(zip(iterations, answers, strict=True), key=lambda pair: -pair[0]):
         if truncated.accuracy < full - loss or truncated.agreement < agreement:
             break
-        cap = iteration
-    return Calibration(
-        cap,
-        iterations,
-        [truncated.accuracy for truncated in answers],
-        [truncated.agreement for truncated in answers],
-        full,
-    )
-
-
-def find_cap(
-    iterations: Sequence[int], answers: Sequence[Answers], loss: float, agreement: float
-) -> tuple[Calibration, str]:
-    """Return the calibration and a description of its cap and uncertainty."""
-    result = calibrate(iterations, answers, loss, agreement)
-    if result.cap is None:
-        return result, f"no cap keeps accuracy within {100 * loss:g} points and {100 * agreement:g}% of the answers"
-    note, low = answers[list(iterations).index(result.cap)].against_whole()
+        found = iteration, truncated
+    if found is None:
+        return None, f"no cap keeps accuracy within {100 * loss:g} points and {100 * agreement:g}% of the answers"
+    cap, at_cap = found
+    note, low = at_cap.against_whole()
     if low < -loss:
         note += f"; {len(answers[0].given)} questions are too few to guarantee a loss of at most {100 * loss:g} points"
-    return result, f"cap {result.cap}: {note}"
+    return cap, f"cap {cap}: {note}"

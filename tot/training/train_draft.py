@@ -32,7 +32,7 @@ from tot.decoders.training.resuming import check_settings
 from tot.evaluation.data import rows
 from tot.generators.sample import Sample
 from tot.report.terminal import counting
-from tot.search import BFS
+from tot.search.bfs import BFS
 from tot.solver import asolve
 from tot.task.task import Task
 from tot.training.questions import rows_of_task
@@ -148,10 +148,11 @@ def _record(
                     asyncio.run(_ask(engine, recorder, batch))
                 else:
                     break
-                if recorder.records:
-                    save(recorder.records, work / f"texts-{number:05d}.safetensors")
-                    batches.append(recorder.records)
-                recorded += _tokens(recorder.records)
+                records = [record for record in recorder.records if len(record.tokens) > options.steps]
+                if records:
+                    save(records, work / f"texts-{number:05d}.safetensors")
+                    batches.append(records)
+                recorded += _tokens(records)
                 tell(recorded, f"{recorded} tokens")
                 if recorded >= options.tokens or (not recorded and number > len(windows) + len(questions)):
                     break

@@ -124,17 +124,8 @@ def compile_to(path: Path, compiler: str, name: str, options: Sequence[str]) -> 
     """
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         library = Path(folder) / "library.so"
-        command = [
-            compiler,
-            "-shared",
-            "-fPIC",
-            *options,
-            str(SOURCES / f"{name}.c"),
-            "-o",
-            str(library),
-            "-lm",
-            "-pthread",
-        ]
+        source = str(SOURCES / f"{name}.c")
+        command = [compiler, "-shared", "-fPIC", *options, source, "-o", str(library), "-lm", "-pthread"]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
         library.write_bytes(sealed(library.read_bytes()))
         library.chmod(0o700)

@@ -144,9 +144,8 @@ def lazy_zeros(shape: Sequence[int], dtype: DTypeLike) -> Array:
     MemoryError.
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
-    private = {} if os.name == "nt" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
     try:
-        memory = mmap.mmap(-1, size, **private)
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"no memory for {size:,} bytes ({error.strerror})") from error
     if hasattr(mmap, "MADV_NOHUGEPAGE"):

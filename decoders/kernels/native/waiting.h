@@ -3,15 +3,11 @@
 #pragma once
 
 #include <limits.h>
-#include <stdatomic.h>
-#include <time.h>
-#ifdef __linux__
 #include <linux/futex.h>
+#include <stdatomic.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
-#else
-#include <pthread.h>
-#endif
 
 #define SPIN_SECONDS 30e-6
 
@@ -34,7 +30,6 @@ static inline void cpu_pause(void) {
 #endif
 }
 
-#ifdef __linux__
 static inline void sleep_while(Signal *signal, int value) {
     syscall(SYS_futex, &signal->value, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
 }
@@ -42,23 +37,6 @@ static inline void sleep_while(Signal *signal, int value) {
 static inline void wake_sleepers(Signal *signal, int count) {
     syscall(SYS_futex, &signal->value, FUTEX_WAKE_PRIVATE, count, NULL, NULL, 0);
 }
-#else
-static pthread_mutex_t sleeping = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t waking = PTHREAD_COND_INITIALIZER;
-
-static inline void sleep_while(Signal *signal, int value) {
-    pthread_mutex_lock(&sleeping);
-    if (atomic_load(&signal->value) == value) pthread_cond_wait(&waking, &sleeping);
-    pthread_mutex_unlock(&sleeping);
-}
-
-static inline void wake_sleepers(Signal *signal, int count) {
-    (void)signal, (void)count;
-    pthread_mutex_lock(&sleeping);
-    pthread_cond_broadcast(&waking);
-    pthread_mutex_unlock(&sleeping);
-}
-#endif
 
 // Return once the signal differs from `value`.
 static inline void wait_while(Signal *signal, int value) {

@@ -107,3 +107,14 @@ def test_slots_for_the_trigger_and_the_answer_stay_reserved(serve: Serve) -> Non
     first, second = decoder.submit([answered, wide])
     assert len(first.result(30)[0].tokens) == 14
     assert [len(completion.tokens) for completion in second.result(30)] == [9] * 5
+
+
+def test_choices_after_a_long_trigger_are_scored_again_from_the_cache(decoder: LocalDecoder) -> None:
+    request = Request(
+        prompt=LONG,
+        sampling=Sampling(max_tokens=4),
+        answer_trigger=" so" * 300,  # more than the rows of a step
+        choices=("yes", "no"),
+    )
+    first, second = (decoder.generate([request])[0].choice_logprobs for _ in range(2))
+    assert [score.total for score in second] == pytest.approx([score.total for score in first], abs=1e-4)

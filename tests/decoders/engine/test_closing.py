@@ -72,6 +72,13 @@ def test_a_model_is_held_by_one_engine_at_a_time(decoder: LocalDecoder, greedy: 
         assert greedy(load_decoder("ar", engine=second), max_tokens=3).finish_reason == "length"
 
 
+def test_a_decoder_whose_engine_is_closed_can_be_closed(model: Any, tokenizer: Any) -> None:
+    with load_decoder("ar", model, tokenizer=tokenizer) as decoder:
+        decoder.engine.close()
+    with pytest.raises(RequestError, match="closed"):
+        decoder.submit([Request(prompt="abc")])
+
+
 def test_a_closed_engine_refuses_requests(decoder: LocalDecoder, greedy: Callable[..., Completion]) -> None:
     greedy(decoder, max_tokens=1)
     decoder.engine.close()

@@ -105,7 +105,6 @@ def writable_index(file: Path) -> None:
     file.with_suffix(".json").chmod(0o620)
 
 
-@pytest.mark.skipif(os.name == "nt", reason="needs folders with owners")
 @pytest.mark.parametrize("damage", [cut, zero, empty, lost, deep, pipe, link, writable, writable_index])
 def test_a_damaged_file_is_packed_again(
     tmp_path: Path, products: Any, packings: list[str], damage: Callable[[Path], None]
@@ -214,7 +213,6 @@ def test_weights_that_do_not_fit_the_models_shapes_are_refused(tmp_path: Path, p
         packed_in_file(tmp_path, {**products, "second": mismatched}, SHAPES)
 
 
-@pytest.mark.skipif(os.name == "nt", reason="needs folders with owners")
 def test_a_folder_that_others_could_write_is_refused(
     tmp_path: Path, products: Any, packings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from tot.decoders.machine import processor_flags
 from tot.decoders.models.gguf_numbers import Whole
 from tot.decoders.models.shapes import Array
 
+EMULATED_TILES = f'-DEMULATED_TILES="{Path(__file__).with_name("emulated_tiles.h")}"'
 OUTPUTS, INPUTS = 70, 512
 KINDS = {
     "Q4_K": (4, 15, 32, "minimums"),
@@ -132,7 +133,7 @@ def test_the_product_of_a_row_does_not_depend_on_other_rows(multiply: Multiply, 
 @pytest.fixture(scope="module", params=["emulated", "real"])
 def multiply_tiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Products in bfloat16, which use tiles for many rows."""
-    name, options = ("amx", ()) if request.param == "real" else ("avx512-bf16", ("-DEMULATED_TILES",))
+    name, options = ("amx", ()) if request.param == "real" else ("avx512-bf16", (EMULATED_TILES,))
     level = next((level for level in LEVELS if level.name == name), None)
     if level is None:
         pytest.skip("is of x86-64")
@@ -183,7 +184,7 @@ def test_emulated_tiles_equal_real_ones(tmp_path: Path, monkeypatch: pytest.Monk
     if level is None:
         pytest.skip("is of x86-64")
     monkeypatch.setattr(packing, "lanes", lambda: level.lanes)
-    forms: tuple[tuple[str, ...], ...] = ((), ("-DEMULATED_TILES",))
+    forms: tuple[tuple[str, ...], ...] = ((), (EMULATED_TILES,))
     rows, integers = some_rows(70, 2080), [weight_of(kind, 300, 2080) for kind in KINDS]
     for bits, weights in ((8, integers), (16, [narrow_weight()])):
         real, emulated = (multiplier(level, tmp_path, *options, bits=bits) for options in forms)
@@ -204,7 +205,7 @@ def test_products_of_bfloat16_differ_only_by_the_order_of_summation(
     if level is None:
         pytest.skip("is of x86-64")
     monkeypatch.setattr(packing, "lanes", lambda: level.lanes)
-    multiply = multiplier(level, tmp_path, *(["-DEMULATED_TILES"] if form == "emulated tiles" else []), bits=16)
+    multiply = multiplier(level, tmp_path, *([EMULATED_TILES] if form == "emulated tiles" else []), bits=16)
     weight, rows = narrow_weight(), some_rows(100, 2080)
     exact = rows.astype(bfloat16).astype(np.float64) @ weight.astype(np.float64).T
     found = multiply(weight, rows)

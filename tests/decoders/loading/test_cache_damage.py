@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,6 @@ from tot.decoders.errors import ModelError
 from tot.decoders.models import gguf_cache, gguf_convert
 from tot.decoders.models.gguf_cache import cached_model, read_manifest
 from tot.decoders.models.loading import load_model, open_model
-
-POSIX = pytest.mark.skipif(os.name == "nt", reason="needs folders with owners")
 
 
 def cut_weights(made: Path) -> None:
@@ -106,8 +103,8 @@ def open_file_to_all(made: Path) -> None:
         add_template,
         nest_manifest,
         empty_manifest,
-        pytest.param(open_to_all, marks=POSIX),
-        pytest.param(open_file_to_all, marks=POSIX),
+        open_to_all,
+        open_file_to_all,
         cut_weights,
         break_weights,
         break_tokenizer,
@@ -156,7 +153,6 @@ def test_a_conversion_that_stays_unreadable_is_an_error(
     assert len(made) == 2
 
 
-@POSIX
 def test_a_cache_on_a_disk_without_owners_is_refused(
     tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_line: Callable[..., str]
 ) -> None:
@@ -188,7 +184,7 @@ def test_weights_that_do_not_fit_the_config_are_converted_again_even_if_the_mani
     weights = load_file(made.folder / "model.safetensors")
     change(weights)
     save_file(weights, made.folder / "model.safetensors", metadata={"format": "pt"})
-    gguf_cache._write_manifest(made.folder, made.source, "0")
+    gguf_cache._write_manifest(made.folder)
     assert read_manifest(made.folder) is not None
     loaded = open_model(tiny.path, cache_dir=tmp_path, unread=True)
     assert len(conversions) == 2
@@ -209,7 +205,6 @@ def test_an_invalid_cached_hash_is_recomputed(
     assert json.loads(record.read_text())["sha256"] == digest
 
 
-@POSIX
 def test_a_cached_hash_that_others_could_write_is_recomputed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOT_CACHE", str(tmp_path / "cache"))
     (tmp_path / "file").write_text("content")

@@ -129,6 +129,20 @@ def test_a_signal_stops_the_run_and_the_interrupted_answer_is_not_kept(bench: An
     assert cells("tot") == []
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--picture", "absent/a.svg"), "--picture absent/a.svg: the folder"),
+        (("--picture", "a.doc"), "unknown kind of picture '.doc'"),
+        (("--way", "a: search=cot", "--way", "a: search=bfs"), "--way 'a' is given twice"),
+    ],
+)
+def test_invalid_options_are_refused_before_any_question(bench: Any, options: tuple[str, ...], message: str) -> None:
+    status, _, err = bench(*options)
+    assert (status, message in err) == (2, True)
+    assert not Path("n.json").exists()
+
+
 def test_one_answer_is_greedy_and_votes_are_sampled_as_the_task_samples(bench: Any) -> None:
     assert bench(*WAYS, "--limit", "1")[0] == 0
     greedy, votes = requests()[-2:]

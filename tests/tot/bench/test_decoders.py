@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tot.bench.decoders import BenchProblem, Watched, forget, hold_beginnings, schedule_of, ways
+from tot.bench.decoders import BenchProblem, Watched, hold_beginnings, schedule_of, ways
+from tot.bench.engines import forget
 from tot.bench.schedule import Schedule
 from tot.cli.app import main
 from tot.decoders import Request, Sampling, load_decoder
@@ -28,6 +29,12 @@ class Count(Task):
         "value": "{{ question }}{% for t in thoughts %} {{ t.thought }}.{% endfor %} Good?",
     }
     sampling = {"thought": {"max_tokens": 9, "stop": (".",)}, "answer": {"max_tokens": 4}, "explain": {"max_tokens": 8}}
+"""
+STOPS = """
+    def parse_thought(self, template, text):
+        import os, signal
+        os.kill(os.getpid(), signal.SIGTERM)
+        return text
 """
 
 
@@ -52,18 +59,16 @@ def compare(tiny: Callable[..., Any], tmp_path: Path, capfd: pytest.CaptureFixtu
     return run
 
 
-def test_every_side_decodes_the_same_search(compare: Callable[..., Any], tmp_path: Path) -> None:
-    printed, cells = compare("--limit", "2", "--k-configs", "1-1,2-1", "--picture", str(tmp_path / "speed.svg"))
+def test_every_side_decodes_the_same_search(compare: Callable[..., Any]) -> None:
+    printed, cells = compare("--limit", "2", "--k-configs", "1-1,2-1")
     expected = ways(["1-1", "2-1"])
     assert sorted({cell["side"] for cell in cells}) == sorted(expected)
     for turn in (0, 1):
         here = {cell["side"]: cell for cell in cells if cell["round"] == turn}
         for name, (_, _, options) in expected.items():
             cell, plain = here[name], here["ar, packed"]
-            assert cell["seconds"] >= sum(cell["by purpose"].values()) > 0
-            assert set(cell["by purpose"]) == {"generate", "evaluate", "answer"}
             assert sum(sum(lengths) for lengths, _ in cell["waves"]) == cell["tokens"]
-            assert cell["tokens"] == sum(cell[f"{purpose} tokens"] for purpose in cell["by purpose"])
+            assert cell["tokens"] == sum(cell[f"{purpose} tokens"] for purpose in ("generate", "evaluate", "answer"))
             assert cell["accepted"] <= cell["reached"] <= cell["drafted"]
             if "rule" not in options:  # samples of another distribution
                 assert cell["tokens"] == plain["tokens"]
@@ -71,9 +76,7 @@ def test_every_side_decodes_the_same_search(compare: Callable[..., Any], tmp_pat
                 assert 0 < cell["forwards"] < plain["forwards"]
     assert "forwards, alone" in printed
     assert "speed relative to ar, serial, simulated" in " ".join(printed.split())
-    rows = [line.split("│")[1].strip() for line in printed.splitlines() if line.startswith("│")]
-    assert "speed of ar, serial" in (tmp_path / "speed-1.0.svg").read_text()
-    assert "0.9" in rows  # drafts by a copy of the target are mostly accepted
+    assert "acceptance by purpose" in " ".join(printed.split())
 
 
 def test_shared_prompt_prefixes_are_computed_once(tiny: Callable[..., Any]) -> None:
@@ -88,6 +91,13 @@ def test_shared_prompt_prefixes_are_computed_once(tiny: Callable[..., Any]) -> N
             prompt = plain.engine.codec.encode_prompt(short.prompt("thought", short.start("3 4")))
             assert 240 <= runner.cache.computed_length(runner.cache.open(prompt)) < len(prompt)
             assert runner.cache.stored > 300  # the value prompt's prefix, too
+
+
+def test_a_stopped_search_is_not_kept(compare: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "count.py").write_text(TASK + STOPS)
+    with pytest.raises(AssertionError):
+        compare("--limit", "1", "--parts", "packed")
+    assert json.loads((tmp_path / "numbers.json").read_text())["searches, T = 1.0"]["cells"] == []
 
 
 def test_one_part_can_be_measured_alone(compare: Callable[..., Any]) -> None:

@@ -128,19 +128,16 @@ def test_a_run_resumes_from_its_file_and_more_rounds_extend_it(bench: Any, tmp_p
         done.append(turn)
         return {"seconds": 1.0 + turn}
 
-    with pytest.raises(KeyboardInterrupt), bench() as stopped:
-        stopped.compare("work", [Side("a", work)], lambda column, turn: turn, rounds=4)
+    with pytest.raises(KeyboardInterrupt):
+        bench().compare("work", [Side("a", work)], lambda column, turn: turn, rounds=4)
     assert [cell["seconds"] for cell in json.loads((tmp_path / "n.json").read_text())["work"]["cells"]] == [1.0, 2.0]
-    with bench() as again:
-        results = again.compare("work", [Side("a", work)], lambda column, turn: turn, rounds=4)
+    results = bench().compare("work", [Side("a", work)], lambda column, turn: turn, rounds=4)
     assert done == [0, 1, -1, 2, 3]
     assert results.values(SECONDS, "a") == [1.0, 2.0, 3.0, 4.0]
-    with bench() as more:
-        extended = more.compare("work", [Side("a", work)], lambda column, turn: turn, rounds=5)
+    extended = bench().compare("work", [Side("a", work)], lambda column, turn: turn, rounds=5)
     assert done == [0, 1, -1, 2, 3, 4]
     assert extended.values(SECONDS, "a") == [1.0, 2.0, 3.0, 4.0, 5.0]
-    with bench() as fewer:
-        first = fewer.compare("work", [Side("a", work)], lambda column, turn: turn, rounds=2)
+    first = bench().compare("work", [Side("a", work)], lambda column, turn: turn, rounds=2)
     assert done == [0, 1, -1, 2, 3, 4]
     assert first.values(SECONDS, "a") == [1.0, 2.0]
 
@@ -161,8 +158,11 @@ def test_a_file_of_another_run_is_not_overwritten(bench: Any, tmp_path: Path) ->
         (tmp_path / "n.json").write_text(json.dumps(about | changes))
         with pytest.raises(OptionError, match=f"n.json was measured with other {named}: delete it"):
             bench()
-    (tmp_path / "n.json").write_text("[no JSON")
-    assert bench().numbers["asked"] == {"model": "m"}
+    for other in ("[no JSON", "[1]", '{"answer": "36"}'):
+        (tmp_path / "n.json").write_text(other)
+        with pytest.raises(OptionError, match=r"n.json has no results: delete it, or give another --out"):
+            bench()
+        assert (tmp_path / "n.json").read_text() == other
 
 
 @pytest.fixture

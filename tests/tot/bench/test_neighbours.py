@@ -13,7 +13,6 @@ from rich.console import Console
 from tot.bench.options import NeighboursOptions
 from tot.bench.peers import neighbours
 from tot.bench.peers.neighbours import BUSY, busy_core, run
-from tot.cli.app import main
 
 pytestmark = pytest.mark.benches
 
@@ -33,9 +32,7 @@ def test_both_sides_run_idle_and_beside_a_busy_core(
     monkeypatch.setattr(neighbours, "mixed_ids", lambda *options: list(range(10, 60)))
     monkeypatch.setattr("tot.bench.peers.peers.BUSY", 1000.0)
     monkeypatch.setattr(neighbours, "open_llama", lambda *options: paced("llama.cpp", lambda samples: 1000.0))
-    options = NeighboursOptions(
-        branches=(1, 3), rounds=1, new_tokens=3, parts=("decode",), out=tmp_path / "n.json", markdown=True
-    )
+    options = NeighboursOptions(branches=(1, 3), rounds=1, new_tokens=3, out=tmp_path / "n.json", markdown=True)
     run(options, Console(width=200, highlight=False))
     numbers = json.loads((tmp_path / "n.json").read_text())
     (cells,) = (found["cells"] for found in numbers.values() if isinstance(found, dict) and "cells" in found)
@@ -52,11 +49,6 @@ def test_without_llama_only_our_side_runs(
     monkeypatch.setattr("tot.bench.peers.sides.load_decoder", lambda name, model, **options: tiny())
     monkeypatch.setattr(neighbours, "mixed_ids", lambda *options: list(range(10, 60)))
     monkeypatch.setattr("tot.bench.peers.peers.BUSY", 1000.0)
-    options = NeighboursOptions(branches=(1,), rounds=1, new_tokens=2, parts=("decode",), llama=tmp_path / "none")
+    options = NeighboursOptions(branches=(1,), rounds=1, new_tokens=2, llama=tmp_path / "none")
     run(options, Console(width=200, highlight=False))
     assert "llama.cpp is left out" in capsys.readouterr().out
-
-
-def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "neighbours", "--parts", "decoding"]) == 2
-    assert "parts" in capsys.readouterr().err

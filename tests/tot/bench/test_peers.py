@@ -87,7 +87,7 @@ def test_a_step_and_a_search_are_measured(
     assert [(cell["side"], cell["column"]) for cell in steps] == [("tot", 1), ("tot", 4)]
     assert all(cell["least"] > 0 for cell in steps)
     (searched,) = (found["cells"] for name, found in numbers.items() if name.startswith("seconds a GSM8K search"))
-    assert sorted({cell["side"] for cell in searched}) == ["(solve() with tot)", "llama.cpp, A", "tot", "vLLM"]
+    assert sorted({cell["side"] for cell in searched}) == ["llama.cpp, A", "tot", "vLLM"]
     assert {cell["round"] for cell in searched} == {0, 1}
 
 

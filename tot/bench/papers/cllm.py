@@ -43,7 +43,7 @@ def run(options: CLLMOptions, console: Console) -> None:
     with ExitStack() as stack:
         engines = {name: stack.enter_context(Engine(load_model(name, dtype=options.dtype))) for name in names}
         first = engines[options.base].loaded
-        bench = stack.enter_context(Bench(options, console, describe(first.device, first.dtype)))
+        bench = Bench(options, console, describe(first.device, first.dtype))
         methods: dict[str, dict[str, Any]] = {
             "ar": {},
             "jacobi": {"n": options.n},

@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tot.bench.engines import SPENT, about, metrics_of
+from tot.bench.engines import about
 from tot.bench.harness import SECONDS, Bench, Measured, Measurements, Metric, Side, by_metric, percent, timed
 from tot.bench.options import FastCoTBench
 from tot.decoders.decoder import LocalDecoder, load_decoder
@@ -45,25 +45,23 @@ def run(options: FastCoTBench, console: Console) -> None:
     with load_decoder("ar", options.model, **options.computed) as plain:
         engine = plain.engine
         machine = f"{options.model}; {about(engine)}"
-        with Bench(options, console, machine) as bench:
-            width = bench.numbers.setdefault("window", FastCoTOptions().window)
-            bench.show(
-                f"{options.task}: {len(rationales)} questions, rationales of up to {most} tokens; window {width}"
-            )
-            iterations = [*range(0, most + 1, max(1, most // 16))]
-            sides = {"FastCoT": partial(_around, engine, iterations, width, (True,))}
-            table = partial(_curves, "accuracy", "iterations", iterations)
-            curve = _answers(bench, "calibration", calibrating, sides, table)["FastCoT"]
-            calibration, note = find_cap(iterations, curve, LOSS, AGREEMENT)
-            bench.show(f"calibrated on {len(calibrating)} questions: {note}")
-            bench.keep(cap=calibration.cap)
-            cap = iterations[len(iterations) // 2] if calibration.cap is None else calibration.cap
-            if "answers" in options.parts:
-                _by_window(bench, engine, testing, iterations, width, cap)
-            if "masks" in options.parts:
-                _masked(bench, engine, testing, options.seeds)
-            if "times" in options.parts:
-                _times(bench, engine, testing[: options.timed], width, cap)
+        bench = Bench(options, console, machine)
+        width = bench.numbers.setdefault("window", FastCoTOptions().window)
+        bench.show(f"{options.task}: {len(rationales)} questions, rationales of up to {most} tokens; window {width}")
+        iterations = [*range(0, most + 1, max(1, most // 16))]
+        sides = {"FastCoT": partial(_around, engine, iterations, width, (True,))}
+        table = partial(_curves, "accuracy", "iterations", iterations)
+        curve = _answers(bench, "calibration", calibrating, sides, table)["FastCoT"]
+        found, note = find_cap(iterations, curve, LOSS, AGREEMENT)
+        bench.show(f"calibrated on {len(calibrating)} questions: {note}")
+        bench.keep(cap=found)
+        cap = iterations[len(iterations) // 2] if found is None else found
+        if "answers" in options.parts:
+            _by_window(bench, engine, testing, iterations, width, cap)
+        if "masks" in options.parts:
+            _masked(bench, engine, testing, options.seeds)
+        if "times" in options.parts:
+            _times(bench, engine, testing[: options.timed], width, cap)
 
 
 def _answers(
@@ -192,7 +190,6 @@ def _times(bench: Bench, engine: Engine, rationales: Sequence[Rationale], window
     }
 
     def answered(decoder: LocalDecoder, batch: Sequence[Rationale]) -> Measured:
-        engine.call(engine.accounts.clear)
         seconds, completions = timed(lambda: decoder.generate([one.request for one in batch]))
         answers = [one.answer(completion) for one, completion in zip(batch, completions, strict=True)]
         return {
@@ -200,8 +197,6 @@ def _times(bench: Bench, engine: Engine, rationales: Sequence[Rationale], window
             "right": statistics.fmean(one.right(answer) for one, answer in zip(batch, answers, strict=True)),
             "answers": [one.read(answer) for one, answer in zip(batch, answers, strict=True)],
             "iterations": sum(completion.usage.forwards for completion in completions),
-            "saved": sum(completion.usage.accepted for completion in completions),
-            "spent": dict(metrics_of(engine, "answer").seconds),
         }
 
     def batch(batch_size: int, turn: int) -> Sequence[Rationale]:
@@ -234,6 +229,4 @@ _TIMES = [
     Metric("accuracy", lambda measured: measured["right"], percent),
     Metric("answers of CoT", lambda measured: measured["same"], percent),
     Metric("iterations", lambda measured: measured["iterations"], lambda values: f"{sum(values):.0f}"),
-    Metric("saved", lambda measured: measured["saved"], lambda values: f"{sum(values):.0f}"),
-    *SPENT,
 ]

@@ -180,7 +180,7 @@ def run(asked: PDOSBench, console: Console) -> None:
         judge = normal
         if asked.judge is not None:
             judge = stack.enter_context(load_decoder("ar", asked.judge, **asked.computed))
-        bench = stack.enter_context(Bench(asked, console, f"{asked.model}; {about(normal.engine)}"))
+        bench = Bench(asked, console, f"{asked.model}; {about(normal.engine)}")
         compared = ways(normal, steps, asked.prompt)
 
         def answered(way: Way, question: PDOSQuestion) -> Measured:

@@ -1,4 +1,4 @@
-"""`tot bench neighbours`: decode and search beside a program that keeps one core busy, and on an idle machine.
+"""`tot bench neighbours`: decode beside a program that keeps one core busy, and on an idle machine.
 
 Our decoder and llama.cpp get the same weights, prompts and numbers of new tokens. Each side runs with and without the
 busy program in turns, so that the ratio is of one run.
@@ -12,22 +12,19 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from rich.console import Console
 
 from tot.bench.engines import SideError
-from tot.bench.harness import RATE, SECONDS, Bench, Measured, Side, by_column
+from tot.bench.harness import RATE, Bench, Measured, Side, by_column
 from tot.bench.options import NeighboursOptions
-from tot.bench.peers.peers import BREADTH, DEPTH, settled
+from tot.bench.peers.peers import settled
 from tot.bench.peers.sides import LLAMA, OURS, Peer, open_llama, open_ours
-from tot.bench.workloads import branches, mixed_ids, questions, record, rotated, rows
+from tot.bench.workloads import branches, mixed_ids, rotated, rows
 from tot.decoders.machine import describe
-from tot.registry import load_task
 
 BUSY = "beside a busy core"
-_THOUGHTS = 3
 _WARM_UP_TOKENS, _WARM_UP_PLACE = 8, 500
 _LOOP = """
 import os, sys
@@ -62,46 +59,30 @@ def disturbed(side: Side) -> Side:
 
 
 def run(asked: NeighboursOptions, console: Console) -> None:
-    """Run the benchmark and print the tables.
-
-    Raises OptionError for a file without questions and ModelError if our own side cannot load.
-    """
-    task = load_task("gsm8k")
-    problems = questions(task, asked.data, asked.rounds)
+    """Run the benchmark and print the table. Raises ModelError if our own side cannot load."""
     with ExitStack() as stack:
         ours = open_ours(asked.model, stack, True, OURS)
         decoder = ours.decoder
         assert decoder is not None
         peers = [ours, *_llama(asked, stack, console)]
         loaded, tokenizer = decoder.engine.loaded, decoder.tokenizer
-        bench = stack.enter_context(Bench(asked, console, describe(loaded.device, loaded.dtype)))
+        bench = Bench(asked, console, describe(loaded.device, loaded.dtype))
         bench.keep(sides={side.name: side.about for side in peers})
         sides = [turn for side in peers for turn in (settled(side), settled(disturbed(side)))]
         pairs = [(f"{side.name}, {BUSY}", side.name) for side in peers]
         ids = mixed_ids(tokenizer, asked.prompt_tokens)
-        compare = partial(bench.compare, rounds=asked.rounds, failing=True)
-        if "decode" in asked.parts:
-            title = f"{asked.model}: new tokens/s, {asked.new_tokens} each after {len(ids)} tokens, by branches"
-            compare(
-                title,
-                sides,
-                lambda count, turn: branches(rotated(ids, 100 * turn + count), count, asked.new_tokens),
-                columns=asked.branches,
-                warm_up=lambda count: branches(rotated(ids, _WARM_UP_PLACE + count), count, _WARM_UP_TOKENS),
-                size=rows,
-                table=lambda results: by_column(results, RATE, title, ratios=pairs),
-            )
-        if "tree" in asked.parts:
-            search = {"breadth": BREADTH, "depth": DEPTH}
-            heading = f"seconds a GSM8K search, b = {BREADTH}, T = {DEPTH}"
-            compare(
-                heading,
-                sides,
-                lambda count, turn: record(decoder, task, problems[turn % len(problems)], count, **search)[0],
-                columns=[_THOUGHTS],
-                size=rows,
-                table=lambda results: by_column(results, SECONDS, heading, head="n = ", ratios=pairs),
-            )
+        title = f"{asked.model}: new tokens/s, {asked.new_tokens} each after {len(ids)} tokens, by branches"
+        bench.compare(
+            title,
+            sides,
+            lambda count, turn: branches(rotated(ids, 100 * turn + count), count, asked.new_tokens),
+            columns=asked.branches,
+            rounds=asked.rounds,
+            warm_up=lambda count: branches(rotated(ids, _WARM_UP_PLACE + count), count, _WARM_UP_TOKENS),
+            size=rows,
+            failing=True,
+            table=lambda results: by_column(results, RATE, title, ratios=pairs),
+        )
 
 
 def _llama(asked: NeighboursOptions, stack: ExitStack, console: Console) -> list[Peer]:

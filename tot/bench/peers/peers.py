@@ -39,7 +39,6 @@ from tot.bench.workloads import (
     Waves,
     branches,
     mixed_ids,
-    new_tokens,
     questions,
     record,
     rotated,
@@ -102,7 +101,7 @@ def run(asked: PeersOptions, console: Console) -> None:
         sides = open_sides(asked, stack, partial(console.print, style="dim"))
         assert sides[0].decoder is not None
         loaded = sides[0].decoder.engine.loaded
-        bench = stack.enter_context(Bench(asked, console, describe(loaded.device, loaded.dtype)))
+        bench = Bench(asked, console, describe(loaded.device, loaded.dtype))
         bench.keep(sides={side.name: side.about for side in sides})
         peers = Peers(asked, bench, sides, task)
         for name, measure in PARTS.items():
@@ -166,7 +165,7 @@ def _pairs(results: Measurements) -> list[tuple[str, str]]:
 
 
 def tree(peers: Peers) -> None:
-    """Search one problem per round with `solve()` and replay its requests on every side.
+    """Search one problem per round, and replay its requests on every side.
 
     The other sides sample one token per evaluation; ours scores all choices.
     """
@@ -175,25 +174,18 @@ def tree(peers: Peers) -> None:
     searching_sides = [side for side in peers.sides if side.searches]
     llamas = [side.name for side in searching_sides if side.name.startswith(LLAMA)]
     best = _fastest(llamas, peers.decoded)
-    sides = [
-        settled(Side(side.name, lambda recording, side=side: side.run(recording[0])))  # type: ignore[misc]
-        for side in searching_sides
-        if side.name not in llamas or side.name == best
-    ]
-    recorded = Side(
-        "(solve() with tot)", lambda recording: {"seconds": recording[1], "tokens": new_tokens(recording[0])}
-    )
-    warm_up_waves = record(peers.ours, peers.task, problems[-1], min(THOUGHTS), **search_options)[0][:_WARM_UP_WAVES]
+    sides = [settled(side) for side in searching_sides if side.name not in llamas or side.name == best]
+    warm_up_waves = record(peers.ours, peers.task, problems[-1], min(THOUGHTS), **search_options)[:_WARM_UP_WAVES]
     title = f"seconds a GSM8K search, T = {DEPTH}, b = {BREADTH}, {len(problems)} problems"
     peers.compare(
         title,
-        [*sides, recorded],
+        sides,
         lambda thoughts, turn: record(peers.ours, peers.task, problems[turn], thoughts, **search_options),
         columns=THOUGHTS,
         rounds=len(problems),
-        warm_up=lambda _: (warm_up_waves, 0.0),
-        size=lambda recording: rows(recording[0]),
-        table=lambda results: by_column(results, SECONDS, title, head="n = ", ratios=_pairs(results)[: len(sides) - 1]),
+        warm_up=lambda _: warm_up_waves,
+        size=rows,
+        table=lambda results: by_column(results, SECONDS, title, head="n = ", ratios=_pairs(results)),
     )
 
 

@@ -24,8 +24,6 @@ from tot.decoders.models.model_names import find_model
 OURS, LLAMA = "tot", "llama.cpp"
 PRECISIONS = ("BF16", "F16", "Q8_0", "own")
 """Precisions of llama.cpp's weights; "own" is the precision of the model's file."""
-LOOKED_UP = 4
-"""Draft tokens of transformers' prompt lookup."""
 _WORKERS = Path(__file__).parent
 _SERIAL_MOST = 5
 _CELLS, _CONTEXT = 16384, 2048
@@ -70,17 +68,14 @@ def _openers(options: PeersOptions, stack: ExitStack) -> Iterator[tuple[str, Cal
     for quantize in ("none", "int8-dynamic"):
         if quantize in kinds:
             yield f"{OURS}, quantize={quantize}", partial(open_ours, model, stack, False, quantize=quantize)
-    if {"batched", "serial", "assisted"} & kinds:
-        plain = load_model(model)  # one for all three
+    if {"batched", "serial"} & kinds:
+        plain = load_model(model)  # one for both
         description = describe(plain.device, plain.dtype)
         if "batched" in kinds:
             yield "generate, batched", lambda name: Peer(name, partial(generate, plain.model), description)
         if "serial" in kinds:
             work = partial(generate, plain.model, serial=True)
             yield "generate, serial", lambda name: Peer(name, work, description, _SERIAL_MOST)
-        if "assisted" in kinds:
-            lookup = partial(generate, plain.model, serial=True, prompt_lookup_num_tokens=LOOKED_UP)
-            yield "generate, assisted", lambda name: Peer(name, lookup, description, 1, searches=False)
     if "llama" in kinds:
         for precision in PRECISIONS:
             quantization = re.search(r"q\d_\w+", find_model(model).stem, re.IGNORECASE)  # Q4_1, say
