@@ -133,16 +133,8 @@ def _charts(samples: Sequence[dict[str, Any]], results: Results) -> list[dict[st
         return charts
     charts.insert(0, _histogram("Scores", [sample["score"] for sample in samples], (0.0, 1.0)))
     charts += _certainty_charts(samples, results)
-    charts.append(
-        {
-            "title": "Score within a budget of new tokens",
-            "ends": [f"{min(budgets):,}", f"{max(budgets):,}"],
-            "bars": [
-                {"height": score, "text": f"{score:.0%}", "note": f"up to {tokens:,} tokens: {score:.1%}"}
-                for tokens, score in budgets.items()
-            ],
-        }
-    )
+    bars = [(score, f"{score:.0%}", f"up to {tokens:,} tokens: {score:.1%}") for tokens, score in budgets.items()]
+    charts.append(_chart("Score within a budget of new tokens", f"{min(budgets):,}", f"{max(budgets):,}", bars))
     return charts
 
 
@@ -152,37 +144,27 @@ def _certainty_charts(samples: Sequence[dict[str, Any]], results: Results) -> li
         return []
     sure = [-1.0 if (known := sample.get("certainty")) is None else known for sample in samples]
     scores = {share: surest(sure, [sample["score"] for sample in samples], share) for share in range(10, 101, 10)}
+    bins = results.certainty.bins
+    by_certainty = [
+        (one.score, f"{one.score:.0%}", f"{one.certainty:.0%} sure: {one.score:.1%} of {one.samples:,}") for one in bins
+    ]
+    bars = [(score, f"{score:.0%}", f"most certain {share}%: {score:.1%}") for share, score in scores.items()]
     return [
-        {
-            "title": "Score by certainty",
-            "ends": [f"{results.certainty.bins[0].certainty:.0%}", f"{results.certainty.bins[-1].certainty:.0%}"],
-            "bars": [
-                {
-                    "height": one.score,
-                    "text": f"{one.score:.0%}",
-                    "note": f"{one.certainty:.0%} sure: {one.score:.1%} of {one.samples:,}",
-                }
-                for one in results.certainty.bins
-            ],
-        },
-        {
-            "title": "Score of the most certain samples",
-            "ends": ["10%", "100%"],
-            "bars": [
-                {"height": score, "text": f"{score:.0%}", "note": f"most certain {share}%: {score:.1%}"}
-                for share, score in scores.items()
-            ],
-        },
+        _chart("Score by certainty", f"{bins[0].certainty:.0%}", f"{bins[-1].certainty:.0%}", by_certainty),
+        _chart("Score of the most certain samples", "10%", "100%", bars),
     ]
 
 
 def _histogram(title: str, values: Sequence[float], ends: tuple[float, float] | None = None) -> dict[str, Any]:
     counts, edges = np.histogram(values, bins=_BARS, range=ends)
-    return {
-        "title": title,
-        "ends": [f"{edges[0]:,.4g}", f"{edges[-1]:,.4g}"],
-        "bars": [
-            {"height": int(count), "text": f"{count:,}", "note": f"{low:,.4g} to {high:,.4g}: {count:,}"}
-            for count, low, high in zip(counts, edges[:-1], edges[1:], strict=True)
-        ],
-    }
+    bars = [
+        (int(count), f"{count:,}", f"{low:,.4g} to {high:,.4g}: {count:,}")
+        for count, low, high in zip(counts, edges[:-1], edges[1:], strict=True)
+    ]
+    return _chart(title, f"{edges[0]:,.4g}", f"{edges[-1]:,.4g}", bars)
+
+
+def _chart(title: str, first: str, last: str, bars: Sequence[tuple[float, str, str]]) -> dict[str, Any]:
+    """Return a chart of the page: the ends of its axis, and (height, text, note) of each bar."""
+    described = [{"height": height, "text": text, "note": note} for height, text, note in bars]
+    return {"title": title, "ends": [first, last], "bars": described}
