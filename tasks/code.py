@@ -334,7 +334,7 @@ def whole(question: str, program: str) -> str:
     A program that is only a function body becomes the body of the question's function.
     """
     asked = parsed(question)
-    if asked is None or not _is_code(asked):  # a word may be valid Python, too
+    if asked is None or not _is_code(asked):  # prose such as "fibonacci" can be parsed, too
         return f"{program}\n"
     tree = parsed(dedent(program))
     statements = tree.body if isinstance(tree, ast.Module) else []

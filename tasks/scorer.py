@@ -148,11 +148,13 @@ def _margin(scores: Sequence[float]) -> float:
 
 def _is_number(value: Any) -> bool:
     """Return whether the value is a number that fits a float."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
     try:
-        float(value) if isinstance(value, int) else None
+        float(value)
     except OverflowError:
         return False
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return True
 
 
 def _result(line: str) -> float | dict[str, Any] | None:

@@ -79,13 +79,13 @@ def _is_model(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
-PICTURES = (".png", ".svg", ".pdf")
+_PICTURES = (".png", ".svg", ".pdf")
 
 
 def picture_file(file: Path, flag: str) -> Path:
     """Return `file` if a picture can be written to it. Raises OptionError, naming the flag."""
-    if writable(file, flag).suffix not in PICTURES:
-        raise OptionError(f"{flag} {file}: " + unknown("kind of picture", file.suffix, PICTURES))
+    if writable(file, flag).suffix not in _PICTURES:
+        raise OptionError(f"{flag} {file}: " + unknown("kind of picture", file.suffix, _PICTURES))
     return file
 
 

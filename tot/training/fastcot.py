@@ -239,7 +239,7 @@ def find_cap(
     """Return the smallest cap such that it and all larger caps stay within the limits (section 4.4), and a description.
 
     The limits are an accuracy at most `loss` below that with whole rationales, and a share of at least `agreement` of
-    unchanged answers. The cap is None if no cap meets them.
+    unchanged answers. Without such a cap, it is None.
     """
     full, found = statistics.fmean(answers[0].full), None
     for iteration, truncated in sorted(zip(iterations, answers, strict=True), key=lambda pair: -pair[0]):
