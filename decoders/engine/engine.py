@@ -67,7 +67,7 @@ class Engine:
         self._threads = checked_threads(threads)
         self.runner = Runner(loaded, kv_budget, quantize)
         self.cache = self.runner.cache
-        self._prefixes = PrefixCache.open(loaded, self.runner.backend, self.cache) if prefix_cache else None
+        self._prefixes = PrefixCache.open(loaded, self.runner.backend, self.cache, self.call) if prefix_cache else None
         self.codec = TextCodec(loaded.tokenizer, loaded.end_ids, int(loaded.config.vocab_size))
         self.chunk = chunk
         self.forwards = 0
@@ -217,7 +217,7 @@ class Engine:
         use_threads(self._threads)
         try:
             self._loop()
-        except Exception as error:  # for example in a policy's growth() or release(): no caller may wait for ever
+        except BaseException as error:  # for example in a policy's growth() or release(): no caller may wait for ever
             log.exception("the engine has failed")
             with self._condition:
                 self.failed = ModelError(f"the engine has failed ({type(error).__name__}: {error}): make a new one")
@@ -231,12 +231,13 @@ class Engine:
             for job in self._scheduler.admit():
                 if self._prefixes is not None:
                     self._prefixes.load(job.branch)
+            progressed = False
             if self._scheduler.running:
                 with recorded(self.timeline):
                     progressed = self._step()
-                with self._condition:
-                    if not (progressed or self._woken):
-                        self._condition.wait(_BUDGET_CHECK_SECONDS)
+            with self._condition:
+                if not (progressed or self._woken):
+                    self._condition.wait(_BUDGET_CHECK_SECONDS)
 
     def _receive(self) -> bool:
         """Take new requests, calls and cancellations; wait if the engine is idle. Return False to end the loop."""
@@ -254,7 +255,7 @@ class Engine:
         for future, function in calls:
             try:
                 future.set_result(function())
-            except Exception as error:  # the caller handles it  # noqa: BLE001
+            except BaseException as error:  # the caller handles it  # noqa: BLE001
                 future.set_exception(error)
         for job in [*scheduler.running, *scheduler.waiting]:
             if closed or job.handle.cancelled:
@@ -315,13 +316,13 @@ class Engine:
             try:
                 _check_finite(reads[chunks])
                 job.policy.commit(reads[chunks])
+                job.handle.emit(job.outputs)
             except Exception as error:  # noqa: BLE001
                 step.failed[job] = error
                 continue
             new = sum(len(output.tokens) for output in job.outputs) - before
             job.meter.count(new_tokens=new)
             job.account.tokens += new
-            job.handle.emit(job.outputs)
             if self._prefixes is not None and not job.kept:
                 self._prefixes.save(job.branch, job.computed)
             job.kept = True
@@ -354,11 +355,16 @@ class Engine:
 
     def _finish(self, job: Job, reason: FinishReason | None) -> None:
         """Finish a job; `reason` ends the outputs that are still running."""
-        for output in job.running:
-            output.end(reason or "cancelled")
-        job.handle.emit(job.outputs)
+        try:
+            for output in job.running:
+                output.end(reason or "cancelled")
+            job.handle.emit(job.outputs)
+            completions = job.completions()
+        except Exception as error:  # noqa: BLE001
+            self._fail(job, error)
+            return
         self._scheduler.remove(job)
-        job.handle.finish(job.completions())
+        job.handle.finish(completions)
 
     def _fail(self, job: Job, error: BaseException) -> None:
         self._scheduler.remove(job)

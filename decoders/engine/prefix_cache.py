@@ -20,16 +20,17 @@ import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from tot.decoders.engine.radix_cache import Branch, RadixCache
-from tot.decoders.errors import reason
+from tot.decoders.errors import TotError, reason
 from tot.decoders.files import others_could_write
 from tot.decoders.kernels.backend import Backend
 from tot.decoders.kernels.native.forward import NativeForward
@@ -38,6 +39,8 @@ from tot.decoders.models.kv_store import Store
 from tot.decoders.models.loaded import LoadedModel
 
 log = logging.getLogger(__name__)
+Call = Callable[[Callable[[], None]], Any]
+"""Runs a function in the engine's thread between two steps."""
 
 BLOCK = 32
 """Tokens of a file."""
@@ -60,16 +63,16 @@ _FORMAT = b"tot-kv-1"
 class PrefixCache:
     """The blocks of one model, which an engine's RadixCache loads and saves. Used by the engine's thread only."""
 
-    def __init__(self, folder: Path, key: bytes, cache: RadixCache, store: Store) -> None:
-        """`key` identifies the model and the code that computes its keys and values."""
-        self._folder, self._key = folder, key
+    def __init__(self, folder: Path, key: bytes, cache: RadixCache, store: Store, call: Call) -> None:
+        """`key` identifies the model and the code that computes its keys and values. `call` is the engine's."""
+        self._folder, self._key, self._call = folder, key, call
         self._cache, self._store = cache, store
         self._size = _HEADER.size + 4 * BLOCK + store.bytes_of(BLOCK)
         self._prompts_left = _MAX_PROMPTS
         self._writers: list[threading.Thread] = []
 
     @classmethod
-    def open(cls, loaded: LoadedModel, backend: Backend, cache: RadixCache) -> Self | None:
+    def open(cls, loaded: LoadedModel, backend: Backend, cache: RadixCache, call: Call) -> Self | None:
         """Return the cache of a model from files that the C backend computes, or None if it has or can have none."""
         if not isinstance(backend, NativeForward) or backend.store is None or loaded.module is not None:
             return None  # anybody can change the weights of a module
@@ -85,7 +88,7 @@ class PrefixCache:
             return None
         settings = json.dumps(vars(loaded.config), default=str, sort_keys=True)
         key = hashlib.sha256("\0".join([str(files), settings, backend.code]).encode()).digest()
-        return cls(folder, key, cache, backend.store)
+        return cls(folder, key, cache, backend.store, call)
 
     def load(self, branch: Branch) -> None:
         """Load the blocks of a branch that are not computed, up to the first one that has no file."""
@@ -106,16 +109,8 @@ class PrefixCache:
         if new < max(_MIN_TOKENS, len(branch) / 2) or not self._prompts_left:
             return
         self._prompts_left -= 1
-        most = _MAX_BYTES // _PROMPT_SHARE // self._size
-        tokens, now, blocks = self._cache.tokens(branch), time.time_ns(), []
-        for number, path in enumerate(islice(self._paths(tokens), most)):
-            block = slice(number * BLOCK, (number + 1) * BLOCK)
-            if path.exists():
-                _set_used(path, now, number)
-            else:
-                rest = _packed(tokens[block]) + self._store.read(branch.slots[block])
-                blocks.append((number, path, rest))
-        writer = threading.Thread(target=self._write, args=[blocks, now], name="tot-prefixes", daemon=True)
+        held, tokens = self._cache.fork(branch), self._cache.tokens(branch)  # until its slots are read
+        writer = threading.Thread(target=self._write, args=[held, tokens], name="tot-prefixes", daemon=True)
         self._writers.append(writer)
         writer.start()
 
@@ -151,24 +146,33 @@ class PrefixCache:
             path.unlink()
         return None
 
-    def _write(self, blocks: Sequence[tuple[int, Path, bytes]], now: int) -> None:
-        """Write files, each complete or not at all, and delete the least recently used ones."""
+    def _write(self, branch: Branch, tokens: Sequence[int]) -> None:
+        """Write files, each complete or not at all, and delete the least recently used ones. Runs in a thread."""
+        now, most = time.time_ns(), _MAX_BYTES // _PROMPT_SHARE // self._size
         try:
-            for number, path, rest in blocks:
-                with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".", delete=False) as file:
-                    unfinished = Path(file.name)
-                    try:
-                        file.write(_HEADER.pack(_FORMAT, zlib.crc32(rest)))
-                        file.write(rest)
-                        file.close()
-                        unfinished.replace(path)
-                    finally:
-                        unfinished.unlink(missing_ok=True)
+            for number, path in enumerate(islice(self._paths(tokens), most)):
+                if not path.exists():
+                    block = slice(number * BLOCK, (number + 1) * BLOCK)
+                    self._write_block(path, _packed(tokens[block]) + self._store.read(branch.slots[block]))
                 _set_used(path, now, number)
             self._evict()
         except OSError as error:
             self._prompts_left = 0
             log.info("no more prompts are kept in %s: %s", self._folder, reason(error))
+        finally:
+            with suppress(TotError):  # the engine is closed or has failed
+                self._call(partial(self._cache.release, branch))
+
+    def _write_block(self, path: Path, rest: bytes) -> None:
+        with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".", delete=False) as file:
+            unfinished = Path(file.name)
+            try:
+                file.write(_HEADER.pack(_FORMAT, zlib.crc32(rest)))
+                file.write(rest)
+                file.close()
+                unfinished.replace(path)
+            finally:
+                unfinished.unlink(missing_ok=True)
 
     def _evict(self) -> None:
         """Delete the least recently used files until the rest is within the limit."""

@@ -162,6 +162,26 @@ def test_given_texts_are_recorded_unchanged(engine: Engine, assert_recorded: Any
             assert_recorded(read[tuple(text[1:])], text)
 
 
+def test_a_long_text_is_read_some_rows_at_a_time(
+    engine: Engine, assert_recorded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tot.decoders.training.distill.record._ROWS", 16)
+    rows, forward = [], engine.runner.forward
+
+    def counted(*given: Any) -> Any:
+        result = forward(*given)
+        rows.append(len(result.logits))
+        return result
+
+    monkeypatch.setattr(engine.runner, "forward", counted)
+    texts = [list(range(10, 60)), list(range(20, 53))]
+    recorder = Recorder(LAYERS)
+    recorder.read(engine, texts)
+    assert rows == [16, 16, 16, 1, 16, 16]
+    for record, text in zip(recorder.records, texts, strict=True):
+        assert_recorded(record, text)
+
+
 def test_saved_records_are_loaded_unchanged(engine: Engine, tmp_path: Path) -> None:
     records, _ = recorded(engine, requests())
     path = tmp_path / "texts.safetensors"

@@ -1,7 +1,7 @@
 """Record a target model's texts, hidden states and most likely tokens at each position, to train a draft.
 
 The target's own texts are recorded while they are decoded, from logits and states that decoding computes anyway. A
-given text takes one forward pass. Records are saved as safetensors files.
+given text is read some rows at a time. Records are saved as safetensors files.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from tot.decoders.request import Request
 
 TOP = 32
 """Tokens recorded per position; the other tokens share the remaining probability."""
+_ROWS = 128
+"""Maximum positions of a given text per forward pass, each with a row of logits."""
 
 
 class Record(NamedTuple):
@@ -59,13 +61,9 @@ class Recorder:
 
     def read(self, engine: Engine, texts: Sequence[Sequence[int]]) -> None:
         """Record given texts (token ids). Blocks until all are done."""
-        handles = [
-            engine.submit(Request(prompt=tuple(text[:1])), partial(Reader, text=text, recorder=self))
-            for text in texts
-            if len(text) > 1
-        ]
-        for handle in handles:
-            handle.result()
+        for text in texts:  # one at a time, because each takes _ROWS rows of logits
+            if len(text) > 1:
+                engine.submit(Request(prompt=tuple(text[:1])), partial(Reader, text=text, recorder=self)).result()
 
 
 def _record(token: int, logits: Any, states: Any) -> Record:
@@ -104,25 +102,32 @@ class RecordedAutoregressive(Autoregressive):
 
 
 class Reader(Policy):
-    """A policy that records a given text in one forward pass and decodes nothing."""
+    """A policy that records a given text, some rows of logits at a time, and decodes nothing."""
 
     def __init__(self, job: Job, text: Sequence[int], recorder: Recorder) -> None:
         self._job, self._text, self._recorder = job, text, recorder
         self.layers = recorder.layers
         self._branch: Branch | None = None
+        self._tokens: list[Record] = []
 
     def growth(self) -> int:
-        return len(self._text)
+        return len(self._text) - len(self._tokens)
 
     def propose(self) -> list[Chunk]:
-        self._branch = self._job.cache.fork(self._job.branch)
-        self._job.cache.extend(self._branch, self._text[:-1])
-        return [Chunk(self._branch, 0, len(self._branch), [Raw()] * len(self._branch))]
+        if self._branch is None:
+            self._branch = self._job.cache.fork(self._job.branch)
+        start = len(self._branch)
+        self._job.cache.extend(self._branch, self._text[start:-1][:_ROWS])
+        return [Chunk(self._branch, start, len(self._branch), [Raw()] * (len(self._branch) - start))]
 
     def commit(self, reads: list[list[Sampled]]) -> None:
-        pairs = zip(self._text[1:], reads[0], strict=True)
-        self._recorder.add([_record(token, sampled.logits, sampled.states) for token, sampled in pairs])
-        self._job.outputs[0].end("stop")
+        following = self._text[1 + len(self._tokens) :]
+        self._tokens += [
+            _record(token, one.logits, one.states) for token, one in zip(following, reads[0], strict=False)
+        ]
+        if len(self._tokens) == len(self._text) - 1:
+            self._recorder.add(self._tokens)
+            self._job.outputs[0].end("stop")
 
     def release(self) -> None:
         if self._branch is not None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -110,6 +111,57 @@ def test_a_failed_forward_fails_its_step_and_not_the_engine(
                 handle.result(30)
     assert "a forward pass failed" in caplog.text
     assert outcome(decoder.generate([request])[0]) == expected
+
+
+class Mismatched(Autoregressive):
+    """A policy whose output cannot become a completion: its states have two shapes."""
+
+    def commit(self, reads: list[list[Sampled]]) -> None:
+        super().commit(reads)
+        output = self._job.outputs[0]
+        output.states[-1] = np.zeros(len(output.tokens), np.float16)
+
+
+class Exiting(Autoregressive):
+    def commit(self, reads: list[list[Sampled]]) -> None:
+        raise SystemExit(1)
+
+
+@pytest.mark.parametrize("end", ["length", "cancelled"])
+def test_a_fault_in_the_completions_reaches_the_caller(
+    decoder: LocalDecoder, end: str, outcome: Callable[..., tuple[Any, ...]]
+) -> None:
+    request = Request(prompt="abc", sampling=Sampling(max_tokens=5 if end == "length" else 700, ignore_eos=True))
+    expected = [outcome(one) for one in decoder.generate([Request(prompt=LONG)])]
+    handle = decoder.engine.submit(request, Mismatched, stream=True)
+    pieces = iter(handle)
+    next(pieces)
+    if end == "cancelled":
+        handle.cancel()
+    with pytest.raises(ModelError, match="decoding failed: ValueError: all input arrays must have the same shape"):
+        handle.result(30)
+    with pytest.raises(ModelError, match="decoding failed"):
+        list(pieces)
+    assert decoder.engine.cache.live == 0
+    assert [outcome(one) for one in decoder.generate([Request(prompt=LONG)])] == expected
+
+
+def test_a_policy_that_exits_leaves_no_caller_waiting(model: Any, tokenizer: Any) -> None:
+    engine = Engine(load_model(model, tokenizer=tokenizer), 1000)
+    handles = engine.submit_all([Request(prompt="abc")] * 2, [Autoregressive, Exiting])
+    for handle in handles:
+        with pytest.raises(ModelError, match=r"engine has failed \(SystemExit: 1\)"):
+            handle.result(30)
+    engine.close()
+
+
+def test_a_call_that_exits_raises_at_the_caller(decoder: LocalDecoder) -> None:
+    def leave() -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit):
+        decoder.engine.call(leave)
+    assert decoder.generate([Request(prompt="abc")])[0].tokens
 
 
 class Ruinous(Autoregressive):

@@ -100,6 +100,35 @@ def test_loaded_keys_and_values_equal_computed_ones(root: Path, folder: Callable
     assert len(set(contents[0])) > 100
 
 
+def test_requests_run_while_a_thread_reads_the_keys_and_values_of_a_prompt(
+    root: Path, folder: Callable[..., Path], wait_until: Callable[..., None]
+) -> None:
+    with load_decoder("ar", folder(), dtype="fp32", kv_budget=600) as decoder:
+        prefixes, cache, go_on = decoder.engine._prefixes, decoder.engine.cache, threading.Event()
+        assert prefixes is not None
+        store, reading = prefixes._store, threading.Event()
+
+        class Waiting:
+            def read(self, slots: Any) -> bytes:
+                reading.set()
+                go_on.wait(30)
+                return store.read(slots)
+
+        prefixes._store = Waiting()  # type: ignore[assignment]
+        (first,) = decoder.submit([Request(prompt=DEMONSTRATIONS, sampling=Sampling(max_tokens=2))])
+        length = first.result(30)[0].usage.prompt_tokens
+        assert reading.wait(30)
+        assert cache.live == length - 1  # held until they are read
+        long = Request(prompt="abc", sampling=Sampling(max_tokens=400, ignore_eos=True))
+        decoder.generate([Request(prompt="abc", sampling=Sampling(max_tokens=3))])  # fits beside the held slots
+        (waiting,) = decoder.submit([long])  # does not
+        assert files_in(root) == []
+        go_on.set()
+        assert len(waiting.result(30)[0].tokens) == 400
+        wait_until(lambda: cache.live == 0)
+    assert len(files_in(root)) == stored_part(length) // BLOCK
+
+
 def test_another_question_loads_the_demonstrations(run: Callable[..., Completion], root: Path) -> None:
     run(DEMONSTRATIONS + "10 and 11?")
     count = len(files_in(root))
