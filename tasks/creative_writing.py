@@ -55,7 +55,7 @@ class CreativeWriting(Task):
     """
 
     name = "creative_writing"
-    verdict = "constraints met"
+    verdict = "paragraphs end as asked"
     thought = ("plan", "passage")
     depth = 2
     search = "bfs:thoughts=3,breadth=1"

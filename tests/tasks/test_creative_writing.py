@@ -133,7 +133,7 @@ def test_emphasis_and_horizontal_rules_are_ignored(mark: str) -> None:
 
 
 def test_the_check_of_a_correct_passage_reports_success() -> None:
-    assert TASK.verdict == "constraints met"
+    assert TASK.verdict == "paragraphs end as asked"
 
 
 def test_endings_in_the_wrong_order_are_wrong() -> None:

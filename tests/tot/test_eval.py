@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from tot import BFS, Budget, State, Task, ThoughtTree, TotError, Value, evaluate
-from tot.decoders import ModelError
+from tot.decoders import ModelError, OptionError, TaskError
+from tot.search.session import options_to_json
 
 ROWS = [{"question": f"what is {i}?", "answer": "b/c" if i % 2 else "no"} for i in range(6)]  # language: ok
 """The script answers "b/c" to every question."""
@@ -86,14 +87,25 @@ def test_the_configuration_reproduces_the_run(run: Any, scripted: Any, data_file
     )
     assert config["data"] == str(data_file)
     assert config["search"] == "bfs:depth=3,thoughts=2,breadth=1"
+    record = config["record"]
+    assert (record["search"]["select"], record["search"]["aggregate"]) == ("greedy", "best")
+    assert (record["generator"]["name"], record["generator"]["temperature"]) == ("sample", 0.7)
+    assert (record["evaluator"]["name"], record["verdict"]) == ("value", "verified")
     assert set(config["record"]["versions"]) == {"python", "tot", "torch", "transformers", "datasets"}
     assert len(config["record"]["data_sha256"]) == 64
+
+
+def test_the_data_set_of_the_task_is_the_default(letters: Any, scripted: Any, data_file: Path, tmp_path: Path) -> None:
+    own = type("Own", (letters,), {"data_set": str(data_file)})
+    assert evaluate(own, limit=1, out=tmp_path / "out", decoder=scripted(TABLE), **SEARCH).samples == 1
+    with pytest.raises(OptionError, match="the task has no data set of its own: give --data FILE"):
+        evaluate(letters, out=tmp_path / "none", decoder=scripted(TABLE))
 
 
 def test_limit_offset_and_repeats_select_the_samples(run: Any, scripted: Any, tmp_path: Path) -> None:
     results = run(scripted(TABLE), limit=2, offset=3, repeats=2)
     assert [sample["id"] for sample in samples(tmp_path / "out")] == ["3-0", "3-1", "4-0", "4-1"]
-    assert (results.problems, results.samples) == (2, 4)
+    assert (results.questions, results.samples) == (2, 4)
 
 
 def test_shuffled_rows_keep_their_numbers_and_depend_on_the_seed(run: Any, scripted: Any, tmp_path: Path) -> None:
@@ -168,8 +180,35 @@ def test_a_tracker_receives_no_score_if_every_search_failed(run: Any, letters: A
     recorder = Mock()
     failing = type("Failing", (letters,), {"score": lambda self, answer, reference: 1 / 0})
     assert run(scripted(TABLE), task=failing, limit=1, track=recorder).score is None
-    assert list(recorder.log.call_args.args[1]) == ["seconds"]
+    assert list(recorder.log.call_args.args[1]) == ["latency"]
     recorder.finish.assert_called_once_with({"parse_failures": 0.0})
+
+
+def test_the_folder_has_the_parts_and_limits_that_the_task_chose(
+    run: Any, letters: Any, scripted: Any, tmp_path: Path
+) -> None:
+    limited = type("Limited", (letters,), {"sampling": {"thought": {"max_tokens": 90, "stop": ("x",)}, "value": {}}})
+    run(scripted(TABLE), task=limited, max_tokens=9, search=None, limit=1)
+    config = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
+    assert "search" not in config
+    assert config["record"]["search"] == options_to_json(BFS()) | {"name": "bfs"}
+    assert config["record"]["sampling"] == {"thought": {"max_tokens": 9}, "value": {"max_tokens": 9}}
+
+
+def test_a_judge_rates_each_answer_beside_the_score(run: Any, letters: Any, scripted: Any, tmp_path: Path) -> None:
+    plain = run(scripted(TABLE), limit=2)
+    assert (plain.judged, "judged" in samples(tmp_path / "out")[0]) == (None, False)
+    judged = run(scripted(TABLE), limit=2, judge="value", out=tmp_path / "judged")
+    assert judged.score == plain.score
+    assert [sample["judged"] for sample in samples(tmp_path / "judged")] == [9.0, 9.0]
+    assert ("Judge", "9.00 (all equal)", "mean rating of the answers") in judged.figures
+    one = run(scripted(TABLE), limit=1, judge="value", out=tmp_path / "one")
+    assert one.to_json()["judged"] == {"mean": 9.0, "low": None, "high": None}
+    with pytest.raises(OptionError, match="judge vote does not rate an answer alone: choose value or likelihood"):
+        run(scripted(TABLE), judge="vote", out=tmp_path / "vote")
+    without = type("Without", (Task,), {"templates": {"thought": "{{ question }}", "answer": "a"}})
+    with pytest.raises(TaskError, match="value"):
+        run(scripted(TABLE), task=without, judge="value", out=tmp_path / "without")
 
 
 def test_a_failing_tracker_loses_no_sample(run: Any, scripted: Any, tmp_path: Path, capfd: Any) -> None:

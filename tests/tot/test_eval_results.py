@@ -19,7 +19,7 @@ from scipy.stats import binomtest
 
 from tot.decoders import OptionError
 from tot.evaluation.compare import compare, picture, table
-from tot.evaluation.estimate import Estimate, bootstrap, estimate
+from tot.evaluation.estimate import Estimate, bootstrap, estimate, paired
 from tot.evaluation.progress import Progress, tracker
 from tot.evaluation.results import summarise
 
@@ -55,7 +55,7 @@ def test_sums_are_over_samples_and_the_score_is_over_problems() -> None:
     lines = [sample(0, 1.0, 100), sample(0, 0.0, 30, 1), sample(1, 0.0, 50, parse_failure=True)]
     lines += [sample(1, 0.0, 60, 1, error="ValueError: x"), sample(2, 1.0, 40), sample(2, 1.0, 500, 1)]
     results = summarise(lines, bad_rows=2)
-    assert (results.problems, results.samples, results.solved, results.errors, results.bad_rows) == (3, 6, 3, 1, 2)
+    assert (results.questions, results.samples, results.solved, results.errors, results.bad_rows) == (3, 6, 3, 1, 2)
     assert results.score.mean == pytest.approx((0.5 + 0 + 1) / 3)
     assert results.any.mean == pytest.approx(2 / 3)
     assert results.parse_failures.mean == pytest.approx(1 / 6)
@@ -101,14 +101,40 @@ def test_the_interval_of_other_means_approaches_the_normal_one() -> None:
     assert estimate(values) == result
 
 
-def test_equal_values_have_no_spread() -> None:
-    assert bootstrap([2.5, 2.5, 2.5]) == Estimate(2.5, 2.5, 2.5)
-    assert bootstrap([3.0]) == Estimate(3.0, 3.0, 3.0)
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [
+        (bootstrap([3.0]), "3.0 (one value)"),
+        (bootstrap([2.5, 2.5, 2.5]), "2.5 (all equal)"),
+        (bootstrap([1.0, 4.0]), "2.5 (-16.6 to 21.6)"),  # Student's t of one degree of freedom is 12.71
+        (bootstrap([1.0, 2.0, 3.0]), "2.0 (-0.5 to 4.5)"),
+        (bootstrap([*range(9)]), "4.0 (1.9 to 6.1)"),
+    ],
+)
+def test_few_values_have_students_interval(result: Estimate, expected: str) -> None:
+    assert result.format(".1f") == expected
 
 
-def test_the_interval_of_two_values_is_their_range() -> None:
-    """A quarter of the resamples of two values has only the lower one, a quarter only the upper one."""
-    assert bootstrap([1.0, 4.0]) == Estimate(2.5, 1.0, 4.0)
+@pytest.mark.parametrize("scores", [[1.0], [0.0, 0.0], [0.5, 0.5, 0.5], [0.25] * 50, [0.2, 0.4, 0.6]])
+def test_few_or_equal_scores_have_a_wide_interval_within_the_scale(scores: list[float]) -> None:
+    result = estimate(scores)
+    assert 0 <= result.low <= result.mean <= result.high <= 1
+    expected = binomtest(50 * len(scores), 100 * len(scores)).proportion_ci(method="wilson")
+    assert result.high - result.low > 2 * (expected.high - 0.5)
+
+
+@pytest.mark.parametrize(
+    ("differences", "expected"),
+    [
+        ([0.0], "+0.0% (-92.4% to +92.4%)"),
+        ([0.0, 0.0, 0.0], "+0.0% (-55.4% to +55.4%)"),
+        ([1.0, 1.0, 1.0], "+100.0% (-10.1% to +100.0%)"),
+        ([0.0] * 98, "+0.0% (-2.8% to +2.8%)"),
+    ],
+)
+def test_few_or_equal_differences_have_bonett_and_prices_interval(differences: list[float], expected: str) -> None:
+    """A variance of 2 / (n + 2) for equal scores: 1.96 * sqrt(2 / 3 / 3) = 0.924 for one pair."""
+    assert paired(differences).format("+.1%") == expected
 
 
 def test_progress_reports_no_score_while_every_search_failed(monkeypatch: Any) -> None:
@@ -184,7 +210,7 @@ def test_paired_intervals_separate_sides_with_overlapping_means(folder: Any) -> 
     gain = second.differences["score"]
     assert (gain.mean, gain.low, gain.high) == pytest.approx((0.055, 0.0537, 0.0563), abs=2e-4)
     assert second.differences["tokens"] == Estimate(-50.0, -50.0, -50.0)
-    assert second.differences["seconds"].mean == pytest.approx(-0.5)
+    assert second.differences["latency"].mean == pytest.approx(-0.5)
 
 
 def test_only_common_problems_count_and_repeats_are_averaged(folder: Any) -> None:
@@ -211,7 +237,7 @@ def test_the_table_has_a_row_for_each_side(folder: Any) -> None:
     console.print(table(compare([a, b])[1]))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "50.0% (15.0% to 85.0%)" in text
-    assert "+50.0% (+0.0% to +100.0%)" in text
+    assert "+50.0% (-26.3% to +93.0%)" in text
     assert "30 (30 to 30) │ +10 (+10 to +10)" in text
 
 
@@ -227,7 +253,7 @@ def test_the_plot_has_each_side_at_its_cost(folder: Any) -> None:
     ]
     assert [20.0, 0.5] in places
     assert [30.0, 1.0] in places
-    assert (by_tokens.get_xlabel(), by_seconds.get_xlabel()) == ("tokens per problem", "seconds per problem")
+    assert (by_tokens.get_xlabel(), by_seconds.get_xlabel()) == ("tokens per question", "latency (seconds)")
 
 
 def test_incomparable_folders_are_rejected(folder: Any, tmp_path: Path) -> None:
@@ -237,7 +263,7 @@ def test_incomparable_folders_are_rejected(folder: Any, tmp_path: Path) -> None:
     for folders, message in (
         ([a], "name two folders or more"),
         ([a, game], r"a has task gsm8k, but .*game has game24: compare runs of one task"),
-        ([a, other], r"have no problem in common"),
+        ([a, other], r"have no question in common"),
         ([a, tmp_path], r"is not the folder of an evaluation: it has no config\.yaml"),
         ([a, damaged], r"samples\.jsonl can't be read"),
     ):

@@ -26,7 +26,7 @@ from tot.decoders.decoder import LocalDecoder
 from tot.decoders.errors import TotError, validated
 from tot.decoders.machine import describe
 from tot.decoders.models.loading import resolve_device
-from tot.evaluation.estimate import bootstrap, estimate
+from tot.evaluation.estimate import estimate, paired
 from tot.evaluation.options import EvaluationRun
 from tot.evaluation.questions import Question, Questions
 from tot.task.checked import CheckedTask
@@ -183,7 +183,7 @@ def table(results: Measurements, names: Sequence[str], title: str) -> Table:
             name,
             str(len(cells)),
             estimate([cell["score"] for cell in cells.values()]).format(),
-            bootstrap(differences).format("+.1%") if name != first and pairs else "",
+            paired(differences).format("+.1%") if name != first and pairs else "",
             f"{median(seconds):.1f}",
             f"{fmean(seconds):.1f}",
             f"{sum(c['seconds'] for c, _ in pairs) / sum(o['seconds'] for _, o in pairs):.2f}x" if pairs else "",

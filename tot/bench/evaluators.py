@@ -22,7 +22,7 @@ from rich.table import Table
 
 from tot.bench.harness import Bench, Measured, Measurements, Side, timed
 from tot.decoders.budget import Meter
-from tot.evaluation.estimate import bootstrap, told_apart
+from tot.evaluation.estimate import estimate, told_apart
 from tot.evaluation.folder import read_samples
 from tot.evaluation.leaves import read_leaves
 from tot.evaluation.options import EvaluationRun as Work
@@ -187,7 +187,7 @@ async def judged(
 def auroc(questions: Sequence[Sequence[Judged]], place: Callable[[Judged], bool]) -> str:
     """Return the mean AUROC over questions, formatted; empty if no question has a pair to rank."""
     shares = shares_of(questions, place)
-    return f"{bootstrap(shares).format('.2f')}, {len(shares)} questions" if shares else ""
+    return f"{estimate(shares).format('.2f')}, {len(shares)} questions" if shares else ""
 
 
 def shares_of(questions: Sequence[Sequence[Judged]], place: Callable[[Judged], bool]) -> list[float]:
@@ -202,7 +202,7 @@ def shares_of(questions: Sequence[Sequence[Judged]], place: Callable[[Judged], b
 def verdict(questions: Sequence[Sequence[Judged]]) -> str:
     """Return the use that an evaluator's AUROC allows, and the two AUROCs that decide it."""
     shares = [shares_of(questions, PLACES[place]) for place in ("before the end", "ends")]
-    found = [bootstrap(known) if known else None for known in shares]
+    found = [estimate(known) if known else None for known in shares]
     unfinished, whole = ("not known" if one is None else one.format(".2f") for one in found)
     use = use_of(*(None if one is None else one.low for one in found))
     return f"{_VERDICTS[use]} (AUROC before the end {unfinished}, at the end {whole})"

@@ -27,7 +27,7 @@ from tot.decoders.errors import OptionError
 from tot.decoders.machine import describe
 from tot.decoders.models.loading import resolve_device
 from tot.decoders.request import Request, Sampling
-from tot.evaluation.estimate import bootstrap, estimate
+from tot.evaluation.estimate import estimate, paired
 from tot.evaluation.folder import read_samples
 from tot.evaluation.leaves import read_leaves
 from tot.evaluation.options import EvaluationRun
@@ -92,7 +92,7 @@ def run(asked: QualityOptions, console: Console) -> None:
     for name, work in works.items():
         folder = folder_of(asked, name)
         results = run_evaluation(work, folder, folder.exists(), None)
-        bench.say(f"{name}: {results.score_text}, {results.seconds / results.samples:.1f} s a search, in {folder}")
+        bench.say(f"{name}: {results.score_text}, latency {results.seconds / results.samples:.1f} s, in {folder}")
         answers = read_answers(folder, work.task)
         ways |= {name: answers, **replayed(name, answers, work.task)}
     for mixture, names in mixtures.items():
@@ -274,7 +274,7 @@ def table(ways: Mapping[str, Answers]) -> Table:
             name,
             estimate([one.score for one in answers.values()]).format(),
             *[estimate([float(one.score == 1) for one in answers.values()]).format()] * graded,
-            "" if name == first or not differences else bootstrap(differences).format("+.1%"),
+            "" if name == first or not differences else paired(differences).format("+.1%"),
             f"{_mean(answers, 'tokens'):.0f}",
             f"{_mean(answers, 'forwards'):.0f}" if all(one.forwards is not None for one in answers.values()) else "",
             f"{fmean(best_scores):.1%}" if len(best_scores) == len(answers) else "",
@@ -316,7 +316,7 @@ def preferred(judge: EvaluationRun, ways: Mapping[str, Answers], bench: Bench) -
             ]
             agreed = sum((a > 0) == (b > 0) for a, b in both)
             bench.keep(**{f"{name} preferred": dict(zip(pairs, wins, strict=True))})
-            rows.add_row(name, bootstrap(wins).format(), f"{agreed} of {len(wins)}")
+            rows.add_row(name, estimate(wins).format(), f"{agreed} of {len(wins)}")
     return rows
 
 

@@ -34,10 +34,10 @@ def eval_command(
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in the folder --out.")] = False,
     track: Annotated[str | None, typer.Option(help="Report progress to wandb or trackio, if installed.")] = None,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Compare finished folders on their common problems.")
+        bool, typer.Option("--compare", help="Compare finished folders on their common questions.")
     ] = False,
     plot: Annotated[
-        Path | None, typer.Option(help="With --compare: plot score against tokens and seconds to this file.")
+        Path | None, typer.Option(help="With --compare: plot score against tokens and latency to this file.")
     ] = None,
 ) -> None:
     """Search all questions of a data set concurrently, and score the answers."""
@@ -75,7 +75,7 @@ def eval_command(
 
 
 def _compare(folders: list[Path], plot: Path | None) -> None:
-    from tot.evaluation.compare import compare, picture, table
+    from tot.evaluation.compare import compare, different_options, picture, table
     from tot.report.plots import save
 
     if plot is not None:
@@ -83,6 +83,6 @@ def _compare(folders: list[Path], plot: Path | None) -> None:
     common, runs = compare(folders)
     output = console()
     output.print(table(runs))
-    output.print(f"common problems: {common}")
+    output.print(f"common questions: {common}", different_options(folders), sep="\n")
     if plot is not None:
         save(picture(runs), plot)

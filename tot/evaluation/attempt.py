@@ -81,6 +81,9 @@ async def attempt(
             "unreadable": solution.parse_failures,
             "stopped": solution.stopped,
         }
+        if evaluation.judge is not None and solution.answer is not None:
+            rated = await evaluation.judge.evaluate(session.context.to("evaluate"), [session.search.best])
+            sample["judged"] = rated[0].value
         score = session.search.checked.score
         sample["score"] = await loop.run_in_executor(pool(), score, solution.answer, question.reference)
     except (ModelError, OptionError):

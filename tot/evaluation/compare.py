@@ -1,9 +1,10 @@
-"""Compare evaluations on their common problems by the paired bootstrap, as a table and a figure."""
+"""Compare evaluations on their common questions by paired differences, as a table and a figure."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,19 +13,19 @@ import numpy as np
 from rich.table import Table
 
 from tot.decoders.errors import OptionError
-from tot.evaluation.estimate import Estimate, bootstrap, estimate
-from tot.evaluation.folder import read_config, read_samples
+from tot.evaluation.estimate import Estimate, bootstrap, estimate, paired
+from tot.evaluation.folder import differing, flat, read_config, read_samples
 from tot.evaluation.results import tokens_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MEASURES = ("score", "tokens", "seconds")
+MEASURES = ("score", "tokens", "latency")
 
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """An evaluation's means over the common problems, and its paired differences from the first evaluation."""
+    """An evaluation's means over the common questions, and its paired differences from the first evaluation."""
 
     name: str
     means: dict[str, Estimate]
@@ -33,9 +34,9 @@ class ComparedRun:
 
 
 def compare(folders: Sequence[Path]) -> tuple[int, list[ComparedRun]]:
-    """Return the number of common problems, and a `ComparedRun` for each folder. Problems match by their question.
+    """Return the number of common questions, and a `ComparedRun` for each folder. Questions match by their question.
 
-    Raises OptionError for fewer than two folders, other folders, different tasks, or no common problem.
+    Raises OptionError for fewer than two folders, other folders, different tasks, or no common question.
     """
     if len(folders) < 2:
         raise OptionError("fewer than two evaluations to compare: name two folders or more, tot eval --compare A B")
@@ -43,25 +44,37 @@ def compare(folders: Sequence[Path]) -> tuple[int, list[ComparedRun]]:
     for folder, task in zip(folders, tasks, strict=True):
         if task != tasks[0]:
             raise OptionError(f"{folders[0]} has task {tasks[0]}, but {folder} has {task}: compare runs of one task")
-    problems = [_problems(folder) for folder in folders]
-    common = [question for question in problems[0] if all(question in by_question for by_question in problems)]
+    questions = [_questions(folder) for folder in folders]
+    common = [question for question in questions[0] if all(question in by_question for by_question in questions)]
     if not common:
-        raise OptionError(f"{', '.join(map(str, folders))} have no problem in common: evaluate them on the same rows")
-    values = [np.array([by_question[question] for question in common]) for by_question in problems]
+        raise OptionError(f"{', '.join(map(str, folders))} have no question in common: evaluate them on the same rows")
+    values = [np.array([by_question[question] for question in common]) for by_question in questions]
     runs = []
     for folder, own in zip(folders, values, strict=True):
-        means = {name: estimate(column.tolist()) for name, column in zip(MEASURES, own.T, strict=True)}
-        differences = {} if own is values[0] else _differences(own - values[0])
+        means = _each(own, estimate)
+        differences = {} if own is values[0] else _each(own - values[0], paired)
         runs.append(ComparedRun(str(folder), means, differences))
     return len(common), runs
 
 
-def _differences(pairs: np.ndarray[Any, Any]) -> dict[str, Estimate]:
-    return {name: bootstrap(column.tolist()) for name, column in zip(MEASURES, pairs.T, strict=True)}
+def _each(rows: np.ndarray[Any, Any], of_scores: Callable[[Sequence[float]], Estimate]) -> dict[str, Estimate]:
+    return {
+        name: (of_scores if name == "score" else bootstrap)(column.tolist())
+        for name, column in zip(MEASURES, rows.T, strict=True)
+    }
 
 
-def _problems(folder: Path) -> dict[str, tuple[float, ...]]:
-    """Map each question to the means of score, tokens and seconds over its samples."""
+def different_options(folders: Sequence[Path]) -> Table:
+    """Return a table of the options, versions and hashes that differ between evaluations."""
+    configs = [read_config(folder) for folder in folders]
+    rows = Table("option", *map(str, folders), title="what differs")
+    for name, values in differing([flat(config | config.pop("record", {})) for config in configs]):
+        rows.add_row(name, *values)
+    return rows
+
+
+def _questions(folder: Path) -> dict[str, tuple[float, ...]]:
+    """Map each question to the means of score, tokens and latency over its samples."""
     samples: defaultdict[str, list[tuple[float, float, float]]] = defaultdict(list)
     failed = True
     try:
@@ -79,9 +92,14 @@ def _problems(folder: Path) -> dict[str, tuple[float, ...]]:
 
 def table(sides: Sequence[ComparedRun]) -> Table:
     """Return a table with a row per evaluation: means with intervals, and differences from the first evaluation."""
-    forms = {"score": ".1%", "tokens": ".0f", "seconds": ".1f"}
+    forms = {"score": ".1%", "tokens": ".0f", "latency": ".1f"}
     columns = [head for name in MEASURES for head in (name, "difference")]
-    rows = Table("evaluation", *columns, title="means with 95% intervals; paired differences from the first evaluation")
+    rows = Table(
+        "evaluation",
+        *columns,
+        title="means with 95% intervals; paired differences from the first evaluation",
+        caption="latency: seconds of a search, while others run",
+    )
     for side in sides:
         cells = []
         for name, form in forms.items():
@@ -92,20 +110,21 @@ def table(sides: Sequence[ComparedRun]) -> Table:
 
 
 def picture(sides: Sequence[ComparedRun]) -> Figure:
-    """Plot score against tokens and seconds, with error bars for each evaluation. Needs matplotlib."""
+    """Plot score against tokens and latency, with error bars for each evaluation. Needs matplotlib."""
     from tot.report.plots import new_figure
 
     figure: Figure = new_figure(10.0, 4.5)
-    for axes, cost in zip(figure.subplots(1, 2, sharey=True), ("tokens", "seconds"), strict=True):
+    for axes, cost in zip(figure.subplots(1, 2, sharey=True), ("tokens", "latency"), strict=True):
         for side in sides:
             x, y = side.means[cost], side.means["score"]
             errors = {"xerr": _error_bar(x), "yerr": _error_bar(y)}
             axes.errorbar(x.mean, y.mean, **errors, marker="o", capsize=3, linewidth=1, label=side.name)
-        axes.set_xlabel(f"{cost} per problem")
+        axes.set_xlabel(f"{cost} per question" if cost == "tokens" else "latency (seconds)")
     figure.axes[0].set_ylabel("score")
     figure.axes[0].legend(fontsize="small")
     return figure
 
 
 def _error_bar(interval: Estimate) -> list[list[float]]:
-    return [[max(interval.mean - interval.low, 0.0)], [max(interval.high - interval.mean, 0.0)]]
+    low, high = interval.mean - interval.low, interval.high - interval.mean
+    return [[low], [high]] if math.isfinite(high) else [[0.0], [0.0]]

@@ -1,13 +1,21 @@
 """Means with 95% intervals: Wilson's for shares, bootstrap for other values and paired differences. Also AUROC and
-medians with ranges."""
+medians with ranges.
+
+A bootstrap of few or equal values is too narrow. Then scores get Wilson's interval, paired differences of scores Bonett
+and Price's (2012), and other values Student's.
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+_FEW = 10
+"""Fewer values than this have no bootstrap interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,35 +28,61 @@ class Estimate:
 
     def format(self, form: str = ".1%") -> str:
         """Format as "31.0% (22.8% to 40.6%)"."""
+        if not math.isfinite(self.high):
+            return f"{self.mean:{form}} (one value)"
+        if self.low == self.high:
+            return f"{self.mean:{form}} (all equal)"
         return f"{self.mean:{form}} ({self.low:{form}} to {self.high:{form}})"
 
 
-def estimate(values: Sequence[float]) -> Estimate:
-    """Return the mean of at least one value, with its interval.
+def estimate(scores: Sequence[float]) -> Estimate:
+    """Return the mean of at least one score from 0 to 1, with its interval.
 
-    If all values are 0 or 1, the interval is Wilson's (1927), which is also meaningful for 0 of 10. Otherwise it is a
-    percentile bootstrap of 2,000 resamples with a fixed seed.
+    If all scores are 0 or 1, few or equal, the interval is Wilson's (1927), which is also meaningful for 0 of 10.
+    Otherwise it is a percentile bootstrap of 2,000 resamples with a fixed seed.
     """
-    return wilson(float(np.mean(values)), len(values)) if set(values) <= {0.0, 1.0} else bootstrap(values)
+    if set(scores) <= {0.0, 1.0} or _too_few(scores):
+        return wilson(float(np.mean(scores)), len(scores))
+    return bootstrap(scores)
 
 
 def wilson(share: float, count: int) -> Estimate:
     """Return a share of `count` with Wilson's interval, which is conservative for means of other values in [0, 1]."""
-    from scipy.stats import binomtest
+    z = statistics.NormalDist().inv_cdf(0.975)
+    center = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2) / (1 + z * z / count)
+    return Estimate(share, min(max(center - half, 0.0), share), max(min(center + half, 1.0), share))
 
-    interval = binomtest(round(share * count), count).proportion_ci(method="wilson")
-    return Estimate(share, float(interval.low), float(interval.high))
+
+def paired(differences: Sequence[float]) -> Estimate:
+    """Return the mean of at least one paired difference of scores, from -1 to 1, with its interval."""
+    if not _too_few(differences):
+        return bootstrap(differences)
+    padded = [*differences, 1.0, -1.0]  # Bonett and Price (2012), equation 3: one more pair of each disagreement
+    error = 1.96 * math.sqrt(statistics.pvariance(padded) / len(padded))
+    center = statistics.fmean(padded)
+    return Estimate(float(np.mean(differences)), max(center - error, -1.0), min(center + error, 1.0))
 
 
 def bootstrap(values: Sequence[float]) -> Estimate:
-    """Return the mean with a percentile bootstrap interval. Pass paired differences for the paired bootstrap."""
-    from scipy.stats import bootstrap as resample
+    """Return the mean of any values with a percentile bootstrap interval; Student's if the values are few.
 
-    mean = float(np.mean(values))
-    if len(set(values)) < 2:
-        return Estimate(mean, mean, mean)
-    result = resample((np.asarray(values),), np.mean, n_resamples=2000, batch=50, method="percentile", rng=0)
+    One value has no interval: its bounds are infinite.
+    """
+    from scipy import stats
+
+    mean, count = float(np.mean(values)), len(values)
+    if count == 1:
+        return Estimate(mean, -math.inf, math.inf)
+    if _too_few(values):
+        half = float(stats.t.ppf(0.975, count - 1) * stats.sem(values))
+        return Estimate(mean, mean - half, mean + half)
+    result = stats.bootstrap((np.asarray(values),), np.mean, n_resamples=2000, batch=50, method="percentile", rng=0)
     return Estimate(mean, float(result.confidence_interval.low), float(result.confidence_interval.high))
+
+
+def _too_few(values: Sequence[float]) -> bool:
+    return len(values) < _FEW or len(set(values)) == 1
 
 
 def told_apart(judged: Sequence[tuple[float, float]]) -> float | None:

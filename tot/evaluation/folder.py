@@ -1,7 +1,7 @@
 """The folder of an evaluation: config.yaml, samples.jsonl, trees/, results.json, log.txt. One process writes it.
 
 Each sample is one line, flushed to disk when its search finishes: a killed run loses only the unfinished searches. At
-the end, the lines are sorted by problem.
+the end, the lines are sorted by question.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, Self
@@ -19,7 +19,7 @@ import yaml
 from tot.decoders.errors import OptionError, TaskError, reason
 from tot.decoders.files import hold, replacing, write_json, write_text, writing
 from tot.decoders.remote.options import TRANSPORT
-from tot.evaluation.options import FORMAT, OF_RAY, VERSION, as_now, read_mapping
+from tot.evaluation.options import FORMAT, OF_RAY, VERSION, read_mapping
 from tot.report.terminal import plain
 
 UNCOMPARED = ("concurrency", "executor", "threads", "prefix_cache", *OF_RAY)
@@ -70,7 +70,8 @@ class Folder:
         hashes = {name: value for name, value in record.items() if name != "versions"}
         if larger := _is_larger(options.get("limit"), stored.get("limit")):
             stored["limit"] = options.get("limit")
-        differences = [*_differences(stored, options), *_differences(recorded, hashes)]
+        # The record repeats the options of the parts with their defaults, which matter only if the options are equal.
+        differences = _differences(stored, options) or _differences(flat(recorded), flat(hashes))
         if differences:
             raise OptionError(
                 f"{self.path} was started with another configuration: {'; '.join(differences)}. Resume it with its own "
@@ -119,7 +120,7 @@ class Folder:
             file.write(f"{time}  {plain(' '.join(text.split()))}\n")
 
     def finish(self, results: dict[str, Any]) -> None:
-        """Sort the samples by problem, and write the results."""
+        """Sort the samples by question, and write the results."""
         path = self.path / "samples.jsonl"
         with path.open("rb") as file:
             lines = list(file)
@@ -159,7 +160,7 @@ def read_config(path: Path) -> dict[str, Any]:
         raise OptionError(f"{path} is not the folder of an evaluation: give another folder")
     if (version := config.pop("version", None)) != VERSION:
         raise OptionError(f"{path} has version {version!r}: this program reads {VERSION}")
-    return as_now(config)
+    return config
 
 
 def read_samples(path: Path) -> Iterator[dict[str, Any]]:
@@ -178,13 +179,28 @@ def _key(path: Path, number: int, line: bytes) -> tuple[int, int]:
         raise TaskError(f"{path}, line {number} is damaged: delete that line, then continue with --resume") from None
 
 
-def _differences(stored: dict[str, Any], current: dict[str, Any]) -> list[str]:
-    names = [name for name in {**stored, **current} if name not in UNCOMPARED]
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the options in a configuration by path, such as "search.breadth"."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return found
+
+
+def differing(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
+    """Return the names of the options that differ between configurations, with the value in each."""
+    names = dict.fromkeys(name for config in configs for name in config)
+    rows = [(name, [config.get(name) for config in configs]) for name in names]
     return [
-        f"{name} was {_rendered(stored.get(name))}, now {_rendered(current.get(name))}"
-        for name in names
-        if _compared(stored.get(name)) != _compared(current.get(name))
+        (name, [*map(_rendered, values)])
+        for name, values in rows
+        if any(_compared(value) != _compared(values[0]) for value in values)
     ]
+
+
+def _differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    differences = differing([stored, current])
+    return [f"{name} was {old}, now {new}" for name, (old, new) in differences if name not in UNCOMPARED]
 
 
 def _is_larger(limit: int | None, stored: int | None) -> bool:

@@ -5,6 +5,7 @@ Evaluations with equal options and equal files are the same, and one can resume 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,11 +14,14 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tot.config import SearchConfig
+from tot.config import SearchConfig, as_text
 from tot.decoders.errors import OptionError, readable, reason, unknown
 from tot.decoders.registry import declared
 from tot.decoders.request import Purpose
-from tot.registry import load_task
+from tot.evaluators.likelihood import Likelihood
+from tot.evaluators.value import Value
+from tot.registry import EVALUATORS, load_task, named
+from tot.search.session import options_to_json
 from tot.task.task import Task
 
 FORMAT = "tot.evaluation"
@@ -40,6 +44,11 @@ class EvaluationOptions(BaseModel):
     offset: int = Field(0, ge=0, description="Number of rows to skip before the first.")
     shuffle_seed: int | None = Field(None, ge=0, description="Shuffle the rows with this seed.")
     repeats: int = Field(1, ge=1, description="Searches per question, each with its own seed.")
+    judge: str | None = Field(
+        None,
+        description="Evaluator (value, classify, likelihood or explain) that also rates each answer with the model of "
+        "evaluate; the score does not depend on it.",
+    )
     concurrency: int = Field(
         16, ge=1, description="Concurrent searches, sharing forward passes; doesn't affect results."
     )
@@ -72,6 +81,8 @@ class EvaluationRun:
     options: EvaluationOptions
     parts: Mapping[str, Any]
     """The search, generator and evaluator that `config` names."""
+    judge: Value | Likelihood | None = None
+    """Also rates each answer."""
     filters: Mapping[Purpose, Mapping[str, float]] = field(default_factory=dict)
     """The sampling filters by purpose, once the evaluation runs."""
 
@@ -94,7 +105,12 @@ class EvaluationRun:
                 )
         suited = config.suited(task)
         config = config.model_copy(update={"prompts": suited.prompts})
-        return cls(name, suited, config, own, config.parts(suited))
+        judge = None if own.judge is None else named(own.judge, EVALUATORS)
+        if judge is not None:
+            if not isinstance(judge, Value | Likelihood):
+                raise OptionError(f"judge {own.judge} does not rate an answer alone: choose value or likelihood")
+            suited.require(judge.asked(suited))
+        return cls(name, suited, config, own, config.parts(suited), judge)
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> EvaluationRun:
@@ -114,6 +130,20 @@ class EvaluationRun:
         """The columns that have other names, by the names that tasks read."""
         named = {"question": self.options.question_column, "answer": self.options.answer_column}
         return {name: column for name, column in named.items() if column is not None}
+
+    @property
+    def used(self) -> dict[str, Any]:
+        """The search, the generator and the evaluator with all their options, and the token limit of each template."""
+        most = {} if self.config.max_tokens is None else {"max_tokens": self.config.max_tokens}
+        sampling = {
+            template: {
+                name: min(value, most.get(name, value)) for name, value in (most | own).items() if name != "stop"
+            }
+            for template, own in self.task.sampling.items()
+        }
+        parts = {kind: {**options_to_json(part), "name": as_text(part)} for kind, part in self.parts.items()}
+        used: dict[str, Any] = json.loads(json.dumps({**parts, "sampling": sampling}))
+        return used
 
     def to_json(self) -> dict[str, Any]:
         """Return the options as JSON data for config.yaml, without keys and passwords."""
@@ -138,15 +168,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise OptionError(
             f"{path} is {own['format']!r}, version {own['version']!r}: this program reads {FORMAT!r}, {VERSION}"
         )
-    options = options if own["format"] is None else as_now(options)
     return {str(name).replace("-", "_"): value for name, value in options.items()}
-
-
-def as_now(found: dict[Any, Any]) -> dict[Any, Any]:
-    """Convert the options of earlier versions, which had a judge and only the papers' prompts."""
-    if not found.get("judge"):
-        found.pop("judge", None)
-    return {"prompts": "papers", **found}
 
 
 def read_mapping(path: Path) -> dict[Any, Any]:

@@ -1,4 +1,4 @@
-"""An evaluation's HTML page: scores, distributions, a table of the problems, and all trees in one file.
+"""An evaluation's HTML page: scores, distributions, a table of the questions, and all trees in one file.
 
 The page parses a tree only when the reader opens it. Writing the page holds one tree in memory at a time.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +35,22 @@ def evaluation_page(folder: Path) -> Iterator[str]:
         samples = list(read_samples(folder))
         if not samples:
             raise ValueError("no sample is finished")
-        results = summarise(samples, _bad_rows(folder))
+        record = config.get("record", {})
+        results = replace(summarise(samples), verdict=record.get("verdict", "verified"), **_ended(folder))
         samples = [{**sample, "reference": _reference(config["task"], sample)} for sample in samples]
         rows = [_row(order, sample, results) for order, sample in enumerate(samples)]
-        title = f"{config['task']} on {Path(str(config['data'])).name}"
-    except (OSError, ValueError, LookupError, TypeError) as error:
+        search = config.get("search", record.get("search", {}).get("name"))
+        parts = ", ".join(str(one) for one in (config.get("model"), search) if one is not None)
+        title = f"{config['task']} on {Path(str(config['data'])).name}{f' with {parts}' if parts else ''}"
+        figures = results.figures
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise TaskError(
             f"{folder} has no readable samples: {reason(error)}; continue the evaluation with --resume"
         ) from None
     overview = {
         "title": title,
         "finished": (folder / "results.json").exists(),
-        "figures": results.figures,
+        "figures": figures,
         "charts": _charts(samples, results),
         "samples": rows,
         "config": (folder / "config.yaml").read_text(encoding="utf-8"),
@@ -69,18 +74,24 @@ def _blocks(folder: Path, samples: Sequence[dict[str, Any]], overview: dict[str,
     yield "evaluation", overview
 
 
-def _bad_rows(folder: Path) -> int:
-    """Return the number of unreadable rows, which only a finished evaluation's results.json records; otherwise 0."""
+def _ended(folder: Path) -> dict[str, Any]:
+    """Return the results that only a finished evaluation's results.json records."""
     try:
-        return int(json.loads((folder / "results.json").read_text(encoding="utf-8"))["bad_rows"])
+        results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return 0
+        return {}
+    wall = results.get("wall_seconds")
+    return {
+        "bad_rows": int(results["bad_rows"]),
+        "searched": int(results.get("searched", 0)),
+        "wall_seconds": None if wall is None else float(wall),
+    }
 
 
 def _row(order: int, sample: dict[str, Any], results: Results) -> dict[str, Any]:
     return {
         "order": order,
-        "name": _id(sample) if results.samples > results.problems else str(sample["index"]),
+        "name": _id(sample) if results.samples > results.questions else str(sample["index"]),
         "question": str(sample["question"]),
         "answer": _text(sample["answer"]),
         "reference": _text(sample["reference"]),
@@ -126,7 +137,7 @@ def _text(value: Any) -> str | None:
 def _charts(samples: Sequence[dict[str, Any]], results: Results) -> list[dict[str, Any]]:
     charts = [
         _histogram("New tokens per sample", [tokens_of(sample) for sample in samples]),
-        _histogram("Seconds per sample", [sample["measured"]["seconds"] for sample in samples]),
+        _histogram("Latency in seconds", [sample["measured"]["seconds"] for sample in samples]),
     ]
     budgets = results.score_at_tokens
     if not budgets:  # every search failed

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tot.evaluation.estimate import Estimate, estimate
+from tot.evaluation.estimate import Estimate, bootstrap, estimate
 from tot.evaluation.reliability import COVERAGES, Reliability, reliability
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """The results of one evaluation. Intervals are 95% intervals over problems."""
+    """The results of one evaluation. Intervals are 95% intervals over questions."""
 
-    problems: int
+    questions: int
     samples: int
-    """Problems times repeats."""
+    """Questions times repeats."""
     score: Estimate | None
-    """The mean over problems of the mean over repeats; a failed search scores 0. None if all failed."""
+    """The mean over questions of the mean over repeats; a failed search scores 0. None if all failed."""
     any: Estimate | None
-    """The mean over problems of the best repeat; None if all searches failed."""
+    """The mean over questions of the best repeat; None if all searches failed."""
+    judged: Estimate | None
+    """The mean rating of the answers that the judge rated, on the task's scale; None without a judge."""
     solved: int
     """Samples whose answer the task itself verified."""
     parse_failures: Estimate
@@ -40,7 +43,7 @@ class Results:
     forwards: int
     """Forward passes, summed over searches, which share them."""
     seconds: float
-    """Seconds, summed over searches, which run concurrently."""
+    """Latency: seconds from the start to the end of a search, summed over searches, which run concurrently."""
     acceptance: float | None
     """Accepted over drafted tokens; None if nothing was drafted."""
     acceptance_rate: float | None
@@ -55,6 +58,10 @@ class Results:
     """By budget of new tokens: the score if searches that took more had scored 0. Empty if all failed."""
     certainty: Reliability | None = None
     """How well certainties predict scores; None if no answer has a certainty."""
+    verdict: str = "verified"
+    """The task's word for a solved answer."""
+    searched: int = 0
+    """Samples that this run searched; the others are of an earlier run that it resumed."""
     wall_seconds: float | None = None
     """Wall-clock seconds of this run, loading the model included; None if nothing was searched in it."""
     folder: Path | None = None
@@ -69,20 +76,26 @@ class Results:
     def figures(self) -> list[tuple[str, str, str]]:
         """(name, value, note) rows for the terminal and the report."""
         per_sample = 1 / self.samples
-        repeated = self.samples > self.problems
+        repeated = self.samples > self.questions
         bad = f"searches, and {self.bad_rows:,} invalid rows" if self.bad_rows else "searches"
+        checked = "verified by the task" if self.verdict == "verified" else f"{self.verdict}; nothing else is checked"
+        asked = self.errors == self.samples or any(used["calls"] for used in self.by_purpose.values())
+        wall, one = self.wall_seconds, "sample" if repeated else "question"
+        each = f"{wall / self.searched:,.1f} s per {one}" if wall and self.searched else ""
         rows: list[tuple[str, str, str] | None] = [
             _mean("Score", self.score),
-            None if self.wall_seconds is None else ("Wall time", f"{self.wall_seconds:,.1f} s", "loading included"),
-            ("Problems", f"{self.problems:,}", f"{self.samples:,} samples" if repeated else ""),
+            None if asked else ("Model", "never asked", "rules and actions of the task gave all answers"),
+            None if self.judged is None else ("Judge", self.judged.format(".2f"), "mean rating of the answers"),
+            ("Wall time", f"{wall:,.1f} s", f"{each}, loading included") if each else None,
+            ("Latency", f"{per_sample * self.seconds:,.1f} s", "mean of a search, while others run"),
+            ("Questions", f"{self.questions:,}", f"{self.samples:,} samples" if repeated else ""),
             _mean("Best repeat", self.any) if repeated else None,
-            ("Verified", f"{self.solved:,}", "samples, verified by the task") if self.solved else None,
+            ("Verified", f"{self.solved:,}", f"samples, {checked}") if self.solved else None,
             *_sure(self.certainty),
-            ("Parse failures", f"{self.parse_failures.mean:.1%}", "of samples") if self.score else None,
+            ("No answer", f"{self.parse_failures.mean:.1%}", "of samples") if self.score else None,
             ("Failed", f"{self.errors:,}", bad),
             ("New tokens", f"{self.tokens:,}", f"{per_sample * self.tokens:,.0f} per sample"),
             *((model, f"{used['new_tokens']:,}", "of the new tokens") for model, used in self.by_model.items()),
-            ("Seconds", f"{self.seconds:,.0f}", f"summed over searches: {per_sample * self.seconds:,.1f} per sample"),
             ("Thoughts", f"{self.thoughts:,}", f"{per_sample * self.thoughts:,.1f} per sample"),
             None if self.acceptance is None else ("Accepted", f"{self.acceptance:.0%}", "of drafted tokens"),
             None
@@ -96,6 +109,8 @@ class Results:
         """Return the contents of results.json."""
         numbers = asdict(self)
         del numbers["folder"]  # the folder may be moved
+        if self.judged is not None and not math.isfinite(self.judged.high):
+            numbers["judged"] |= {"low": None, "high": None}
         return {"format": "tot.results", "version": 1, **numbers}
 
 
@@ -107,6 +122,7 @@ def summarise(samples: Iterable[Mapping[str, Any]], bad_rows: int = 0) -> Result
     total: Counter[str] = Counter()
     seconds = cost = 0.0
     certainties: list[float | None] = []
+    judged: list[float] = []
     purposes: defaultdict[str, Counter[str]] = defaultdict(Counter)
     models: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for sample in samples:
@@ -115,6 +131,7 @@ def summarise(samples: Iterable[Mapping[str, Any]], bad_rows: int = 0) -> Result
         spent.append((tokens, sample["score"]))
         certainties.append(sample.get("certainty"))
         failures.append(float(sample["parse_failure"]))
+        judged += [] if sample.get("judged") is None else [sample["judged"]]
         measured = sample["measured"]
         seconds += measured["seconds"]
         cost += measured.get("cost", 0.0)
@@ -129,10 +146,11 @@ def summarise(samples: Iterable[Mapping[str, Any]], bad_rows: int = 0) -> Result
             models[model].update(usage)
     failed = total["errors"] == len(spent)
     return Results(
-        problems=len(scores),
+        questions=len(scores),
         samples=len(spent),
         score=None if failed else estimate([sum(repeats) / len(repeats) for repeats in scores.values()]),
         any=None if failed else estimate([max(repeats) for repeats in scores.values()]),
+        judged=bootstrap(judged) if judged else None,
         solved=total["solved"],
         parse_failures=estimate(failures),
         unreadable=total["unreadable"],

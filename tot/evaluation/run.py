@@ -34,7 +34,7 @@ from tot.task.task import Task
 
 def evaluate(
     task: Task | type[Task] | str,
-    data: str | Path,
+    data: str | Path | None = None,
     config: SearchConfig | None = None,
     *,
     out: str | Path | None = None,
@@ -48,7 +48,7 @@ def evaluate(
 
     Args:
         task: A task, its class or its name.
-        data: A local file, or `org/name:split` on the hub.
+        data: A local file, or `org/name:split` on the hub; by default the task's own data set.
         config: How to search; by default from `options`, as for `solve`. The budget applies to each search.
         out: The folder to write; by default a new folder in `runs/`.
         resume: Continue an interrupted run in `out`; if the folder doesn't exist, start a new run.
@@ -61,7 +61,7 @@ def evaluate(
         TotError: For errors that the caller can correct, such as resuming with another configuration.
     """
     own = {name: options.pop(name) for name in EvaluationOptions.model_fields if name in options}
-    evaluation = EvaluationRun.of(task, SearchConfig.of(config, options), {**own, "data": str(data)})
+    evaluation = EvaluationRun.of(task, SearchConfig.of(config, options), {**own, "data": data})
     return run_evaluation(evaluation, results_folder(out, resume, evaluation), resume, tracker(track))
 
 
@@ -90,6 +90,8 @@ def run_evaluation(evaluation: EvaluationRun, out: Path, resume: bool, tracker: 
     questions = Questions(task, options.data, options.limit, options.offset, options.shuffle_seed, evaluation.columns)
     valid, bad = questions.survey()
     record = {
+        **evaluation.used,
+        "verdict": task.verdict,
         **fingerprint.hash_models(config.weights),
         **({"escalate_filters": filters["escalate"]} if "escalate" in filters else {}),
         "data_sha256": fingerprint.hash_path(path) if local else None,
@@ -141,7 +143,9 @@ class _Session:
                 if finished < total:
                     run_to_end(self._search())
                 wall = time.monotonic() - began if finished < total else None
-                results = replace(summarise(folder.samples, len(bad)), folder=folder.path, wall_seconds=wall)
+                results = summarise(folder.samples, len(bad))
+                about: dict[str, Any] = {"verdict": self.evaluation.task.verdict, "searched": total - finished}
+                results = replace(results, **about, folder=folder.path, wall_seconds=wall)
                 folder.finish(results.to_json())
                 folder.log(f"finished: score {results.score_text}")
                 numbers = {"parse_failures": results.parse_failures.mean}
@@ -209,5 +213,5 @@ class _Session:
         if sample["error"] is not None:
             self._note(f"sample {sample['id']} failed: {sample['error']}")
         score = self.progress.score
-        numbers = {"seconds": sample["measured"]["seconds"], **({} if score is None else {"score": score})}
+        numbers = {"latency": sample["measured"]["seconds"], **({} if score is None else {"score": score})}
         self._track(lambda tracker: tracker.log(len(self.folder.done), numbers))

@@ -106,7 +106,7 @@ class SearchSession:
             self.search.budgeted = bool(checkpoint.setting("budgeted", checkpoint.empty and self.search.budgeted))
             about |= {"cheap_samples": self.search.cheap_samples, "budgeted": self.search.budgeted or None}
             parts = {"search": search, "generator": generator, "evaluator": evaluator}
-            described = {name: _options_to_json(part) for name, part in parts.items()}
+            described = {name: options_to_json(part) for name, part in parts.items()}
             about |= {"task": type(task).__name__, "filters": self.context.filters or None}
             about |= {"prompts": "chat"} if task.prompts == "chat" else {}
             about |= {"version": task.version} if task.version else {}
@@ -375,9 +375,9 @@ def shown_answer(answer: Any) -> str:
     return "  ".join(map(str, answer)) if isinstance(answer, list | tuple) else str(answer)
 
 
-def _options_to_json(part: object) -> Any:
-    """Return options as JSON data, to check that a resumed run has the same options."""
+def options_to_json(part: object) -> dict[str, Any]:
+    """Return the options of a search, generator or evaluator as JSON data."""
     if not isinstance(part, BaseModel):
-        return type(part).__name__
+        return {"name": type(part).__name__}
     options = part.model_dump(mode="json", fallback=lambda value: getattr(value, "__qualname__", type(value).__name__))
     return {"name": type(part).__name__, **options}

@@ -18,7 +18,7 @@ from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import OptionError
 from tot.decoders.request import Completion, Request, Sampling
 from tot.evaluation.data import rows
-from tot.evaluation.estimate import bootstrap, estimate
+from tot.evaluation.estimate import estimate, paired
 from tot.registry import load_task
 from tot.task.checked import CheckedTask
 from tot.task.task import Task
@@ -136,7 +136,7 @@ class Answers:
 
     def against_whole(self) -> tuple[str, float]:
         """Describe accuracy and agreement against whole rationales; also return the difference's lower bound."""
-        change = bootstrap([score - full for score, full in zip(self.scores, self.full, strict=True)])
+        change = paired([score - full for score, full in zip(self.scores, self.full, strict=True)])
         texts = [estimate(values).format(".0%") for values in (self.scores, self.full, self.unchanged)]
         difference = f"{100 * change.low:.0f} to {100 * change.high:.0f} points"
         note = f"accuracy {texts[0]}, with whole rationales {texts[1]}, difference {difference}"

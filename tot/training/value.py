@@ -32,7 +32,7 @@ from tot.decoders.files import replacing, writing
 from tot.decoders.request import Purpose
 from tot.decoders.training.options import ValueOptions
 from tot.decoders.training.resuming import check_settings
-from tot.evaluation.estimate import Estimate, bootstrap, told_apart
+from tot.evaluation.estimate import Estimate, estimate, told_apart
 from tot.evaluation.folder import read_samples
 from tot.evaluation.leaves import read_leaves
 from tot.evaluation.options import EvaluationRun as Evaluated
@@ -94,7 +94,7 @@ def run(source: str, model: str, options: ValueOptions, out: Path, folder: Path 
         rollouts = folder / "rollouts"
         recording = replace(work, parts={**work.parts, "evaluator": keeping})
         results = run_evaluation(recording, rollouts, rollouts.exists(), None)
-        console.print(f"{results.score_text}, {results.problems} questions, in {rollouts}")
+        console.print(f"{results.score_text}, {results.questions} questions, in {rollouts}")
         about = {"model": model, "identity": engine.loaded.identity, "prompts": work.task.prompts, "task": name}
         paths = run_to_end(read_paths(work, rollouts, keeping, decoders))
     head = choose(paths, layers, about, console)
@@ -259,7 +259,7 @@ def _figures(head: ValueHead, paths: Paths) -> dict[str, Estimate | None]:
     for place, select in _PLACES.items():
         mask: Tensor = select(paths.along)
         shares = _aurocs(paths.only(mask), values[mask])
-        figures[place] = bootstrap(shares) if shares else None
+        figures[place] = estimate(shares) if shares else None
     return figures
 
 

@@ -120,7 +120,7 @@ def test_measured_accuracies_match_the_known_ones(capfd: pytest.CaptureFixture[s
     assert scores["votes"] == scores["votes, majority of 4"] == [1, 1, 1, 0]
     assert scores["votes, majority of 2"] == [1, 0, 1, 0]
     assert scores["votes, weighted by probability of 4"] == [1, 1, 1, 1]
-    verdicts = ("An evaluator is good enough to prune by if", "at the end 0.75 (0.50 to 1.00))", "random: not shown")
+    verdicts = ("An evaluator is good enough to prune by if", "at the end 0.75 (0.20 to 0.97))", "random: not shown")
     for fragment in ("about 1 min", "+25.0%", "100.0%", "evaluator", "2 questions, one at a time", *verdicts):
         assert fragment in printed, fragment
     judged = {cell["side"]: cell["pieces"] for cell in results["evaluators"]["cells"]}

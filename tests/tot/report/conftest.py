@@ -129,9 +129,10 @@ def evaluation(tmp_path: Path) -> Callable[..., Path]:
         folder = tmp_path / "evaluation"
         (folder / "trees").mkdir(parents=True)
         (folder / "config.yaml").write_text(
-            "format: tot.evaluation\nversion: 1\ntask: letters\ndata: a/questions.jsonl\n"
+            "format: tot.evaluation\nversion: 1\ntask: letters\ndata: a/questions.jsonl\nmodel: tiny\n"
+            "record: {search: {name: 'bfs:thoughts=3'}}\n"
         )
-        (folder / "results.json").write_text('{"bad_rows": 2}')
+        (folder / "results.json").write_text('{"bad_rows": 2, "searched": 4, "wall_seconds": 6.0}')
         usage = {"generate": {"calls": 3, "prompt_tokens": 7, "new_tokens": 15}}
         with (folder / "samples.jsonl").open("w") as file:
             for i, score in enumerate(scores):

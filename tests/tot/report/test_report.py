@@ -266,12 +266,14 @@ def test_an_overview_has_the_numbers_and_every_tree(evaluation: Callable[..., Pa
     data = blocks(page)
     overview = data.pop("evaluation")
     assert sorted(data) == ["tree-0", "tree-2", "tree-3"]  # the search of sample 1 failed before its first thought
-    assert overview["title"] == "letters on questions.jsonl"
+    assert overview["title"] == "letters on questions.jsonl with tiny, bfs:thoughts=3"
     assert overview["finished"]
     figures = {name: (value, note) for name, value, note in overview["figures"]}
     assert figures["Score"] == ("75.0%", "95%: 30.1% to 95.4%")
     assert figures["New tokens"] == ("60", "15 per sample")
     assert figures["Failed"] == ("1", "searches, and 2 invalid rows")
+    assert figures["Wall time"] == ("6.0 s", "1.5 s per question, loading included")
+    assert figures["Latency"] == ("1.5 s", "mean of a search, while others run")
     assert [sample["tree"] for sample in overview["samples"]] == ["tree-0", None, "tree-2", "tree-3"]
     assert [sample["seconds"] for sample in overview["samples"]] == [0.0, 1.0, 2.0, 3.0]
     scores = overview["charts"][0]["bars"]
@@ -285,7 +287,7 @@ def test_an_overview_of_failed_searches_has_no_score(evaluation: Callable[..., P
     (folder / "samples.jsonl").write_text(f"{lines[1]}\n")
     overview = blocks("".join(evaluation_page(folder)))["evaluation"]
     assert overview["figures"][0] == ["Score", "none", "every search failed"]
-    assert [chart["title"] for chart in overview["charts"]] == ["New tokens per sample", "Seconds per sample"]
+    assert [chart["title"] for chart in overview["charts"]] == ["New tokens per sample", "Latency in seconds"]
 
 
 def test_an_unfinished_evaluation_shows_its_samples_so_far(evaluation: Callable[..., Path], tree: ThoughtTree) -> None:

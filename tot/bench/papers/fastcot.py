@@ -22,7 +22,7 @@ from tot.bench.options import FastCoTBench
 from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.decoders.engine.engine import Engine
 from tot.decoders.methods.options import FastCoTOptions
-from tot.evaluation.estimate import bootstrap
+from tot.evaluation.estimate import paired
 from tot.training.fastcot import Answers, Rationale, batches, by_iteration, decode_whole, find_cap, masked, questions
 
 WINDOWS = (0, 5, 10, 15, 20, 25)
@@ -125,7 +125,7 @@ def _by_window(
             with_glimpse, without_glimpse = _over_iterations(curve[:count]), _over_iterations(curve[count:])
             # Pairs end with the shorter curve.
             pairs = (zip(with_glimpse, other, strict=False) for other in (without_glimpse, cut))
-            gains = [bootstrap([a - b for a, b in pair]) for pair in pairs]
+            gains = [paired([a - b for a, b in pair]) for pair in pairs]
             rows.add_row(name, f"{statistics.fmean(with_glimpse):.1%}", *(gain.format("+.1%") for gain in gains))
         return rows
 

@@ -1,4 +1,4 @@
-// An evaluation's overview: scores, distributions, and a table of all problems with links to their trees.
+// An evaluation's overview: scores, distributions, and a table of all questions with links to their trees.
 
 const PAGE = 200; // table rows per page
 
@@ -49,7 +49,7 @@ const COLUMNS = [
   ["score", (sample) => sample.score ?? -1],
   ["certainty", (sample) => sample.certainty ?? -1],
   ["tokens", (sample) => sample.tokens],
-  ["seconds", (sample) => sample.seconds],
+  ["latency", (sample) => sample.seconds],
 ];
 
 function table(samples) {
@@ -59,7 +59,7 @@ function table(samples) {
   const body = make("tbody");
   const more = make("button", { type: "button" }, "Show more");
   const count = make("output", { class: "quiet" });
-  const filter = make("select", { "aria-label": "Which problems" }, ...["all", "right", "wrong", "failed"].map((kind) => make("option", { value: kind }, kind)));
+  const filter = make("select", { "aria-label": "Which questions" }, ...["all", "right", "wrong", "failed"].map((kind) => make("option", { value: kind }, kind)));
   const query = make("input", { type: "search", placeholder: "Search questions and answers", "aria-label": "Search questions and answers" });
   const heads = COLUMNS.map(([title], i) => {
     const button = make("button", { type: "button" }, title);
@@ -105,7 +105,7 @@ function table(samples) {
 
 function row(sample) {
   const kind = sample.error ? "failed" : sample.score >= 1 ? "right" : sample.score > 0 ? "partly" : "wrong";
-  const name = sample.tree === null ? sample.name : make("a", { href: `#${sample.tree}`, "aria-label": `Tree of problem ${sample.name}` }, sample.name);
+  const name = sample.tree === null ? sample.name : make("a", { href: `#${sample.tree}`, "aria-label": `Tree of question ${sample.name}` }, sample.name);
   return make(
     "tr",
     { class: kind },
