@@ -20,6 +20,7 @@ import signal
 import struct
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from types import ModuleType, TracebackType
 from typing import Any
 
@@ -33,6 +34,9 @@ _RETAINED = {1: 1, 2: 2, 4: 4, 8: 8, 1024: 1024, 2048: 2048, 4096: 1 << 21}
 """File system flags (statvfs) that a mount in a user namespace must keep, as mount flags."""
 _DETACH = 2
 _PDEATHSIG, _NAME, _SECCOMP, _CAPBSET_DROP, _SUBREAPER, _NO_NEW_PRIVS = 1, 15, 22, 24, 36, 38
+_THREADS = 64
+_NOBODY = 65534
+"""The real user of a program that root runs: the kernel does not limit root's threads."""
 
 # System calls with their numbers on x86-64 and on 64-bit ARM (- if missing).
 _ALLOWED = """
@@ -76,11 +80,7 @@ def main() -> None:
     namespaces = options["by"] == "namespaces"
     _libc.prctl(_SUBREAPER, 1, 0, 0, 0)  # processes that the program leaves become children of this one
     if namespaces:
-        uid, gid = os.getuid(), os.getgid()
-        _checked(_libc.unshare(_NEW_NAMESPACES), "unshare")
-        for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
-            with open(f"/proc/self/{name}", "w") as file:  # noqa: PTH123 - pathlib takes long to import
-                file.write(text)
+        _enter_namespaces()
     above, below = os.pipe()
     if os.fork():
         os.close(below)
@@ -103,12 +103,42 @@ def main() -> None:
     _keep_pipes(options["pipes"])
     _limit(options)
     if options["by"] == "landlock":
-        _restrict_files([*options["readable"], options["folder"]])
+        _restrict_files([*options["readable"], options["folder"]], options["path"])
     if options["by"] != "limits":
         _drop_capabilities()
         _prctl(_NO_NEW_PRIVS, 1)
         _restrict_calls()
-    _run()
+    _run(options["path"])
+
+
+def _enter_namespaces() -> None:
+    """Enter new namespaces with the same user; for root also with `_NOBODY`, which only a process outside can add."""
+    uid, gid, pid = os.getuid(), os.getgid(), os.getpid()
+    maps = {"setgroups": "deny", "uid_map": f"{uid} {uid} 1", "gid_map": f"{gid} {gid} 1"}
+    if uid:
+        _checked(_libc.unshare(_NEW_NAMESPACES), "unshare")
+        _write_maps(pid, maps)
+        return
+    entered, left = os.pipe()
+    if (helper := os.fork()) == 0:
+        os.close(left)
+        os.read(entered, 1)
+        try:
+            _write_maps(pid, {**maps, "uid_map": f"0 0 1\n{_NOBODY} {_NOBODY} 1"})
+        except OSError:  # this root is an ordinary user of another namespace, whose threads are limited
+            os._exit(1)
+        os._exit(0)
+    _checked(_libc.unshare(_NEW_NAMESPACES), "unshare")
+    os.close(left)
+    os.close(entered)
+    if os.waitpid(helper, 0)[1]:
+        _write_maps(pid, maps)
+
+
+def _write_maps(pid: int, maps: dict[str, str]) -> None:
+    for name, text in maps.items():
+        with open(f"/proc/{pid}/{name}", "w") as file:  # noqa: PTH123 - pathlib takes long to import
+            file.write(text)
 
 
 def _kill_children() -> None:
@@ -157,10 +187,11 @@ def _enter_root(options: dict[str, Any]) -> None:
             os.makedirs(inside)  # noqa: PTH103
             bound.append(path)
         _mount(path, inside, None, _BIND | _REC)
-        flags = os.statvfs(inside).f_flag
-        retained = sum(flag for bit, flag in _RETAINED.items() if flags & bit)
-        _mount(None, inside, None, _REMOUNT | _BIND | _RDONLY | _NOSUID | retained)
-    os.mkdir(f"{root}/work")  # noqa: PTH102
+        for point in _mounts_in(inside):
+            flags = os.statvfs(point).f_flag
+            retained = sum(flag for bit, flag in _RETAINED.items() if flags & bit)
+            _mount(None, point, None, _REMOUNT | _BIND | _RDONLY | _NOSUID | retained)
+    os.makedirs(f"{root}/work", exist_ok=True)  # noqa: PTH103 - the packages may be below /work
     os.chdir(root)
     _checked(_libc.syscall(_PIVOT_ROOT, b".", b"."), "pivot_root")
     _checked(_libc.umount2(b".", _DETACH), "umount")
@@ -168,6 +199,13 @@ def _enter_root(options: dict[str, Any]) -> None:
     for name, content in files.items():
         with open(name, "wb") as file:  # noqa: PTH123
             file.write(content)
+
+
+def _mounts_in(path: str) -> list[str]:
+    """Return the mount points at a path and below it."""
+    points = [line.split()[4].decode("unicode_escape") for line in _content("/proc/self/mountinfo").splitlines()]
+    decoded = [os.fsdecode(point.encode("latin-1")) for point in points]
+    return [point for point in decoded if point == path or point.startswith(f"{path}/")]
 
 
 def _content(path: str) -> bytes:
@@ -194,20 +232,32 @@ def _keep_pipes(pipes: list[int]) -> None:
 def _limit(options: dict[str, Any]) -> None:
     limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_AS: options["memory"], resource.RLIMIT_NOFILE: 64}
     limits[resource.RLIMIT_CPU] = int(options["seconds"]) + 2
-    if options["by"] != "namespaces":  # no other limit on its disk space
+    if options["by"] == "namespaces":
+        if _kernel() >= (5, 14):  # older ones count all threads of the user on this machine
+            limits[resource.RLIMIT_NPROC] = _THREADS
+        if os.getuid() == 0:
+            with suppress(OSError):  # not mapped: see `_enter_namespaces`
+                os.setresuid(_NOBODY, 0, 0)
+    else:  # no other limit on its disk space
         limits[resource.RLIMIT_FSIZE] = 0 if options["by"] == "landlock" else 1 << 20
     for kind, limit in limits.items():
         resource.setrlimit(kind, (limit, limit))
 
 
-def _restrict_files(readable: list[str]) -> None:
-    """Restrict file access with Landlock: only these paths may be opened, and only for reading."""
+def _kernel() -> tuple[int, ...]:
+    parts = os.uname().release.split(".")[:2]
+    return tuple(int("0" + "".join(filter(str.isdigit, part.partition("-")[0]))) for part in parts)
+
+
+def _restrict_files(readable: list[str], listed: list[str]) -> None:
+    """Restrict file access with Landlock: only `readable` may be opened, and only for reading."""
     version = _checked(_libc.syscall(444, None, 0, 1), "landlock")
     rights = (1 << 13) - 1 | (1 << 13 if version > 1 else 0) | (1 << 14 if version > 2 else 0)
     rules = _checked(_libc.syscall(444, struct.pack("Q", rights), 8, 0), "landlock")
-    for path in readable:
+    for path in [*readable, *listed]:
         fd = os.open(path, os.O_PATH)
         allowed = 0b1101 if os.path.isdir(path) else 0b0110  # noqa: PTH112 - execute, read and list; or read and write
+        allowed = allowed if path in readable else 0b1000
         _checked(_libc.syscall(445, rules, 1, struct.pack("=Qi", allowed, fd), 0), "landlock")
         os.close(fd)
     _prctl(_NO_NEW_PRIVS, 1)
@@ -282,9 +332,10 @@ def _filter() -> Iterator[tuple[int, int, int, int]]:
     yield ret, 0, 0, deny
 
 
-def _run() -> None:
+def _run(path: list[str]) -> None:
     source = _content("program.py").decode("utf-8", "replace")
     module = ModuleType("__main__")
+    sys.path += path
     sys.modules["__main__"], sys.argv, sys.excepthook = module, ["program.py"], _print_exception
     exec(compile(source, "program.py", "exec"), module.__dict__)
 

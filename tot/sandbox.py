@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Literal
 
@@ -38,6 +39,9 @@ _SCRIPT = Path(__file__).with_name("confined.py")
 _PREFIX = os.path.realpath(sys.base_prefix)
 _READABLE = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/dev/null", "/dev/urandom", _PREFIX)
 
+_ENVIRONMENT = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+Files = Mapping[str, str | bytes]
 Ended = Literal["exited", "time", "output", "killed"]
 Confinement = Literal["namespaces", "landlock", "limits"]
 
@@ -71,19 +75,19 @@ class Sandbox:
     """KiB each of stdout and stderr."""
     disk: int = 8
     """MiB of files, which are deleted when the program ends."""
+    packages: tuple[str, ...] = ()
+    """Installed packages that programs can import besides Python's standard library."""
 
-    def run(
-        self, program: str, files: Mapping[str, str] | None = None, cancelled: threading.Event | None = None
-    ) -> Ran:
-        """Run a Python program with `files` (names and texts) in its folder. It ends early once `cancelled` is set.
+    def run(self, program: str, files: Files | None = None, cancelled: threading.Event | None = None) -> Ran:
+        """Run a Python program with `files` (names and contents) in its folder. It ends early once `cancelled` is set.
 
-        Only Python's standard library is available. Raises OptionError if programs can't be confined here.
+        Raises OptionError if programs can't be confined here.
         """
         with self._start(program, files or {}) as process:
             start_time = time.monotonic()  # the files are written
             return _read([process], start_time, start_time + self.seconds, self.output << 10, cancelled)[0]
 
-    async def arun(self, program: str, files: Mapping[str, str] | None = None) -> Ran:
+    async def arun(self, program: str, files: Files | None = None) -> Ran:
         """Run a program in a thread pool with one thread per processor, without blocking the event loop.
 
         Cancelling the call kills the program.
@@ -94,7 +98,7 @@ class Sandbox:
         finally:
             cancelled.set()
 
-    def run_pair(self, first: tuple[str, Mapping[str, str]], second: tuple[str, Mapping[str, str]]) -> tuple[Ran, Ran]:
+    def run_pair(self, first: tuple[str, Files], second: tuple[str, Files]) -> tuple[Ran, Ran]:
         """Run two communicating programs, given with their files, until the first one ends.
 
         Descriptor 4 of each program is connected to descriptor 3 of the other.
@@ -121,11 +125,13 @@ class Sandbox:
         return False
 
     def _command(self, by: Confinement, folder: str, pipes: Sequence[int] = ()) -> list[str]:
+        packages = [path for name in self.packages for path in _paths_of(name)]
         options = {
             "by": by,
             "folder": folder,
             "parent": os.getpid(),
-            "readable": [path for path in _READABLE if Path(path).exists()],
+            "readable": [path for path in [*_READABLE, *packages] if Path(path).exists()],
+            "path": sorted({os.path.dirname(path) for path in packages}),  # noqa: PTH120
             "pipes": list(pipes),
             "memory": self.memory << 20,
             "disk": self.disk << 20,
@@ -134,21 +140,20 @@ class Sandbox:
         return [_PYTHON, "-I", "-S", "-B", "-X", "utf8", str(_SCRIPT), json.dumps(options)]
 
     @contextmanager
-    def _start(
-        self, program: str, files: Mapping[str, str], pipes: Sequence[int] = ()
-    ) -> Iterator[subprocess.Popen[bytes]]:
+    def _start(self, program: str, files: Files, pipes: Sequence[int] = ()) -> Iterator[subprocess.Popen[bytes]]:
         """Start a program. Its remaining processes are killed after the block."""
         confines()
         with tempfile.TemporaryDirectory(prefix="tot-") as folder:
-            for name, text in {**files, "program.py": program}.items():
-                (Path(folder) / name).write_text(text, encoding="utf-8", errors="replace")
+            for name, content in {**files, "program.py": program}.items():
+                encoded = content.encode("utf-8", "replace") if isinstance(content, str) else content
+                (Path(folder) / name).write_bytes(encoded)
             process = subprocess.Popen(
                 self._command(confines(), folder, pipes),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 pass_fds=pipes,
-                env={},
+                env=_ENVIRONMENT,
                 start_new_session=True,
             )
             with process:
@@ -156,6 +161,15 @@ class Sandbox:
                     yield process
                 finally:
                     _kill(process)
+
+
+@cache
+def _paths_of(package: str) -> list[str]:
+    """Return the folders or the file of an installed package, and the folder with its libraries; [] without it."""
+    spec = find_spec(package)
+    found = [] if spec is None else spec.submodule_search_locations or [spec.origin or ""]
+    paths = [os.path.realpath(path) for path in found]
+    return paths + [libraries for path in paths if os.path.isdir(libraries := f"{path}.libs")]  # noqa: PTH112
 
 
 def _read(

@@ -85,6 +85,48 @@ def test_memory_is_limited(program: str) -> None:
     assert result.ended == "killed" or "MemoryError" in result.error
 
 
+@pytest.mark.parametrize("stack", [0, 32 << 10])
+def test_threads_are_limited(stack: int) -> None:
+    if confines() != "namespaces":
+        pytest.skip("only user namespaces limit threads")
+    result = run(f"""
+        import os, threading, time
+        threading.stack_size({stack})
+        started = 0
+        try:
+            while True:
+                threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+                started += 1
+        except RuntimeError:
+            print(started, flush=True)
+            os._exit(0)
+    """)
+    assert 4 <= int(result.output) < 64
+
+
+def test_a_mount_below_a_readable_folder_is_read_only() -> None:
+    """The test mounts a file system below /usr/lib, in a mount namespace of its own."""
+    folder = next(path for path in sorted(Path("/usr/lib").iterdir()) if path.is_dir() and not path.is_symlink())
+    script = f"""
+        from tot.sandbox import Sandbox, confines
+        print(confines(), Sandbox().run("open('{folder}/escaped', 'w')").error)
+    """
+    mount = f'mount -t tmpfs none {folder} && exec "$0" -c "$1"'
+    command = ["unshare", "--map-root-user", "--mount", "bash", "-c", mount, sys.executable, dedent(script)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    if not result.stdout:
+        pytest.skip(f"this user can't mount a file system: {result.stderr.strip()[-100:]}")
+    assert "Read-only file system" in result.stdout or "landlock" in result.stdout
+
+
+def test_programs_can_import_only_the_packages_that_are_given() -> None:
+    program = "import numpy\nprint(numpy.arange(3).sum())\nimport pydantic"
+    result = run(program, Sandbox(seconds=20, packages=("numpy",)))
+    assert result.output == "3\n"
+    assert "No module named 'pydantic'" in result.error
+    assert "No module named 'numpy'" in run(program).error
+
+
 def test_files_are_limited() -> None:
     large = "f = open('a', 'wb')\nwhile True: f.write(b'x' * 65536)"
     assert not run(large).ok
