@@ -238,7 +238,7 @@ def test_the_table_has_a_row_for_each_side(folder: Any) -> None:
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "50.0% (15.0% to 85.0%)" in text
     assert "+50.0% (-26.3% to +93.0%)" in text
-    assert "30 (30 to 30) │ +10 (+10 to +10)" in text
+    assert "30 (all equal) │ +10 (all equal)" in text
 
 
 def test_the_plot_has_each_side_at_its_cost(folder: Any) -> None:

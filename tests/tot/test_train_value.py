@@ -167,7 +167,7 @@ def test_a_head_learns_labels_that_are_in_the_states() -> None:
     console = Console(quiet=True)
     head = choose(paths(60, lambda labels: 4 * labels), (1, 2), {"model": "m"}, console)
     assert head.layer == 2
-    assert head.about["auroc"]["all"]["mean"] == head.about["auroc"]["ends"]["low"] == 1.0
+    assert head.about["auroc"]["all"]["mean"] == head.about["auroc"]["ends"]["high"] == 1.0
     assert head.about["questions"] == 48
     others = paths(40, lambda labels: 4 * labels, seed=1)
     predicted = head.probabilities(others.states[2])
