@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import cycle
 
 from tot.generators.base import Count, Generator
 from tot.llm.context import Context
@@ -133,8 +134,10 @@ async def whole_solutions(
         temperature = 0.0
     proposals = blank(count)
     templates = _templates(ctx, node, solutions)
-    turns = [(proposals[i :: len(templates)], template) for i, template in enumerate(templates)]
-    await ctx.each(turns, lambda turn: _write_whole(ctx, node, *turn, temperature))
+    by_template: dict[tuple[str, ...], list[Proposal]] = {}  # a template that has several turns has one request
+    for proposal, template in zip(proposals, cycle(templates), strict=False):
+        by_template.setdefault(template, []).append(proposal)
+    await ctx.each(list(by_template.items()), lambda one: _write_whole(ctx, node, one[1], one[0], temperature))
     return proposals
 
 
@@ -145,9 +148,15 @@ async def whole_solution(
     templates = _templates(ctx, node, solutions)
     (proposal,) = proposals = blank(1)
     proposal.sample = number
-    turn, index = divmod(number, len(templates))
-    await _write_whole(ctx, node, proposals, templates[index], _temperature(generator), turn)
+    await _write_whole(ctx, node, proposals, templates[number % len(templates)], _temperature(generator), number)
     return proposal
+
+
+def distinct_solutions(ctx: Context, node: Node, generator: Generator, solutions: Sequence[str] = ()) -> int | None:
+    """Return how many different whole solutions greedy decoding gives after a node; None if they are sampled."""
+    templates = _templates(ctx, node, solutions)
+    sampled = any(ctx.temperature(one[-1], _temperature(generator)) > 0 for one in templates)
+    return None if sampled or ctx.task.hints(ctx.state(node)) else len(set(templates))
 
 
 def _temperature(generator: Generator) -> float:

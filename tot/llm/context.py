@@ -335,6 +335,10 @@ class Context:
         turn = [self.turn] if self.turn else []
         return derive(self._seed, self._question, place, self.purpose, template, call, *turn)
 
+    def temperature(self, template: str, temperature: float) -> float:
+        """Return the temperature of a template's samples: the given one, unless the task sets it."""
+        return self._sampling(template, temperature, 0, 1, None).temperature
+
     def _sampling(self, template: str, temperature: float, seed: int, n: int, max_tokens: int | None) -> Sampling:
         room = {} if max_tokens is None else {"max_tokens": max_tokens}
         options: dict[str, Any] = {**room, **self.filters, **self.task.sampling.get(template, {})}

@@ -139,6 +139,8 @@ class SearchState:
         """Whether a larger model can be asked (purpose "escalate"); whether there is a budget. Set by the session."""
         self.cheap_samples = 8
         """Number of samples that take little more time together than one. Set by the session."""
+        self.distinct: int | None = None
+        """Number of different whole solutions, if they are decoded greedily. Set by the session."""
         self.one_by_one = False
         """Whether single thoughts can arrive one by one (`Expand.partial`). Set by the session."""
         depth = options.depth_for(task)

@@ -33,11 +33,16 @@ class WholeSolutions(Search):
     def _by_name(cls, given: Any) -> Any:
         return tuple(given.split("+")) if isinstance(given, str) else given
 
+    def most(self, search: SearchState) -> int:
+        """Return the number of samples. Greedy decoding gives one per template: copies are not further votes."""
+        return self.samples if search.distinct is None else min(self.samples, search.distinct)
+
     def steps(self, search: SearchState) -> Steps:
-        wave = min(self.samples, _WAVE) if search.budgeted else self.samples
+        samples = self.most(search)
+        wave = min(samples, _WAVE) if search.budgeted else samples
         solutions: list[Node] = []
-        for first in range(0, self.samples, wave):
-            drafts = yield search.expand([search.tree.root], min(wave, self.samples - first), whole=True)
+        for first in range(0, samples, wave):
+            drafts = yield search.expand([search.tree.root], min(wave, samples - first), whole=True)
             if self.weighted and search.solved is None:
                 drafts = yield search.evaluate(drafts)
             solutions = by_value([*solutions, *drafts]) if self.weighted else [*solutions, *drafts]

@@ -45,13 +45,13 @@ class SelfConsistency(WholeSolutions, VotesUntilSure):
         if search.escalates and (yield from self._first_model(search)):
             return
         purpose: Purpose = "escalate" if search.escalates else "generate"
-        requested = 0
+        samples, requested = self.most(search), 0
         while search.solved is None:
-            count = min(self.samples - requested, max(0, self._together(search) - search.requested.unfinished))
+            count = min(samples - requested, max(0, self._together(search) - search.requested.unfinished))
             requested += count
             if not (yield from self._advance(search, count, purpose)):
                 return
-            remaining = self.samples - requested + search.requested.unfinished
+            remaining = samples - requested + search.requested.unfinished
             if remaining == 0 or self.is_sure(self.ballots(search), remaining):
                 return
 
@@ -61,14 +61,14 @@ class SelfConsistency(WholeSolutions, VotesUntilSure):
         The vote must be as sure as if the second model had yet to give all of its samples (ModelSwitch, Chen et al.,
         2025).
         """
-        count = self._together(search)
+        count, most = self._together(search), self.most(search)
         while (yield from self._advance(search, count, "generate")):
             ballots = self.ballots(search)
-            if search.solved is not None or self.is_sure(ballots, self.samples):
+            if search.solved is not None or self.is_sure(ballots, most):
                 return True
             leader = elected([ballot.answer for ballot in ballots], [ballot.weight for ballot in ballots])
             hopes = [ballots[leader[0]]] * search.requested.unfinished if leader else []
-            if not search.requested.unfinished or (leader and not self.is_sure([*ballots, *hopes], self.samples)):
+            if not search.requested.unfinished or (leader and not self.is_sure([*ballots, *hopes], most)):
                 break  # even if all unfinished samples agree with the leader
             count = 0
         for node in search.tree.children(search.tree.root):
@@ -77,7 +77,7 @@ class SelfConsistency(WholeSolutions, VotesUntilSure):
 
     def _together(self, search: SearchState) -> int:
         """Return how many samples are decoded at the same time."""
-        return min(self.samples, max(self.at_once or search.cheap_samples, len(self.solutions), 2))
+        return min(self.most(search), max(self.at_once or search.cheap_samples, len(self.solutions), 2))
 
     def _advance(self, search: SearchState, count: int, purpose: Purpose) -> Generator[Step, list[Node], bool]:
         """Request `count` more samples and wait for at least one. Return False if none has arrived."""

@@ -17,7 +17,7 @@ from tot.decoders.errors import TaskError
 from tot.decoders.request import Message, Usage
 from tot.evaluators.base import Evaluator, judge, remember
 from tot.generators.base import Generator
-from tot.generators.sample import Sample, whole_solution, whole_solutions
+from tot.generators.sample import Sample, distinct_solutions, whole_solution, whole_solutions
 from tot.llm.backend import Backend
 from tot.llm.context import Context
 from tot.llm.replies import Evaluation, Proposal, Reply, as_proposal
@@ -100,6 +100,8 @@ class SearchSession:
         layers = sorted({layer for judge in judges for layer in getattr(judge, "layers", ())})
         self.context = Context(self.search.checked, self.tree, backend, filters=filters, layers=layers, **about)
         self._evaluating, self._answering = self.context.to("evaluate"), self.context.to("answer")
+        if search.whole:
+            self.search.distinct = distinct_solutions(self.context, self.tree.root, generator, self._templates)
         if checkpoint is not None:
             self.search.cheap_samples = checkpoint.setting("cheap_samples", self.search.cheap_samples)
             # Resuming with another budget does not change whether `iterations` is unlimited.
