@@ -12,14 +12,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16
 
 from tot import BFS, BestOfN, ChainOfThought, SelfConsistency, Solution, Task, Value, solve
 from tot.cli.output import answer_line
 from tot.decoders import OptionError
+from tot.decoders.models.weights import Weights
 from tot.evaluation.calibration import Vote, cross_validated, fit
 from tot.evaluation.reliability import reliability, surest
 from tot.evaluation.results import summarise
-from tot.llm.family import family_of
+from tot.llm.family import family_of, identity_of
 from tot.search.certainty import Curve, Features, curve_for, curves_for, features, to_json
 from tot.search.votes import Ballot
 from tot.tasks.gsm8k import GSM8K
@@ -35,7 +37,7 @@ class Riddle(Task):
         return words[-1] if words and words[-1] != "..." else None
 
 
-def curve(task: str | None = None, model: str | None = None, **changes: Any) -> Curve:
+def curve(task: str = "riddle", model: str | None = None, **changes: Any) -> Curve:
     """Return a curve whose logit is twice the share minus one."""
     coefficients = Features(share=2, agree=0, weight=0)
     options: dict[str, Any] = {"questions": 50, "intercept": -1, "coefficients": coefficients, "weights": (0.4, 0.8)}
@@ -80,16 +82,15 @@ def test_a_curve_clips_weights_to_the_range_of_its_fit() -> None:
         assert own.certainty(seen.model_copy(update={"weight": weight})) == pytest.approx(logistic(2.5 + 4 * used))
 
 
-def test_shipped_curves_are_surer_of_more_agreement() -> None:
-    shipped = curve_for(GSM8K(), SelfConsistency(), {}, None)
-    assert shipped is not None
-    assert (shipped.task, shipped.model) == (None, None)
-    both, *votes = [Ballot("a", 0.8, source) for source in ("chain", "program") * 8]
+@pytest.mark.parametrize("model", ["0.5b", "1.5b"])
+def test_shipped_curves_are_surer_of_more_agreement(model: str) -> None:
+    (shipped,) = (one for one in curves_for(GSM8K(), None) if (one.model or "").startswith(f"qwen2-{model}-"))
+    both, *votes = [Ballot("a", 0.88, source) for source in ("chain", "program") * 8]
     sure = [
         shipped.certainty(features(ballots))
         for ballots in (
-            [both, Ballot("b", 0.8, "program")],
-            [both, Ballot("a", 0.8, "chain")],
+            [both, Ballot("b", 0.88, "program")],
+            [both, Ballot("a", 0.88, "chain")],
             [both, votes[0]],
             [both, *votes[:3]],
             [both, *votes],
@@ -99,19 +100,25 @@ def test_shipped_curves_are_surer_of_more_agreement() -> None:
     assert 0.05 < sure[0] < sure[-1] < 0.99
 
 
-def test_the_curve_of_the_task_and_model_comes_first(tmp_path: Path, tiny: Any) -> None:
-    model = family_of(tiny().engine.loaded)
-    assert model == "llama-0.0b"
-    path = written(tmp_path / "c.json", curve(), curve("gsm8k"), curve("gsm8k", model), curve("game24", model))
-    chosen = [
-        curve_for(task, SelfConsistency(), decoders, path)
-        for task, decoders in (
-            (GSM8K(), {"generate": tiny()}),
-            (GSM8K(), {"generate": tiny(), "escalate": object()}),
-            (Riddle(), {"generate": tiny()}),
-        )
-    ]
-    assert [(one.task, one.model) for one in chosen if one] == [("gsm8k", model), ("gsm8k", None), (None, None)]
+def test_a_curve_counts_for_its_task_and_model_only(tmp_path: Path, tiny: Any) -> None:
+    model = identity_of(tiny().engine.loaded)
+    assert model is not None
+    assert model.startswith("llama-0.0b-")
+    path = written(tmp_path / "c.json", curve("gsm8k"), curve("gsm8k", model), curve("game24", model))
+    for decoder, wanted in ((tiny(), model), (object(), None)):
+        found = curve_for(GSM8K(), SelfConsistency(), {"generate": decoder}, path)
+        assert found is not None
+        assert (found.task, found.model) == ("gsm8k", wanted)
+    assert curve_for(GSM8K(), SelfConsistency(), {"generate": tiny(), "escalate": object()}, path) == curve("gsm8k")
+    with pytest.raises(OptionError, match="certainty curves for game24, gsm8k, not for riddle"):
+        curve_for(Riddle(), SelfConsistency(), {"generate": tiny()}, path)
+
+
+def test_without_a_fitted_curve_the_certainty_is_not_known(tiny: Any) -> None:
+    """Five equal votes of a toy task, and a known task with a model that no curve was fitted for."""
+    for task in (GSM8K(), Riddle()):
+        for decoder in (tiny(), object()):
+            assert curve_for(task, SelfConsistency(), {"generate": decoder}, None) is None
 
 
 def test_versions_of_a_model_with_and_without_an_output_head_are_one_family() -> None:
@@ -122,6 +129,28 @@ def test_versions_of_a_model_with_and_without_an_output_head_are_one_family() ->
     )
     assert family_of(tied) == family_of(untied) == "qwen2-1.5b"  # type: ignore[arg-type]
     assert family_of(None) is None
+
+
+def test_the_identity_of_a_model_survives_quantization_and_not_fine_tuning() -> None:
+    def loaded(norm: float, dtype: Any) -> Any:
+        weights = SmallWeights({"model.norm.weight": np.full(64, norm, dtype)})
+        return SimpleNamespace(config=SimpleNamespace(model_type="qwen2"), weights=weights)
+
+    assert (
+        identity_of(loaded(1.5, np.float32))
+        == identity_of(loaded(1.5, bfloat16))
+        != identity_of(loaded(1.25, bfloat16))
+    )
+    assert identity_of(None) is None
+    assert identity_of(SimpleNamespace(config=None, weights=SmallWeights({}))) is None  # type: ignore[arg-type]
+
+
+class SmallWeights(Weights):
+    def __init__(self, arrays: dict[str, Any]) -> None:
+        self._arrays, self.shapes = arrays, {name: array.shape for name, array in arrays.items()}
+
+    def __getitem__(self, name: str) -> Any:
+        return self._arrays[name]
 
 
 # -- solutions --------------------------------------------------------------------------------------------------
@@ -142,8 +171,9 @@ def test_a_vote_has_the_certainty_of_its_curve(scripted: Any, tmp_path: Path) ->
     assert (tie.answer, tie.certainty) == ("yes", pytest.approx(logistic(2 / 3 - 1)))
 
 
-def test_one_answer_among_several_samples_is_a_vote(scripted: Any) -> None:
-    lonely, agreed = voted(scripted, ["...", "so yes"]), voted(scripted, ["yes", "so yes"])
+def test_one_answer_among_several_samples_is_a_vote(scripted: Any, tmp_path: Path) -> None:
+    path = written(tmp_path / "c.json", curve())
+    lonely, agreed = (voted(scripted, replies, certainty=path) for replies in (["...", "so yes"], ["yes", "so yes"]))
     assert lonely.certainty is not None
     assert agreed.certainty is not None
     assert 0 < lonely.certainty < agreed.certainty < 1
@@ -200,14 +230,17 @@ GOOD = to_json([curve("riddle")])
     ("text", "message"),
     [
         (json.dumps(to_json([curve("game24"), curve("gsm8k")])), "certainty curves for game24, gsm8k, not for riddle"),
-        (json.dumps(to_json([curve("riddle", "qwen2-0.5b")])), "for qwen2-0.5b, not for the model of this decoder"),
+        (
+            json.dumps(to_json([curve("riddle", "qwen2-0.5b")])),
+            "for qwen2-0.5b, not for a model that does not run locally",
+        ),
         (json.dumps(to_json([])), "certainty curves for nothing, not for riddle"),
-        (json.dumps(GOOD | {"version": 2}), r"not a file of certainty curves, version 1 \(version = 2"),
-        (json.dumps(GOOD | {"format": "tot.run"}), r"not a file of certainty curves, version 1 \(format = 'tot.run'"),
+        (json.dumps(GOOD | {"version": 1}), r"not a file of certainty curves, version 2 \(version = 1"),
+        (json.dumps(GOOD | {"format": "tot.run"}), r"not a file of certainty curves, version 2 \(format = 'tot.run'"),
         (json.dumps(GOOD)[:100], "can't be read"),
         (json.dumps(GOOD).replace("-1.0", "NaN"), r"\(curves.0.intercept = nan: Input should be a finite number"),
         (json.dumps(GOOD).replace('"share"', '"shares"'), r"\(curves.0.coefficients.share"),
-        ("[]", r"not a file of certainty curves, version 1"),
+        ("[]", r"not a file of certainty curves, version 2"),
         (None, "can't be read .*No such file"),
     ],
     ids=["task", "model", "empty", "version", "format", "cut", "nan", "names", "list", "missing"],
@@ -221,9 +254,9 @@ def test_an_invalid_file_of_curves_is_refused(scripted: Any, tmp_path: Path, tex
     assert decoder.batches == []
 
 
-def test_shipped_curves_can_be_read_and_have_one_for_all_others() -> None:
+def test_shipped_curves_can_be_read() -> None:
     keys = [(one.task, one.model) for one in curves_for(GSM8K(), None)]
-    assert set(keys) == {("gsm8k", "qwen2-0.5b"), ("gsm8k", "qwen2-1.5b"), (None, None)}
+    assert keys == [("gsm8k", "qwen2-0.5b-9eaaaeb0"), ("gsm8k", "qwen2-1.5b-9b98b9bb")]
 
 
 # -- reliability ------------------------------------------------------------------------------------------------
@@ -275,7 +308,7 @@ def drawn(questions: int) -> list[Vote]:
         share, agree = random.uniform(0.3, 0.95), float(random.random() < 0.5)
         right = random.random() < logistic(6 * share - 4 + agree)
         seen = Features(share=share, agree=agree, weight=0.7)
-        votes.append(Vote(str(i), None, seen, float(right)))
+        votes.append(Vote(str(i), seen, float(right)))
     return votes
 
 
@@ -286,24 +319,24 @@ def test_a_fit_recovers_the_curve_of_its_votes() -> None:
     for share, agree in ((0.4, 0.0), (0.6, 1.0), (0.9, 0.0)):
         seen = Features(share=share, agree=agree, weight=0.7)
         assert own.certainty(seen) == pytest.approx(logistic(6 * share - 4 + agree), abs=0.04)
-    measured = cross_validated(votes)
+    measured = cross_validated(votes, "riddle")
     assert measured.error < 0.04
     assert measured.score_at_coverage[50] - measured.score_at_coverage[100] > 0.1
 
 
 def test_repeated_votes_of_a_question_count_once() -> None:
     votes = drawn(200)
-    doubled = fit([*votes, *votes])
-    assert doubled.intercept == pytest.approx(fit(votes).intercept, abs=2e-3)
+    doubled = fit([*votes, *votes], "riddle")
+    assert doubled.intercept == pytest.approx(fit(votes, "riddle").intercept, abs=2e-3)
 
 
 def test_votes_that_are_all_right_do_not_reach_certainty() -> None:
     votes = [replace(vote, score=1.0) for vote in drawn(30)]
-    assert 0.9 < fit(votes).certainty(votes[0].seen) < 0.99  # 31 of 32, Platt's target
+    assert 0.9 < fit(votes, "riddle").certainty(votes[0].seen) < 0.99  # 31 of 32, Platt's target
 
 
 def test_too_few_questions_are_refused() -> None:
-    with pytest.raises(OptionError, match=r"riddle, all models: 19 questions have votes .*, but a curve needs 20"):
+    with pytest.raises(OptionError, match=r"riddle, no local model: 19 questions have votes .*, but a curve needs 20"):
         fit(drawn(19), "riddle")
 
 
@@ -347,16 +380,16 @@ def test_curves_are_fitted_on_evaluations_and_used(tot: Any, tmp_path: Path, par
     task, folder, own = f"{parts}:Riddle", str(tmp_path / "out"), str(tmp_path / "c.json")
     status, out, err = tot("eval", task, *here, "--data", str(tmp_path / "rows.jsonl"), "--out", folder)
     assert (status, err) == (0, "")
-    assert "Calibration error" in out
-    status, out, err = tot("calibrate", folder, "--out", own, "--generic")
+    assert "Calibration error" not in out
+    status, out, err = tot("calibrate", folder, "--out", own)
     assert (status, err) == (0, "")
     fitted = [cell.strip() for cell in out.splitlines()[4].strip("│").split("│")]
-    assert fitted[:3] == ["riddle", "others", "60"]
+    assert fitted[:3] == ["riddle", "not local", "60"]
     assert 250 < int(fitted[3]) <= 300  # beginnings of two to six samples with an answer
     surer, other = (float(cell.rstrip("%")) for cell in fitted[5:])
     assert surer - other > 30
     curves = json.loads((tmp_path / "c.json").read_text())["curves"]
-    assert [(one["task"], one["model"], one["questions"]) for one in curves] == [("riddle", None, 60), (None, None, 60)]
+    assert [(one["task"], one["model"], one["questions"]) for one in curves] == [("riddle", None, 60)]
     status, out, err = tot("solve", task, "number 3", *here, "--certainty", own, "--json")
     assert (status, err) == (0, "")
     assert json.loads(out)["certainty"] > 0.8

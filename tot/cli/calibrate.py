@@ -15,9 +15,6 @@ def calibrate_command(
         list[Path], typer.Argument(metavar="FOLDER", help="Folders of tot eval, on rows that are not for testing.")
     ],
     out: Annotated[Path, typer.Option(help="The .json file to write, for --certainty.")],
-    generic: Annotated[
-        bool, typer.Option("--generic", help="Fit a curve for all other tasks and models, too.")
-    ] = False,
 ) -> None:
     """Fit curves for the certainty of answers on evaluations of votes, by task and model."""
     from rich.table import Table
@@ -28,13 +25,13 @@ def calibrate_command(
     from tot.search.certainty import to_json
 
     writable(out)
-    found = calibrate(folders, generic)
+    found = calibrate(folders)
     title = "cross-validated by question"
     table = Table("task", "model", "questions", "votes", "calibration error", "surer half", "other half", title=title)
     for curve, measured in found:
         surer, whole = (measured.score_at_coverage[share] for share in (50, 100))
         halves = f"{surer:.1%}", f"{2 * whole - surer:.1%}"
         sizes = f"{curve.questions:,}", f"{measured.samples:,}"
-        table.add_row(curve.task or "others", curve.model or "others", *sizes, f"{measured.error:.1%}", *halves)
+        table.add_row(curve.task, curve.model or "not local", *sizes, f"{measured.error:.1%}", *halves)
     console().print(table)
     write_json(out, to_json([curve for curve, _ in found]))

@@ -5,7 +5,7 @@ Votes that stop early have fewer ballots, so each question counts with all begin
     MIX="--search self-consistency:samples=16,weighted=true,solutions=chain+program --evaluator logprob"
     tot eval gsm8k --data train.jsonl --limit 240 $MIX --model qwen2.5-0.5b-instruct-q4_k_m.gguf --out small
     tot eval gsm8k --data train.jsonl --limit 160 $MIX --model qwen2.5-1.5b-instruct-q4_k_m.gguf --out large
-    tot calibrate small large --generic --out tot/search/certainty.json
+    tot calibrate small large --out tot/search/certainty.json
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tot.evaluation.folder import read_config, read_samples
 from tot.evaluation.leaves import read_leaves
 from tot.evaluation.options import EvaluationRun
 from tot.evaluation.reliability import Reliability, reliability
-from tot.llm.family import family_of
+from tot.llm.family import identity_of
 from tot.search.certainty import Curve, Features, features
 from tot.search.votes import Ballot, count, source_of, votes_of
 from tot.task.checked import CheckedTask
@@ -42,37 +42,34 @@ class Vote:
     """A vote on a question, and the score of the answer that it elected."""
 
     question: str
-    model: str | None
     seen: Features
     score: float
 
 
-def calibrate(folders: Sequence[Path], generic: bool = False) -> list[tuple[Curve, Reliability]]:
-    """Fit a curve for each task and model of some evaluations, and with `generic` one for all others.
+def calibrate(folders: Sequence[Path]) -> list[tuple[Curve, Reliability]]:
+    """Fit a curve for each task and model of some evaluations.
 
     Returns each curve with the reliability that cross-validation by question measures. Raises OptionError for other
     folders, and for evaluations with too few questions.
     """
-    votes: defaultdict[tuple[str | None, str | None], list[Vote]] = defaultdict(list)
+    votes: defaultdict[tuple[str, str | None], list[Vote]] = defaultdict(list)
     for folder in folders:
         try:
             task, model, found = read_votes(folder)
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise OptionError(f"{folder} has no readable samples ({reason(error)}): leave it out") from None
         votes[task, model] += found
-    if generic:
-        votes[None, None] = [vote for found in votes.values() for vote in found]
-    return [(fit(found, task, model), cross_validated(found)) for (task, model), found in votes.items()]
+    return [(fit(found, task, model), cross_validated(found, task)) for (task, model), found in votes.items()]
 
 
 def read_votes(folder: Path) -> tuple[str, str | None, list[Vote]]:
-    """Return the task's name, the model's family, and the votes of the questions in an evaluation's folder."""
+    """Return the task's name, the model's identity, and the votes of the questions in an evaluation's folder."""
     config = read_config(folder)
     config.pop("record", None)
     run = EvaluationRun.read(config)
     models = run.config.weights
     largest = models.get("escalate", models.get("generate"))
-    model = None if largest is None else family_of(open_model(largest, unread=True))
+    model = None if largest is None else identity_of(open_model(largest, unread=True))
     equal = getattr(run.parts["search"], "aggregate", "best") == "majority"
     votes = []
     for sample in read_samples(folder):
@@ -81,7 +78,7 @@ def read_votes(folder: Path) -> tuple[str, str | None, list[Vote]]:
             weights = [ballot.weight for ballot in given]
             keys, winners = count(CheckedTask(run.task), sample["question"], answers, weights)
             seen = features([replace(ballot, answer=key) for ballot, key in zip(given, keys, strict=True)])
-            votes.append(Vote(sample["question"], model, seen, scores[winners[0]]))
+            votes.append(Vote(sample["question"], seen, scores[winners[0]]))
     return run.task.name, model, votes
 
 
@@ -112,7 +109,7 @@ def _begun(
             yield given
 
 
-def fit(votes: Sequence[Vote], task: str | None = None, model: str | None = None) -> Curve:
+def fit(votes: Sequence[Vote], task: str, model: str | None = None) -> Curve:
     """Fit a curve by logistic regression, with equal weight for each question and Platt's targets.
 
     Raises OptionError for too few questions.
@@ -121,18 +118,17 @@ def fit(votes: Sequence[Vote], task: str | None = None, model: str | None = None
 
     questions = len({vote.question for vote in votes})
     if questions < MIN_QUESTIONS:
-        place = f"{task or 'all tasks'}, {model or 'all models'}"
         raise OptionError(
-            f"{place}: {questions} questions have votes of two or more samples, but a curve needs {MIN_QUESTIONS}: "
-            "evaluate more, with a search such as self-consistency"
+            f"{task}, {model or 'no local model'}: {questions} questions have votes of two or more samples, but a "
+            f"curve needs {MIN_QUESTIONS}: evaluate more, with a search such as self-consistency"
         )
     known = [vote.seen.weight for vote in votes if vote.seen.weight] or [1.0]
     low, high = (float(edge) for edge in np.percentile(known, (5, 95)))
     rows = np.array([[getattr(vote.seen, name) for name in _NAMES] for vote in votes])
     column = rows[:, _NAMES.index("weight")]
     column[:] = np.where(column == 0, (low + high) / 2, np.clip(column, low, high))
-    counts = Counter((vote.question, vote.model) for vote in votes)
-    share = np.array([1 / counts[vote.question, vote.model] for vote in votes]) / len(counts)
+    counts = Counter(vote.question for vote in votes)
+    share = np.array([1 / counts[vote.question] for vote in votes]) / len(counts)
     scores = np.array([vote.score for vote in votes])
     right = float(share @ scores) * questions
     targets = scores * (right + 1) / (right + 2) + (1 - scores) / (questions - right + 2)  # Platt, section 2.2
@@ -158,11 +154,13 @@ def fit(votes: Sequence[Vote], task: str | None = None, model: str | None = None
     )
 
 
-def cross_validated(votes: Sequence[Vote]) -> Reliability:
+def cross_validated(votes: Sequence[Vote], task: str) -> Reliability:
     """Return the reliability of certainties from curves that were fitted on other questions."""
     places = {question: i for i, question in enumerate(dict.fromkeys(vote.question for vote in votes))}
     folds = [places[vote.question] % _FOLDS for vote in votes]
-    curves = [fit([vote for vote, own in zip(votes, folds, strict=True) if own != fold]) for fold in range(_FOLDS)]
+    curves = [
+        fit([vote for vote, own in zip(votes, folds, strict=True) if own != fold], task) for fold in range(_FOLDS)
+    ]
     certainties = [curves[fold].certainty(vote.seen) for vote, fold in zip(votes, folds, strict=True)]
     measured = reliability(certainties, [vote.score for vote in votes])
     assert measured is not None  # every vote has a certainty

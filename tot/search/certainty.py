@@ -14,13 +14,13 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tot.decoders.errors import OptionError, readable, reason
-from tot.llm.family import family_of
+from tot.llm.family import identity_of
 from tot.search.base import Search
 from tot.search.votes import Ballot, elected
 from tot.task.task import Task
 
 SHIPPED = Path(__file__).with_name("certainty.json")
-"""Curves for whole solutions that are sampled independently, and one for all other tasks and models."""
+"""Curves for whole solutions that are sampled independently."""
 
 
 class Features(BaseModel):
@@ -37,14 +37,14 @@ class Features(BaseModel):
 
 
 class Curve(BaseModel):
-    """A logistic curve for one task and model; None stands for all others."""
+    """A logistic curve for one task and model."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    task: str | None
+    task: str
     """The task's `name`."""
     model: str | None
-    """Family and size, as returned by `family_of`."""
+    """The model, as returned by `identity_of`; None for a model that does not run locally."""
     questions: int
     """Number of questions that the curve was fitted on."""
     intercept: float
@@ -64,7 +64,7 @@ class _File(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     format: Literal["tot.certainty"] = "tot.certainty"
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     curves: tuple[Curve, ...]
 
 
@@ -83,42 +83,39 @@ def features(ballots: Sequence[Ballot]) -> Features:
 
 
 def curves_for(task: Task, path: str | Path | None) -> tuple[Curve, ...]:
-    """Return the curves of a file, by default the shipped one, that apply to a task.
+    """Return the curves of a file, by default the shipped one, for a task.
 
-    Raises OptionError if the file can't be read, or has no curve for the task.
+    Raises OptionError if the file can't be read, or a given file has no curve for the task.
     """
-    name, curves = task.name, _read(Path(path or SHIPPED))
-    found = tuple(curve for curve in curves if curve.task in (name, None))
-    if not found:
-        raise OptionError(
-            f"{path} has certainty curves for {_names(curve.task for curve in curves)}, not for {name}: fit one with "
-            "`tot calibrate`, or leave it out"
-        )
+    curves = _read(Path(path or SHIPPED))
+    found = tuple(curve for curve in curves if curve.task == task.name)
+    if not found and path is not None:
+        raise _missing(path, [curve.task for curve in curves], task.name)
     return found
 
 
 def curve_for(task: Task, search: Search, decoders: Mapping[Any, Any], path: str | Path | None) -> Curve | None:
-    """Return the most specific curve for a task and the model of its decoders by purpose.
+    """Return the curve for a task and the model of its decoders by purpose.
 
-    If a search asks a larger model where it is not sure, the curve is the larger model's. The shipped curves are for
-    independent solutions; None for a search whose solutions share thoughts. Raises OptionError if the file can't be
-    read, or has no curve for the task and model.
+    None if no shipped curve was fitted for the task and model, or the solutions of the search share thoughts: the
+    shipped curves are for independent solutions. If a search asks a larger model where it is not sure, the curve is the
+    larger model's. Raises OptionError if the file can't be read, or a given file has no curve for the task and model.
     """
     if path is None and not search.whole:
         return None
     decoder = decoders.get("escalate") or decoders.get("generate")
-    curves, model = curves_for(task, path), family_of(getattr(getattr(decoder, "engine", None), "loaded", None))
-    fitting = [curve for curve in curves if curve.model in (model, None)]
-    if not fitting:
-        raise OptionError(
-            f"{path} has certainty curves for {_names(curve.model for curve in curves)}, not for "
-            f"{model or 'the model of this decoder'}: fit one with `tot calibrate`, or leave it out"
-        )
-    return max(fitting, key=lambda curve: (curve.task is not None, curve.model is not None))
+    curves, model = curves_for(task, path), identity_of(getattr(getattr(decoder, "engine", None), "loaded", None))
+    found = next((curve for curve in curves if curve.model == model), None)
+    if found is None and path is not None:
+        raise _missing(path, [curve.model for curve in curves], model or "a model that does not run locally")
+    return found
 
 
-def _names(names: Iterable[str | None]) -> str:
-    return ", ".join(sorted(filter(None, set(names)))) or "nothing"
+def _missing(path: str | Path, known: Iterable[str | None], wanted: str) -> OptionError:
+    names = ", ".join(sorted({name or "models that do not run locally" for name in known})) or "nothing"
+    return OptionError(
+        f"{path} has certainty curves for {names}, not for {wanted}: fit one with `tot calibrate`, or leave it out"
+    )
 
 
 def to_json(curves: Sequence[Curve]) -> dict[str, Any]:
@@ -135,5 +132,5 @@ def _read(path: Path) -> tuple[Curve, ...]:
         return _File.model_validate(data).curves
     except ValidationError as error:
         raise OptionError(
-            f"{path} is not a file of certainty curves, version 1 ({readable(error)}): fit one with `tot calibrate`"
+            f"{path} is not a file of certainty curves, version 2 ({readable(error)}): fit one with `tot calibrate`"
         ) from None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import re
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -14,6 +16,7 @@ import pytest
 
 from tot import BFS, ChainOfThought, SelfConsistency, Task, Value, asolve, solve
 from tot.decoders import Budget, Meter
+from tot.search.certainty import Curve, Features, to_json
 from tot.search.session import SearchSession
 from tot.serving.progress import Progress, leading
 
@@ -43,14 +46,18 @@ def leaders(decoder: Any, search: Any, task: Any = Last, **options: Any) -> list
     return seen
 
 
-def test_the_leader_of_a_vote_has_its_certainty(scripted: Any) -> None:
+def test_the_leader_of_a_vote_has_its_certainty(scripted: Any, tmp_path: Path) -> None:
+    effects = Features(share=2, agree=0, weight=0)
+    curve = Curve(task="last", model=None, questions=50, intercept=-1, coefficients=effects, weights=(0.4, 0.8))
+    (tmp_path / "c.json").write_text(json.dumps(to_json([curve])))
+    options: dict[str, Any] = {"search": SelfConsistency(samples=4), "certainty": str(tmp_path / "c.json")}
     replies = {"solve": ["a 7", "b 7", "c none", "d 8"]}
-    first, *_, last = leaders(scripted(replies), SelfConsistency(samples=4))
+    first, *_, last = leaders(scripted(replies), **options)
     assert first is None
     assert last is not None
     assert last[0] == "7"
-    solution = solve(Last, "q", decoder=scripted(replies), search=SelfConsistency(samples=4))
-    assert last[1] == f"{solution.certainty:.0%} sure"
+    solution = solve(Last, "q", decoder=scripted(replies), **options)
+    assert last[1] == f"{solution.certainty:.0%} sure" == "50% sure"
 
 
 def test_the_leader_has_its_share_of_weights_if_its_certainty_is_not_known(scripted: Any) -> None:
@@ -183,5 +190,5 @@ def test_a_terminal_has_one_status_line_which_is_cleared(
     assert lines.endswith("\r\x1b[1A\x1b[2K")
     assert "\x07" not in lines
     assert re.search(
-        r"7�]0;x� \(\d\d% sure\) · level 1, 3 thoughts, 15 tokens, \d+ tokens/s, \d s, \d{3} s left", lines
+        r"7�]0;x� \(\d{2,3}% of votes\) · level 1, 3 thoughts, 15 tokens, \d+ tokens/s, \d s, \d{3} s left", lines
     )
