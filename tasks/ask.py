@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import unicodedata
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -12,8 +11,9 @@ from rapidfuzz import fuzz
 
 from tot.task.dataset import text_of
 from tot.task.task import Task
+from tot.tasks.answer_words import COMMON, is_date, is_number, is_unit, same_date, words
 from tot.tasks.formulas import boxed
-from tot.tasks.numbers import normalize, numbers_said, value_of
+from tot.tasks.numbers import numbers_said
 from tot.tasks.sentences import split
 
 _MOST_WORDS = 8
@@ -24,29 +24,38 @@ _SIMILAR = 0.8
 """Texts that are at least this similar share a ballot."""
 _COMPARED = 4000
 """Maximum length of a compared text in characters."""
-_NUMBERS = {
-    word: str(i)
-    for i, word in enumerate(re.findall(r"\w+", "two three four five six seven eight nine ten eleven twelve"), start=2)
-}
-"""Number words; "one" is also a pronoun."""
-_COMMON = frozenset(
-    re.findall(
-        r"\w+",
-        "i you he she it they we this that these those there is are was were be been am has have had do does did of in "
-        "on at to for from by with as and or so thus hence therefore answer called known about approximately exactly "
-        "equal equals equivalent",
-    )
-)
-_WORD = re.compile(r"[^\W_]+(?:[.,'’][^\W_]+)*")
 _CONCLUSION = re.compile(r"\W*(?:so|thus|hence|therefore|in conclusion|(?:the )?(?:final )?answer)\b", re.IGNORECASE)
+_CLAUSES = re.compile(
+    r"([;()]|:(?=\s)|,(?=\s(?!\d))|\b(?:but|however|although|though)\b|(?<=[^\W\d_]{2})\s[-–—]+\s)", re.IGNORECASE
+)
+_DENIES = re.compile(
+    r"\b(?:is|are|was|were|be|been|do|does|did|has|have|had|can|could|would|should|will|may|might|must)\s(?:\w+\s)?"
+    r"not\b(?!\s(?:only|just|merely)\b|.*\buntil\b)|n['’]t\b(?!.*\buntil\b)|\b(?:cannot|never|neither|unlikely|hardly"
+    r"|no longer|false|wrong|incorrect|(?<!no )(?<!without )(?<!without a )doubt)\b",
+    re.IGNORECASE,
+)
+"""A clause that denies an answer."""
+_CONTRAST = re.compile(
+    r"\b(?:not(?!\s(?:only|just|merely|sure|certain)\b|.*\buntil\b)|nor|rather than|instead of|unlike|except"
+    r"|other than)\b.*",
+    re.IGNORECASE | re.DOTALL,
+)
+"""The end of a clause that denies another answer: "1984 and not 1985"."""
+_ALTERNATIVES = re.compile(
+    r"(?<!,)\sor\s(?!(?:not|so|more|less|fewer|later|earlier|above|below|thereabouts)\b)|,[^,]*,\sor\s|,\sor\s+\d",
+    re.IGNORECASE,
+)
+"""A choice of answers, but not another name: "table salt, or sodium chloride"."""
+_VERSION = re.compile(r"\b(?:version|release)s?\b", re.IGNORECASE)
 
 
 class Ask(Task):
     """Input: any question. Output: the text of an answer.
 
-    Short answers vote: they are compared without the words of the question, articles, case and punctuation, and numbers
-    by value. Of longer texts, the one with the highest mean similarity to all samples is elected (minimum Bayes risk,
-    Bertsch et al., 2023). Score: 1 if the answer equals the reference, or its sentence contains it, else 0.
+    Short answers vote: they are compared in their normal form (`tot.tasks.answer_words`), without the words of the
+    question. A number without a unit votes with the unit that all others give it. Of longer texts, the one with the
+    highest mean similarity to all samples is elected (minimum Bayes risk, Bertsch et al., 2023). Score: 1 if the answer
+    equals the reference, or its sentence contains it and does not deny it, else 0.
     """
 
     name = "ask"
@@ -76,7 +85,7 @@ class Ask(Task):
     def elect(self, question: str, answers: Sequence[Any], weights: Sequence[float]) -> tuple[Sequence[Hashable], int]:
         """Return a key for each answer, which similar answers share, and the index of the elected answer."""
         texts = [str(answer) for answer in answers]
-        short = [short_answer(question, text) for text in texts]
+        short = _with_units([short_answer(question, text) for text in texts])
         plain = [_plain(text)[:_COMPARED] for text in texts]
         size = range(len(texts))
 
@@ -110,14 +119,26 @@ def short_answer(question: str, text: str) -> str | None:
     It is the text's last box, or its sentence with the answer without the words of the question: a yes or no, a number,
     or the words that remain.
     """
-    words = _words(boxed(text) or _sentence(text))
-    if words[:1] in (["yes"], ["no"]):
-        return words[0]
-    asked = {*_words(question), *_COMMON}
-    rest = [word for word in words if word not in asked] or [word for word in words if word not in _COMMON] or words
-    if rest and [word for word in rest if _is_number(word)] == rest[:1]:  # 5 km
-        return rest[0]
+    exact = _VERSION.search(question) is not None
+    said = boxed(text) or _sentence(text)
+    found = words(_claimed(said), exact) or words(said, exact)
+    if found[:1] in (["yes"], ["no"]):
+        return found[0]
+    asked = {*words(question), *COMMON}
+    rest = [word for word in found if word not in asked] or [word for word in found if word not in COMMON] or found
+    if rest and [word for word in rest if is_number(word)] == rest[:1]:  # 5 km, 6 sides
+        return " ".join([rest[0], *filter(is_unit, rest[1:2])])
     return " ".join(rest) if 0 < len(rest) <= _MOST_WORDS else None
+
+
+def _with_units(short: Sequence[str | None]) -> list[str | None]:
+    """Add to each number without a unit the unit of the others with that number, if they agree."""
+    units: dict[str, set[str]] = {}
+    for one in filter(None, short):
+        number, space, unit = one.partition(" ")
+        if space and is_unit(unit):
+            units.setdefault(number, set()).add(one)
+    return [next(iter(units[one])) if one and len(units.get(one, ())) == 1 else one for one in short]
 
 
 def _sentence(text: str) -> str:
@@ -132,26 +153,41 @@ def _sentence(text: str) -> str:
     return results[-1] if results else "" if long or not sentences else sentences[0]
 
 
+def _claimed(text: str) -> str:
+    """Return a sentence without its clauses, and ends of clauses, that deny something."""
+    clauses = _CLAUSES.split(text)
+    kept = (
+        _CONTRAST.sub("", clause) + mark
+        for clause, mark in zip(clauses[::2], [*clauses[1::2], ""], strict=True)
+        if not _DENIES.search(clause)
+    )
+    return "".join(kept)
+
+
 def _is_right(answer: str, right: str) -> bool:
-    words, wanted = _words(boxed(answer) or _sentence(answer)), _words(right)
-    if not wanted or _words(answer) == wanted:
+    wanted = words(right)
+    if not wanted or words(answer) == wanted:
         return bool(wanted)
+    said = boxed(answer) or _sentence(answer)
     if wanted in (["yes"], ["no"]):
-        return words[:1] == wanted
-    if len(wanted) == 1 and _is_number(wanted[0]):
-        return [word for word in words if _is_number(word)][-1:] == wanted
-    return f" {' '.join(wanted)} " in f" {' '.join(words)} "
+        return words(said)[:1] == wanted
+    if not (_DENIES.search(right) or _CONTRAST.search(right)):
+        said = _claimed(said)
+    if "or" not in wanted and _ALTERNATIVES.search(said):
+        return False
+    found = words(said)
+    number, *unit = wanted
+    if is_number(number) and (not unit or is_unit(*unit[:1])) and len(unit) < 2:
+        values = [i for i, word in enumerate(found) if is_number(word) or is_date(word)]
+        following = found[values[-1] + 1 :][:1] if values else []
+        same = bool(values) and (
+            found[values[-1]] == number or (not unit and found[values[-1]].startswith(f"{number}-"))
+        )
+        return same and (not unit or following == unit or not any(map(is_unit, following)))
+    if [date for date in wanted if is_date(date)] == wanted:
+        return any(is_date(word) and same_date(word, number) for word in found)
+    return f" {' '.join(wanted)} " in f" {' '.join(found)} "
 
 
 def _plain(text: str) -> str:
-    return " ".join(_words(text))
-
-
-def _words(text: str) -> list[str]:
-    """Return the words of a text in lower case, without articles and punctuation, and numbers in digits."""
-    words = [_NUMBERS.get(word, word) for word in _WORD.findall(unicodedata.normalize("NFKC", text).lower())]
-    return [normalize(word) if _is_number(word) else word for word in words if word not in ("a", "an", "the")]
-
-
-def _is_number(word: str) -> bool:
-    return value_of(word) is not None
+    return " ".join(words(text))

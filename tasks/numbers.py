@@ -4,25 +4,28 @@ GSM8K's answers follow `#### ` (strict) or are the last number (flexible), as in
 evaluator replies with a number on a scale (SEED, appendix C). This module knows nothing of tasks or models. No text
 makes these functions raise, except a malformed `number` passed to `normalize`; all take linear time.
 
-A number is ASCII digits with thousands commas (`1,234`; `1, 2` and `1,2` are two numbers), decimals (`3.5`, `.5`) and
-an exponent of at most two digits (`1e5`). A minus (`-`, `−` or `–`) is a sign if it touches the number or its currency
-mark and does not follow a word, closing bracket, percent sign or other minus: `10-3` has 10 and 3, `step-3` has 3. An
-exponent after `^` is not a number: `36 cm^2` has 36. Thousands may also be grouped as `12{,}500`, `12\,500`, `12'500`
-or by narrow spaces. An announced answer, or a whole text, may also be a fraction or a mixed number (`1/2`, `½`,
-`\frac12`, `2 1/2`), or have thousands grouped by plain spaces.
+A number is digits of any script with thousands commas (`1,234`; `1, 2` and `1,2` are two numbers), decimals (`3.5`,
+`.5`) and an exponent of at most two digits (`1e5`). A minus (`-`, `−` or `–`) is a sign if it touches the number or its
+currency mark and does not follow a word, closing bracket, percent sign or other minus: `10-3` has 10 and 3, `step-3`
+has 3. An exponent after `^` is not a number: `36 cm^2` has 36. Thousands may also be grouped as `12{,}500`, `12\,500`,
+`12'500` or by narrow spaces. An announced answer, or a whole text, may also be a fraction or a mixed number (`1/2`,
+`½`, `\frac12`, `2 1/2`), or have thousands grouped by plain spaces. `1.5 million`, `20k` and `3 \times 10^6` are one
+number; an announced answer may also be in words (`minus five`). A time of day (`2:30 pm`) is not a number.
 """
 
 import re
 import unicodedata
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from fractions import Fraction
 
+from tot.tasks.number_words import scaled, spelled
+
 # Possessive quantifiers (`*+`, `++`) and bounded ones keep every pattern linear on hostile text.
 _SPACE = r"[^\S\n]"
-_CURRENCY = r"(?:\\?[$€£])"
-_SIGN = rf"(?:(?<![\w)\]}}%^−–-])(?<![0-9][$€£])[-−–]{_CURRENCY}?)"
+_CURRENCY = r"(?:\\?[$€£¥₹])"
+_SIGN = rf"(?:(?<![\w)\]}}%^−–-])(?<![0-9][$€£¥₹])[-−–]{_CURRENCY}?)"
 _WHOLE = r"(?<![0-9^])(?<!\^\{)(?:[0-9]{1,3}(?:,[0-9]{3}(?![0-9]))++|[0-9]++)"
 _NUMBER = rf"(?:{_SIGN}?(?:{_WHOLE}(?:\.[0-9]++)?|(?<![\w.)\]])\.[0-9]++)(?:[eE][+-]?[0-9]{{1,2}}(?!\w|\.[0-9]))?)"
 _FRACTION = rf"(?:{_SIGN}?[0-9]{{1,15}}{_SPACE}*+/{_SPACE}*+[1-9][0-9]{{0,14}}(?![0-9/]|[.,][0-9]))"
@@ -44,11 +47,14 @@ _ALONE = re.compile(rf"\s*+\+?{_CURRENCY}?{_SPACE}*+({_QUANTITY})\.?(?:\\?%)?\.?
 _MARKER = rf"(?<!#)####(?!#){_SPACE}*+[*_$]*+({_CURRENCY}?{_SPACE}*+(?>{_EXPRESSION}))"
 _STRICT = re.compile(rf"{_MARKER}{_FILLING}[*_$.]*+{_SPACE}*+(?:\n|\Z)")
 _LAST_MARKER = re.compile(rf"{_MARKER}(?![0-9]*+[.):])(?!\*\*)[^\n]*+\s*+\Z")  # `#### 18 dollars` ends the text
-_BOXED = re.compile(r"\\boxed\s*+\{([^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+)\}")
+_BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*+\{")
+_BRACE = re.compile(r"(?<!\\)[{}]")
 _ANNOUNCED = re.compile(
-    r"(?<![\w-])(?<!sub )answer(?:\s++(?:to|of|for)\b[^.:\n]{0,60}?)?"  # not `Sub-answer: 5`, an intermediate result
-    r"[\s*_]*+(?:is|was|equals|(?:would|will|should|must)\s++be|[:=])"
-    rf"(?:{_SPACE}|[:=*_`\"'()\[\]{{}}~≈\\$€£]|(?:about|approximately|exactly|therefore|thus|only|just)\b)*+"
+    r"(?<![\w-])(?<!sub )answer(?:\s++(?:to|of|for)\b[^.:\n]{0,60}?|\s*+\([^()\n]{0,60}\))?"  # not `Sub-answer: 5`
+    r"[\s*_]*+(?:is|was|equals|(?:would|will|should|must)\s++(?:then\s++)?be|[:=→]|(?<=<answer)>)"
+    rf"(?:{_SPACE}|[:=*_`\"'()\[\]{{}}~≈\\$€£¥₹]|(?:about|approximately|exactly|therefore|thus|only|just|around|roughly"
+    rf"|nearly|a\stotal\sof|equal\sto|USD|US|EUR|GBP|INR|Rs)\b\.?"
+    rf"|that(?:{_SPACE}++[A-Za-z]++){{1,4}}?{_SPACE}++(?={_SIGN}?{_CURRENCY}?[0-9]))*+"
     rf"({_EXPRESSION})",
     re.IGNORECASE,
 )
@@ -61,8 +67,16 @@ _LATEX_FRACTION = re.compile(
     rf"\\[dtc]?frac{_SPACE}*+(?:\{{{_SPACE}*+([-−]?[0-9.,]{{1,15}}){_SPACE}*+\}}|([0-9]))"
     rf"{_SPACE}*+(?:\{{{_SPACE}*+([0-9.,]{{1,15}}){_SPACE}*+\}}|([0-9]))"
 )
+_LATEX_TEXT = re.compile(r"\\(?:text|mathrm|textbf|mathbf)\s*+\{([^{}]*+)\}")
 _VULGAR = re.compile("[¼-¾⅐-⅞]")
-_TO_PLAIN = str.maketrans("−–", "--", ",\\$€£")
+_SUPERSCRIPTS = re.compile("(?<=[0-9A-Za-z)])[⁻⁰¹²³⁴-⁹]++")
+_TIME = re.compile(r"(?<![0-9:.,])[0-9]{1,2}:[0-5][0-9](?::[0-5][0-9])?(?![0-9:])")
+_CONFIDENCE = re.compile(
+    rf"\b(?:confidence|certainty)\b[^0-9\n]{{0,20}}{_NUMBER}(?:\s?/\s?10+)?%?|{_NUMBER}\s?%?\s(?:confiden|certain|sure)",
+    re.IGNORECASE,
+)
+_ARABIC = str.maketrans("٫٬", ".,")
+_TO_PLAIN = str.maketrans("−–", "--", ",\\$€£¥₹")
 
 
 def strict_answer(text: str, ending: bool = True) -> str | None:
@@ -76,10 +90,22 @@ def strict_answer(text: str, ending: bool = True) -> str | None:
     return _outcome(match[1]) if match else None
 
 
+def boxes(text: str) -> Iterator[tuple[int, str]]:
+    r"""Yield the place and the contents of each complete `\boxed{}` or `\fbox{}`, from the last of at most ten."""
+    for opening in reversed(list(_BOX.finditer(text))[-10:]):
+        depth = 1
+        for brace in _BRACE.finditer(text, opening.end()):
+            depth += 1 if brace[0] == "{" else -1
+            if depth == 0:
+                if content := text[opening.end() : brace.start()].strip():
+                    yield opening.start(), content
+                break
+
+
 def boxed_answer(text: str) -> str | None:
     r"""Return the normalized number in the last `\boxed{}` with a number, or None."""
-    boxed = last(match for match in _BOXED.finditer(_tidy(text)) if _ANY.search(match[1]))
-    return _outcome(boxed[1]) if boxed else None
+    boxed = next((content for _, content in boxes(_tidy(spelled(text, running=False))) if _ANY.search(content)), None)
+    return _outcome(boxed) if boxed else None
 
 
 def announced_answer(text: str) -> str | None:
@@ -88,10 +114,10 @@ def announced_answer(text: str) -> str | None:
     For an equation, this is the last side that is one number: `answer is 2 x 9 = 18` gives 18. Nothing is computed:
     `answer is 10-3` gives 3, `50%` gives 50. A fraction or a mixed number is one number: `answer is 2 1/2` gives 5/2.
     """
-    text = _tidy(text)
+    text = _tidy(spelled(text, running=False))
     announced = last(_ANNOUNCED.finditer(text))
-    boxed = last(match for match in _BOXED.finditer(text) if _ANY.search(match[1]))
-    later = max((match for match in (announced, boxed) if match), key=lambda match: match.start(1), default=None)
+    boxed = [(place, content) for place, content in boxes(text) if _ANY.search(content)]
+    later = max([*boxed, *([(announced.start(1), announced[1])] if announced else [])], default=None)
     return _outcome(later[1]) if later else None
 
 
@@ -102,7 +128,7 @@ def flexible_answer(text: str) -> str | None:
     """
     if (announced := announced_answer(text)) is not None:
         return announced
-    match = last(_ANY.finditer(_tidy(text)))
+    match = last(_ANY.finditer(_CONFIDENCE.sub("", _tidy(text))))
     return normalize(match[0]) if match else None
 
 
@@ -161,10 +187,20 @@ def _outcome(expression: str) -> str:
 
 
 def _tidy(text: str) -> str:
-    """Convert grouped digits, LaTeX fractions and vulgar fractions (½) to plain digits: `12500`, `1/2`."""
-    text = _GROUPED.sub(lambda group: re.sub("[^0-9]", "", group[0]), text)
+    """Return a text without times of day and with all numbers in plain digits."""
+    return plain_digits(_TIME.sub(":", text))
+
+
+def plain_digits(text: str) -> str:
+    """Convert digits of other scripts, grouped digits, fractions (½) and scales to plain digits: `12500`, `1/2`."""
+    if not text.isascii():
+        text = re.sub(r"(?![0-9])\d", lambda digit: str(unicodedata.digit(digit[0])), text)
+        text = text.translate(_ARABIC)
+        text = _SUPERSCRIPTS.sub(lambda match: "^" + unicodedata.normalize("NFKC", match[0]).replace("⁻", "-"), text)
+    text = _GROUPED.sub(lambda group: re.sub("[^0-9]", "", group[0]), _LATEX_TEXT.sub(r"\1", text))
     text = _LATEX_FRACTION.sub(_fraction, text)
-    return _VULGAR.sub(lambda match: _spaced(match, unicodedata.normalize("NFKC", match[0]).replace("⁄", "/")), text)
+    text = _VULGAR.sub(lambda match: _spaced(match, unicodedata.normalize("NFKC", match[0]).replace("⁄", "/")), text)
+    return scaled(text)
 
 
 def _fraction(latex: re.Match[str]) -> str:

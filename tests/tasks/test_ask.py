@@ -55,7 +55,7 @@ def asked(question: str, *texts: str, aggregate: str = "majority") -> Solution:
         (CAPITAL, "The capital of France is Paris. It lies on the Seine.", "paris"),
         (CAPITAL, "Let me think. \\boxed{Paris} it is.", "paris"),
         ("How many sides does a hexagon have?", "A hexagon has six sides.", "6"),
-        ("How far is it?", "It is 1,000.50 m.", "1000.5"),
+        ("How far is it?", "It is 1,000.50 m.", "1000.5 m"),
         ("What is 17 + 28?", "17 + 28 equals 45.", "45"),
         ("What is 17 + 28?", "45", "45"),
         (
@@ -66,7 +66,7 @@ def asked(question: str, *texts: str, aggregate: str = "majority") -> Solution:
         ("Is the sun a star?", "Yes, the sun is a star.", "yes"),
         ("Is the sun a star?", "No. It is a planet.", "no"),
         ("Is it a star or a planet?", "a planet", "planet"),
-        ("What is 'the'?", "The", None),
+        ("What is 'the'?", "The", "the"),
         ("How do rainbows form?", RAINBOWS[0], None),
         (CAPITAL, "one two three four five six seven eight nine ten eleven twelve thirteen words", None),
         (CAPITAL, "", None),

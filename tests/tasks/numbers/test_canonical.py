@@ -29,6 +29,10 @@ from tot.tasks.numbers import normalize, same_number
         ("1e3", "1000"),
         ("1e-3", "0.001"),
         ("1/2", "1/2"),
+        ("٣", "3"),
+        ("1.5 million", "1500000"),
+        ("20k", "20000"),
+        (r"3 \times 10^{-2}", "0.03"),
         ("2/4", "1/2"),
         ("-6 / 3", "-2"),
         (r"\frac{3}{6}", "1/2"),
@@ -44,7 +48,7 @@ def test_normalize_returns_the_canonical_text(number: str, canonical: str) -> No
 
 @pytest.mark.parametrize(
     "number",
-    ["", " ", "five", "1,00", "1,2", "1 2", "1.2.3", "10-3", "1/0", "1/2/3", "1/2.5", "nan", "inf", "٣", "1_0"],
+    ["", " ", "five", "1,00", "1,2", "1 2", "1.2.3", "10-3", "1/0", "1/2/3", "1/2.5", "nan", "inf", "2:30", "1_0"],
 )
 def test_normalize_rejects_texts_that_are_not_one_number(number: str) -> None:
     with pytest.raises(ValueError, match="is not one number"):

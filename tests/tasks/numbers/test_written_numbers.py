@@ -37,6 +37,46 @@ def test_fractions_and_mixed_numbers_are_parsed_as_one_number(reply: str, value:
 
 
 @pytest.mark.parametrize(
+    ("reply", "answer"),
+    [
+        ("The answer is １８.", "18"),
+        ("The answer is ১৮.", "18"),
+        ("The answer is ٣٫٥", "3.5"),
+        ("The answer is minus five.", "-5"),
+        ("The answer is negative 5", "-5"),
+        ("10 minus 5", "5"),
+        ("The answer is five times two = 10", "10"),
+        ("Answer: Two boxes have 24 pens, so 12 in each", "12"),
+        ("The answer is two and a half hours.", "5/2"),
+        (r"The answer is 3 \times 10^5", "300000"),
+        ("The answer is 3 × 10⁶.", "3000000"),
+        ("It is 36 cm²", "36"),
+        (r"\boxed{10^6}", "1000000"),
+        (r"\boxed{\boxed{5}} for 3", "5"),
+        (r"\fbox{7} for 3", "7"),
+        (r"\boxed{\text{five}}", "5"),
+        (r"\boxed{18 \text{ million}}", "18000000"),
+        ("The answer is 1.5 million", "1500000"),
+        ("The answer is $20k", "20000"),
+        ("The answer is three dozen", "36"),
+        ("The answer is USD 18 of 20", "18"),
+        ("The answer is Rs. 500 of 600", "500"),
+        ("Answer: ¥500 of 600", "500"),
+        ("The answer is a total of 18 out of 20", "18"),
+        ("The answer is that she has 18 of 20", "18"),
+        ("The final answer (in dollars) is 18, not 20", "18"),
+        ("<answer>18</answer> I am 95% confident.", "18"),
+        ("So she has 18. Confidence: 95%", "18"),
+        ("So she has 18 (confidence 9/10)", "18"),
+        ("The answer is 2:30 pm", None),
+        ("From 10:30 to 12:30 are 2 hours, 10:30 included", "2"),
+    ],
+)
+def test_numbers_in_words_in_other_scripts_and_with_scales(reply: str, answer: str | None) -> None:
+    assert TASK.parse_answer(reply) == answer
+
+
+@pytest.mark.parametrize(
     "number",
     [
         "12{,}500",
