@@ -141,7 +141,7 @@ Title = Annotated[str, Field(min_length=1, max_length=500)]
 class Wanted(Wire):
     """Fields of all routes. `temperature` defaults to 1, as in OpenAI's API.
 
-    Without `seed`, each request gets a random one, which the reply reports (`tot.seed`).
+    Without `seed`, each request gets a random one below 2**53, which the reply reports (`tot.seed`).
     """
 
     model: str
@@ -323,7 +323,7 @@ def asked(wanted: ChatWanted | TextWanted, decoder: str, limits: Limits, client:
     fields["answer_tokens"] = min(wanted.answer_tokens, limits.max_tokens)
     requests = []
     for prompt in prompts:
-        seed = secrets.randbits(63) if wanted.seed is None else wanted.seed
+        seed = secrets.randbits(53) if wanted.seed is None else wanted.seed
         drawn = Sampling(max_tokens=max(1, tokens), seed=seed, **sampling)
         requests.append(Request(prompt=prompt, sampling=drawn, **fields))
     return Asked(wanted, decoder, tuple(requests), client)

@@ -18,32 +18,37 @@ def usage_line(solution: Solution) -> str:
     """Tokens, reuse of prefixes, forward passes, tokens per second and acceptance."""
     usage = solution.usage
     shared = usage.reused_prompt_tokens / usage.prompt_tokens if usage.prompt_tokens else 0.0
-    grown = len(solution.tree) - 1
-    thoughts = f"{grown} thought{'s' * (grown != 1)}"
+    thoughts = counted(len(solution.tree) - 1, "thought")
     if not solution.calls:
         return f"{thoughts}, no model calls"
     line = (
-        f"{thoughts}, {solution.calls} calls, {usage.new_tokens} new tokens, "
-        f"{usage.prompt_tokens} prompt tokens, {shared:.0%} of them reused, {usage.forwards} forward passes, "
-        f"{usage.seconds:.1f} s"
+        f"{thoughts}, {counted(solution.calls, 'call')}, {counted(usage.new_tokens, 'new token')}, "
+        f"{counted(usage.prompt_tokens, 'prompt token')}, {shared:.0%} of them reused, "
+        f"{counted(usage.forwards, 'forward pass', 'forward passes')}, {usage.seconds:.1f} s"
     )
     if usage.new_tokens and usage.seconds:
         line += f", {usage.new_tokens / usage.seconds:.0f} tokens/s"
-    if solution.by_model:
-        line += "".join(f", {used['new_tokens']} new tokens by {model}" for model, used in solution.by_model.items())
+    for model, used in solution.by_model.items():
+        line += f", {counted(used['new_tokens'], 'new token')} by {model}"
     if usage.drafted:
-        line += f", {usage.accepted} of {usage.drafted} drafted tokens accepted"
+        drafted = counted(usage.drafted, "drafted token")
+        line += f", {usage.accepted} of {drafted} accepted ({usage.accepted / usage.drafted:.0%})"
     if usage.acceptance_rate is not None:
-        line += f" (acceptance rate {usage.acceptance_rate:.0%})"
+        line += f", acceptance rate {usage.acceptance_rate:.0%} (of {usage.reached} reached)"
     if usage.undecoded_tokens:
         line += f", rationales cut: {usage.approximate_tokens} tokens approximate, {usage.undecoded_tokens} not decoded"
     if usage.cost:
         line += f", cost {usage.cost:.4g}"
     if solution.rejected:
-        line += f", {solution.rejected} illegal or repeated thoughts"
+        line += f", {counted(solution.rejected, 'rejected thought')}"
     if solution.parse_failures:
-        line += f", {solution.parse_failures} unreadable replies"
+        line += f", {counted(solution.parse_failures, 'unreadable reply', 'unreadable replies')}"
     return line
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return a number with its noun, such as "1 call" or "2 calls"."""
+    return f"{number} {one if number == 1 else many or f'{one}s'}"
 
 
 def show(solution: Solution, saved: Path | None = None, verdict: str = "") -> None:
@@ -78,13 +83,13 @@ def answer_line(solution: Solution) -> str:
     notes = [solution.verdict] if solution.solved else []
     if solution.votes is not None:
         notes.append("{} of {} votes".format(*solution.votes))
-    if answer is not None and not solution.solved:
-        notes.append(_quality(solution))
+    if answer is not None and not solution.solved and (quality := _quality(solution)):
+        notes.append(quality)
     return plain(f"Answer ({', '.join(notes)}): {shown}" if notes else f"Answer: {shown}")
 
 
 def _quality(solution: Solution) -> str:
-    """Return the measured value of an answer without a vote; otherwise its certainty."""
+    """Return the measured value of an answer without a vote; otherwise its certainty, if it is known."""
     if solution.votes is None and solution.measured is not None:
         return f"value {solution.measured:.6g}"
-    return "certainty not known" if solution.certainty is None else f"{solution.certainty:.0%} sure"
+    return "" if solution.certainty is None else f"{solution.certainty:.0%} sure"

@@ -93,7 +93,7 @@ class Searches:
             CheckedTask(task).start(wanted.question)
         except TaskError as error:
             raise ServingError(400, str(error), "input" if responses else "messages") from None
-        seed = secrets.randbits(63) if wanted.seed is None else wanted.seed
+        seed = secrets.randbits(53) if wanted.seed is None else wanted.seed
         most = (wanted.max_tokens, search[1].max_tokens, self._limits.max_tokens)
         limits = {"max_tokens": min(tokens for tokens in most if tokens is not None)}
         config = SearchConfig.of(search[1], wanted.options | {"seed": seed} | limits)

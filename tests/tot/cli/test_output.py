@@ -27,7 +27,7 @@ def test_the_tree_the_answer_and_the_usage_are_printed_as_plain_text(tot: Any, s
     assert first == "├── ★  6.00  7  How many now? → 3 + 4 = 7 apples."
     assert second == "└── ·  6.00  How many then? → 3 apples."
     assert blank == ""
-    assert answer == "Answer (certainty not known): 7"
+    assert answer == "Answer: 7"
     assert re.fullmatch(
         r"2 thoughts, 7 calls, 35 new tokens, 0 prompt tokens, 0% of them reused, 0 forward passes, \d+\.\d s, "
         r"\d+ tokens/s",
@@ -92,7 +92,7 @@ def test_options_reach_the_search(tot: Any, scripted_model: Any) -> None:
             ("--budget-tokens", "30"),
             "budget: tokens (30 of 30)",
             ["generate"] * 2 + ["evaluate"],
-            "Answer (certainty not known): 7",
+            "Answer: 7",
         ),
         (("--budget-nodes", "0"), "budget: nodes (0 of 0)", [], "Answer: none found"),
         (("--budget-forwards", "0"), "budget: forwards (0 of 0)", [], "Answer: none found"),
@@ -135,7 +135,7 @@ def test_control_characters_and_markup_are_displayed_as_text(
     visible = "�[31mred�[0m �]0;title� [bold]b[/bold] [/] :smile: �2J �abc�� {{ 7*7 }}"
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", out)
     lines = out.splitlines()
-    assert lines[0] == f"Answer (certainty not known): {visible}"
+    assert lines[0] == f"Answer: {visible}"
     one_line = visible.replace("c��", "c �")  # its carriage return is a space
     place = lines.index(f"How {one_line} many?")
     assert one_line[:20] in lines[place + 1]

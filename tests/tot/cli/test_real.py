@@ -33,7 +33,7 @@ def test_a_piped_run_prints_plain_text_and_is_saved(smollm2: str, python: Any, t
     drawn = [line[:5] for line in lines[1:-1] if line]
     two = [["├── ★", "└── ·"], ["├── ·", "└── ★"]]
     assert drawn in (two if len(tree) == 3 else [["└── ★"]])  # two thoughts, or one that was written twice
-    assert answer == f"Answer (certainty not known): {run['answer']}"
+    assert answer == f"Answer: {run['answer']}"
     thoughts = "2 thoughts" if len(tree) == 3 else "1 thought"
     assert lines[-1].startswith(f"{thoughts}, {run['calls']} calls, {run['usage']['new_tokens']} new tokens, ")
     assert tree.state(tree.root).question == QUESTION
@@ -101,7 +101,7 @@ def test_ctrl_c_prints_the_best_so_far_and_saves_the_tree(smollm2: str, python: 
     tree = ThoughtTree.load(tmp_path / "run.json")
     run = json.loads((tmp_path / "run.json").read_text())
     assert run["stopped"] == "interrupted"
-    answer = "Answer: none found" if run["answer"] is None else f"Answer (certainty not known): {run['answer']}"
+    answer = "Answer: none found" if run["answer"] is None else f"Answer: {run['answer']}"
     assert out.startswith(f"{answer}\n")
     assert out.count("── ") == len(tree) - 1 >= 2  # two levels, each of two thoughts or of one written twice
     assert run["value"] == [node.value for node in tree if node.chosen][-1] >= 1
