@@ -6,6 +6,7 @@ Distributions declare names as entry points. A part is imported at first use.
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, MutableMapping
@@ -17,6 +18,20 @@ from typing import Any
 from tot.decoders.errors import OptionError, TaskError, unknown
 
 _CHECKOUT = Path(__file__).resolve().parents[1] / "pyproject.toml"
+_SPEC = re.compile(r"\s*(?P<name>.*?\.py\s*:[^:]*|[^:]*)(?::(?P<options>.*))?", re.DOTALL)
+
+
+def split_spec(spec: str, kind: str) -> tuple[str, dict[str, str | None]]:
+    """Return the name and the options in a text such as "mcts:iterations=20". Raises OptionError for other texts."""
+    split = _SPEC.fullmatch(spec)
+    assert split is not None  # any text before the first colon is a name
+    name, given = split["name"].strip(), {}
+    for pair in filter(None, (split["options"] or "").split(",")):
+        option, equals, value = (piece.strip() for piece in pair.partition("="))
+        if not equals:
+            raise OptionError(f"{kind} {spec!r}: {pair!r} is not an option: write {name}:option=value,option=value")
+        given[option] = None if value.lower() == "none" and option != "rollout" else value
+    return name, given
 
 
 class Registry(MutableMapping[str, Any]):

@@ -37,6 +37,7 @@ from tot.search.base import Search
 from tot.task.task import Task
 
 _SECRET = re.compile(r"(?i)(?:^|[_-])(?:key|secret|password|credentials?|auth|authorization|token)\s*=")
+_SECRET_VALUE = re.compile(r"(?i)((?:[:,]|[_-])(?:key|secret|password|credentials?|auth|authorization|token)=)[^,]*")
 _USER_IN_URL = re.compile(r"//[^/@\s]*@")
 
 
@@ -82,7 +83,9 @@ class SearchConfig(BaseModel):
     )
     """`models={"first": small, "then": large}` sets `model` and `escalate`."""
     decoder: Any = Field(
-        "auto", description="A decoder, or purpose=decoder pairs (generate, evaluate, answer, escalate)."
+        "auto",
+        description="A decoder (path/to/file.py:Name:option=value for yours), or purpose=decoder pairs (generate, "
+        "evaluate, answer, escalate).",
     )
     """The name of a method, a decoder object with its own model, or a mapping from purpose to either.
 
@@ -221,6 +224,8 @@ class SearchConfig(BaseModel):
         tools = [getattr(tool, "__name__", str(tool)) for tool in self.tools]
         budget = {f"budget_{name}": limit for name, limit in (self.budget or Budget()).model_dump().items()}
         parts = {name: as_text(getattr(self, name)) for name in ("decoder", "search", "generator", "evaluator")}
+        if parts["decoder"] and not secrets:
+            parts["decoder"] = _SECRET_VALUE.sub(r"\1***", parts["decoder"])
         special = {"model", "escalate", "model_options", "tools", "budget", *parts}
         others = {name: getattr(self, name) for name in type(self).model_fields if name not in special}
         named_options = {

@@ -6,7 +6,6 @@ A name may have options: "mcts:iterations=20,exploration=2", "my_parts.py:Mine:w
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -17,7 +16,7 @@ from pydantic import BaseModel
 
 from tot.compatibility import check_parts
 from tot.decoders.errors import OptionError, unknown, validated
-from tot.decoders.registry import Registry
+from tot.decoders.registry import Registry, split_spec
 from tot.generators.base import Generator
 from tot.search.base import Search
 from tot.task.task import Task
@@ -30,7 +29,6 @@ TOOLS = Registry("tool", "tot.tools")
 
 _WITH_TOOLS = "bfs:thoughts=2,breadth=4,select=all,aggregate=majority"
 _REQUIRED_METHODS = {"search": ("start", "steps"), "generator": ("propose",), "evaluator": ("evaluate", "key")}
-_SPEC = re.compile(r"\s*(?P<name>.*?\.py\s*:[^:]*|[^:]*)(?::(?P<options>.*))?", re.DOTALL)
 
 
 def named(spec: Any, known: Registry, **options: Any) -> Any:
@@ -71,19 +69,6 @@ def _option_text(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return spec_of(value)
     return "+".join(map(str, value)) if isinstance(value, tuple) else value
-
-
-def split_spec(spec: str, kind: str) -> tuple[str, dict[str, str | None]]:
-    """Return the name and the options in a text such as "mcts:iterations=20". Raises OptionError for other texts."""
-    split = _SPEC.fullmatch(spec)
-    assert split is not None  # any text before the first colon is a name
-    name, given = split["name"].strip(), {}
-    for pair in filter(None, (split["options"] or "").split(",")):
-        option, equals, value = (piece.strip() for piece in pair.partition("="))
-        if not equals:
-            raise OptionError(f"{kind} {spec!r}: {pair!r} is not an option: write {name}:option=value,option=value")
-        given[option] = None if value.lower() == "none" and option != "rollout" else value
-    return name, given
 
 
 def _checked(kind: str, part: Any) -> Any:

@@ -6,10 +6,13 @@ never used if its manifest is missing or does not match its files, or if another
 
 from __future__ import annotations
 
+import atexit
 import errno
+import functools
 import glob
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -22,12 +25,13 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from tot.decoders.errors import ModelError, TaskError
+from tot.decoders.errors import ModelError, TaskError, reason
 from tot.decoders.files import fingerprint, others_could_write, write_json
 from tot.decoders.models.gguf_convert import convert
 from tot.decoders.models.gguf_parts import gguf_parts
 from tot.decoders.models.gguf_reader import GGUFFile, read_gguf
 
+log = logging.getLogger(__name__)
 FORMAT = 3  # version of the manifest and the conversion; increment it when either changes
 MANIFEST = "manifest.json"
 
@@ -46,6 +50,14 @@ def cache_folder() -> Path:
 
     override = os.environ.get("TOT_CACHE")
     return Path(override).expanduser() if override else user_cache_path("tot")
+
+
+@functools.cache
+def temporary_cache() -> Path:
+    """Return a folder to use if the cache folder can't be written. It is deleted when the process ends."""
+    folder = tempfile.mkdtemp(prefix="tot-cache-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 def hash_file(path: Path) -> str:
@@ -77,7 +89,8 @@ def cached_model(path: Path, root: Path, distrust: str | None = None, matrices: 
     """Return the conversion of the GGUF file at `path` in `root`, converting it first if it is missing.
 
     `matrices` is as for `convert`. `distrust` is the `build` of an unreadable conversion, which is replaced. Waits
-    while another process converts the same file. Raises ModelError if the file can't be read, converted or written.
+    while another process converts the same file. If `root` can't be written, converts to a temporary folder. Raises
+    ModelError if the file can't be read or converted, or the disk is full.
     """
     try:
         digest = hash_files(gguf_parts(path))
@@ -99,10 +112,16 @@ def cached_model(path: Path, root: Path, distrust: str | None = None, matrices: 
         full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
         if full:
             raise _no_space(gguf_file, root, matrices) from error
-        raise ModelError(
-            f"the cache folder {root} can't be written ({getattr(error, 'strerror', None) or error}): "
-            "make it writable, or set TOT_CACHE to a folder that is"
-        ) from error
+        elsewhere = temporary_cache() / "models"
+        if root == elsewhere:
+            raise ModelError(f"the temporary folder {root} can't be written: {reason(error)}; set TMPDIR") from error
+        log.warning(
+            "the cache folder %s can't be written (%s), so models are converted again for every process: make it "
+            "writable, or set TOT_CACHE to a folder that is",
+            root,
+            reason(error),
+        )
+        return cached_model(path, elsewhere, distrust, matrices)
 
 
 def _folder(root: Path, path: Path, digest: str, version: int, matrices: bool) -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tot import BFS, Enumerate, Explain, Likelihood, Value, asolve, evaluate, solve
+from tot import BFS, Enumerate, Explain, Likelihood, SearchConfig, Value, asolve, evaluate, solve
 from tot.decoders import OptionError, TotError
 
 SEARCH: dict[str, Any] = {"search": BFS(thoughts=2, breadth=1, depth=3), "evaluator": Value()}
@@ -160,8 +160,34 @@ def test_a_decoder_file_that_cannot_be_used_is_rejected(body: str, message: str,
 def test_a_decoder_from_a_file_decodes(tmp_path: Path, letters: Any) -> None:
     (tmp_path / "mine.py").write_text(
         "from tot.decoders import Completion, Usage\n\n\nclass Mine:\n    chats = False\n\n"
-        "    def generate(self, requests):\n"
-        "        return [Completion('a', (), 0.0, 'eos', Usage()) for one in requests for _ in range(one.sampling.n)]\n"
+        "    def __init__(self, text='a', api_key=''):\n        self.text = text\n\n"
+        "    def generate(self, requests):\n        completion = Completion(self.text, (), 0.0, 'eos', Usage())\n"
+        "        return [completion for one in requests for _ in range(one.sampling.n)]\n\n\nmade = Mine()\n"
     )
-    solution = solve(letters, "q", decoder=f"{tmp_path / 'mine.py'}:Mine", evaluator="random")
-    assert solution.answer == "a"
+    name = f"{tmp_path / 'mine.py'}:Mine"
+    for decoder, answer in (
+        (name, "a"),
+        (f"{name}:text=b", "b"),
+        (f"generate={name}:text=c,api_key=d,answer={name}:text=c", "c"),
+    ):
+        assert solve(letters, "q", decoder=decoder, evaluator="random", search="cot").answer == answer
+    config = SearchConfig(decoder=f"{name}:text=a,api_key=d,n=2")
+    assert config.to_json()["decoder"] == f"{name}:text=a,api_key=***,n=2"
+    assert config.to_json(secrets=True)["decoder"] == f"{name}:text=a,api_key=d,n=2"
+    with pytest.raises(TotError, match=r"raised TypeError: .* unexpected keyword argument 'txt'"):
+        solve(letters, "q", decoder=f"{name}:txt=b")
+    with pytest.raises(OptionError, match=r"mine\.py:made is an object and has no options: leave text out"):
+        solve(letters, "q", decoder=f"{tmp_path / 'mine.py'}:made:text=b")
+
+
+@pytest.mark.parametrize(
+    ("decoder", "message"),
+    [
+        ("sd:k=3", "decoder sd:k=3: give the options of a decoding method as --decoder-option k=3"),
+        ("openai:base_url=http://x/v1", "as --decoder-option base_url=http://x/v1"),
+        ("beam:k=3", "unknown decoder 'beam:k=3'"),
+    ],
+)
+def test_options_in_the_name_are_for_decoder_classes(decoder: str, message: str, letters: Any) -> None:
+    with pytest.raises(OptionError, match=message):
+        solve(letters, "q", decoder=decoder)

@@ -10,7 +10,7 @@ import pytest
 import typer
 from pydantic import BaseModel, Field, ValidationError
 
-from tot import Budget, load_task, solve
+from tot import Budget, evaluate, load_task, solve
 from tot.cli.options import is_given, takes
 from tot.config import SearchConfig
 from tot.decoders import OptionError
@@ -129,3 +129,12 @@ def test_written_options_contain_no_secrets() -> None:
 def test_an_unknown_option_is_rejected_even_without_a_model(option: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         solve("game24", "4 9 10 13", model=None, generator="enumerate:prior=uniform", evaluator="random", **option)
+
+
+@pytest.mark.parametrize("decoder", ["auto", "sd", "openai", "object"])
+def test_a_mistyped_option_names_its_neighbour_with_every_decoder(decoder: str, scripted: Any) -> None:
+    chosen: Any = scripted({}) if decoder == "object" else decoder
+    with pytest.raises(OptionError, match=r"unknown option 'serch' \(did you mean search\?\)"):
+        solve("game24", "4 9 10 13", decoder=chosen, serch="bfs")  # type: ignore[call-arg]
+    with pytest.raises(OptionError, match=r"unknown option 'ofset' \(did you mean offset\?\)"):
+        evaluate("game24", "absent.jsonl", decoder=chosen, ofset=1)

@@ -53,7 +53,7 @@ def test_a_solution_as_json_has_its_summary_and_its_tree(letters: Any, scripted:
 def test_acceptance_is_relative_to_drafted_and_to_reached_tokens(letters: Any, scripted: Any) -> None:
     solution = solve(letters, "q", decoder=scripted(ONE_LEVEL), search=BFS(thoughts=2, depth=2), evaluator=Value())
     drafting = replace(solution, usage=Usage(new_tokens=9, drafted=20, accepted=6, reached=8))
-    assert "6 of 20 drafted tokens accepted (acceptance rate 75%)" in usage_line(drafting)
+    assert "6 of 20 drafted tokens accepted (30%), acceptance rate 75% (of 8 reached)" in usage_line(drafting)
     assert "accepted" not in usage_line(solution)
 
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import difflib
 import io
 import logging
+import os
 import re
+import shlex
 import signal
 import sys
 import warnings
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
 
-from tot.decoders.errors import TotError, readable
+from tot.decoders.errors import TotError, readable, reason
 from tot.report.terminal import PlainFormatter, complain
 
 COMMANDS = {
@@ -77,16 +80,23 @@ def make_app(name: str = "") -> typer.Typer:
 def main(arguments: list[str] | None = None) -> int:
     """Run a command. An error that the user can correct is one line on standard error, with exit status 2."""
     given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] == ["help"]:
+        given = [*given[1:], "--help"]
     command = typer.main.get_command(make_app(given[0] if given else ""))
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed
+            setattr(sys, name, io.StringIO())
+        elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without a star must not lose the answer
     if logging.lastResort is not None:  # prints records if the program has not set up logging
         logging.lastResort.setFormatter(PlainFormatter())
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
-            return int(command.main(args=arguments, prog_name="tot", standalone_mode=False) or 0)
+            status = int(command.main(args=given, prog_name="tot", standalone_mode=False) or 0)
+            sys.stdout.flush()
+            return status
         except ValidationError as error:
             return _say(readable(error))
         except TotError as error:
@@ -96,13 +106,27 @@ def main(arguments: list[str] | None = None) -> int:
             if message.startswith("Usage:"):  # `tot` and `tot bench` alone print their help
                 complain(message)
                 return 2
-            return _say(_usage_message(error))
+            return _say(_usage_message(error, given[0] if given else ""))
+        except (OSError, SystemExit) as error:
+            if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):
+                _discard_output()  # its reader has read enough, as `head` does
+                return 0
+            if isinstance(error, SystemExit) or error.filename is not None:
+                raise
+            _discard_output()
+            return _say(f"standard output can't be written: {reason(error)}; write it to another place")
         except (typer.Abort, KeyboardInterrupt):
             _say("interrupted")
             return 130
         finally:
             if arguments is None:  # the process ends: ignore a second Ctrl-C
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _discard_output() -> None:
+    """Discard the rest of standard output, so that the process does not fail again when it ends."""
+    with Path(os.devnull).open("w") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
@@ -114,13 +138,18 @@ def _say(message: str) -> int:
     return 2
 
 
-def _usage_message(error: Any) -> str:
-    """The parser's error on one line, with the nearest option or command if one is unknown."""
+def _usage_message(error: Any, first: str) -> str:
+    """The parser's error on one line, with the nearest option or command if one is unknown.
+
+    `first` is the first argument, which may be a task or a question instead of a command.
+    """
     message = " ".join(error.format_message().split())
     context = getattr(error, "ctx", None)
     if context is None or not message.lower().startswith("no such"):
         return message
     command = context.command
+    if context.parent is None and (instead := _with_solve(first)):
+        return instead
     names = list(getattr(command, "commands", {})) or [
         option for p in command.params for option in p.opts if option[0] == "-"
     ]
@@ -129,6 +158,15 @@ def _usage_message(error: Any) -> str:
     if near:
         return f"{complaint} (did you mean {near[0]}?): see {context.command_path} --help"
     return f"{complaint}: choose one of {', '.join(names)}"
+
+
+def _with_solve(first: str) -> str | None:
+    """Return the right command if the first argument is a task or a question instead of a command."""
+    from tot.registry import TASKS
+
+    if first in TASKS:
+        return f'{first} is a task, not a command: type tot solve {first} "your question"'
+    return f"{first!r} is not a command: to ask it, type tot solve {shlex.quote(first)}" if " " in first else None
 
 
 if __name__ == "__main__":

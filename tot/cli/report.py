@@ -21,8 +21,8 @@ def report_command(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="The file to write: .html, .svg, .png, .graphml, .dot or .gv; by default an .html page beside the run "
-            "or in the folder. With --format, a .jsonl file."
+            help="The file to write: .html, .svg, .png, .graphml, .dot or .gv; by default an .html page beside each "
+            "run or in its folder. With --format, a .jsonl file."
         ),
     ] = None,
     form: Annotated[
@@ -31,14 +31,7 @@ def report_command(
     ] = None,
 ) -> None:
     """Export a run's tree as a self-contained page, a picture or a graph, an evaluation as a page, or training data."""
-    from tot.decoders.files import write_text
-    from tot.evaluation.overview import evaluation_page
     from tot.evaluation.training_data import export
-    from tot.report.graphs import GRAPHS
-    from tot.report.page import tree_page
-    from tot.report.picture import save
-    from tot.tree.saved import read_run
-    from tot.tree.tree import ThoughtTree
 
     for run in runs:
         if not run.exists():
@@ -48,9 +41,22 @@ def report_command(
             raise OptionError(f"--format {form} writes JSON lines, not {out or 'a page'}: give --out FILE.jsonl")
         console().print(f"report: {out}, {export(out, runs, form)}", highlight=False)
         return
-    if len(runs) > 1:
-        raise OptionError(f"a page shows one run, not {len(runs)}: give one, or --format for training data")
-    run = runs[0]
+    if len(runs) > 1 and out is not None:
+        raise OptionError(f"--out {out} is for one run, not {len(runs)}: leave --out out, or give one run")
+    for run in runs:
+        _report(run, out)
+
+
+def _report(run: Path, out: Path | None) -> None:
+    """Write the page, the picture or the graph of one run or evaluation."""
+    from tot.decoders.files import write_text
+    from tot.evaluation.overview import evaluation_page
+    from tot.report.graphs import GRAPHS
+    from tot.report.page import tree_page
+    from tot.report.picture import save
+    from tot.tree.saved import read_run
+    from tot.tree.tree import ThoughtTree
+
     evaluation = run.is_dir()
     out = out or (run / "report.html" if evaluation else run.with_suffix(".html"))
     kind = out.suffix.lower()

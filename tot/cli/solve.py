@@ -81,7 +81,9 @@ def solve_command(
         settings = checkpoint.header["settings"]
     else:
         if task is None:
-            raise OptionError("no task is given: give its name, such as gsm8k, or path/to/file.py:ClassName")
+            raise OptionError(
+                "no task is given: give its name, such as gsm8k, or path/to/file.py:ClassName, or a question in quotes"
+            )
         if question is None and data is None and _is_question(task):
             task, question = "ask", task
         files = {name: one for name, one in (("score", score), ("start", start), ("best", best)) if one is not None}
@@ -136,7 +138,11 @@ def _question(
     from tot.evaluation.questions import question_of, renamed
     from tot.registry import load_task
 
-    chosen = load_task(task)
+    try:
+        chosen = load_task(task)
+    except OptionError as error:
+        one_word = question is None and data is None and re.fullmatch(r"[\w-]+", task)
+        raise OptionError(f"{error}; if it is a question, type tot solve ask {task}") if one_word else error from None
     if data is not None:
         if question is not None:
             raise OptionError(f"both --data and a question are given: leave --data or {question[:40]!r} out")

@@ -6,6 +6,7 @@ Each search derives its seed from (seed, row, repeat), so results depend neither
 from __future__ import annotations
 
 import asyncio
+import difflib
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tot.config import SearchConfig
-from tot.decoders.errors import OptionError, TotError
+from tot.decoders.errors import OptionError, TotError, unknown
 from tot.evaluation import fingerprint
 from tot.evaluation.attempt import Finish, Pending, attempt, running
 from tot.evaluation.data import located
@@ -60,7 +61,11 @@ def evaluate(
     Raises:
         TotError: For errors that the caller can correct, such as resuming with another configuration.
     """
-    own = {name: options.pop(name) for name in EvaluationOptions.model_fields if name in options}
+    fields = EvaluationOptions.model_fields
+    own = {name: options.pop(name) for name in fields if name in options}
+    for name in options.keys() - SearchConfig.names():  # an option of the decoder, or mistyped
+        if difflib.get_close_matches(name, fields, n=1, cutoff=0.8):
+            raise OptionError(unknown("option", name, {*fields, *SearchConfig.model_fields}))
     evaluation = EvaluationRun.of(task, SearchConfig.of(config, options), {**own, "data": data})
     return run_evaluation(evaluation, results_folder(out, resume, evaluation), resume, tracker(track))
 

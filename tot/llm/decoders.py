@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 import re
@@ -25,6 +26,7 @@ from tot.decoders.decoder import (
 from tot.decoders.errors import ModelError, OptionError, unknown
 from tot.decoders.methods.method import Method
 from tot.decoders.models.model_names import find_model, has_chat_template, warn_of_no_template
+from tot.decoders.registry import split_spec
 from tot.decoders.remote.decoder import RemoteDecoder
 from tot.decoders.remote.options import RemoteOptions
 from tot.decoders.request import Purpose
@@ -43,7 +45,8 @@ def by_purpose(option: str, given: Any) -> dict[Purpose, Any] | None:
     Raises OptionError for an unknown purpose, naming the option if the text can't be read.
     """
     if isinstance(given, str) and re.match(r"\s*\w+=", given) and not os.path.exists(given):  # noqa: PTH110
-        pairs = [pair.partition("=") for pair in re.split(r",(?=\s*\w+=)", given)]
+        start = "|".join(get_args(Purpose)) if ":" in given else r"\w+"  # a decoder may have options
+        pairs = [pair.partition("=") for pair in re.split(rf",(?=\s*(?:{start})=)", given)]
         if not all(name for _, _, name in pairs):
             raise OptionError(f"--{option} {given!r} can't be read: write generate=NAME,evaluate=NAME")
         given = {purpose.strip(): name.strip() for purpose, _, name in pairs}
@@ -89,8 +92,13 @@ def decoders_by_purpose(given: Any, escalates: bool = False) -> dict[Purpose, st
         if escalates and isinstance(given, str) and ".py:" not in given:
             named["escalate"] = given
     for one in named.values():
-        if isinstance(one, str) and ".py:" not in one and one not in (*METHODS, *REMOTE):
-            raise OptionError(unknown("decoder", one, (*METHODS, *REMOTE)))
+        if isinstance(one, str):
+            name, options = split_spec(one, "decoder")
+            if ".py:" not in one and name not in (*METHODS, *REMOTE):
+                raise OptionError(unknown("decoder", one, (*METHODS, *REMOTE)))
+            if options and (name in REMOTE or isinstance(find_decoder(name), Method)):
+                given_as = " ".join(f"--decoder-option {option}={value}" for option, value in options.items())
+                raise OptionError(f"decoder {one}: give the options of a decoding method as {given_as}")
         if isinstance(one, type):
             raise OptionError(f"decoder={one.__name__} is a class: give an object of it, {one.__name__}(...)")
         if not isinstance(one, str) and not callable(getattr(one, "generate", None)):
@@ -147,14 +155,18 @@ def open_decoders(
     objects = {purpose: one for purpose, one in chosen.items() if not isinstance(one, str)}
     if models.get("escalate") is not None and "escalate" in objects:
         raise _own_model(models["escalate"])
+    own = {name: _options_of(name) for name in sorted(set(names.values()), key=lambda name: (name in REMOTE, name))}
+    known = {*fields, *OF_ENGINE, *chain(*own.values())}
+    for name in sorted(options.keys() - known):
+        if not names or difflib.get_close_matches(name, fields, n=1):  # a mistyped option of the search
+            raise OptionError(unknown("option", name, known))
     if options and not names:
         raise OptionError(f"{', '.join(options)}: a decoder object has its own model; leave these out")
-    own = {name: _options_of(name) for name in sorted(set(names.values()), key=lambda name: (name in REMOTE, name))}
     needed = {purpose: (name, models[purpose]) for purpose, name in names.items() if models[purpose] is not None}
     of_none = {name: value for name, value in options.items() if not any(name in known for known in own.values())}
     if not needed:
         if other := of_none.keys() - OF_ENGINE:  # a file may contain options for a model
-            raise OptionError(unknown("option", min(other), {*fields, *OF_ENGINE, *chain(*own.values())}))
+            raise OptionError(unknown("option", min(other), known))
         return objects
     pairs = list(dict.fromkeys(needed.values()))
     local = list(dict.fromkeys(model for name, model in pairs if name not in REMOTE))
@@ -184,12 +196,17 @@ def is_remote(decoder: str | Decoder) -> bool:
 
 def instantiate(decoder: str | Decoder) -> str | Decoder:
     """Create the user's decoder object that a name refers to. Names of decoding methods are returned unchanged."""
-    if not isinstance(decoder, str) or decoder in REMOTE or isinstance(factory := find_decoder(decoder), Method):
+    if not isinstance(decoder, str) or decoder in REMOTE:
         return decoder
-    with user_code(f"decoder {decoder}"):
-        instance: Decoder = factory() if isinstance(factory, type) else factory
+    name, options = split_spec(decoder, "decoder")
+    if isinstance(factory := find_decoder(name), Method):
+        return decoder
+    if options and not isinstance(factory, type):
+        raise OptionError(f"decoder {name} is an object and has no options: leave {', '.join(options)} out")
+    with user_code(f"decoder {name}"):
+        instance: Decoder = factory(**options) if isinstance(factory, type) else factory
     if not callable(getattr(instance, "generate", None)):
-        raise OptionError(f"decoder {decoder} has no method 'generate': give a class with this method")
+        raise OptionError(f"decoder {name} has no method 'generate': give a class with this method")
     return instance
 
 

@@ -6,7 +6,6 @@ compiled again. Without a compiler, slower torch operations compute the same res
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import functools
 import logging
@@ -15,7 +14,6 @@ import mmap
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -37,7 +35,7 @@ from tot.decoders.kernels.native.compiling import (
     source,
 )
 from tot.decoders.machine import processor_flags
-from tot.decoders.models.gguf_cache import cache_folder
+from tot.decoders.models.gguf_cache import cache_folder, temporary_cache
 from tot.decoders.models.shapes import Array
 
 log = logging.getLogger(__name__)
@@ -172,14 +170,7 @@ def _folder() -> Path:
         f"the folder of compiled kernels, {folder}, {problem}, so they are compiled again for every process: "
         "make it private (chmod 700), or set TOT_CACHE to a private folder",
     )
-    return _folder_for_now()
-
-
-@functools.cache
-def _folder_for_now() -> Path:
-    folder = tempfile.mkdtemp(prefix="tot-native-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
+    return temporary_cache()
 
 
 def level() -> Level | None:

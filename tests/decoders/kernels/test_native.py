@@ -26,7 +26,7 @@ OPTIONS = ("-O1",)
 
 def forget() -> None:
     """Clear the caches, as in a new process."""
-    for cached in (native._opened, native.log_once, native._folder_for_now):
+    for cached in (native._opened, native.log_once, native.temporary_cache):
         cached.cache_clear()
 
 

@@ -14,6 +14,7 @@ import pytest
 from safetensors import SafetensorError
 
 from tot.decoders.errors import ModelError
+from tot.decoders.models import gguf_cache
 from tot.decoders.models.loading import load_model
 
 
@@ -51,11 +52,17 @@ def test_too_little_space_is_reported_before_converting(
     assert conversions == []
 
 
-def test_a_cache_folder_that_cannot_be_written_names_tot_cache(
-    tiny: Any, tmp_path: Path, one_line: Callable[..., str]
+def test_a_cache_folder_that_cannot_be_written_is_replaced_by_a_temporary_one(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any, one_line: Callable[..., str]
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(ModelError, match=r"cache folder .* can't be written .*TOT_CACHE") as error:
+    monkeypatch.setattr(gguf_cache, "temporary_cache", lambda: tmp_path / "temporary")
+    assert load_model(tiny.path, cache_dir=tmp_path / "file").name == str(tiny.path)
+    assert [path.name for path in (tmp_path / "temporary").iterdir()] == ["models"]
+    (message,) = (record.getMessage() for record in caplog.records)
+    assert message.startswith(f"the cache folder {tmp_path}/file/models can't be written (Not a directory), so models")
+    monkeypatch.setattr(gguf_cache, "temporary_cache", lambda: tmp_path / "file")
+    with pytest.raises(ModelError, match=r"temporary folder .*/file/models can't be written: .*; set TMPDIR") as error:
         load_model(tiny.path, cache_dir=tmp_path / "file")
     one_line(error)
 
@@ -68,7 +75,7 @@ def test_a_read_only_cache_is_read_but_not_written(tiny: Any, tmp_path: Path, wr
         pytest.skip("this user writes everywhere")
     try:
         assert load_model(tiny.path, cache_dir=tmp_path).name == str(tiny.path)
-        with pytest.raises(ModelError, match="can't be written"):
-            load_model(other.path, cache_dir=tmp_path)
+        assert load_model(other.path, cache_dir=tmp_path).name == str(other.path)
+        assert not list((tmp_path / "models").glob("other*"))
     finally:
         (tmp_path / "models").chmod(0o700)

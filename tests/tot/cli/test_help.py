@@ -18,6 +18,11 @@ def test_a_command_without_arguments_shows_its_help(
     assert all(re.search(rf"^ +{name} ", err, re.MULTILINE) for name in named)
 
 
+def test_help_is_a_command(tot: Any) -> None:
+    assert tot("help") == tot("--help")
+    assert tot("help", "bench", "peers") == tot("bench", "peers", "--help")
+
+
 def test_help_describes_every_option(tot: Any) -> None:
     status, out, err = tot("solve", "--help")
     assert (status, err) == (0, "")

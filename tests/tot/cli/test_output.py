@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tot import ThoughtTree
+from tot import State, ThoughtTree
 from tot.cli.app import main
-from tot.decoders import ModelError
+from tot.cli.output import usage_line
+from tot.decoders import ModelError, Usage
+from tot.solver import Solution
 
 QUESTION = "Tom has 3 apples and buys 4 more. How many apples does he have?"
+RULES = ("--model", "none", "--search", "best-first:rank=cost", "--generator", "enumerate:prior=uniform")
 SOLVE = ("solve", "gsm8k", QUESTION, "--evaluator", "value", "--thoughts", "2", "--depth", "2")
 
 
@@ -149,3 +155,32 @@ def test_characters_that_the_terminal_cannot_encode_are_no_error(
     assert main(list(SOLVE)) == 0
     out.flush()
     assert b"? 6.00" in out.buffer.getvalue().replace(b"  ", b" ")  # the star
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("command", [("list",), ("--version",), ("solve", "game24", "4 9 10 13", "--json", *RULES)])
+def test_output_that_cannot_be_written_is_one_line(command: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-m", "tot", *command], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "tot: standard output can't be written: No space left on device; write it to another place\n",
+    )
+
+
+@pytest.mark.parametrize("command", [("list",), ("solve", "game24", "4 9 10 13", *RULES)])
+def test_a_reader_that_ends_early_is_no_error(command: tuple[str, ...]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-m", "tot", *command], stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_numbers_have_their_nouns_and_percentages_follow_from_them() -> None:
+    usage = Usage(new_tokens=1, prompt_tokens=1, forwards=1, drafted=294, accepted=149, reached=257, seconds=0.0)
+    solution = Solution(None, False, None, ThoughtTree(State(question="q")), usage, 1, 1, 1, None)
+    assert usage_line(solution) == (
+        "0 thoughts, 1 call, 1 new token, 1 prompt token, 0% of them reused, 1 forward pass, 0.0 s, 149 of 294 drafted "
+        "tokens accepted (51%), acceptance rate 58% (of 257 reached), 1 rejected thought, 1 unreadable reply"
+    )

@@ -23,7 +23,12 @@ import pytest
             ("bench", "fast"),
             r"No such command 'fast' \(did you mean fastcot\?\): see tot bench --help",
         ),
-        (("solve",), r"no task is given: give its name, such as gsm8k, or path/to/file\.py:ClassName"),
+        (("solve",), r"no task is given: give .* gsm8k, or path/to/file\.py:ClassName, or a question in quotes"),
+        (("ask",), r'ask is a task, not a command: type tot solve ask "your question"'),
+        (("gsm8k", "q"), r'gsm8k is a task, not a command: type tot solve gsm8k "your question"'),
+        (("What is it?",), r"'What is it\?' is not a command: to ask it, type tot solve 'What is it\?'"),
+        (("solve", "hello"), r"unknown task 'hello': choose one of .*; if it is a question, type tot solve ask hello"),
+        (("help", "solv"), r"No such command 'solv' \(did you mean solve\?\): see tot --help"),
         (
             ("solve", "gsm8k", "q", "--breath", "2"),
             r"No such option: --breath \(did you mean --breadth\?\): see tot solve --help",

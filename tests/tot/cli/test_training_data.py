@@ -272,6 +272,13 @@ def test_an_unverified_tree_gives_no_row_and_no_file(tot: Any, refused: Any, tmp
     assert {path.name for path in tmp_path.iterdir()} == {"tree.json", "data.jsonl"}
 
 
+def test_each_run_gets_its_page(tot: Any, tmp_path: Path) -> None:
+    verified("x").save(tmp_path / "a.json")
+    verified("y").save(tmp_path / "b.json")
+    assert tot("report", "a.json", "b.json") == (0, "report: a.html\nreport: b.html\n", "")
+    assert all("<html" in (tmp_path / page).read_text() for page in ("a.html", "b.html"))
+
+
 def test_unverified_trees_are_skipped_and_counted(tot: Any, tmp_path: Path) -> None:
     verified("x").save(tmp_path / "a.json")
     verified("y", right=False).save(tmp_path / "b.json")
@@ -295,7 +302,10 @@ def test_a_score_between_0_and_1_is_neither_right_nor_wrong(
         (("a.json", "--format", "dpo", "--out", "d.jsonl"), "'dpo' is not one of 'sft', 'preferences', 'steps'"),
         (("a.json", "--format", "sft"), "--format sft writes JSON lines, not a page: give --out FILE.jsonl"),
         (("a.json", "--format", "sft", "--out", "d.html"), "not d.html: give --out FILE.jsonl"),
-        (("a.json", "a.json"), "a page shows one run, not 2: give one, or --format for training data"),
+        (
+            ("a.json", "a.json", "--out", "x.html"),
+            "--out x.html is for one run, not 2: leave --out out, or give one run",
+        ),
         (("a.json", "b.json", "--format", "sft", "--out", "d.jsonl"), "b.json does not exist"),
         (("a.json", "bad.json", "--format", "sft", "--out", "d.jsonl"), "bad.json can't be read as JSON"),
         (("a.json", ".", "--format", "sft", "--out", "d.jsonl"), ". is not the folder of an evaluation"),
