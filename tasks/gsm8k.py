@@ -69,7 +69,7 @@ class GSM8K(Task):
             "vote": {"max_tokens": 8, "stop": ("\n",)},
             "explain": {"max_tokens": 256},
         },
-        "search": "self-consistency:weighted=true,until=0.95,samples=12,solutions=program+chain+program",
+        "search": "self-consistency:weighted=true,until=0.95,samples=8,solutions=program+chain",
         "generator": "continue",
         "evaluator": "logprob",
         "filters": {"top_p": 0.8, "top_k": 20},
