@@ -1,15 +1,17 @@
-"""Atomic file writes: a killed process leaves either the old file or the new one."""
+"""Atomic file writes: a killed process or a power failure leaves either the old file or the new one."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from filelock import FileLock, Timeout
 
@@ -30,32 +32,67 @@ def writing(path: Path, otherwise: str = "give another file") -> Iterator[None]:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary file next to `path`, which replaces it after the block. Deleted if the block fails."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def replacing(path: Path, private: bool = False) -> Iterator[IO[bytes]]:
+    """Yield a new file next to `path`. After the block it is synced to disk and renamed; it is deleted if that fails.
+
+    Its name can't be guessed, so nobody can put a link in its place. A `private` file is for the user alone.
+    """
+    unfinished = regular(path).with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        yield unfinished
+        with unfinished.open("xb") as file:
+            if private:
+                unfinished.chmod(0o600)
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
         unfinished.replace(path)
+        with suppress(OSError):  # a file system that can't sync folders
+            sync(path.parent)
     finally:
         unfinished.unlink(missing_ok=True)
 
 
-def write_text(path: Path, text: str | Iterable[str]) -> None:
+def sync(path: Path) -> None:
+    """Write a file or the names in a folder to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def append(file: IO[bytes], data: bytes) -> None:
+    """Append to an unbuffered file. If that fails, as on a full disk, the file keeps its length."""
+    end, rest = file.seek(0, os.SEEK_END), memoryview(data)
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]
+    except OSError:
+        file.truncate(end)
+        raise
+
+
+def regular(path: Path) -> Path:
+    """Return a path. Raises OSError if it is a pipe or a device, whose content may have no end."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(errno.EINVAL, "not a regular file")
+    return path
+
+
+def write_text(path: Path, text: str | Iterable[str], private: bool = False) -> None:
     """Write a text, or its pieces, in UTF-8. Raises TaskError on failure.
 
     An unpaired surrogate is written as its JSON escape, so that JSON round-trips.
     """
-    with (
-        writing(path),
-        replacing(path) as unfinished,
-        unfinished.open("w", encoding="utf-8", errors="backslashreplace") as file,
-    ):
-        file.writelines([text] if isinstance(text, str) else text)
+    with writing(path), replacing(path, private) as file:
+        file.writelines(
+            piece.encode("utf-8", "backslashreplace") for piece in ([text] if isinstance(text, str) else text)
+        )
 
 
-def write_json(path: Path, data: Any) -> None:
+def write_json(path: Path, data: Any, private: bool = False) -> None:
     """Write data as indented JSON. Raises TaskError on failure."""
-    write_text(path, json.dumps(data, ensure_ascii=False, indent=1) + "\n")
+    write_text(path, json.dumps(data, ensure_ascii=False, indent=1) + "\n", private)
 
 
 def hold(path: Path, refusal: TotError) -> Callable[[], None]:

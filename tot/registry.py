@@ -6,6 +6,7 @@ A name may have options: "mcts:iterations=20,exploration=2", "my_parts.py:Mine:w
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -29,6 +30,9 @@ TOOLS = Registry("tool", "tot.tools")
 
 _WITH_TOOLS = "bfs:thoughts=2,breadth=4,select=all,aggregate=majority"
 _REQUIRED_METHODS = {"search": ("start", "steps"), "generator": ("propose",), "evaluator": ("evaluate", "key")}
+_IN_FILE = re.compile(r"\.py\s*:")
+_TEXTS = ("question", "reference", "out")
+"""Settings of a saved run that are never names of code."""
 
 
 def named(spec: Any, known: Registry, **options: Any) -> Any:
@@ -137,6 +141,24 @@ def rap(task: Task | type[Task] | str) -> dict[str, Any]:
     return {**parts_of(load_task(task), "rap"), "prompts": "papers"}
 
 
+def refuse_code(options: Mapping[str, Any], place: Path) -> None:
+    """Raise OptionError if options that were read from a file name a task, a part or a tool that is not installed.
+
+    Whoever wrote the file must not choose the code that runs.
+    """
+    for name, value in options.items():
+        if not is_installed(value) if name == "task" else name not in _TEXTS and _IN_FILE.search(str(value)):
+            raise OptionError(
+                f"{place} names the {name} {value!r}, which is not installed, so it is not run: name it on the command "
+                "line, too, if you trust it"
+            )
+
+
+def is_installed(task: Any) -> bool:
+    """Return whether this is the name of an installed task, without options."""
+    return isinstance(task, str) and task in TASKS
+
+
 def load_task(task: Task | type[Task] | str) -> Task:
     """Return a task from an object, a class, an installed task's name, or "path/to/file.py:ClassName".
 
@@ -149,7 +171,7 @@ def load_task(task: Task | type[Task] | str) -> Task:
     options: dict[str, str | None] = {}
     if isinstance(task, str):
         name, options = split_spec(task, "task") if "=" in task else (task, {})
-        if os.path.isfile(Path(name) / "score.py"):  # noqa: PTH113  (False for a name that is too long)
+        if name not in TASKS and os.path.isfile(Path(name) / "score.py"):  # noqa: PTH113  (False for a long name)
             name, options = "optimize", {"folder": name, **options}
         found = TASKS.find(name, Task)
     if not (isinstance(found, type) and issubclass(found, Task)):

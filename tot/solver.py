@@ -21,6 +21,7 @@ from tot.search.session import SearchSession, Watcher
 from tot.task.checked import CheckedTask
 from tot.task.task import Task
 from tot.task.world import HasAnswer, HasMeasured
+from tot.tree.saved import RUN
 from tot.tree.tree import ThoughtTree
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Solution:
 
     def to_json(self) -> dict[str, Any]:
         """Return the run as JSON data: the result and the tree, with a format version."""
-        return {"format": "tot.run", "version": 2, **self.result(), "tree": self.tree.to_json()}
+        return {**RUN, **self.result(), "tree": self.tree.to_json()}
 
     def result(self) -> dict[str, Any]:
         """Return the run as JSON data without its tree."""

@@ -26,7 +26,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from tot.decoders.errors import ModelError, TaskError, reason
-from tot.decoders.files import fingerprint, others_could_write, write_json
+from tot.decoders.files import fingerprint, others_could_write, sync, write_json
 from tot.decoders.models.gguf_convert import convert
 from tot.decoders.models.gguf_parts import gguf_parts
 from tot.decoders.models.gguf_reader import GGUFFile, read_gguf
@@ -74,8 +74,7 @@ def hash_file(path: Path) -> str:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     with suppress(OSError, TaskError):  # the cache is optional
         cached.parent.mkdir(parents=True, exist_ok=True)
-        write_json(cached, {"file": key, "sha256": digest})
-        cached.chmod(0o600)
+        write_json(cached, {"file": key, "sha256": digest}, private=True)
     return digest
 
 
@@ -143,7 +142,7 @@ def _convert_locked(file: GGUFFile, digest: str, folder: Path, distrust: str | N
         convert(file, scratch, matrices)
         _write_manifest(scratch)
         scratch.rename(folder)
-        _sync(folder.parent)
+        sync(folder.parent)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     model = read_manifest(folder)
@@ -178,23 +177,15 @@ def _write_manifest(folder: Path) -> None:
     files = _files(folder)
     for file in files:
         file.chmod(0o600)
-        _sync(file)
+        sync(file)
     manifest = {
         "format": FORMAT,
         "build": uuid.uuid4().hex,
         "files": {file.name: fingerprint(file) for file in files},
     }
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
-    _sync(folder / MANIFEST)
-    _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(folder / MANIFEST)
+    sync(folder)
 
 
 def _no_space(file: GGUFFile, root: Path, matrices: bool) -> ModelError:

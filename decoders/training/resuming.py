@@ -44,8 +44,8 @@ def save_checkpoint(model: nn.Module, optimizer: torch.optim.Optimizer, step: in
     state = {f"model.{name}": weight.detach() for name, weight in _trained(model).items()}
     for i, moments in optimizer.state_dict()["state"].items():
         state |= {f"optimizer.{i}.{name}": value for name, value in moments.items()}
-    with replacing(path) as unfinished:
-        save_file({name: value.contiguous() for name, value in state.items()}, unfinished, {"step": str(step)})
+    with replacing(path) as file:
+        save_file({name: value.contiguous() for name, value in state.items()}, file.name, {"step": str(step)})
 
 
 def load_checkpoint(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path) -> int:

@@ -381,7 +381,7 @@ def test_curves_are_fitted_on_evaluations_and_used(tot: Any, tmp_path: Path, par
     status, out, err = tot("eval", task, *here, "--data", str(tmp_path / "rows.jsonl"), "--out", folder)
     assert (status, err) == (0, "")
     assert "Calibration error" not in out
-    status, out, err = tot("calibrate", folder, "--out", own)
+    status, out, err = tot("calibrate", folder, "--out", own, "--task", task)
     assert (status, err) == (0, "")
     fitted = [cell.strip() for cell in out.splitlines()[4].strip("│").split("│")]
     assert fitted[:3] == ["riddle", "not local", "60"]

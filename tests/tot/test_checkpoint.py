@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -187,12 +189,69 @@ def test_a_rejected_file_stays_unlocked(record: Any, path: Path) -> None:
     assert "unfinished" in str(refused.value)
 
 
-def test_a_finished_run_is_overwritten(path: Path) -> None:
+def test_a_finished_run_is_overwritten_only_on_request(path: Path) -> None:
     trace = Checkpoint.create(path)
     trace.begin(State(question="q"), {})
     trace.finish({})
-    Checkpoint.create(path).close()
+    before = path.read_bytes()
+    with pytest.raises(TaskError, match=r"run\.jsonl holds a finished run: give another file, or add --overwrite$"):
+        Checkpoint.create(path)
+    assert path.read_bytes() == before
+    Checkpoint.create(path, overwrite=True).close()
     assert len(lines(path)) == 1
+
+
+def test_a_link_is_neither_followed_nor_replaced(path: Path, tmp_path: Path) -> None:
+    path.symlink_to(tmp_path / "elsewhere")
+    for open_it in (Checkpoint.create, Checkpoint.resume):
+        with pytest.raises(TaskError, match=r"run\.jsonl can't be opened: it is a link; give another file$"):
+            open_it(path)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_pipe_is_refused_without_waiting_for_it(path: Path) -> None:
+    os.mkfifo(path)
+    for open_it in (Checkpoint.create, Checkpoint.resume, ThoughtTree.load):
+        with pytest.raises(TaskError, match=r"run\.jsonl can't be .*not a regular file"):
+            open_it(path)
+
+
+def test_a_line_on_a_full_disk_is_written_whole_or_not_at_all(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = Checkpoint.create(path, settings={"task": "gsm8k"})
+    before = path.read_bytes()
+    monkeypatch.setattr(trace, "_file", _Full(trace._file, room=9))
+    with pytest.raises(
+        TaskError, match=r"run\.jsonl can't be written: No space left on device; make room, then resume"
+    ):
+        trace.finish({})
+    assert path.read_bytes() == before
+
+
+class _Full:
+    """A file on a disk with room for a few more bytes."""
+
+    def __init__(self, file: Any, room: int) -> None:
+        self._file, self._room = file, room
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, data: memoryview) -> int:
+        if not self._room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = self._file.write(data[: self._room])
+        self._room -= written
+        return int(written)
+
+
+def test_a_file_that_cannot_be_begun_is_not_left_empty(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("tot.search.checkpoint.append", full)
+    with pytest.raises(TaskError, match=r"run\.jsonl can't be written: No space left on device"):
+        Checkpoint.create(path)
+    assert list(path.parent.iterdir()) == []
 
 
 @pytest.mark.parametrize("content", [b"{}\n", b"notes of mine\n", b'{"format": "tot.tree"}\n', b"\xff\xfe\n", b"x"])
@@ -239,7 +298,9 @@ def test_a_line_with_a_missing_field_is_rejected(
 def test_another_version_is_rejected_and_named(path: Path, version: Any) -> None:
     path.write_text(json.dumps({"format": "tot.checkpoint", "version": version}) + "\n")
     for open_it in (Checkpoint.create, Checkpoint.resume):
-        with pytest.raises(TaskError, match=rf"run\.jsonl has version {version}: this program reads 1"):
+        with pytest.raises(
+            TaskError, match=rf"run\.jsonl has version {version} of tot\.checkpoint: this program reads 1"
+        ):
             open_it(path)
 
 

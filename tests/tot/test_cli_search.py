@@ -132,8 +132,106 @@ def test_a_run_that_fails_in_the_task_is_saved(tot: Any, tmp_path: Path) -> None
     *_, last = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
     assert [draft["thought"]["parts"]["thought"] for draft in last["results"][0][:2]] == ["one", "two"]
     (tmp_path / "my_task.py").write_text(TASK_FILE)
-    status, out, err = tot("solve", "--resume", "run.jsonl", "--json")
+    status, out, err = tot("solve", "my_task.py:Count", "--resume", "run.jsonl", "--json")
     assert (status, err, json.loads(out)["answer"]) == (0, "", ["two"])
+
+
+def test_a_finished_run_is_not_overwritten_without_a_request(tot: Any, tmp_path: Path) -> None:
+    arguments = ("solve", "blocksworld", PROBLEM, *SYMBOLIC, "--out")
+    tot(*arguments, "run.jsonl")
+    before = (tmp_path / "run.jsonl").read_bytes()
+    for out in ("run.jsonl", "run.json"):  # the steps of both are in run.jsonl
+        status, _, err = tot(*arguments, out)
+        assert (status, err) == (2, "tot: run.jsonl holds a finished run: give another file, or add --overwrite\n")
+    assert (tmp_path / "run.jsonl").read_bytes() == before
+    assert tot(*arguments, "run.jsonl", "--overwrite")[0] == 0
+
+
+# -- what a trace or a folder names is not run ------------------------------------------------------------------
+
+
+@pytest.fixture
+def evil(tmp_path: Path) -> str:
+    """A task file that leaves a mark when it is run."""
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'RAN')!r}, 'w')\n{TASK_FILE}")
+    return f"{tmp_path}/evil.py:Count"
+
+
+def write_trace(path: Path, **settings: Any) -> None:
+    about = {"task": "blocksworld", "question": PROBLEM, "reference": None, "out": "run.json", "model": "none"}
+    about |= {"search": "best-first", "generator": "enumerate:prior=uniform", **settings}
+    path.write_text(json.dumps({"format": "tot.checkpoint", "version": 1, "settings": about}) + "\n")
+
+
+@pytest.mark.parametrize(
+    "name", ["task", "tool", "tools", "search", "generator", "evaluator", "decoder", "nested", "folder", "file"]
+)
+def test_a_resumed_run_runs_no_code_that_its_trace_names(tot: Any, tmp_path: Path, evil: str, name: str) -> None:
+    (tmp_path / "problem").mkdir()
+    (tmp_path / "problem" / "score.py").write_text("print(1)")
+    settings = {
+        "tool": {"tool": [evil]},
+        "tools": {"tools": [evil]},
+        "nested": {"search": f"mcts:fast_evaluator={evil}"},
+        "folder": {"task": str(tmp_path / "problem")},
+        "file": {"task": f"optimize:score={tmp_path}/problem/score.py,best={tmp_path}/RAN"},
+    }.get(name, {name: evil})
+    write_trace(tmp_path / "run.jsonl", **settings)
+    before = (tmp_path / "run.jsonl").read_bytes()
+    status, out, err = tot("solve", "--resume", "run.jsonl")
+    assert (status, out) == (2, "")
+    assert "which is not installed, so it is not run: name it on the command line, too, if you trust it" in err
+    assert not (tmp_path / "RAN").exists()
+    assert (tmp_path / "run.jsonl").read_bytes() == before
+
+
+def test_code_that_the_user_names_again_runs(tot: Any, tmp_path: Path, evil: str) -> None:
+    write_trace(tmp_path / "run.jsonl", task="elsewhere/evil.py:Count", question="5")
+    status, out, err = tot("solve", evil, "--resume", "run.jsonl", "--json")
+    assert (status, err, json.loads(out)["solved"]) == (0, "", True)
+    assert (tmp_path / "RAN").exists()
+
+
+def test_a_resumed_run_is_written_beside_its_trace_only(tot: Any, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("precious")
+    write_trace(tmp_path / "run.jsonl", out=str(tmp_path / "mine.txt"))
+    status, out, err = tot("solve", "--resume", "run.jsonl")
+    assert (status, err, "Saved to run.json;" in out) == (0, "", True)
+    assert (tmp_path / "mine.txt").read_text() == "precious"
+    (tmp_path / "mine.json").write_text('{"precious": 1}')
+    write_trace(tmp_path / "mine.jsonl", out="mine.json")
+    status, _, err = tot("solve", "--resume", "mine.jsonl")
+    assert (status, "mine.json is not a tree of thoughts" in err) == (2, True)
+    assert (tmp_path / "mine.json").read_text() == '{"precious": 1}'
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.json", "mine.jsonl", "mine.txt", "run.json"]
+
+
+@pytest.mark.parametrize("settings", [[], {"task": "gsm8k", "question": 3}, {"task": ["gsm8k"], "question": "q"}])
+def test_damaged_settings_are_refused(tot: Any, tmp_path: Path, settings: Any) -> None:
+    (tmp_path / "run.jsonl").write_text(
+        json.dumps({"format": "tot.checkpoint", "version": 1, "settings": settings}) + "\n"
+    )
+    status, _, err = tot("solve", "--resume", "run.jsonl")
+    assert (status, "run.jsonl was not written by `tot solve`" in err) == (2, True)
+
+
+def test_reading_a_folder_runs_no_code_that_it_names(tot: Any, tmp_path: Path, evil: str) -> None:
+    (tmp_path / "q.jsonl").write_text('{"question": "5", "answer": "5"}\n')
+    assert tot("eval", evil, "--data", "q.jsonl", "--model", "none", "--out", "runs")[0] == 0
+    (tmp_path / "RAN").unlink()
+    assert tot("report", "runs")[0] == 0
+    assert tot("eval", "--compare", "runs", "runs")[0] == 0
+    for command in (
+        ("report", "runs", "--format", "sft", "--out", "x.jsonl"),
+        ("calibrate", "runs", "--out", "c.json"),
+        ("eval", "--config", "runs/config.yaml", "--out", "again"),
+    ):
+        status, out, err = tot(*command)
+        assert (status, out) == (2, "")
+        assert f"runs/config.yaml names the task {evil!r}, which is not installed, so it is not run" in err
+    assert not (tmp_path / "RAN").exists()
+    assert tot("eval", evil, "--config", "runs/config.yaml", "--out", "again")[0] == 0
+    assert (tmp_path / "RAN").exists()
 
 
 @pytest.mark.parametrize("name", ["tree.graphml", "tree.dot"])

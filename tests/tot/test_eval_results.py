@@ -17,7 +17,7 @@ import yaml
 from rich.console import Console
 from scipy.stats import binomtest
 
-from tot.decoders import OptionError
+from tot.decoders import OptionError, TotError
 from tot.evaluation.compare import compare, picture, table
 from tot.evaluation.estimate import Estimate, bootstrap, estimate, paired
 from tot.evaluation.progress import Progress, tracker
@@ -265,9 +265,9 @@ def test_incomparable_folders_are_rejected(folder: Any, tmp_path: Path) -> None:
         ([a, game], r"a has task gsm8k, but .*game has game24: compare runs of one task"),
         ([a, other], r"have no question in common"),
         ([a, tmp_path], r"is not the folder of an evaluation: it has no config\.yaml"),
-        ([a, damaged], r"samples\.jsonl can't be read"),
+        ([a, damaged], r"samples\.jsonl, line 1 is damaged: delete that line"),
     ):
-        with pytest.raises(OptionError, match=message):
+        with pytest.raises(TotError, match=message):
             compare(folders)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -237,18 +238,35 @@ def test_a_tree_without_its_parts_is_rejected(tree: ThoughtTree, missing: str) -
         ThoughtTree.from_json({key: value for key, value in tree.to_json().items() if key != missing})
 
 
-@pytest.mark.parametrize(
-    "data", [{}, [], "tree", 3, None, {"format": "networkx"}, {"tree": 3}, {"format": ["tot.tree"]}]
-)
+@pytest.mark.parametrize("data", [{}, [], "tree", 3, None, {"tree": 3}])
 def test_a_file_that_is_not_a_tree_is_rejected_with_a_remedy(tmp_path: Path, data: Any) -> None:
     (tmp_path / "x.json").write_text(json.dumps(data))
-    with pytest.raises(TaskError, match=r"^this is not a tree of thoughts: save one with `tree\.save"):
+    with pytest.raises(TaskError, match=r"x\.json is not a tree of thoughts: save one with `tree\.save"):
         ThoughtTree.load(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize("form", ["networkx", "tot.banana", ["tot.tree"]])
+@pytest.mark.parametrize("rest", [{}, {"tree": {"format": "tot.tree"}}])
+def test_another_format_is_rejected_by_name(tmp_path: Path, form: Any, rest: dict[str, Any]) -> None:
+    (tmp_path / "x.json").write_text(json.dumps({"format": form, "version": 1, **rest}))
+    with pytest.raises(TaskError, match=re.escape(f"x.json has the format {form!r}: this program reads tot.tree, tot")):
+        ThoughtTree.load(tmp_path / "x.json")
+
+
+def test_another_version_of_a_run_is_rejected_by_name(tree: ThoughtTree, tmp_path: Path) -> None:
+    run = {"format": "tot.run", "version": 99, "tree": tree.to_json()}
+    (tmp_path / "x.json").write_text(json.dumps(run))
+    (tmp_path / "x.jsonl").write_text(
+        json.dumps({"format": "tot.checkpoint", "version": 1}) + "\n" + json.dumps({"step": "end", "run": run}) + "\n"
+    )
+    for name in ("x.json", "x.jsonl"):
+        with pytest.raises(TaskError, match=f"{name} has version 99 of tot.run: this program reads 2$"):
+            ThoughtTree.load(tmp_path / name)
 
 
 @pytest.mark.parametrize("version", [0, 3, "1", None])
 def test_another_version_is_rejected_by_name(tree: ThoughtTree, version: Any) -> None:
-    with pytest.raises(TaskError, match=f"^unknown version {version!r} of a tree: this program reads version 2$"):
+    with pytest.raises(TaskError, match=f"^this has version {version!r} of tot.tree: this program reads 2$"):
         ThoughtTree.from_json(tree.to_json() | {"version": version})
 
 

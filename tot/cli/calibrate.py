@@ -15,6 +15,10 @@ def calibrate_command(
         list[Path], typer.Argument(metavar="FOLDER", help="Folders of tot eval, on rows that are not for testing.")
     ],
     out: Annotated[Path, typer.Option(help="The .json file to write, for --certainty.")],
+    task: Annotated[
+        str | None,
+        typer.Option(help="The task of the folders, path/to/file.py:ClassName, if it is not an installed one."),
+    ] = None,
 ) -> None:
     """Fit curves for the certainty of answers on evaluations of votes, by task and model."""
     from rich.table import Table
@@ -25,7 +29,7 @@ def calibrate_command(
     from tot.search.certainty import to_json
 
     writable(out)
-    found = calibrate(folders)
+    found = calibrate(folders, task)
     title = "cross-validated by question"
     table = Table("task", "model", "questions", "votes", "calibration error", "surer half", "other half", title=title)
     for curve, measured in found:

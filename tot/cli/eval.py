@@ -52,9 +52,8 @@ def eval_command(
         raise OptionError("--plot needs --compare: give --compare and folders")
     if len(names) > 1:
         raise OptionError(f"more than one task is given ({names[1]!r}): give one, or --compare and folders")
-    options = {**(read_yaml(config) if config is not None else {}), **given}
-    if names:
-        options["task"] = names[0]
+    given |= {"task": names[0]} if names else {}
+    options = {**(read_yaml(config, given) if config is not None else {}), **given}
     evaluation = EvaluationRun.read(options)
 
     from tot.evaluation.progress import tracker

@@ -29,6 +29,10 @@ def report_command(
         Literal["sft", "preferences", "steps"] | None,
         typer.Option("--format", help="Write training data for trl: right replies, right and wrong ones, or steps."),
     ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(help="The task of a folder, path/to/file.py:ClassName, if it is not an installed one."),
+    ] = None,
 ) -> None:
     """Export a run's tree as a self-contained page, a picture or a graph, an evaluation as a page, or training data."""
     from tot.evaluation.training_data import export
@@ -39,15 +43,15 @@ def report_command(
     if form is not None:
         if out is None or out.suffix != ".jsonl":
             raise OptionError(f"--format {form} writes JSON lines, not {out or 'a page'}: give --out FILE.jsonl")
-        console().print(f"report: {out}, {export(out, runs, form)}", highlight=False)
+        console().print(f"report: {out}, {export(out, runs, form, task)}", highlight=False)
         return
     if len(runs) > 1 and out is not None:
         raise OptionError(f"--out {out} is for one run, not {len(runs)}: leave --out out, or give one run")
     for run in runs:
-        _report(run, out)
+        _report(run, out, task)
 
 
-def _report(run: Path, out: Path | None) -> None:
+def _report(run: Path, out: Path | None, task: str | None) -> None:
     """Write the page, the picture or the graph of one run or evaluation."""
     from tot.decoders.files import write_text
     from tot.evaluation.overview import evaluation_page
@@ -66,7 +70,7 @@ def _report(run: Path, out: Path | None) -> None:
     if evaluation and kind != ".html":
         raise OptionError(f"--out {out}: an evaluation needs a .html file: give one, or export one of {run}/trees")
     if evaluation:
-        write_text(out, evaluation_page(run))
+        write_text(out, evaluation_page(run, task))
     else:
         saved = read_run(run)
         tree = ThoughtTree.from_json(saved.pop("tree"))

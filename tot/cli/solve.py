@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from tot.task.task import Task
 
 _WITH_RESUME = ("resume", "as_json", "live", "profile", "profile_out")
+_FILES = ("score", "start", "best")
+_CODE = ("task", *_FILES, "tools", "search", "generator", "evaluator", "decoder")
+"""Options that may name files, which a resumed run uses only if the user names them again."""
 
 
 @takes(SearchConfig)
@@ -68,17 +71,17 @@ def solve_command(
 ) -> None:
     """Grow a tree of thoughts about a question and answer it."""
     started = time.monotonic()
+    files = {name: one for name, one in zip(_FILES, (score, start, best), strict=True) if one is not None}
     from tot.search.checkpoint import Checkpoint
 
     checkpoint: Checkpoint | None = None
     if resume is not None:
         for name in context.params:
-            if name not in _WITH_RESUME and is_given(context, name):
+            if name not in (*_WITH_RESUME, *_CODE) and is_given(context, name):
                 raise OptionError(f"--resume uses the options of the run: leave {name.replace('_', '-')!r} out")
         checkpoint = Checkpoint.resume(resume)
-        if "settings" not in checkpoint.header:
-            raise OptionError(f"{resume} was not written by `tot solve`: resume it with solve(..., checkpoint=...)")
-        settings = checkpoint.header["settings"]
+        context.call_on_close(checkpoint.close)
+        settings = _resumed(resume, checkpoint, ({} if task is None else {"task": _with_files(task, files)}) | given)
     else:
         if task is None:
             raise OptionError(
@@ -86,9 +89,7 @@ def solve_command(
             )
         if question is None and data is None and _is_question(task):
             task, question = "ask", task
-        files = {name: one for name, one in (("score", score), ("start", start), ("best", best)) if one is not None}
-        if files:
-            task = _with_files(task, files)
+        task = _with_files(task, files)
         place = None if out is None else str(writable(out))
         if out is not None and out.suffix != ".jsonl" and out.exists() and not overwrite:
             raise OptionError(f"--out {out} exists: give another file, or add --overwrite")
@@ -102,7 +103,7 @@ def solve_command(
         recorded = Profile()
     if profile_out is not None:
         writable(profile_out, "--profile-out")
-    interrupted = _run(settings, checkpoint, started, as_json, live, recorded)
+    interrupted = _run(settings, checkpoint, overwrite, started, as_json, live, recorded)
     if recorded is not None:
         show_profile(recorded, as_json)
         if profile_out is not None:
@@ -119,8 +120,31 @@ def _is_question(text: str) -> bool:
     return text not in TASKS and not named and not text.rpartition(":")[0].endswith(".py")
 
 
+def _resumed(path: Path, checkpoint: Checkpoint, named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run, with the code that the user names again; the run is written beside its trace.
+
+    Raises OptionError if the trace names other code, or if it would overwrite a file that is not a run.
+    """
+    from tot.registry import refuse_code
+    from tot.tree.tree import ThoughtTree
+
+    recorded = checkpoint.header.get("settings")
+    if not isinstance(recorded, dict) or not all(isinstance(recorded.get(name), str) for name in ("task", "question")):
+        raise OptionError(f"{path} was not written by `tot solve`: resume it with solve(..., checkpoint=...)")
+    named = {{"tools": "tool"}.get(name, name): value for name, value in named.items()}
+    refuse_code({name: value for name, value in recorded.items() if name not in named}, path)
+    out = path.with_suffix(".json")
+    if out == path or str(recorded.get("out")).endswith(".jsonl"):
+        return {**recorded, **named, "out": None}  # the trace ends in the run
+    if out.exists():
+        ThoughtTree.load(out)
+    return {**recorded, **named, "out": str(out)}
+
+
 def _with_files(task: str, files: Mapping[str, str]) -> str:
     """Return the task with these files as options, as absolute paths, so that a run can be resumed anywhere."""
+    if not files:
+        return task
     named = {name: str(Path(path).resolve()) for name, path in files.items()}
     for name, path in named.items():
         if "," in path:
@@ -168,6 +192,7 @@ def _question(
 def _run(
     settings: Mapping[str, Any],
     checkpoint: Checkpoint | None,
+    overwrite: bool,
     started: float,
     as_json: bool,
     live: bool,
@@ -189,9 +214,10 @@ def _run(
     config = config.model_copy(update={"prompts": task.prompts})
     stack, runs = ExitStack(), Runs()
     out = None if about["out"] is None else Path(about["out"])
+    resumed = checkpoint is not None
     if out is not None and checkpoint is None:
         steps = out if out.suffix == ".jsonl" else out.with_name(out.name.removesuffix(".json") + ".jsonl")
-        checkpoint = Checkpoint.create(steps, settings={**about, **config.to_json(secrets=True)})
+        checkpoint = Checkpoint.create(steps, overwrite, settings={**about, **config.to_json(secrets=True)})
     if out is not None and out.suffix == ".jsonl":
         out = None  # the checkpoint ends in the run
 
@@ -216,12 +242,12 @@ def _run(
                     profile=profile,
                 )
         except BaseException:
-            if out is not None and run.session is not None:  # keep the unfinished tree
-                write_json(out, conclude(run.session).to_json())
             if checkpoint is not None:
                 checkpoint.close()
-                if checkpoint.empty:
+                if checkpoint.empty and not resumed:
                     checkpoint.path.unlink(missing_ok=True)
+            if out is not None and run.session is not None:  # keep the unfinished tree
+                write_json(out, conclude(run.session).to_json())
             raise
     interrupted = solution.stopped == "interrupted"
     saved = solution.to_json() | {"task": about["task"], "model": config.to_json()["model"]}

@@ -18,13 +18,14 @@ from typing import Any
 
 import numpy as np
 
+from tot.config import SearchConfig
 from tot.decoders.errors import OptionError, reason
 from tot.decoders.models.loading import open_model
-from tot.evaluation.folder import read_config, read_samples
+from tot.evaluation.folder import installed, read_config, read_samples
 from tot.evaluation.leaves import read_leaves
-from tot.evaluation.options import EvaluationRun
 from tot.evaluation.reliability import Reliability, reliability
 from tot.llm.family import identity_of
+from tot.registry import SEARCHES, named
 from tot.search.certainty import Curve, Features, features
 from tot.search.votes import Ballot, count, source_of, votes_of
 from tot.task.checked import CheckedTask
@@ -35,6 +36,8 @@ _FOLDS = 5
 _PENALTY = 1e-3
 """Of the squared coefficients of standardised features."""
 _NAMES = tuple(Features.model_fields)
+_OF_VOTES = ("search", "model", "escalate", "decoder", "prompts")
+"""The recorded options that votes depend on. None of them loads a decoder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,40 +49,42 @@ class Vote:
     score: float
 
 
-def calibrate(folders: Sequence[Path]) -> list[tuple[Curve, Reliability]]:
+def calibrate(folders: Sequence[Path], task: Task | type[Task] | str | None = None) -> list[tuple[Curve, Reliability]]:
     """Fit a curve for each task and model of some evaluations.
 
+
+    `task` is the evaluations' task if it is not an installed one, because no code that a folder names is run.
     Returns each curve with the reliability that cross-validation by question measures. Raises OptionError for other
     folders, and for evaluations with too few questions.
     """
     votes: defaultdict[tuple[str, str | None], list[Vote]] = defaultdict(list)
     for folder in folders:
         try:
-            task, model, found = read_votes(folder)
+            name, model, found = read_votes(folder, task)
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise OptionError(f"{folder} has no readable samples ({reason(error)}): leave it out") from None
-        votes[task, model] += found
-    return [(fit(found, task, model), cross_validated(found, task)) for (task, model), found in votes.items()]
+        votes[name, model] += found
+    return [(fit(found, name, model), cross_validated(found, name)) for (name, model), found in votes.items()]
 
 
-def read_votes(folder: Path) -> tuple[str, str | None, list[Vote]]:
+def read_votes(folder: Path, task: Task | type[Task] | str | None = None) -> tuple[str, str | None, list[Vote]]:
     """Return the task's name, the model's identity, and the votes of the questions in an evaluation's folder."""
     config = read_config(folder)
-    config.pop("record", None)
-    run = EvaluationRun.read(config)
-    models = run.config.weights
+    chosen = installed(folder, {name: config.get(name) for name in ("task", "search")}, task)
+    run = SearchConfig.of(None, {name: config[name] for name in _OF_VOTES if name in config})
+    suited, models = run.suited(chosen["task"]), run.weights
     largest = models.get("escalate", models.get("generate"))
     model = None if largest is None else identity_of(open_model(largest, unread=True))
-    equal = getattr(run.parts["search"], "aggregate", "best") == "majority"
+    equal = getattr(named(run.search or suited.search, SEARCHES), "aggregate", "best") == "majority"
     votes = []
     for sample in read_samples(folder):
-        for ballots in _begun(folder, sample, run.task, equal):
+        for ballots in _begun(folder, sample, suited, equal):
             answers, given, scores = zip(*ballots, strict=True)
             weights = [ballot.weight for ballot in given]
-            keys, winners = count(CheckedTask(run.task), sample["question"], answers, weights)
+            keys, winners = count(CheckedTask(suited), sample["question"], answers, weights)
             seen = features([replace(ballot, answer=key) for ballot, key in zip(given, keys, strict=True)])
             votes.append(Vote(sample["question"], seen, scores[winners[0]]))
-    return run.task.name, model, votes
+    return suited.name, model, votes
 
 
 def _begun(

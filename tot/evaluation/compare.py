@@ -81,7 +81,7 @@ def _questions(folder: Path) -> dict[str, tuple[float, ...]]:
         for sample in read_samples(folder):
             failed = failed and sample["error"] is not None
             samples[sample["question"]].append((sample["score"], tokens_of(sample), sample["measured"]["seconds"]))
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except OSError as error:
         raise OptionError(
             f"{folder / 'samples.jsonl'} can't be read ({error}): resume that run, or leave it out"
         ) from None

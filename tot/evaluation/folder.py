@@ -12,15 +12,18 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Annotated, Any, Self
 
 import yaml
+from pydantic import BaseModel, Field, FiniteFloat
 
 from tot.decoders.errors import OptionError, TaskError, reason
-from tot.decoders.files import hold, replacing, write_json, write_text, writing
+from tot.decoders.files import append, hold, regular, replacing, write_json, write_text, writing
 from tot.decoders.remote.options import TRANSPORT
 from tot.evaluation.options import FORMAT, OF_RAY, VERSION, read_mapping
+from tot.registry import refuse_code
 from tot.report.terminal import plain
+from tot.task.task import Task
 
 UNCOMPARED = ("concurrency", "executor", "threads", "prefix_cache", *OF_RAY)
 """Options that don't affect the samples."""
@@ -41,17 +44,21 @@ class Folder:
         """(index, repeat) of the finished samples."""
         try:
             path.mkdir(parents=True, exist_ok=True)
+            if link := next((entry for entry in path.iterdir() if entry.is_symlink()), None):
+                raise OptionError(f"{link} is a link, so samples could be written elsewhere: remove it")
             refusal = OptionError(f"{path} is in use by another run: wait for it, or give another folder")
             self._release = hold(path / ".lock", refusal)
         except OSError as error:
             raise OptionError(f"{path} can't be created: {reason(error)}; give another folder") from None
+        self._new = False
         try:
             self.changed_versions = self._begin(options, record, resume)
-            (path / "trees").mkdir(exist_ok=True)
-            (path / "samples.jsonl").touch()
-            self._read()
-            self._file: IO[bytes] = (path / "samples.jsonl").open("ab", buffering=0)
+            with writing(path, _FREE_SPACE):
+                (path / "trees").mkdir(exist_ok=True)
+                self._file: IO[bytes] = (path / "samples.jsonl").open("ab", buffering=0)
+                self._read()
         except BaseException:
+            self._discard()
             self._release()
             raise
 
@@ -60,6 +67,7 @@ class Folder:
         if not (self.path / "config.yaml").exists():
             if any(not entry.name.startswith(".") for entry in self.path.iterdir()):
                 raise OptionError(f"{self.path} is not the folder of an evaluation: give another folder")
+            self._new = True
             self._write_config(options, record)
             return []
         stored = read_config(self.path)
@@ -107,9 +115,7 @@ class Folder:
         text = json.dumps(sample, ensure_ascii=False, default=str) + "\n"
         line = text.encode("utf-8", "backslashreplace")  # lone surrogates become JSON escapes
         with writing(self.path / "samples.jsonl", _FREE_SPACE):
-            rest = memoryview(line)
-            while rest:
-                rest = rest[self._file.write(rest) :]
+            append(self._file, line)
             os.fsync(self._file.fileno())
         self.done.add((sample["index"], sample["repeat"]))
 
@@ -127,22 +133,23 @@ class Folder:
         keys = [_key(path, number, line) for number, line in enumerate(lines, 1)]
         in_order = [line for _, line in sorted(zip(keys, lines, strict=True))]
         if in_order != lines:
-            with writing(path, _FREE_SPACE), replacing(path) as unfinished, unfinished.open("wb") as new:
-                new.writelines(in_order)
-                new.flush()
-                os.fsync(new.fileno())
+            with writing(path, _FREE_SPACE), replacing(path) as file:
+                file.writelines(in_order)
         write_json(self.path / "results.json", results)
 
     def close(self) -> None:
         """Release the folder. Without a finished sample, delete the files that the run created."""
         try:
             self._file.close()
-            if not self.done:
-                for name in ("samples.jsonl", "log.txt", "config.yaml"):
-                    (self.path / name).unlink(missing_ok=True)
-                shutil.rmtree(self.path / "trees", ignore_errors=True)  # a tree may exist without its sample
+            self._discard()
         finally:
             self._release()
+
+    def _discard(self) -> None:
+        if self._new and not self.done:
+            for name in ("samples.jsonl", "log.txt", "config.yaml"):
+                (self.path / name).unlink(missing_ok=True)
+            shutil.rmtree(self.path / "trees", ignore_errors=True)  # a tree may exist without its sample
 
     def __enter__(self) -> Self:
         return self
@@ -156,27 +163,59 @@ def read_config(path: Path) -> dict[str, Any]:
     if not (path / "config.yaml").exists():
         raise OptionError(f"{path} is not the folder of an evaluation: it has no config.yaml")
     config = read_mapping(path / "config.yaml")
-    if config.pop("format", None) != FORMAT:
+    if config.pop("format", None) != FORMAT or not isinstance(config.get("record", {}), dict):
         raise OptionError(f"{path} is not the folder of an evaluation: give another folder")
     if (version := config.pop("version", None)) != VERSION:
         raise OptionError(f"{path} has version {version!r}: this program reads {VERSION}")
     return config
 
 
+class _Sample(BaseModel):
+    """The fields that every sample has."""
+
+    id: Annotated[str, Field(pattern=r"^\d+-\d+$")]
+    index: Annotated[int, Field(ge=0, lt=2**53)]
+    repeat: Annotated[int, Field(ge=0, lt=2**53)]
+    question: str
+    score: FiniteFloat
+    solved: bool
+    parse_failure: bool
+    unreadable: int
+    thoughts: int
+    error: str | None
+    usage: dict[str, dict[str, int]]
+    measured: dict[str, FiniteFloat]
+
+
 def read_samples(path: Path) -> Iterator[dict[str, Any]]:
-    """Iterate over the samples in a folder, without an incomplete last line."""
-    with (path / "samples.jsonl").open("rb") as file:
-        for line in file:
+    """Iterate over the samples in a folder, without an incomplete last line. Raises TaskError for a damaged line."""
+    with regular(path / "samples.jsonl").open("rb") as file:
+        for number, line in enumerate(file, 1):
             if line.endswith(b"\n"):
-                yield json.loads(line)
+                yield _parsed(path / "samples.jsonl", number, line)
+
+
+def _parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        sample: dict[str, Any] = json.loads(line)
+        _Sample.model_validate(sample)
+    except (ValueError, RecursionError):
+        raise TaskError(f"{path}, line {number} is damaged: delete that line, then continue with --resume") from None
+    return sample
 
 
 def _key(path: Path, number: int, line: bytes) -> tuple[int, int]:
-    try:
-        sample = json.loads(line)
-        return int(sample["index"]), int(sample["repeat"])
-    except (ValueError, LookupError, TypeError, RecursionError):
-        raise TaskError(f"{path}, line {number} is damaged: delete that line, then continue with --resume") from None
+    sample = _parsed(path, number, line)
+    return sample["index"], sample["repeat"]
+
+
+def installed(path: Path, config: Mapping[str, Any], task: Task | type[Task] | str | None) -> dict[str, Any]:
+    """Return the options of a folder with the `task` that the user names, if any.
+
+    Raises OptionError if they name other code that is not installed: reading a folder must not run it.
+    """
+    refuse_code({name: value for name, value in config.items() if not (name == "task" and task)}, path / "config.yaml")
+    return {**config, "task": task or config["task"]}
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

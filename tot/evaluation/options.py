@@ -6,7 +6,7 @@ Evaluations with equal options and equal files are the same, and one can resume 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -16,16 +16,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tot.config import SearchConfig, as_text
 from tot.decoders.errors import OptionError, readable, reason, unknown
+from tot.decoders.files import regular
 from tot.decoders.registry import declared
 from tot.decoders.request import Purpose
 from tot.evaluators.likelihood import Likelihood
 from tot.evaluators.value import Value
-from tot.registry import EVALUATORS, load_task, named
+from tot.registry import EVALUATORS, load_task, named, refuse_code
 from tot.search.session import options_to_json
 from tot.task.task import Task
 
 FORMAT = "tot.evaluation"
 VERSION = 1
+_LONGEST = 100_000
+"""Characters of a file of options."""
 OF_RAY = ("ray_address", "replicas", "gpus_per_replica", "cpus_per_replica")
 
 
@@ -123,7 +126,7 @@ class EvaluationRun:
             raise OptionError("no task is given: give its name, such as gsm8k, or path/to/file.py:ClassName")
         config = {name: value for name, value in given.items() if name != "task" and name not in own}
         options = {name: value for name, value in given.items() if name in own}
-        return cls.of(str(given["task"]), SearchConfig.of(None, config), options)
+        return cls.of(given["task"], SearchConfig.of(None, config), options)
 
     @property
     def columns(self) -> dict[str, str]:
@@ -157,10 +160,11 @@ def _name(task: Task) -> str:
     return next((entry.name for entry in declared("tot.tasks").values() if entry.value == place), place)
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path, given: Collection[str] = ()) -> dict[str, Any]:
     """Read options from a user's file or an evaluation's config.yaml; names may be spelled as flags ("max-tokens").
 
-    Drops the versions and hashes of config.yaml, which only --resume reads. Raises OptionError.
+    Drops the versions and hashes of config.yaml, which only --resume reads. Raises OptionError, also for a config.yaml
+    that names code, except in the options that are `given` on the command line.
     """
     options = read_mapping(path)
     own = {name: options.pop(name, None) for name in ("format", "version", "record")}
@@ -168,13 +172,19 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise OptionError(
             f"{path} is {own['format']!r}, version {own['version']!r}: this program reads {FORMAT!r}, {VERSION}"
         )
-    return {str(name).replace("-", "_"): value for name, value in options.items()}
+    found = {str(name).replace("-", "_"): value for name, value in options.items()}
+    if own["format"] is not None:
+        refuse_code({name: value for name, value in found.items() if name not in given}, path)
+    return found
 
 
 def read_mapping(path: Path) -> dict[Any, Any]:
     """Read a YAML file of `name: value` lines. Raises OptionError for any other file."""
     try:
-        mapping = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = regular(path).read_text(encoding="utf-8")
+        if len(text) > _LONGEST:
+            raise ValueError(f"it has {len(text):,} characters, and options have at most {_LONGEST:,}")
+        mapping = yaml.safe_load(text)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise OptionError(f"{path} can't be read as YAML: {reason(error)}") from None
     if not isinstance(mapping, dict):

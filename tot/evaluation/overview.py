@@ -13,22 +13,24 @@ from typing import Any
 
 import numpy as np
 
-from tot.decoders.errors import TaskError, TotError, reason
+from tot.decoders.errors import TaskError, reason
 from tot.evaluation.folder import read_config, read_samples
 from tot.evaluation.questions import parsed_reference
 from tot.evaluation.reliability import surest
 from tot.evaluation.results import Results, summarise, tokens_of
-from tot.registry import load_task
+from tot.registry import is_installed, load_task
 from tot.report.page import Block, page, tree_block
+from tot.task.task import Task
 from tot.tree.tree import ThoughtTree
 
 _BARS = 12
 
 
-def evaluation_page(folder: Path) -> Iterator[str]:
+def evaluation_page(folder: Path, task: str | None = None) -> Iterator[str]:
     """Yield the page of an evaluation's folder, finished or not, in pieces.
 
-    Raises OptionError for any other folder, and TaskError if the samples can't be read or are missing.
+    `task` reads the references; by default the folder's, if it is an installed one. Raises OptionError for any other
+    folder, and TaskError if the samples can't be read or are missing.
     """
     config = read_config(folder)
     try:
@@ -37,7 +39,9 @@ def evaluation_page(folder: Path) -> Iterator[str]:
             raise ValueError("no sample is finished")
         record = config.get("record", {})
         results = replace(summarise(samples), verdict=record.get("verdict", "verified"), **_ended(folder))
-        samples = [{**sample, "reference": _reference(config["task"], sample)} for sample in samples]
+        named = task or config["task"]
+        reader = load_task(named) if task or is_installed(named) else None
+        samples = [{**sample, "reference": _reference(reader, sample)} for sample in samples]
         rows = [_row(order, sample, results) for order, sample in enumerate(samples)]
         search = config.get("search", record.get("search", {}).get("name"))
         parts = ", ".join(str(one) for one in (config.get("model"), search) if one is not None)
@@ -61,7 +65,7 @@ def evaluation_page(folder: Path) -> Iterator[str]:
 def _blocks(folder: Path, samples: Sequence[dict[str, Any]], overview: dict[str, Any]) -> Iterator[Block]:
     """Yield the trees, then the overview, which records for each sample whether its tree exists."""
     for row, sample in zip(overview["samples"], samples, strict=True):
-        path, name = folder / "trees" / f"{_id(sample)}.json", f"tree-{row['order']}"
+        path, name = folder / "trees" / f"{sample['id']}.json", f"tree-{row['order']}"
         if not path.exists():
             continue
         try:
@@ -91,7 +95,7 @@ def _ended(folder: Path) -> dict[str, Any]:
 def _row(order: int, sample: dict[str, Any], results: Results) -> dict[str, Any]:
     return {
         "order": order,
-        "name": _id(sample) if results.samples > results.questions else str(sample["index"]),
+        "name": sample["id"] if results.samples > results.questions else str(sample["index"]),
         "question": str(sample["question"]),
         "answer": _text(sample["answer"]),
         "reference": _text(sample["reference"]),
@@ -104,20 +108,10 @@ def _row(order: int, sample: dict[str, Any], results: Results) -> dict[str, Any]
     }
 
 
-def _reference(task: str, sample: dict[str, Any]) -> Any:
-    """The reference as the task reads it; as it is stored if the task is not here or the question is the reference."""
+def _reference(task: Task | None, sample: dict[str, Any]) -> Any:
+    """The reference as the task reads it; as it is stored without a task or if the question is the reference."""
     stored = sample["reference"]
-    if stored == sample["question"]:
-        return stored
-    try:
-        return parsed_reference(load_task(task), stored)
-    except TotError:
-        return stored
-
-
-def _id(sample: dict[str, Any]) -> str:
-    """Return the name of a sample's tree; formatted as numbers, so that it can't be a path to another folder."""
-    return f"{sample['index']:d}-{sample['repeat']:d}"
+    return stored if task is None or stored == sample["question"] else parsed_reference(task, stored)
 
 
 def _run(sample: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from tot.config import SearchConfig
 from tot.decoders.errors import OptionError, TaskError, reason
 from tot.decoders.files import write_text
 from tot.decoders.request import Message
-from tot.evaluation.folder import read_config, read_samples
+from tot.evaluation.folder import installed, read_config, read_samples
 from tot.evaluation.leaves import read_leaves
 from tot.task.checked import CheckedTask
 from tot.tree.calls import Call
@@ -38,14 +38,15 @@ class Judged:
     about: dict[str, str]
 
 
-def export(out: Path, runs: Sequence[Path], form: Format) -> str:
+def export(out: Path, runs: Sequence[Path], form: Format, task: str | None = None) -> str:
     """Write a JSON line for each example, and return the numbers of rows and trees as text.
 
+    `task` is the task of the folders if it is not an installed one, because no code that a folder names is run.
     Raises OptionError, and writes no file, if there is no example.
     """
     lines: list[str] = []
     trees = unjudged = 0
-    for judged in (tree for run in runs for tree in (_evaluated if run.is_dir() else _saved)(run)):
+    for judged in (tree for run in runs for tree in (_evaluated(run, task) if run.is_dir() else _saved(run))):
         trees, unjudged = trees + 1, unjudged + (not judged.leaves)
         rows = (json.dumps(row, ensure_ascii=False) for row in examples(judged, form))
         lines += [row.encode("utf-8", "replace").decode() + "\n" for row in rows]
@@ -71,10 +72,11 @@ def _saved(path: Path) -> Iterator[Judged]:
     yield Judged(tree, leaves, about | {"question": path.stem, "tree": str(path), "right": "verified"})
 
 
-def _evaluated(folder: Path) -> Iterator[Judged]:
+def _evaluated(folder: Path, named: str | None) -> Iterator[Judged]:
     config = read_config(folder)
     about = {name: str(config.get(name, "")) for name in ("task", "model")}
-    task = SearchConfig.of(None, {"prompts": config["prompts"]}).suited(about["task"])
+    chosen = installed(folder, {"task": config.get("task")}, named)["task"]
+    task = SearchConfig.of(None, {"prompts": config["prompts"]}).suited(chosen)
     judge = CheckedTask(task).score
     try:
         for sample in read_samples(folder):

@@ -114,8 +114,8 @@ class ValueHead:
 
         tensors = {name: getattr(self, name).contiguous() for name in _TENSORS}
         metadata = {"format": FORMAT, "version": str(VERSION), "about": json.dumps(self.about, ensure_ascii=False)}
-        with writing(path), replacing(path) as unfinished:
-            save_file(tensors, unfinished, metadata)
+        with writing(path), replacing(path) as file:
+            save_file(tensors, file.name, metadata)
 
 
 def load_head(path: str | Path) -> ValueHead:

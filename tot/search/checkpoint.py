@@ -18,16 +18,15 @@ from typing import IO, Any
 from pydantic import TypeAdapter
 
 from tot.decoders.errors import TaskError, reason
-from tot.decoders.files import hold, writing
+from tot.decoders.files import append, hold, regular, writing
 from tot.decoders.request import Usage
 from tot.llm.replies import Evaluation, Proposal
 from tot.search.steps import Expand, Step
 from tot.tree.calls import Call, calls_from_json, calls_to_json
+from tot.tree.saved import TRACE, check_format
 from tot.tree.thought import State
 from tot.tree.tree import ThoughtTree, link_to_json
 
-_FORMAT = "tot.checkpoint"
-_VERSION = 1
 _DRAFTS: TypeAdapter[Any] = TypeAdapter(list[list[Proposal]])
 _EVALUATIONS: TypeAdapter[Any] = TypeAdapter(list[Evaluation])
 _ANSWERS: TypeAdapter[Any] = TypeAdapter(list[Any])
@@ -54,7 +53,7 @@ class Checkpoint:
     def __init__(
         self,
         path: Path,
-        file: IO[str],
+        file: IO[bytes],
         release: Callable[[], None],
         header: dict[str, Any],
         lines: Iterable[dict[str, Any]],
@@ -72,30 +71,31 @@ class Checkpoint:
         """Number of recorded calls, by node."""
 
     @classmethod
-    def create(cls, path: str | Path, **header: Any) -> Checkpoint:
-        """Create a trace; `header` is JSON data for its first line.
+    def create(cls, path: str | Path, overwrite: bool = False, **header: Any) -> Checkpoint:
+        """Create a trace; `header` is JSON data for its first line. With `overwrite`, replace a finished run.
 
-        Raises TaskError if the file holds an unfinished run or is not a trace, or if it can't be written.
+        Raises TaskError if the file holds another run or is not a trace, or if it can't be written.
         """
         path = Path(path)
-        with _locked(path, "a+") as (file, release, text):
+        with _locked(path, "a+b") as (file, release, text):
             existing, lines = _parse(path, text)
             if existing is None and text:
                 raise TaskError(f"{path} exists and is not a trace: give another file")
+            if lines and lines[-1]["step"] == "end" and not overwrite:
+                raise TaskError(f"{path} holds a finished run: give another file, or add --overwrite")
             if any(line["step"] != "start" for line in lines) and lines[-1]["step"] != "end":
                 raise TaskError(f"{path} holds an unfinished run: continue it with --resume {path}, or delete it")
-            file.seek(0)
-            file.truncate()
+            file.truncate(0)
             trace = cls(path, file, release, header, ())
-            trace._write({"format": _FORMAT, "version": _VERSION, **header})
+            trace._write({**TRACE, **header})
         return trace
 
     @classmethod
     def resume(cls, path: str | Path) -> Checkpoint:
         """Open the trace of an unfinished run. Raises TaskError if it is not a trace, or if its run was finished."""
         path = Path(path)
-        with _locked(path, "r+") as (file, release, text):
-            whole = text[: text.rfind("\n") + 1]  # a killed process may leave half a line
+        with _locked(path, "r+b") as (file, release, text):
+            whole = text[: text.rfind(b"\n") + 1]  # a killed process may leave half a line
             header, lines = _parse(path, whole)
             if header is None:
                 raise TaskError(f"{path} is not a trace of a run: give the .jsonl file that `tot solve --out` wrote")
@@ -103,9 +103,8 @@ class Checkpoint:
                 raise TaskError(f"{path} holds a finished run: there is nothing to resume")
             while lines and lines[-1].get("more"):  # the kill interrupted a level
                 lines.pop()
-                whole = whole[: whole.rfind("\n", 0, -1) + 1]
-            file.seek(len(whole.encode()))
-            file.truncate()
+                whole = whole[: whole.rfind(b"\n", 0, -1) + 1]
+            file.truncate(len(whole))
         return cls(path, file, release, header, lines)
 
     def setting(self, name: str, default: Any) -> Any:
@@ -188,14 +187,14 @@ class Checkpoint:
         self.close()
 
     def close(self) -> None:
-        self._file.close()
-        self._release()
+        if not self._file.closed:
+            self._file.close()
+            self._release()
 
     def _write(self, line: dict[str, Any]) -> None:
         self.empty = self.empty and line.get("step", "start") == "start"
         with writing(self.path, "make room, then resume"):
-            self._file.write(json.dumps(line, ensure_ascii=True) + "\n")
-            self._file.flush()
+            append(self._file, (json.dumps(line, ensure_ascii=True) + "\n").encode())
 
 
 def _step_to_json(step: Step | None) -> dict[str, Any]:
@@ -210,37 +209,44 @@ def _results(step: Step | None) -> TypeAdapter[Any]:
 
 
 @contextmanager
-def _locked(path: Path, mode: str) -> Iterator[tuple[IO[str], Callable[[], None], str]]:
-    """Open and lock a file for this process; yield it with its release and text. Close it if the block fails."""
-    try:
-        file = path.open(mode, encoding="utf-8", errors="surrogateescape")
-    except OSError as error:
-        raise TaskError(f"{path} can't be opened: {reason(error)}; give another file") from None
+def _locked(path: Path, mode: str) -> Iterator[tuple[IO[bytes], Callable[[], None], bytes]]:
+    """Lock and open a file for this process; yield it with its release and content.
+
+    If the block fails, close the file, and delete it if it is new.
+    """
     with ExitStack() as on_refusal:
-        on_refusal.enter_context(file)
-        refusal = TaskError(f"{path} is in use by another run: wait for it, or give another file")
-        with writing(path):
-            release = hold(path.with_name(f".{path.name}.lock"), refusal)
-        on_refusal.callback(release)
-        file.seek(0)
-        yield file, release, file.read()
+        try:
+            if path.is_symlink():
+                raise OSError("it is a link")
+            folder = path.parent.resolve(strict=True)
+            refusal = TaskError(f"{path} is in use by another run: wait for it, or give another file")
+            release = hold(folder / f".{path.name}.lock", refusal)
+            on_refusal.callback(release)
+            new = not regular(path).exists()
+            file = on_refusal.enter_context(path.open(mode, buffering=0))
+            if new:
+                on_refusal.callback(path.unlink)
+            file.seek(0)
+            text = file.read()
+        except OSError as error:
+            raise TaskError(f"{path} can't be opened: {reason(error)}; give another file") from None
+        yield file, release, text
         on_refusal.pop_all()
 
 
-def _parse(path: Path, text: str) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+def _parse(path: Path, text: bytes) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
     """Return the header and the steps. The header is None if the text is not a trace."""
     header: dict[str, Any] | None = None
     lines: list[dict[str, Any]] = []
-    for number, raw in enumerate(text.split("\n")[:-1], 1):
+    for number, raw in enumerate(text.split(b"\n")[:-1], 1):
         try:
             line = json.loads(raw)
         except (ValueError, RecursionError):
             line = None
         if number == 1:
-            if not isinstance(line, dict) or line.get("format") != _FORMAT:
+            if not isinstance(line, dict) or line.get("format") != TRACE["format"]:
                 return None, []
-            if line.get("version") != _VERSION:
-                raise TaskError(f"{path} has version {line.get('version')!r}: this program reads {_VERSION}")
+            check_format(path, line)
             header = line
         elif isinstance(line, dict) and "step" in line:
             lines.append(line)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tot.decoders.errors import OptionError
+from tot.decoders.files import writing
 from tot.evaluation.data import rows
 from tot.registry import load_task
 from tot.report.terminal import counting
@@ -29,7 +30,7 @@ def make_instances(task_name: str, out: Path, count: int, seed: int, without: Se
 
     seen = {prompt(row) for path in without for row in rows(path)}
     written, repeated = 0, 0
-    with out.open("w", encoding="utf-8") as file, counting("generating", count) as tell:
+    with writing(out), out.open("w", encoding="utf-8") as file, counting("generating", count) as tell:
         for number in numbers():
             row = task.instance((seed << 32) + number)
             question = prompt(row)

@@ -145,8 +145,8 @@ class Keep(Evaluator):
         replies = await ctx.each(nodes, lambda node: ctx.ending(node, self.read))
         new = {str(node.id): states for node, (states, _) in zip(nodes, replies, strict=True) if states is not None}
         path = self._shard(ctx)
-        with writing(path), replacing(path) as unfinished:
-            save_file({**self.kept(ctx), **new}, unfinished, {"question": ctx.state(ctx.tree.root).question})
+        with writing(path), replacing(path) as file:
+            save_file({**self.kept(ctx), **new}, file.name, {"question": ctx.state(ctx.tree.root).question})
         return [Evaluation(0.0) if reply is None else reply.evaluation(0.0) for _, reply in replies]
 
     def kept(self, ctx: Context) -> dict[str, np.ndarray[Any, Any]]:

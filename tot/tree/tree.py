@@ -17,14 +17,11 @@ from tot.decoders.files import write_json, write_text
 from tot.decoders.registry import declared
 from tot.decoders.request import Usage
 from tot.tree.calls import Call, calls_from_json, calls_to_json
-from tot.tree.saved import FORMAT, VERSION, read_run
+from tot.tree.saved import FORMAT, VERSION, check_format, read_run
 from tot.tree.thought import State, Thought
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_READABLE = (1, 2)
-"""Version 1 had fewer fields, and no links."""
 
 
 class Node(BaseModel):
@@ -252,10 +249,7 @@ class ThoughtTree:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> ThoughtTree:
         """Convert JSON data to a tree. Raises TaskError if it is not a tree or has an unknown version."""
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise TaskError("this is not a tree of thoughts: save one with `tree.save(...)` or `tot solve --out`")
-        if data.get("version") not in _READABLE:
-            raise TaskError(f"unknown version {data.get('version')!r} of a tree: this program reads version {VERSION}")
+        check_format("this", data, FORMAT)
         try:
             tree = cls(State.model_validate(data["root"]))
             nodes = [Node.model_validate(entry) for entry in data["nodes"]]

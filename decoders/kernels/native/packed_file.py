@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -103,16 +102,12 @@ def _write(path: Path, products: Mapping[str, Callable[[], Packed]]) -> None:
     for stale in (path.with_suffix(".json"), *path.parent.glob(f".{path.name}.*"), *older):
         stale.unlink(missing_ok=True)
     offsets = {}
-    with replacing(path) as unfinished, unfinished.open("wb") as file:
+    with replacing(path, private=True) as file:
         for name, pack in products.items():
             strips, *form = pack()
             offsets[name] = [file.tell(), strips.nbytes, *strips.shape[:2], *form]
             file.write(strips.data)
             file.write(bytes(-file.tell() % _PAGE))
-        file.flush()
-        os.fsync(file.fileno())
         size = file.tell()
-        unfinished.chmod(0o600)
-    index = path.with_suffix(".json")
-    write_json(index, {"bytes": size, "products": offsets, "sha256": _seal(path, offsets)})
-    index.chmod(0o600)
+    index = {"bytes": size, "products": offsets, "sha256": _seal(path, offsets)}
+    write_json(path.with_suffix(".json"), index, private=True)

@@ -236,8 +236,8 @@ def _window_counts(shard: Path) -> list[int]:
 
 def _write(rows: list[dict[str, Any]], path: Path) -> None:
     """Write a shard atomically. A shard without rows records that its prompts are done."""
-    with replacing(path) as unfinished:
-        parquet.write_table(pa.Table.from_pylist(rows, _SCHEMA), unfinished)
+    with replacing(path) as file:
+        parquet.write_table(pa.Table.from_pylist(rows, _SCHEMA), file)
 
 
 def _begin(out: Path, options: dict[str, Any], model: LoadedModel) -> None:

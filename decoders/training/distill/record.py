@@ -139,8 +139,8 @@ def save(records: Sequence[Record], path: Path) -> None:
     parts = zip(*records, strict=True)
     whole = {name: torch.cat(part) for name, part in zip(Record._fields, parts, strict=True)}
     lengths = torch.tensor([len(record.tokens) for record in records], dtype=torch.int32)
-    with replacing(path) as unfinished:
-        save_file({"lengths": lengths, **whole}, unfinished)
+    with replacing(path) as file:
+        save_file({"lengths": lengths, **whole}, file.name)
 
 
 def load(path: Path) -> list[Record]:

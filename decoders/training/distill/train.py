@@ -91,8 +91,8 @@ def new_draft(target: LoadedModel, records: Sequence[Record], options: DraftOpti
 
 def save_draft(draft: DraftModule, layers: Sequence[int], target: LoadedModel, folder: Path) -> None:
     """Write a draft that reads the states of `layers` to a folder. Its config comes last."""
-    with replacing(folder / "model.safetensors") as unfinished:
-        save_file(draft.state_dict(), unfinished)
+    with replacing(folder / "model.safetensors") as file:
+        save_file(draft.state_dict(), file.name)
     about = {"format": FORMAT, "target": target.name, "layers": layers, "vocab_size": int(target.config.vocab_size)}
     write_json(folder / "config.json", about)
 

@@ -45,7 +45,8 @@ def rows(tot: Any, tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
     """Export runs with `tot report`, and read the rows."""
 
     def export(form: str, *runs: Path | str) -> list[dict[str, Any]]:
-        status, out, err = tot("report", *map(str, runs), "--format", form, "--out", "data.jsonl")
+        task = ("--task", f"{tmp_path}/tasks.py:Letters")
+        status, out, err = tot("report", *map(str, runs), "--format", form, "--out", "data.jsonl", *task)
         assert (status, err) == (0, "")
         lines = (tmp_path / "data.jsonl").read_text().removesuffix("\n").split("\n")
         assert f", rows: {len(lines)}, trees: " in out
@@ -292,7 +293,8 @@ def test_a_score_between_0_and_1_is_neither_right_nor_wrong(
 ) -> None:
     task = tmp_path / "tasks.py"
     task.write_text(task.read_text() + "    def score(self, answer, reference):\n        return 0.5\n")
-    message = refused(tot("report", str(evaluated), "--format", "steps", "--out", "data.jsonl"))
+    named = ("--task", f"{task}:Letters")
+    message = refused(tot("report", str(evaluated), "--format", "steps", "--out", "data.jsonl", *named))
     assert "(rows: 0, trees: 2, without a verified or scored solution: 2)" in message
 
 
@@ -323,7 +325,18 @@ def test_bad_input_is_refused_and_leaves_no_file(
 
 def test_a_damaged_tree_of_an_evaluation_is_named(tot: Any, refused: Any, evaluated: Path) -> None:
     (evaluated / "trees" / "1-0.json").write_text('{"format"')
-    message = refused(tot("report", str(evaluated), "--format", "sft", "--out", "data.jsonl"))
+    message = refused(
+        tot(
+            "report",
+            str(evaluated),
+            "--format",
+            "sft",
+            "--out",
+            "data.jsonl",
+            "--task",
+            f"{evaluated.parent}/tasks.py:Letters",
+        )
+    )
     assert "1-0.json can't be read as JSON" in message
     assert not (evaluated.parent / "data.jsonl").exists()
 

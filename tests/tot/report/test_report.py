@@ -43,7 +43,9 @@ def tree() -> ThoughtTree:
 
 @pytest.fixture
 def saved(tree: ThoughtTree, tmp_path: Path) -> Path:
-    (tmp_path / "run.json").write_text(json.dumps({"answer": "9", "tree": tree.to_json()}))
+    (tmp_path / "run.json").write_text(
+        json.dumps({"format": "tot.run", "version": 2, "answer": "9", "tree": tree.to_json()})
+    )
     return tmp_path / "run.json"
 
 
@@ -144,15 +146,23 @@ def test_the_suffix_selects_the_picture_format(report: Any, saved: Path, tmp_pat
     [
         ("absent.json", None, "absent.json does not exist: give a run that `tot solve --out` wrote, or a folder"),
         ("broken.json", "{", "broken.json can't be read as JSON: "),
-        ("list.json", "[]", "this is not a tree of thoughts: save one with "),
+        ("list.json", "[]", "list.json is not a tree of thoughts: save one with "),
         ("empty.json", "", "empty.json can't be read as JSON: "),
         (
             "none.json",
             '{"format": "tot.tree", "version": 2, "root": {"question": "q"}, "nodes": []}',
             "the tree is damaged: ",
         ),
-        ("new.json", '{"format": "tot.tree", "version": 9}', "unknown version 9 of a tree"),
-        ("trace.jsonl", '{"format": "tot.checkpoint"}\n{"step": "expand", "tree": [3]}\n', "trace.jsonl is damaged: "),
+        (
+            "new.json",
+            '{"format": "tot.tree", "version": 9}',
+            "new.json has version 9 of tot.tree: this program reads 2",
+        ),
+        (
+            "trace.jsonl",
+            '{"format": "tot.checkpoint", "version": 1}\n{"step": "expand", "tree": [3]}\n',
+            "trace.jsonl is damaged: ",
+        ),
     ],
 )
 def test_an_invalid_run_is_rejected_in_one_line(
@@ -330,7 +340,8 @@ def test_an_evaluation_without_samples_is_rejected_in_one_line(
         (folder / "samples.jsonl").write_text(samples)
     status, out, err = report(folder)
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert f"{folder} has no readable samples: " in err
+    damaged = f"{folder}/samples.jsonl, line 1 is damaged: delete that line, then continue with --resume\n"
+    assert err.endswith(damaged) if samples else f"{folder} has no readable samples: " in err
 
 
 def test_a_folder_without_an_evaluation_is_rejected(report: Any, tmp_path: Path) -> None:
