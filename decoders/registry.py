@@ -5,7 +5,9 @@ Distributions declare names as entry points. A part is imported at first use.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import os
 import re
 import sys
 import tomllib
@@ -115,7 +117,8 @@ def _module(path: Path) -> Any:
     """Run a Python file of the user, and return its module."""
     if not path.is_file():
         raise OptionError(f"{path}: there is no such file; give path/to/file.py:Name")
-    spec = importlib.util.spec_from_file_location(f"tot_parts_{path.stem}", path)
+    digest = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]  # files in two folders may have one name
+    spec = importlib.util.spec_from_file_location(f"tot_parts_{digest}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

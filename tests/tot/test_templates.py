@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tot import State, Task, Thought
 from tot.decoders import Message, TaskError
+from tot.registry import load_task
 from tot.tasks.gsm8k import GSM8K
 
 
@@ -118,6 +119,27 @@ def test_a_task_is_named_in_snake_case_after_its_class(module: Any) -> None:
     assert module.HardRiddle.name == "hard_riddle"
     assert type("Own", (Task,), {"name": "other"}).name == "other"
     assert type("Below", (GSM8K,), {}).name == "below"
+
+
+def test_a_file_without_the_suffix_is_no_template(module: Any, tmp_path: Path) -> None:
+    (tmp_path / "answer").write_text("notes of mine")
+    assert not module.HardRiddle().has_template("answer")
+    with pytest.raises(TaskError, match=r"task HardRiddle has no template 'answer': define it"):
+        ask(module.HardRiddle(), "answer")
+
+
+def test_tasks_in_two_files_of_one_name_render_the_templates_of_their_own_folder(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "riddles.py").write_text("from tot import Task\n\n\nclass Riddle(Task):\n    pass\n")
+        (tmp_path / folder / "thought.jinja").write_text(f"thought of {folder}")
+        (tmp_path / folder / "value.jinja").write_text(f"value of {folder}")
+    first, second = (load_task(f"{tmp_path}/{folder}/riddles.py:Riddle") for folder in ("a", "b"))
+    again = type(first)()  # finds its file by the name of its module
+    assert [ask(task) for task in (first, second, again)] == [
+        [("user", f"thought of {folder}")] for folder in ("a", "b", "a")
+    ]
+    assert [ask(task, "value") for task in (again, second)] == [[("user", "value of a")], [("user", "value of b")]]
 
 
 def test_templates_are_files_beside_the_task_and_its_own_folder_is_first(module: Any, tmp_path: Path) -> None:

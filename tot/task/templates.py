@@ -128,12 +128,8 @@ class Templates:
         return self._data[name]
 
     def _template(self, name: str) -> jinja2.Template:
-        try:
-            return self._environment.get_template(name)
-        except jinja2.TemplateNotFound as missing:
-            if missing.name != name:
-                raise
-            return self._environment.get_template(f"{name}.jinja")
+        """Return an inline template or a file `name.jinja`; a file called "answer" beside a task may be anything."""
+        return self._environment.get_template(name if name in self._inline else f"{name}.jinja")
 
     def _texts(self, template: jinja2.Template, variables: dict[str, Any]) -> list[tuple[str, str]]:
         context = template.new_context(variables)
