@@ -38,13 +38,16 @@ def test_a_file_is_hashed_once_and_again_after_a_change(tmp_path: Path, cache: P
     assert fingerprint.hash_path(file) == hashlib.sha256(b"xyz").hexdigest()
 
 
-def test_the_hash_of_a_folder_covers_weights_configuration_and_vocabulary(tmp_path: Path) -> None:
+def test_the_hash_of_a_folder_covers_all_files_on_which_its_texts_depend(tmp_path: Path) -> None:
     hashes = []
-    for name, text in (("a.safetensors", "1"), ("config.json", "{}"), ("a.safetensors", "22"), ("README.md", "hello")):
-        (tmp_path / name).write_text(text)
+    names = ["a.safetensors", "config.json", "a.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.json"]
+    names += ["tokenizer.model", "merges.txt", "special_tokens_map.json", "generation_config.json"]
+    names += ["chat_template.jinja", "chat_template.jinja"]
+    for number, name in enumerate([*names, "README.md", "trainer_state.json"]):
+        (tmp_path / name).write_text("x" * number)
         hashes.append(fingerprint.hash_model(tmp_path))
-    assert len(set(hashes)) == 3
-    assert hashes[2] == hashes[3]
+    assert len(set(hashes)) == len(names)
+    assert len(set(hashes[len(names) - 1 :])) == 1
 
 
 def test_models_with_different_weights_have_different_hashes(tiny: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -228,15 +229,39 @@ def test_a_budget_includes_usage_before_the_kill(letters: Any, scripted: Any, ki
 
 def test_the_time_before_the_kill_counts(letters: Any, scripted: Any, killed: Any, tmp_path: Path) -> None:
     class Slow(scripted):  # type: ignore[misc]
+        wait = 0.1
+
         def generate(self, requests: Any) -> Any:
-            time.sleep(0.1)
+            time.sleep(self.wait)
             return super().generate(requests)
 
     options: dict[str, Any] = {"search": BFS(thoughts=1, breadth=1, depth=3), "evaluator": Value()}
     whole = tmp_path / "whole.jsonl"
     run(letters, Slow({}), Checkpoint.create(whole), **options)
-    resumed = run(letters, scripted({}), killed(whole, 6), **options)
+    Slow.wait = 0.0
+    resumed = run(letters, Slow({}), killed(whole, 6), **options)
     assert resumed.usage.seconds >= 0.4  # four steps of the first run
+
+
+@pytest.mark.parametrize("changed", ["weights", "chat template", "name"])
+def test_another_model_is_refused(asking: Any, tiny: Any, killed: Any, tmp_path: Path, changed: str) -> None:
+    whole, options = tmp_path / "whole.jsonl", {"search": BFS(thoughts=1, breadth=1, depth=3), "evaluator": Value()}
+    with tiny() as decoder:
+        run(asking, decoder, Checkpoint.create(whole), **options)
+        run(asking, decoder, killed(whole, 4), **options)
+    with tiny() as decoder:
+        loaded = decoder.engine.loaded
+        if changed == "weights":
+            loaded.model.model.embed_tokens.weight.data[0, 0] += 1
+        elif changed == "name":
+            loaded.name = "folder/other.gguf"
+        else:
+            loaded.tokenizer = copy(loaded.tokenizer)
+            loaded.tokenizer.chat_template += " "
+        with pytest.raises(
+            TaskError, match=r"holds another run: its models is {'generate': '\w+ [0-9a-f]{16}', .*not {"
+        ):
+            run(asking, decoder, killed(whole, 4), **options)
 
 
 # -- the command line -------------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from tot.decoders.models.gguf_parts import gguf_parts
 from tot.decoders.request import Purpose
 
 _LIBRARIES = ("tot", "torch", "transformers", "datasets")
-_WEIGHTS = ("*.safetensors", "config.json", "tokenizer.json")
+_FILES = ("*.safetensors", "*config.json", "tokenizer.*", "vocab.*", "merges.txt", "*tokens*.json", "*.jinja")
+"""The files of a model folder on which its texts depend: also its sampling filters and its chat template."""
 
 
 def versions() -> dict[str, str]:
@@ -23,7 +24,7 @@ def versions() -> dict[str, str]:
 
 
 def hash_model(model: Any) -> str | None:
-    """Return the SHA-256 of a model's weights, configuration and vocabulary, found by name or path.
+    """Return the SHA-256 of a model's files, found by name or path.
 
     For a model object, hash the first numbers of each parameter; for None, return None. Raises ModelError for an
     unknown name.
@@ -51,7 +52,7 @@ def hash_models(weights: Mapping[Purpose, Any]) -> dict[str, str | None]:
 
 def hash_path(path: Path) -> str:
     """Return the SHA-256 of a file or of a model folder's files. Raises OptionError if a file can't be read."""
-    files = sorted(file for pattern in _WEIGHTS for file in path.glob(pattern)) if path.is_dir() else gguf_parts(path)
+    files = sorted({file for pattern in _FILES for file in path.glob(pattern)}) if path.is_dir() else gguf_parts(path)
     try:
         return hash_files(files)
     except OSError as error:

@@ -7,6 +7,7 @@ engine batches the requests of all running searches. Each request is delivered w
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
@@ -35,17 +36,25 @@ _Sent = tuple[Request, asyncio.Future[list[Completion]]]
 """A request, and the future that its search awaits."""
 
 
+def _loaded(decoder: Decoder | None) -> Any:
+    """Return a decoder's LoadedModel, or None if it does not run locally."""
+    engine = getattr(decoder, "engine", None)
+    return None if engine is None else engine.loaded
+
+
+def _model_name(decoder: Decoder) -> str:
+    """Return the name of a decoder's model, or its class if the model has no name."""
+    loaded = _loaded(decoder)
+    model = getattr(decoder, "model", None) if loaded is None else loaded.name
+    return model if isinstance(model, str) and model else type(decoder).__name__
+
+
 def models_of(decoders: Mapping[Purpose, Decoder]) -> dict[Purpose, str]:
     """Return the name of the model of each purpose, or {} if all purposes have the same model.
 
-    Paths are shortened to the file's name, unless two files have the same. A decoder object without a named model is
-    named by its class.
+    Paths are shortened to the file's name, unless two files have the same.
     """
-    named: dict[Purpose, str] = {}
-    for purpose, decoder in decoders.items():
-        engine = getattr(decoder, "engine", None)
-        model = getattr(decoder, "model", None) if engine is None else engine.loaded.name
-        named[purpose] = model if isinstance(model, str) and model else type(decoder).__name__
+    named = {purpose: _model_name(decoder) for purpose, decoder in decoders.items()}
     whole = set(named.values())
     if len({Path(name).name for name in whole}) == len(whole):
         named = {purpose: Path(name).name for purpose, name in named.items()}
@@ -103,6 +112,17 @@ class Backend:
             sums[model].update(spent.get(purpose, {}))
         return {model: dict(counts) for model, counts in sums.items()}
 
+    @property
+    def fingerprints(self) -> dict[Purpose, str]:
+        """The name of each purpose's model, with a hash of its weights and chat template if it is local."""
+        prints = {}
+        for purpose, decoder in self._decoders.items():
+            prints[purpose] = Path(_model_name(decoder)).name
+            if (loaded := _loaded(decoder)) is not None:
+                template = getattr(loaded.tokenizer, "chat_template", None)
+                prints[purpose] += " " + hashlib.sha256(f"{loaded.identity} {template}".encode()).hexdigest()[:16]
+        return prints
+
     def replay(self, calls: int, by_purpose: Mapping[str, Mapping[str, int]]) -> None:
         """Count the calls of an earlier part of the same search; `by_purpose` is as it was at the end of that part."""
         self.calls += calls
@@ -112,8 +132,7 @@ class Backend:
 
     def loaded(self, purpose: Purpose) -> Any:
         """Return the LoadedModel of the purpose's decoder, or None if it does not run locally."""
-        engine = getattr(self._decoders.get(purpose), "engine", None)
-        return None if engine is None else engine.loaded
+        return _loaded(self._decoders.get(purpose))
 
     @property
     def cheap_samples(self) -> int:

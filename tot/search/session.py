@@ -112,7 +112,7 @@ class SearchSession:
             about |= {"task": type(task).__name__, "filters": self.context.filters or None}
             about |= {"prompts": "chat"} if task.prompts == "chat" else {}
             about |= {"version": task.version} if task.version else {}
-            about["models"] = backend.models or None
+            about["models"] = backend.fingerprints
             checkpoint.begin(self.tree.state(self.tree.root), described | about)
         self._changed(self)
 
