@@ -35,7 +35,7 @@ def writing(path: Path, otherwise: str = "give another file") -> Iterator[None]:
 def replacing(path: Path, private: bool = False) -> Iterator[IO[bytes]]:
     """Yield a new file next to `path`. After the block it is synced to disk and renamed; it is deleted if that fails.
 
-    Its name can't be guessed, so nobody can put a link in its place. A `private` file is for the user alone.
+    Its name can't be guessed, so another user can't put a link in its place. A `private` file is for the user alone.
     """
     unfinished = regular(path).with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:

@@ -144,7 +144,7 @@ def rap(task: Task | type[Task] | str) -> dict[str, Any]:
 def refuse_code(options: Mapping[str, Any], place: Path) -> None:
     """Raise OptionError if options that were read from a file name a task, a part or a tool that is not installed.
 
-    Whoever wrote the file must not choose the code that runs.
+    The author of a file must not choose the code that runs.
     """
     for name, value in options.items():
         if not is_installed(value) if name == "task" else name not in _TEXTS and _IN_FILE.search(str(value)):

@@ -147,7 +147,7 @@ def test_a_finished_run_is_not_overwritten_without_a_request(tot: Any, tmp_path:
     assert tot(*arguments, "run.jsonl", "--overwrite")[0] == 0
 
 
-# -- what a trace or a folder names is not run ------------------------------------------------------------------
+# -- code that a trace or a folder names is not run --------------------------------------------------------------
 
 
 @pytest.fixture

@@ -76,7 +76,7 @@ import pytest
         ),
         (("solve", "gsm8k", "--data", "x.jsonl"), r"x\.jsonl: there is no such file"),
         (("solve", "gsm8k", "--data", "x.doc"), r"x\.doc: unknown kind of data set '\.doc'.*"),
-        (("solve", "gsm8k", "q", "--resume", "x.jsonl"), r"--resume uses the options of the run: leave 'task' out"),
+        (("solve", "gsm8k", "q", "--resume", "x.jsonl"), r"--resume uses the options of the run: leave 'question' out"),
         (("solve", "--resume", "x.jsonl"), r"x\.jsonl can't be opened: No such file or directory; .*"),
         (("solve", "my_task.py:Mine"), r"my_task\.py: there is no such file; give path/to/file\.py:Name"),
         (("solve", "my_task.py"), r"my_task\.py: add a name in the file, as in my_task\.py:Name"),
