@@ -13,31 +13,31 @@ import re
 import subprocess
 import sys
 import threading
+from fractions import Fraction
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from tot.decoders.errors import OptionError
-from tot.tasks.numbers import value_of
+from tot.tasks.numbers import boxes, value_of
 
 MAX_LENGTH = 1000
 """Maximum length of a formula in characters; longer ones are compared as text."""
 _SCRIPT = Path(__file__).with_name("judging") / "formulas.py"
-_BOX = re.compile(r"\\boxed\s*+\{")
-_BRACE = re.compile(r"(?<!\\)[{}]")
+_TIME = re.compile(r"([0-9]{1,2}:[0-5][0-9])(?:\s|\\,|~)*+(?:\\text\{)?\s*+(?:([ap])\.?\s?m\.?)?\}?", re.IGNORECASE)
+_JOINT = re.compile(r"\s*+\$?(?:\s|\\quad|\\text\s*\{|\}|,|;|\band\b|\bor\b)++\$?\s*+(?:[A-Za-z]\s*+=\s*+)?")
+_BASE = re.compile(r"([0-9A-Z]+)_\{?([0-9]{1,2})\}?")
 
 
 def boxed(text: str) -> str | None:
-    r"""Return the contents of the last complete `\boxed{}`, or None."""
-    for opening in reversed(list(_BOX.finditer(text))[-10:]):
-        depth = 1
-        for brace in _BRACE.finditer(text, opening.end()):
-            depth += 1 if brace[0] == "{" else -1
-            if depth == 0:
-                if content := text[opening.end() : brace.start()].strip():
-                    return content
-                break
-    return None
+    r"""Return the contents of the last complete `\boxed{}`, or None; of several in a row, all as a list."""
+    found = list(boxes(text))
+    contents = [content for _, _, content in found[:1]]
+    for (_, end, content), (start, _, _) in zip(found[1:], found, strict=False):
+        if not _JOINT.fullmatch(text, end, start):
+            break
+        contents.insert(0, content)
+    return ", ".join(dict.fromkeys(contents)) or None
 
 
 def read(text: str) -> str | None:
@@ -50,14 +50,23 @@ def key(answer: str) -> str:
 
     Numbers are equal if 12 digits are, as programs print `4.666666666666667` for 14/3.
     """
+    if time := _TIME.fullmatch(answer.strip()):
+        return f"{time[1]} {time[2] or ''}".lower().strip()
+    if based := _BASE.fullmatch(answer.strip("$ ")):
+        return f"{based[1]}_{based[2]}"
     value = value_of(answer) if len(answer) <= MAX_LENGTH else None
-    if value is None:
+    if value is None or (isinstance(value, Fraction) and value.denominator > 10**6):
         return _ask("key", answer) or " ".join(answer.lower().split())
     return str(int(value)) if value == int(value) else f"{float(value):.12g}"
 
 
 def same(answer: str, reference: str) -> bool:
     """Return whether an answer equals the reference."""
+    if key(answer) == key(reference):
+        return True
+    if any(all(form.fullmatch(one.strip("$ ")) for one in (answer, reference)) for form in (_TIME, _BASE)):
+        return False
+    answer, reference = (_BASE.sub(r"\1", one) for one in (answer, reference))
     return key(answer) == key(reference) or bool(_ask("same", answer, reference))
 
 

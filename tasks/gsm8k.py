@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Hashable, Mapping
 from typing import Any, ClassVar
@@ -103,7 +104,7 @@ class GSM8K(Task):
         run = await SANDBOX.arun(program_in(after_thinking(thought.parts["program"])))
         text = run.output if run.ok else run.error or f"The program can't be run to its end ({run.ended})."
         line = (text.strip().splitlines() or [""])[-1]
-        return Observation(text=line, data=self.parse_output(line) if run.ok else None)
+        return Observation(text=line, data=await asyncio.to_thread(self.parse_output, line) if run.ok else None)
 
     def parse_output(self, line: str) -> str | None:
         """Return the answer in the last line that a program prints."""

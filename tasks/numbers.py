@@ -90,21 +90,23 @@ def strict_answer(text: str, ending: bool = True) -> str | None:
     return _outcome(match[1]) if match else None
 
 
-def boxes(text: str) -> Iterator[tuple[int, str]]:
-    r"""Yield the place and the contents of each complete `\boxed{}` or `\fbox{}`, from the last of at most ten."""
+def boxes(text: str) -> Iterator[tuple[int, int, str]]:
+    r"""Yield start, end and contents of each complete `\boxed{}` or `\fbox{}`, from the last of at most ten."""
     for opening in reversed(list(_BOX.finditer(text))[-10:]):
         depth = 1
         for brace in _BRACE.finditer(text, opening.end()):
             depth += 1 if brace[0] == "{" else -1
             if depth == 0:
                 if content := text[opening.end() : brace.start()].strip():
-                    yield opening.start(), content
+                    yield opening.start(), brace.end(), content
                 break
 
 
 def boxed_answer(text: str) -> str | None:
     r"""Return the normalized number in the last `\boxed{}` with a number, or None."""
-    boxed = next((content for _, content in boxes(_tidy(spelled(text, running=False))) if _ANY.search(content)), None)
+    boxed = next(
+        (content for _, _, content in boxes(_tidy(spelled(text, running=False))) if _ANY.search(content)), None
+    )
     return _outcome(boxed) if boxed else None
 
 
@@ -116,7 +118,7 @@ def announced_answer(text: str) -> str | None:
     """
     text = _tidy(spelled(text, running=False))
     announced = last(_ANNOUNCED.finditer(text))
-    boxed = [(place, content) for place, content in boxes(text) if _ANY.search(content)]
+    boxed = [(start, content) for start, _, content in boxes(text) if _ANY.search(content)]
     later = max([*boxed, *([(announced.start(1), announced[1])] if announced else [])], default=None)
     return _outcome(later[1]) if later else None
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from tot import Solution, solve
+from tot import Solution, asolve, solve
 from tot.decoders import Completion, Request, TaskError, Usage
-from tot.tasks import Math
+from tot.tasks import Math, formulas
 
 QUESTION = "Two fair coins are tossed. Find the probability of at least one head."
 
@@ -39,6 +41,38 @@ def test_equal_formulas_vote_together() -> None:
     solution = solved(r"\boxed{1}", r"So \boxed{\frac34}.", r"\boxed{0.75}", r"\boxed{1/2}", r"It is $\frac{6}{8}$.")
     assert Math().score(solution.answer, "3/4") == 1
     assert solution.votes == (3, 5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"search": "self-consistency:samples=2", "generator": "sample"},
+        {"search": "bfs:thoughts=1,breadth=1", "generator": "sample", "depth": 2},
+    ],
+)
+def test_other_searches_proceed_while_a_formula_is_compared(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, proceeded = threading.Event(), threading.Event()
+    waits: list[bool] = []
+
+    def slow(kind: str, *texts: str) -> None:
+        started.set()
+        waits.append(proceeded.wait(5))
+
+    async def other() -> None:
+        while not started.is_set():
+            await asyncio.sleep(0.001)
+        proceeded.set()
+
+    async def both() -> Solution:
+        search = asolve("math", QUESTION, decoder=Chat(r"\boxed{x + 1}"), evaluator="random", **options)
+        return (await asyncio.gather(search, other()))[0]
+
+    monkeypatch.setattr(formulas, "_ask", slow)
+    assert asyncio.run(both()).answer == "x + 1"
+    assert waits
+    assert all(waits)
 
 
 def test_solutions_without_a_formula_have_no_vote() -> None:

@@ -308,7 +308,7 @@ class SearchSession:
         calls, total = self.calls, self.meter.total
         replies = await self._answering.each([nodes[i] for i in pending], self._ask)
         for i, reply in zip(pending, replies, strict=True):
-            answers[i] = None if reply.cut else self._read(reply)
+            answers[i] = None if reply.cut else await asyncio.to_thread(self._read, reply)  # a task may be slow
             self.tree.asked({nodes[i].id: reply.calls})
         if limit := self.meter.overspent():
             self.stopped = f"budget: {limit}"
