@@ -27,7 +27,7 @@ from tot.decoders.engine.sampling import Sampled
 from tot.decoders.engine.scheduler import Scheduler, Step
 from tot.decoders.engine.sequence import BatchDrafter, Handle, Job, PolicyFactory
 from tot.decoders.engine.text import TextCodec
-from tot.decoders.errors import ModelError, RequestError, TotError
+from tot.decoders.errors import ContextError, ModelError, RequestError, TotError
 from tot.decoders.kernels.native.forward import Quantization
 from tot.decoders.machine import checked_threads, use_threads
 from tot.decoders.models.loaded import LoadedModel
@@ -48,7 +48,8 @@ _open: weakref.WeakSet[Engine] = weakref.WeakSet()
 class Engine:
     """Run requests on one local model.
 
-    `kv_budget` is in tokens, or in bytes ("1.5GiB"). `chunk` is the number of prompt tokens that a step computes.
+    `kv_budget` is in tokens, or in bytes ("1.5GiB"). `chunk` is the number of prompt tokens that a step computes: by
+    default few on a CPU, where large steps are no faster and delay other requests.
     `quantize`, `threads` and `prefix_cache` are as in `load_decoder`. With `owned`, closing the engine frees the model.
     """
 
@@ -56,7 +57,7 @@ class Engine:
         self,
         loaded: LoadedModel,
         kv_budget: int | str | None = None,
-        chunk: int = 512,
+        chunk: int | None = None,
         quantize: Quantization | None = None,
         owned: bool = False,
         threads: int | None = None,
@@ -69,7 +70,7 @@ class Engine:
         self.cache = self.runner.cache
         self._prefixes = PrefixCache.open(loaded, self.runner.backend, self.cache, self.call) if prefix_cache else None
         self.codec = TextCodec(loaded.tokenizer, loaded.end_ids, int(loaded.config.vocab_size))
-        self.chunk = chunk
+        self.chunk = chunk or (128 if loaded.device == "cpu" else 512)
         self.forwards = 0
         self.accounts: defaultdict[Purpose, Metrics] = defaultdict(Metrics)
         """Cost of the requests so far, by purpose."""
@@ -79,7 +80,7 @@ class Engine:
         """The draft models of this model, by name."""
         self._inbox: list[Job] = []
         self._calls: list[tuple[Future[Any], Callable[[], Any]]] = []
-        self._scheduler = Scheduler(self.cache, chunk)
+        self._scheduler = Scheduler(self.cache, self.chunk)
         self._condition = threading.Condition()
         self._woken = False
         """Whether an event occurred that the loop may be waiting for."""
@@ -184,7 +185,7 @@ class Engine:
             raise RequestError("the prompt has no tokens: give some text")
         room = context - len(prompt) - self.codec.after_rationale(request)
         if room < 1:
-            raise RequestError(
+            raise ContextError(
                 f"the prompt has {len(prompt)} tokens, the model's context holds {context}, "
                 f"and this request needs at least {context + 1 - room}: shorten the prompt"
             )

@@ -110,8 +110,7 @@ class Scheduler:
         step = Step()
         scheduled: set[int] = set()
         room = self._chunk
-        for job in self.running:
-            job.head = self._cache.computed_length(job.branch, job.head)
+        for job in self._ordered():
             ready = True
             for branch in (job.branch, *job.resumed.values()):
                 slots, end = branch.slots, len(branch)
@@ -127,6 +126,22 @@ class Scheduler:
             if ready:
                 step.ready.append(job)
         return step
+
+    def _ordered(self) -> list[Job]:
+        """Return the running jobs in order of arrival, after the shortest prompts that fit into half of a step.
+
+        So a long prompt delays no short ones, and gets at least half of each step.
+        """
+        left: dict[Job, int] = {}
+        for job in self.running:
+            job.head = self._cache.computed_length(job.branch, job.head)
+            left[job] = sum(len(branch) - job.head for branch in (job.branch, *job.resumed.values()))
+        first, room = [], self._chunk // 2
+        for job in sorted(self.running, key=left.__getitem__):
+            if (room := room - left[job]) < 0:
+                break
+            first.append(job)
+        return list(dict.fromkeys([*first, *self.running]))
 
     def propose(self, step: Step) -> None:
         """Add the chunks that the policies of ready requests propose."""

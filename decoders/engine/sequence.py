@@ -25,7 +25,7 @@ from tot.decoders.errors import RequestError
 from tot.decoders.request import ChoiceLogprob, Completion, Request
 
 _keys = itertools.count()
-_CHOICE_ROWS = 512
+_CHOICE_ROWS = 128
 """Rows of choices per step, so that other requests run in between."""
 
 

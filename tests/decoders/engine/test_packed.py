@@ -175,3 +175,25 @@ def test_two_methods_share_every_forward(decoder: LocalDecoder, alone: Any) -> N
     alone.check(requests[0], [one])
     assert list(two.tokens) == script
     assert two.logprob == pytest.approx(alone.total(engine.codec.encode_prompt(LONG), script), abs=1e-3)
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one(
+    serve: Serve, alone_with: Any, logits_alone: Callable[..., Tensor], model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = serve(chunk=40)
+    steps: list[list[int]] = []
+    forward = decoder.engine.runner.forward
+
+    def record(chunks: list[Any], layers: Any) -> Any:
+        steps.append([chunk.stop - chunk.start for chunk in chunks])
+        return forward(chunks, layers)
+
+    monkeypatch.setattr(decoder.engine.runner, "forward", record)
+    prompts = ["x" * 200, "the other one", "y" * 30]
+    requests = [Request(prompt=prompt, sampling=Sampling(max_tokens=2, ignore_eos=True)) for prompt in prompts]
+    rows = [len(decoder.engine.codec.encode_prompt(prompt)) - 1 for prompt in prompts]
+    assert rows[1] <= 20 < rows[2] < rows[0]
+    completions = decoder.generate(requests)
+    assert steps[0] == [rows[1], 40 - rows[1], 1]  # the short prompt, the first part of the long one, the first token
+    for request, completion in zip(requests, completions, strict=True):
+        alone_with(model, decoder, logits_alone).check(request, [completion])

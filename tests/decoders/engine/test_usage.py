@@ -82,8 +82,9 @@ def test_prompts_are_prefilled_in_chunks_beside_running_branches(serve: Serve) -
     rng = random.Random(0)
     prompts = [tuple(rng.choices(range(3, 270), k=size)) for size in (31, 251, 51)]
     decoder.generate([Request(prompt=p, sampling=Sampling(max_tokens=5, ignore_eos=True)) for p in prompts])
-    # 30 + 70 of the prompts with the first's token; 100; 80 + 20; the last 30: and one row for each decoding request.
-    assert rows == [101, 101, 102, 33, 3, 2, 2, 1]
+    # 30 + 70 of the prompts with the first's token; 50 of the short one + 50 of the long one; 100; the last 30: and one
+    # row for each decoding request.
+    assert rows == [101, 102, 102, 33, 3, 2, 1, 1]
     assert decoder.engine.forwards == 8
 
 
