@@ -88,7 +88,8 @@ class SearchSession:
         self._checkpoint = checkpoint
         self._counted = 0, self.meter.total
         """Calls and usage at the last results."""
-        self._running: dict[Step, asyncio.Task[Any]] = {}
+        self._running: dict[Step | None, asyncio.Task[Any]] = {}
+        """Tasks by step; None is the request for answers."""
         self._halted = False
         ordered = search.merges(self.tree.state(self.tree.root)) or getattr(evaluator, "compares", False)
         self._by_level = reproducible or ordered
@@ -143,13 +144,12 @@ class SearchSession:
 
     def stop(self, why: str) -> None:
         """End the search with the best answer so far, without further calls. Call it in the event loop of `run`."""
-        if self._running:
-            self.stopped, self._halted = why, True
-            for task in self._running.values():
-                task.cancel()
+        self.stopped, self._halted = why, True
+        for task in self._running.values():
+            task.cancel()
 
     async def _run(self) -> None:
-        while steps := self._replayed():
+        while not self._halted and (steps := self._replayed()):
             for step in steps:
                 if step not in self._running and not self._is_spent(step):
                     self._running[step] = asyncio.create_task(self._results(step))
@@ -306,7 +306,16 @@ class SearchSession:
         if recorded is not None:
             return self._replay(recorded)
         calls, total = self.calls, self.meter.total
-        replies = await self._answering.each([nodes[i] for i in pending], self._ask)
+        self._running[None] = asking = asyncio.create_task(self._answering.each([nodes[i] for i in pending], self._ask))
+        try:
+            replies = await asking
+        except asyncio.CancelledError:
+            if not self._halted:
+                raise
+            await self._backend.cancel()
+            return answers
+        finally:
+            del self._running[None]
         for i, reply in zip(pending, replies, strict=True):
             answers[i] = None if reply.cut else await asyncio.to_thread(self._read, reply)  # a task may be slow
             self.tree.asked({nodes[i].id: reply.calls})

@@ -84,14 +84,18 @@ class Run(Progress):
         """The result, as in a saved run; None while it runs."""
         self._about = {"id": self.id, "name": name, "question": question[:300], "state": "running", "line": ""}
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = False
 
     def watch(self, session: SearchSession) -> None:
         if self._loop is None:
             self._loop, self.revisions = asyncio.get_running_loop(), Revisions(session.tree)
         super().watch(session)
+        if self._stopping and session.stopped is None:  # it was stopped before it began
+            session.stop(STOPPED)
 
     def stop(self) -> None:
-        """End the search with its best answer so far, from any thread."""
+        """End the search with its best answer so far, from any thread; one that has not begun, when it begins."""
+        self._stopping = True
         if (session := self.session) is not None and self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(session.stop, STOPPED)

@@ -30,6 +30,42 @@ def test_requests_go_to_the_decoder_of_their_purpose(letters: Any, scripted: Any
     assert session.meter.usage.new_tokens == session.meter.new_tokens == 65
 
 
+def test_a_search_that_is_stopped_during_its_answer_ends_without_it(
+    letters: Any, scripted: Any, two_levels: Any
+) -> None:
+    class Slow(scripted):  # type: ignore[misc]
+        cancelled = 0
+
+        def start(self, requests: Any, meter: Any = None) -> list[asyncio.Task[Any]]:
+            return [asyncio.ensure_future(self._one(request)) for request in requests]
+
+        async def _one(self, request: Any) -> Any:
+            try:
+                await asyncio.sleep(60 * (request.purpose == "answer"))
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
+            return self.generate([request])
+
+    decoder = Slow(two_levels)
+    session = SearchSession(
+        letters(),
+        "q",
+        Backend(dict.fromkeys(("generate", "evaluate", "answer"), decoder), Meter()),
+        BFS(thoughts=2, breadth=2, depth=3),
+        Sample(),
+        Value(),
+    )
+
+    async def run() -> str | None:
+        await session.run()
+        asyncio.get_running_loop().call_later(0.05, session.stop, "enough")
+        return await session.answer()
+
+    assert asyncio.run(run()) is None
+    assert (session.stopped, decoder.cancelled, len(session.tree)) == ("enough", 1, 7)
+
+
 def test_a_hook_sees_the_tree_grow(letters: Any, scripted: Any, grow: Callable[..., Solution], two_levels: Any) -> None:
     sizes: list[int] = []
     grow(letters, scripted(two_levels), watch=lambda session: sizes.append(len(session.tree)))

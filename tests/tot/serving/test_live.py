@@ -14,7 +14,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from tot import State, Thought, ThoughtTree
+from tot import State, Thought, ThoughtTree, solve
 from tot.decoders import Message, ModelError
 from tot.serving import live
 from tot.serving.live import Revisions, Runs
@@ -235,6 +235,15 @@ def test_a_stopped_search_answers_with_the_best_so_far(serve: Any, chat: Any, us
     assert reply["tot"]["stopped"] == server.runs.statuses[0]["state"] == "stopped on the live page"
     assert server.decoder.cancelled >= 1
     assert httpx.post(f"{server.live}runs/{run}/stop").status_code == 204  # it has ended: nothing changes
+
+
+def test_a_search_that_is_stopped_before_it_begins_asks_nothing(serve: Any, chat: Any) -> None:
+    decoder, runs = chat("7"), Runs()
+    with runs.run("vote", "a?") as run:
+        run.stop()  # the model is loading
+        run.solution = solve("ask", "a?", decoder=decoder, search="self-consistency:samples=4", watch=run.watch)
+    assert decoder.requests == []
+    assert (run.solution, run.ended["answer"], run.status["state"]) == (None, None, "stopped on the live page")
 
 
 def test_a_cancelled_and_a_failed_search_are_listed_as_such(serve: Any, chat: Any, user: Any) -> None:

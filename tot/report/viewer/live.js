@@ -11,7 +11,10 @@ class Live {
     byId("back").replaceChildren("← Searches");
     this.stop.addEventListener("click", () => {
       this.stop.disabled = true;
-      const failed = () => this.state.replaceChildren("the search could not be stopped");
+      const failed = () => {
+        this.stop.disabled = false;
+        this.state.replaceChildren("The search could not be stopped.");
+      };
       fetch(`runs/${this.run}/stop`, { method: "POST" }).then((reply) => reply.ok || failed(), failed);
     });
     // A redraw would replace the element under a pressed pointer. Selects and menus keep the event of its release.
