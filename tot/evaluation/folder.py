@@ -20,10 +20,11 @@ from pydantic import BaseModel, Field, FiniteFloat
 from tot.decoders.errors import OptionError, TaskError, reason
 from tot.decoders.files import append, hold, regular, replacing, write_json, write_text, writing
 from tot.decoders.remote.options import TRANSPORT
-from tot.evaluation.options import FORMAT, OF_RAY, VERSION, read_mapping
+from tot.evaluation.options import FORMAT, OF_RAY, VERSION
 from tot.registry import refuse_code
 from tot.report.terminal import plain
 from tot.task.task import Task
+from tot.yaml_files import read_mapping
 
 UNCOMPARED = ("concurrency", "executor", "threads", "prefix_cache", *OF_RAY)
 """Options that don't affect the samples."""
@@ -162,7 +163,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """Return the options and the `record` of an evaluation's folder. Raises OptionError for any other folder."""
     if not (path / "config.yaml").exists():
         raise OptionError(f"{path} is not the folder of an evaluation: it has no config.yaml")
-    config = read_mapping(path / "config.yaml")
+    config = read_mapping(path / "config.yaml", "limit: 50")
     if config.pop("format", None) != FORMAT or not isinstance(config.get("record", {}), dict):
         raise OptionError(f"{path} is not the folder of an evaluation: give another folder")
     if (version := config.pop("version", None)) != VERSION:

@@ -11,12 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tot.config import SearchConfig, as_text
-from tot.decoders.errors import OptionError, readable, reason, unknown
-from tot.decoders.files import regular
+from tot.decoders.errors import OptionError, readable, unknown
 from tot.decoders.registry import declared
 from tot.decoders.request import Purpose
 from tot.evaluators.likelihood import Likelihood
@@ -24,11 +22,10 @@ from tot.evaluators.value import Value
 from tot.registry import EVALUATORS, load_task, named, refuse_code
 from tot.search.session import options_to_json
 from tot.task.task import Task
+from tot.yaml_files import read_mapping
 
 FORMAT = "tot.evaluation"
 VERSION = 1
-_LONGEST = 100_000
-"""Characters of a file of options."""
 OF_RAY = ("ray_address", "replicas", "gpus_per_replica", "cpus_per_replica")
 
 
@@ -166,7 +163,7 @@ def read_yaml(path: Path, given: Collection[str] = ()) -> dict[str, Any]:
     Drops the versions and hashes of config.yaml, which only --resume reads. Raises OptionError, also for a config.yaml
     that names code, except in the options that are `given` on the command line.
     """
-    options = read_mapping(path)
+    options = read_mapping(path, "limit: 50")
     own = {name: options.pop(name, None) for name in ("format", "version", "record")}
     if own["format"] is not None and (own["format"], own["version"]) != (FORMAT, VERSION):
         raise OptionError(
@@ -176,17 +173,3 @@ def read_yaml(path: Path, given: Collection[str] = ()) -> dict[str, Any]:
     if own["format"] is not None:
         refuse_code({name: value for name, value in found.items() if name not in given}, path)
     return found
-
-
-def read_mapping(path: Path) -> dict[Any, Any]:
-    """Read a YAML file of `name: value` lines. Raises OptionError for any other file."""
-    try:
-        text = regular(path).read_text(encoding="utf-8")
-        if len(text) > _LONGEST:
-            raise ValueError(f"it has {len(text):,} characters, and options have at most {_LONGEST:,}")
-        mapping = yaml.safe_load(text)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise OptionError(f"{path} can't be read as YAML: {reason(error)}") from None
-    if not isinstance(mapping, dict):
-        raise OptionError(f"{path} has no options: write lines such as `limit: 50`")
-    return mapping

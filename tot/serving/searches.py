@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tot.config import SearchConfig
 from tot.decoders.decoder import Decoder
-from tot.decoders.errors import OptionError, TotError, reason, unknown
+from tot.decoders.errors import OptionError, TotError, unknown
 from tot.llm.decoders import OF_ENGINE
 from tot.sandbox import can_confine
 from tot.search.certainty import curves_for
 from tot.task.task import Task
+from tot.yaml_files import read_mapping
 
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "vote": {"search": "self-consistency:samples=8,weighted=true", "until": 0.95},
@@ -55,13 +54,11 @@ def load_searches(file: Path | None, decoder: Decoder, taken: tuple[str, ...] = 
 
 
 def _read(file: Path) -> dict[str, Any]:
-    try:
-        given = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise OptionError(f"--searches {file} can't be read ({reason(error)}): give a YAML file") from None
-    if not isinstance(given, dict) or not all(isinstance(fields, dict) for fields in given.values()):
-        raise OptionError(f"--searches {file} must map names to options, such as vote: {{task: gsm8k, until: 0.95}}")
-    for name in given:
+    example = "vote: {task: gsm8k, until: 0.95}"
+    given = read_mapping(file, example)
+    for name, fields in given.items():
+        if not isinstance(fields, dict):
+            raise OptionError(f"{file}, search {name!r}: write its options, such as `{example}`")
         if not (isinstance(name, str) and re.fullmatch(r"[\w.-]{1,60}", name)):
             raise OptionError(f"{file}, search {name!r}: use letters, digits, dots and hyphens only")
     return given

@@ -54,9 +54,9 @@ def test_without_a_sandbox_there_is_no_code(chat: Any, monkeypatch: pytest.Monke
         ("'a b': {}", "search 'a b': use letters, digits, dots and hyphens only"),
         ("1: {}", "search 1: use letters, digits, dots and hyphens only"),
         ("jacobi: {}", "search jacobi: the name of a decoder: choose another name"),
-        ("[vote]", ".*must map names to options.*"),
-        ("vote: fast", ".*must map names to options.*"),
-        ("vote: {", r".*can't be read \(.*\): give a YAML file"),
+        ("[vote]", r".*has no options: write lines such as `vote: {task: gsm8k, until: 0\.95}`"),
+        ("vote: fast", "search 'vote': write its options, such as `vote: .*"),
+        ("vote: {", ".*can't be read as YAML: .*"),
     ],
 )
 def test_errors_name_the_file_the_search_and_the_field(chat: Any, tmp_path: Path, text: str, message: str) -> None:
@@ -81,4 +81,12 @@ def test_a_reproducible_search_needs_float32(chat: Any, tmp_path: Path) -> None:
 def test_a_missing_file_is_reported_in_one_line(smollm2: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--model", smollm2, "--port", "0", "--searches", "none.yaml"]) == 2
     err = capfd.readouterr().err
-    assert err == "tot: --searches none.yaml can't be read (No such file or directory): give a YAML file\n"
+    assert err == "tot: none.yaml can't be read as YAML: No such file or directory\n"
+
+
+def test_a_name_that_occurs_twice_is_refused(chat: Any, tmp_path: Path) -> None:
+    file = tmp_path / "searches.yaml"
+    for text, name in (("vote: {}\nmath: {}\nvote: {}\n", "vote"), ("vote: {until: 0.5, until: 0.9}\n", "until")):
+        file.write_text(text)
+        with pytest.raises(OptionError, match=f"can't be read as YAML: {name} occurs 2 times"):
+            load_searches(file, chat("a"))
