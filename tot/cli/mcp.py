@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from importlib.metadata import version
 from signal import SIG_DFL, SIGINT, signal
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -33,7 +34,11 @@ def mcp_command(
         from mcp.server.mcpserver.exceptions import ToolError
     except ModuleNotFoundError:
         raise OptionError("tot mcp needs mcp: pip install mcp") from None
-    config, default, server = SearchConfig.of(None, given), task, MCPServer("tot", log_level="WARNING")
+    config, default, server = (
+        SearchConfig.of(None, given),
+        task,
+        MCPServer("tot", version=version("tot"), log_level="WARNING"),
+    )
     config.parts(config.suited(default))
     for model in config.weights.values():
         find_model(model)
@@ -41,10 +46,12 @@ def mcp_command(
     known: Any = Literal[*dict.fromkeys((default, *others))]
 
     @server.tool()
-    async def solve(question: str, context: Context, task: known = default) -> Solved:
+    async def solve(question: str, context: Context, task: known | None = default) -> Solved:
         """Answer a question by a search over thoughts. The certainty is the probability that the answer is right."""
         started, nodes, size = time.monotonic(), 0, asyncio.Queue[int]()
-        search = asyncio.create_task(asolve(task, question, config, watch=lambda run: size.put_nowait(len(run.tree))))
+        search = asyncio.create_task(
+            asolve(task or default, question, config, watch=lambda run: size.put_nowait(len(run.tree)))
+        )
         search.add_done_callback(lambda _: size.put_nowait(0))
         try:
             while now := await size.get():

@@ -143,3 +143,12 @@ def test_without_its_sdk_or_model_the_command_is_refused(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "mcp", None)
     assert refused(tot("mcp")) == "tot mcp needs mcp: pip install mcp"
+
+
+def test_a_task_of_null_is_the_default_task_and_the_server_has_a_version(served: Any) -> None:
+    async def work(client: Any) -> Any:
+        return client.server_info.version, await client.call_tool("solve", {"question": "4 9 10 13", "task": None})
+
+    version, reply = served(work, "game24", *UNGUIDED, "--search", "bfs:thoughts=40,breadth=2000")
+    assert version.count(".") >= 1
+    assert (reply.is_error, reply.structured_content["solved"]) == (False, True)
