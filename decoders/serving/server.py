@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -47,12 +48,53 @@ def quiet(app: ASGIApp) -> uvicorn.Config:
     )
 
 
-class HTTPServer(uvicorn.Server):
+class Server(uvicorn.Server):
+    """Closes connections without a request after `_IDLE_SECONDS`, and the longest idle one if descriptors run out."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        super().__init__(quiet(app))
+        self._idle: dict[Any, tuple[Any, float]] = {}
+        """By connection: its last request, and the time since when the connection has no other."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for one in sockets or ():
+            if isinstance(one, _Listening):
+                one.make_room = self._close_one
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % 10 == 0:  # once a second
+            self._update_idle()
+            for connection, (_, since) in self._idle.items():
+                if time.monotonic() - since > _IDLE_SECONDS:
+                    connection.transport.abort()
+        return await super().on_tick(counter)
+
+    def _update_idle(self) -> None:
+        known, now = self._idle, time.monotonic()
+        last = {one: getattr(one, "cycle", None) for one in self.server_state.connections}
+        idle = {one: request for one, request in last.items() if request is None or request.response_complete}
+        self._idle = {
+            one: known[one] if one in known and known[one][0] is request else (request, now)
+            for one, request in idle.items()
+        }
+
+    def _close_one(self) -> bool:
+        """Close the connection that is idle for the longest time. Return False if all have a request."""
+        self._update_idle()
+        if self._idle:
+            longest = min(self._idle, key=lambda one: self._idle[one][1])
+            longest.transport.abort()
+            self.server_state.connections.discard(longest)
+        return bool(self._idle)
+
+
+class HTTPServer(Server):
     """Finishes requests before it closes its socket, so that new clients get an error, not a refused connection."""
 
     def __init__(self, app: ASGIApp, service: Service, ready: Callable[[], None] = lambda: None) -> None:
         """`ready` is called when the signal handlers are set; earlier connections wait in the socket."""
-        super().__init__(quiet(app))
+        super().__init__(app)
         self._service = service
         self._ready = ready
 
@@ -78,10 +120,13 @@ class HTTPServer(uvicorn.Server):
 
 
 class _Listening(socket.socket):
-    """A listening socket that closes new connections while the process has no free file descriptors.
+    """A listening socket that closes an idle connection, or else a new one, if no file descriptors are free.
 
     asyncio would retry immediately, log each attempt and leave clients waiting.
     """
+
+    make_room: Callable[[], bool] = staticmethod(lambda: False)
+    """Closes an idle connection, and returns whether it did."""
 
     def __init__(self, *arguments: int) -> None:
         super().__init__(*arguments)
@@ -95,9 +140,10 @@ class _Listening(socket.socket):
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
             if not self._logged:
-                log.warning("no free file descriptors: new connections are closed until some are free")
+                log.warning("no free file descriptors: idle or new connections are closed until some are free")
             self._logged = True
-            self._refuse()
+            if not self.make_room():
+                self._refuse()
             raise BlockingIOError(errno.EAGAIN, "no free file descriptors") from None
         self._logged = False
         return accepted

@@ -14,12 +14,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
-import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 
 from tot.decoders.serving.guard import Guard
-from tot.decoders.serving.server import address_of, listen, quiet
+from tot.decoders.serving.server import Server, address_of, listen
 from tot.report.page import embedded, page
 from tot.serving.live import Run, Runs
 
@@ -108,7 +107,7 @@ def _event(name: str, data: Any, identity: str = "") -> str:
 def served(runs: Runs, title: str) -> Iterator[str]:
     """Serve the page on a free loopback port, and yield its URL. At the end, open pages get the last events."""
     api = FastAPI(openapi_url=None)
-    server = uvicorn.Server(quiet(Guard(api)))
+    server = Server(Guard(api))
     pages = Pages(runs, title, lambda: server.should_exit)
     api.include_router(pages.router)
     with listen("127.0.0.1", 0) as listening:
