@@ -19,8 +19,31 @@ class ModelError(TotError):
     """A model can't be found, read, converted or run."""
 
 
+class ServerError(ModelError):
+    """A server that a decoder sends requests to fails or does not answer.
+
+    `status` and `retry_after` (seconds) are for an HTTP reply. `said` is the server's own message, without its address.
+    """
+
+    def __init__(self, message: str, said: str = "", status: int = 502, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.said = said
+        self.status = status
+        self.retry_after = retry_after
+        self.code = "upstream_error"
+
+
 class RequestError(TotError):
     """A request can't be served: empty, too long, contradictory or larger than the budget."""
+
+    code: str | None = None
+    """The code of this error in OpenAI's API."""
+
+
+class ContextError(RequestError):
+    """A prompt is longer than the model's context."""
+
+    code = "context_length_exceeded"
 
 
 class OptionError(TotError):

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from tot.decoders.errors import RequestError
+from tot.decoders.errors import ContextError, RequestError
 from tot.decoders.remote.options import RemoteOptions
 from tot.decoders.request import Message, Sampling
 
@@ -24,6 +24,8 @@ CONTINUING = {"continue_final_message": True, "add_generation_prompt": False}
 """vLLM's and SGLang's fields that make the model continue the last assistant message."""
 KEEP_STOP = "include_stop_str_in_output"
 """vLLM's field that keeps the stop string in the text."""
+_TOO_LONG = re.compile(r"(?i)\bcontext[ _](?:length|size|window)|\bexceeds?\b.*\bcontext\b|\bprompt is too long")
+"""Messages about a prompt that is longer than the model's context."""
 _COUNT = (
     Message(role="user", content="Count from 1 to 20."),
     Message(role="assistant", content="1, 2, 3, 4, 5, 6, 7, 8, 9, 1"),
@@ -31,11 +33,16 @@ _COUNT = (
 
 
 class RefusedError(RequestError):
-    """The server rejected a request body; `said` is the server's own message."""
+    """The server rejected a request body, or fails for it; `said` is the server's own message."""
 
-    def __init__(self, message: str, said: str) -> None:
+    def __init__(self, message: str, said: str, status: int = 400) -> None:
+        """`status` is for an HTTP reply."""
         super().__init__(message)
         self.said = said
+        self.status = status
+        self.retry_after = None
+        if _TOO_LONG.search(said):
+            self.code = ContextError.code
 
 
 class Dialect:
@@ -130,7 +137,7 @@ def for_tot(prompt: Prompt, sampling: Sampling) -> dict[str, Any]:
     They hold the full seed, the number of tokens already drawn, and the tokens of the prompt that the model generated.
     The reply then contains token ids and their logprobs.
     """
-    body: dict[str, Any] = {"seed": sampling.seed, "return_token_ids": True}
+    body = sampling.model_dump(include={"seed", "top_k", "top_p", "min_p"}) | {"return_token_ids": True}
     if sampling.keep_stop:
         body["keep_stop"] = True
     if sampling.drawn:

@@ -132,7 +132,7 @@ class RemoteDecoder:
                 found = await self._probe(meter)
                 for name in filters:
                     if found.get(name) is False:
-                        raise OptionError(f"the server at {self.options.base_url} ignores {name}: leave {name} out")
+                        raise OptionError(f"the server of {self.model} ignores {name}: leave {name} out")
         if request.choices and request.answer_trigger is None:
             return [await self._scored(request.prompt, request, meter)]
         samples = await self._sampler.samples(request.prompt, request.sampling, meter)

@@ -14,7 +14,7 @@ import httpx2
 import openai
 from pydantic import ValidationError
 
-from tot.decoders.errors import ModelError, OptionError, TotError
+from tot.decoders.errors import OptionError, ServerError, TotError
 from tot.decoders.remote.body import RefusedError
 from tot.decoders.remote.options import KEY_VARIABLE, RemoteOptions, key
 from tot.decoders.remote.reply import ServerReply, TokenIds
@@ -30,13 +30,15 @@ from tot.decoders.remote.transport import (
     is_hopeless,
     may_pass,
     plain,
+    retry_after,
     said,
     says_why,
-    too_long,
 )
 
 _CONNECT_SECONDS = 10.0
 _REJECTIONS = (400, 413, 422, 431)
+_PASSED_ON = (429, 503, 504)
+"""Statuses that a proxy passes on to its client; others become a 502."""
 _MAX_FAILURES = 3
 """Consecutive failed requests after which the server is reported as failing, not the request."""
 
@@ -66,20 +68,20 @@ class Server:
         return f"Server({self.options.base_url!r}, {self.model!r})"
 
     async def check(self) -> None:
-        """Raise ModelError if the server does not answer or rejects the API key.
+        """Raise ServerError if the server does not answer or rejects the API key.
 
         The model's name is not checked: some servers list no models, or accept any name.
         """
         try:
             models = await self._get_models()
             self.models = [plain(str(model["id"]), self._key) for model in models]
-            # The owner alone is not enough: `transformers serve` reports a model's folder as its owner.
-            served = [str(model.get("id")) for model in models if model.get("owned_by") == "tot"]
-            self.is_tot = any(name.endswith(":ar") for name in served)
+            self.is_tot = any("decoder" in tot for model in models if isinstance(tot := model.get("tot"), dict))
         except openai.APIConnectionError as error:
-            raise ModelError(
+            raise ServerError(
                 f"the server at {self.options.base_url} does not answer ({self._cause(error)}): start it"
             ) from None
+        except LastingError as error:
+            raise ServerError(f"the server at {self.options.base_url} lists no models: {error}") from None
         except openai.APIStatusError as error:
             if error.status_code in (401, 403):
                 raise self._key_refused(error.status_code) from None
@@ -89,14 +91,14 @@ class Server:
 
         Raises:
             RefusedError: The server rejects the body, or fails only for this body.
-            ModelError: The server does not answer, rejects the API key, or does not have the model or the route.
+            ServerError: The server does not answer, rejects the API key, or does not have the model or the route.
         """
         self.spent.requests += 1
         failures.set([])
         try:
             response = await self._sent(self._client.post(path, body=body, cast_to=httpx2.Response))
         except RedirectedError as error:
-            raise ModelError(
+            raise ServerError(
                 f"{self.options.base_url} is not the server's address: {error}; set base_url to that address"
             ) from None
         except LastingError as error:
@@ -107,7 +109,7 @@ class Server:
             raise await self._fault(error, path, body) from None
         reply: ServerReply | None = response.extensions.get("reply")
         if reply is None:
-            raise ModelError(
+            raise ServerError(
                 f"{self.options.base_url} replies with a web page: check base_url, which usually ends in /v1"
             )
         return reply
@@ -115,7 +117,7 @@ class Server:
     async def tokenize(self, body: dict[str, Any]) -> tuple[int, ...]:
         """Return the token ids of a body by the server's /tokenize (vLLM, SGLang); empty if it has no such route.
 
-        Raises ModelError if the server does not answer.
+        Raises ServerError if the server does not answer.
         """
         address = f"{self.options.base_url.removesuffix('/v1')}/tokenize"
         try:
@@ -128,7 +130,7 @@ class Server:
             if error.status_code >= 500 and not is_about_the_request(error.response):
                 raise await self._fault(error, "/tokenize", body) from None
             return ()
-        except (ValidationError, RedirectedError):  # a different route with the same name
+        except (ValidationError, LastingError, RedirectedError):  # a different route with the same name
             return ()
 
     async def errors_have_a_status(self) -> bool | None:
@@ -172,16 +174,25 @@ class Server:
         except (ValueError, LookupError, TypeError, RecursionError):
             return []
 
-    def _unanswered(self, error: openai.APIConnectionError | openai.APIStatusError, why: str) -> ModelError:
+    def _unanswered(self, error: openai.APIConnectionError | openai.APIStatusError, why: str) -> ServerError:
         retries = int(error.request.headers.get(ATTEMPT, 0))
         times = f", {retries + 1} times" if retries else ""
-        return ModelError(
+        message = (
             f"the server at {self.options.base_url} does not answer ({why}{times}): start or restart it, then resume "
             "with --resume"
         )
+        if isinstance(error, openai.APIStatusError):
+            return self._failing(message, error)
+        return ServerError(message, status=504 if isinstance(error, openai.APITimeoutError) else 502)
+
+    def _failing(self, message: str, error: openai.APIStatusError) -> ServerError:
+        """Return the error for a status, with the status and the Retry-After for clients of a proxy."""
+        status = {529: 503}.get(error.status_code, error.status_code)
+        wait = retry_after(error.response) or None
+        return ServerError(message, said(error.response, self._key), status if status in _PASSED_ON else 502, wait)
 
     def _given_up(self, why: str, body: dict[str, Any]) -> TotError:
-        """Return the error for a request that fails in every attempt: RefusedError, or ModelError if others fail too.
+        """Return the error for a request that fails in every attempt: RefusedError, or ServerError if others fail too.
 
         Only requests for one sample count, as a request for several is repeated as requests for one.
         """
@@ -189,8 +200,9 @@ class Server:
         times, where = len(failures.get()), f"the server at {self.options.base_url}"
         counted = f"{why}, {times} times" if times > 1 else why
         if self._attempts.failed_in_a_row >= _MAX_FAILURES:
-            return ModelError(f"{where} fails for every request ({counted}): restart it, then resume with --resume")
-        return RefusedError(f"{where} fails for this request ({counted})", why)
+            message = f"{where} fails for every request ({counted}): restart it, then resume with --resume"
+            return ServerError(message, why)
+        return RefusedError(f"{where} fails for this request ({counted})", why, 502)
 
     def _cause(self, error: openai.APIConnectionError) -> str:
         if isinstance(error, openai.APITimeoutError):
@@ -211,31 +223,31 @@ class Server:
                 models = []
             if self.model not in models:
                 known = ", ".join(plain(name, self._key) for name in models[:20]) or "none listed"
-                return ModelError(
+                return ServerError(
                     f"{where} has no model {self.model!r}, or no {path} ({status}: {why}). Its models: {known}. Give "
                     "served=NAME, and a base_url such as http://host:port/v1"
                 )
         if status == 404:
-            return ModelError(f"{where} has no {path} (404: {why}): check base_url, which usually ends in /v1")
+            return ServerError(f"{where} has no {path} (404: {why}): check base_url, which usually ends in /v1")
         if "logprob_token_ids" in error.request.content.decode() and "index out of range" in why:
             return RefusedError(f"{path} fails for logprob_token_ids", "logprob_token_ids")
         if status in _REJECTIONS or is_about_the_request(error.response):
             return RefusedError(f"{where} rejects the request ({status}): {why}", why)
-        if wait := too_long(error.response):
+        if (wait := retry_after(error.response)) > MAX_WAIT:
             return self._unanswered(
-                error, f"{status}: {why}; its Retry-After is {wait}, longer than the maximum of {MAX_WAIT:g} s"
+                error, f"{status}: {why}; its Retry-After is {wait} s, longer than the maximum of {MAX_WAIT:g} s"
             )
         if says_why(error.response):
             return self._given_up(f"{status}: {why}", body)
         if may_pass(error.response) and not is_hopeless(error.request, error.response):
             return self._unanswered(error, f"{status}: {why}")
-        return ModelError(f"{where} fails ({status}): {why}")
+        return self._failing(f"{where} fails ({status}): {why}", error)
 
     def _is_about_model(self, code: str | None, why: str) -> bool:
         unknown = re.search(r"(?i)\bmodel\b.*(not found|does not exist|doesn't exist|unknown)", why)
         return code == "model_not_found" or unknown is not None or f"requested '{self.model}'" in why
 
-    def _key_refused(self, status: int) -> ModelError:
+    def _key_refused(self, status: int) -> ServerError:
         """Return the error, without the server's message, which may contain the API key."""
         cause = f"the key in {KEY_VARIABLE}" if self._key else f"a request without a key: set {KEY_VARIABLE}"
-        return ModelError(f"the server at {self.options.base_url} rejects ({status}) {cause}")
+        return ServerError(f"the server at {self.options.base_url} rejects ({status}) {cause}")

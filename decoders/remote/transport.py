@@ -13,6 +13,7 @@ import logging
 import math
 import re
 import time
+from contextlib import aclosing, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +35,8 @@ MAX_WAIT = 120.0
 """Longest Retry-After (seconds) to wait for; the `openai` package has the same limit."""
 ATTEMPT = "x-stainless-retry-count"
 """The `openai` package's header for the number of an attempt, from 0."""
+_MAX_REPLY = 32 * 2**20
+"""Maximum size (bytes) of a reply, decompressed."""
 _MAX_REPEATS = 4
 """Consecutive attempts with the same error message after which an error is permanent."""
 _MAX_MESSAGE = 200
@@ -68,7 +71,8 @@ class Spent:
 
 
 class LastingError(openai.OpenAIError):
-    """Every attempt got an invalid reply. The `openai` package does not retry after this error."""
+    """Every attempt got an invalid reply, or one got a reply above the size limit. The `openai` package does not retry
+    after this error."""
 
 
 class RedirectedError(openai.OpenAIError):
@@ -107,7 +111,7 @@ class Attempts(openai.DefaultAsyncHttpxClient):
         limit: float | None = request.extensions.get("timeout", {}).get("read")
         try:
             async with asyncio.timeout(limit):
-                response = await super().send(request, **rest)
+                response = await _whole(await super().send(request, **{**rest, "stream": True}))
         except TimeoutError:
             self._log_failure(request, sent_at, f"no complete reply in {limit:g} s", attempt)
             raise httpx2.ReadTimeout("no complete reply in time", request=request) from None
@@ -129,7 +133,8 @@ class Attempts(openai.DefaultAsyncHttpxClient):
             self._failing, self._last_success, self.failed_in_a_row = False, time.monotonic(), 0
         elif may_pass(response):
             why = f"{response.status_code}: {said(response, self._secret)}"
-            if is_hopeless(request, response) or too_long(response) or (says_why(response) and self._is_permanent(why)):
+            waits_too_long = retry_after(response) > MAX_WAIT
+            if is_hopeless(request, response) or waits_too_long or (says_why(response) and self._is_permanent(why)):
                 response.headers["x-should-retry"] = "false"
             else:
                 self._log_failure(request, sent_at, why, attempt)
@@ -150,6 +155,21 @@ class Attempts(openai.DefaultAsyncHttpxClient):
         if retried and not self._failing and sent_at > self._last_success:
             self._failing = True
             log.warning("%s: %s; retrying up to %d times", self._options.base_url, why, self._options.retries)
+
+
+async def _whole(response: httpx2.Response) -> httpx2.Response:
+    """Return a response with its decompressed body. Raises LastingError if that is larger than `_MAX_REPLY`."""
+    body = bytearray()
+    async with aclosing(response.aiter_bytes()) as pieces:
+        async for piece in pieces:
+            body += piece
+            if len(body) > _MAX_REPLY:
+                raise LastingError(
+                    f"its reply is larger than {_MAX_REPLY >> 20} MiB; check base_url, or lower n or max_tokens"
+                )
+    headers = [(name, value) for name, value in response.headers.multi_items() if name.lower() not in _OF_THE_BODY]
+    about: dict[str, Any] = {"request": response.request, "extensions": response.extensions}
+    return httpx2.Response(response.status_code, headers=headers, content=bytes(body), **about)
 
 
 def _read(response: httpx2.Response, secret: str | None) -> ServerReply:
@@ -201,20 +221,16 @@ def is_hopeless(request: httpx2.Request, response: httpx2.Response) -> bool:
     )
 
 
-def too_long(response: httpx2.Response) -> str:
-    """Return the server's Retry-After as text if it exceeds MAX_WAIT, otherwise an empty text."""
+def retry_after(response: httpx2.Response) -> int:
+    """Return the seconds of the server's Retry-After; 0 if it has none."""
+    seconds = 0.0
     for name, unit in (("retry-after-ms", 1000), ("retry-after", 1)):
-        try:
-            seconds = float(response.headers.get(name, "")) / unit
-        except ValueError:
-            continue
-        return f"{seconds:.0f} s" if MAX_WAIT < seconds < math.inf else ""
-    date = email.utils.parsedate_tz(response.headers.get("retry-after", ""))
-    try:
-        seconds = email.utils.mktime_tz(date) - time.time() if date is not None else 0.0
-    except (ValueError, OverflowError):
-        return ""
-    return f"{seconds:.0f} s" if seconds > MAX_WAIT else ""
+        with suppress(ValueError):
+            seconds = seconds or float(response.headers.get(name, "")) / unit
+    with suppress(ValueError, OverflowError):
+        if not seconds and (date := email.utils.parsedate_tz(response.headers.get("retry-after", ""))) is not None:
+            seconds = email.utils.mktime_tz(date) - time.time()
+    return math.ceil(seconds) if 0 < seconds < math.inf else 0
 
 
 def kind_of(response: httpx2.Response) -> str:
@@ -222,6 +238,7 @@ def kind_of(response: httpx2.Response) -> str:
     return response.headers.get("content-type", "no content type").partition(";")[0]
 
 
+_OF_THE_BODY = ("content-encoding", "content-length", "transfer-encoding")
 _ERROR_FIELDS = ("error", "detail", "message")
 
 

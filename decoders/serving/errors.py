@@ -13,7 +13,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 
-from tot.decoders.errors import ModelError, OptionError, RequestError
+from tot.decoders.errors import ModelError, OptionError, RequestError, ServerError
+from tot.decoders.remote.body import RefusedError
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +70,14 @@ def understood(error: Exception) -> ServingError:
     """Convert any exception to the error for the client. Errors of the model and internal errors are logged."""
     if isinstance(error, ServingError):
         return error
-    if isinstance(error, RequestError | OptionError):
+    if isinstance(error, RefusedError | ServerError):  # their messages have the server's address
+        log.error("a request failed: %s", error)
+        does = "fails" if error.status >= 500 else "rejects the request"
+        message = f"the model's server {does}{f': {error.said}' * bool(error.said)}"
+        return ServingError(error.status, message, code=error.code, retry_after=error.retry_after)
+    if isinstance(error, RequestError):
+        return ServingError(400, str(error), code=error.code)
+    if isinstance(error, OptionError):
         return ServingError(400, str(error))
     if isinstance(error, ValidationError):
         return invalid(error)

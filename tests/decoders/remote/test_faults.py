@@ -6,6 +6,7 @@ The `openai` package decides the delays.
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import time
 from email.utils import formatdate
@@ -14,6 +15,8 @@ from typing import Any
 import pytest
 
 from tot.decoders import Message, ModelError, Request, RequestError, Sampling
+from tot.decoders.errors import ServerError
+from tot.decoders.remote.body import RefusedError
 
 PASSING = [408, 409, 429, 500, 502, 503, 504, 529]
 OURS = [400, 413, 422, 431]
@@ -351,3 +354,88 @@ def test_a_dripping_reply_times_out(server: Any, remote: Any, fault: Any) -> Non
 
 async def restart(server: Any) -> None:
     server._server = await asyncio.start_server(server._serve, "127.0.0.1", server.port)
+
+
+# -- replies to the clients of a proxy ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "headers", "status", "wait"),
+    [
+        (429, {"Retry-After": "300"}, 429, 300),
+        (429, {"Retry-After": formatdate(time.time() + 10_000, usegmt=True)}, 429, 10_000),
+        (503, {"Retry-After-Ms": "500"}, 503, 1),
+        (529, {}, 503, None),
+        (504, {}, 504, None),
+        (502, {}, 502, None),
+        (402, {}, 502, None),
+        (401, {}, 502, None),
+    ],
+)
+def test_an_error_has_the_status_and_the_message_for_clients_of_a_proxy(
+    server: Any, remote: Any, fault: Any, given: int, headers: dict[str, str], status: int, wait: int | None
+) -> None:
+    server.always = fault(given, headers, raw=b'{"error": {"message": "busy"}}')
+    with pytest.raises(ServerError) as caught:
+        remote(retries=0).generate([ask()])
+    assert caught.value.status == status
+    assert caught.value.retry_after == (wait if wait is None else pytest.approx(wait, abs=60))
+    assert caught.value.said == ("" if given == 401 else "busy")
+
+
+def test_a_dropped_connection_and_a_slow_server_have_statuses(server: Any, remote: Any, fault: Any) -> None:
+    server.faults += [fault(reset=True), fault(delay=9)]
+    for status in (502, 504):
+        with pytest.raises(ServerError) as caught:
+            remote(retries=0, timeout=0.5).generate([ask()])
+        assert (caught.value.status, caught.value.said) == (status, "")
+
+
+@pytest.mark.parametrize(
+    ("given", "message", "status", "code"),
+    [
+        (500, "CUDA out of memory", 502, None),
+        (500, "System role not supported", 400, None),
+        (400, "maximum context length is 100 tokens", 400, "context_length_exceeded"),
+        (400, "the request exceeds the available context size", 400, "context_length_exceeded"),
+        (400, "bad stop", 400, None),
+    ],
+)
+def test_a_refusal_has_a_status_and_a_code(
+    server: Any, remote: Any, fault: Any, given: int, message: str, status: int, code: str | None
+) -> None:
+    server.always = fault(given, raw=json.dumps({"error": {"message": message}}).encode())
+    with pytest.raises(RefusedError) as caught:
+        remote(retries=0).generate([ask()])
+    assert (caught.value.status, caught.value.code) == (status, code)
+    assert caught.value.said == (f"{given}: {message}" if status == 502 else message)
+
+
+# -- sizes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_reply_above_the_limit_is_refused_without_a_retry(
+    server: Any, remote: Any, fault: Any, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tot.decoders.remote.transport._MAX_REPLY", 2**20)
+    raw = json.dumps({"choices": [{"message": {"content": "a" * 2**20}}]}).encode()
+    server.always = fault(
+        raw=gzip.compress(raw) if packed else raw, headers={"Content-Encoding": "gzip"} if packed else {}
+    )
+    with pytest.raises(RequestError, match="its reply is larger than 1 MiB; check base_url, or lower n or max_tokens"):
+        remote().generate([ask()])
+    assert len(server.posts) == 1
+
+
+def test_a_compressed_reply_below_the_limit_is_read(server: Any, remote: Any, fault: Any) -> None:
+    raw = json.dumps({"choices": [{"message": {"content": "a" * 2**20}}]}).encode()
+    server.always = fault(raw=gzip.compress(raw), headers={"Content-Encoding": "gzip"})
+    assert remote().generate([ask()])[0].text == "a" * 2**20
+
+
+def test_a_huge_list_of_models_is_reported(server: Any, remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tot.decoders.remote.transport._MAX_REPLY", 1000)
+    server.models = ["x" * 2000]
+    with pytest.raises(ServerError, match=r"lists no models: its reply is larger than"):
+        remote()
