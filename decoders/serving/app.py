@@ -53,14 +53,17 @@ def make_app(
     async def read_metrics() -> Response:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    def one(name: str) -> dict[str, Any]:
+        about = {"tot": {"decoder": service.method(name)}} if service.decodes(name) else {}
+        return {"id": name, "object": "model", "created": started, "owned_by": "tot", **about}
+
     @api.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [_model(name, started) for name in service.models]}
+        return {"object": "list", "data": [one(name) for name in service.listed]}
 
     @api.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        service.decodes(name)
-        return _model(name, started)
+        return one(name)
 
     @api.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
@@ -86,7 +89,7 @@ def make_app(
                     raise HTTPException(404)
                 return await service.searches.reply(request, body, metrics)
             wanted = kind.model_validate_json(body)
-            work = asked(wanted, service.method(wanted.model), service.limits, client_of(request))
+            work = asked(wanted, service.method(wanted.model), service.limits, client_of(request), service.sampling)
             if wanted.stream:
                 return EventStream(StreamedReply(work, service, metrics).write, service.limits, metrics)
             with metrics.timed():
@@ -112,7 +115,3 @@ def _counted(app: ASGIApp, metrics: PrometheusMetrics) -> ASGIApp:
         await app(scope, receive, counted)
 
     return run
-
-
-def _model(name: str, started: int) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": started, "owned_by": "tot"}

@@ -28,7 +28,7 @@ class Scored:
     """Number of tokens at the start that are not scored."""
     logprobs: list[float] = field(default_factory=list)
     top: list[list[tuple[int, float]]] = field(default_factory=list)
-    """The most likely tokens at each scored position with their logprobs, best first."""
+    """At each scored position the most likely tokens, best first, and its own token, with their logprobs."""
 
 
 class Scoring(Policy):
@@ -60,9 +60,10 @@ class Scoring(Policy):
             for row, token in zip(rows, self._tokens[done : done + len(rows)], strict=True):
                 assert row.logits is not None
                 logprobs = log_softmax(row.logits)
-                best = np.argsort(-logprobs, stable=True)[: self._top]
+                best = np.argsort(-logprobs, stable=True)[: self._top].tolist()
                 text.logprobs.append(float(logprobs[token]))
-                text.top.append([(int(other), float(logprobs[other])) for other in best])
+                shown = best if token in best else [*best, token]
+                text.top.append([(other, float(logprobs[other])) for other in shown])
         else:
             text.logprobs += [row.logprob for row in rows]
         if len(text.logprobs) == len(self._tokens):

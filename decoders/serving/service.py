@@ -19,7 +19,7 @@ from starlette.responses import Response
 from tot.decoders.budget import Budget, Meter
 from tot.decoders.decoder import LocalDecoder, find_method, load_decoder, method_names
 from tot.decoders.engine.sequence import Handle
-from tot.decoders.errors import RequestError, unknown
+from tot.decoders.errors import ContextError, unknown
 from tot.decoders.request import Completion, Request, Sampling, Usage
 from tot.decoders.serving.errors import ServingError
 from tot.decoders.serving.gate import Gate, closing, late
@@ -64,6 +64,7 @@ class Service:
     """Serves `decoder` as `name`, each method as `name:method`, created at its first request, and `searches`.
 
     Each method gets the `options` that it has. A remote decoder has no methods. The caller closes the decoder.
+    `sampling` has the model's own temperature and filters. With `hidden`, methods are served, but not listed.
     """
 
     def __init__(
@@ -73,8 +74,12 @@ class Service:
         limits: Limits | None = None,
         options: Mapping[str, Any] | None = None,
         searches: Searches | None = None,
+        sampling: Mapping[str, float] | None = None,
+        hidden: bool = False,
     ) -> None:
         self.name = name
+        self.sampling = sampling
+        self._hidden = hidden
         self.limits = limits or Limits()
         self.gate = Gate(self.limits.concurrency, self.limits)
         self.searches = searches
@@ -100,6 +105,11 @@ class Service:
         """Model names that a client may use."""
         searches = self.searches.models if self.searches else ()
         return list(dict.fromkeys([self.name, *(f"{self.name}:{method}" for method in self.methods), *searches]))
+
+    @property
+    def listed(self) -> list[str]:
+        """Model names that /v1/models lists."""
+        return [model for model in self.models if not self._hidden or model == self.name or not self.decodes(model)]
 
     def decodes(self, model: str) -> bool:
         """Return whether a model is a decoding method, not a search. Raises ServingError if its name is unknown."""
@@ -226,7 +236,7 @@ class Service:
         if not echo:
             return Scored(drawn, 0)
         if len(prompt) + len(drawn) > self.engine.runner.context:
-            raise RequestError(
+            raise ContextError(
                 f"the prompt has {len(prompt)} tokens and the model's context holds {self.engine.runner.context}: "
                 "shorten the prompt"
             )

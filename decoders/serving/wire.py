@@ -19,23 +19,34 @@ from tot.decoders.serving.errors import ServingError
 from tot.decoders.serving.options import Limits
 
 _HARMLESS = frozenset(
-    ("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user")
+    (
+        *("client_metadata", "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"),
+        *("service_tier", "store", "user", "verbosity"),
+    )
 )
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "annotations": ([],),
     "best_of": (1,),
+    "early_stopping": (False,),
     "frequency_penalty": (0,),
     "functions": ([],),
+    "length_penalty": (1,),
     "logit_bias": ({},),
+    "min_tokens": (0,),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
     "presence_penalty": (0,),
+    "repeat_penalty": (1,),
     "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
     "suffix": ("",),
     "tool_calls": ([],),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
+    "typical_p": (1,),
+    "use_beam_search": (False,),
 }
 """Values of unsupported fields that have no effect."""
 _TEXT_TOKENS = 16
@@ -82,7 +93,7 @@ def _text_of(content: Any) -> Any:
         if kind not in ("text", "input_text", "output_text"):
             raise ValueError(f"a part has type {str(kind)[:40]!r}, and only text is supported: remove it")
         named = {name for name, value in part.items() if value or name not in ("annotations", "logprobs")}
-        if named != {"type", "text"} or not isinstance(part["text"], str):
+        if named - {"cache_control"} != {"type", "text"} or not isinstance(part["text"], str):
             raise ValueError('a text part must be {"type": "text", "text": "..."}')
     return "".join(part["text"] for part in content)
 
@@ -99,8 +110,10 @@ def _as_list(stop: Any) -> Any:
     return [stop] if isinstance(stop, str) else stop
 
 
-def _unseeded(seed: Any) -> Any:
-    return None if seed == -1 and not isinstance(seed, bool) else seed
+def _unsigned(seed: Any) -> Any:
+    if isinstance(seed, int) and -(2**63) <= seed < 0:
+        return None if seed == -1 else seed % 2**53
+    return seed
 
 
 def _all_as_zero(top_k: Any) -> Any:
@@ -110,7 +123,11 @@ def _all_as_zero(top_k: Any) -> Any:
 class ChatMessage(Wire):
     """One message. `developer` is `system`; `content` is text or a list of text parts."""
 
-    harmless: ClassVar[Collection[str]] = {*_HARMLESS, "reasoning_content"}  # clients send back the thoughts of a reply
+    harmless: ClassVar[Collection[str]] = {
+        *("audio", "cache_control", "name", "provider_specific_fields", "refusal"),
+        *("reasoning", "reasoning_content", "reasoning_details", "thinking_blocks"),
+    }
+    """Clients send back the fields of a reply."""
 
     role: Annotated[Literal["system", "user", "assistant"], BeforeValidator(_role_of)]
     content: Annotated[str, BeforeValidator(_text_of)]
@@ -120,6 +137,8 @@ class ChatMessage(Wire):
     def _without_calls(cls, given: Any) -> Any:
         if isinstance(given, dict) and (given.get("tool_calls") or given.get("function_call")):
             raise ValueError("tools are not supported, so a message cannot call one (tool_calls): remove it")
+        if isinstance(given, dict) and given.get("role") == "assistant" and given.get("content") is None:
+            return {**given, "content": ""}  # a reply that has only thoughts
         return given
 
 
@@ -138,8 +157,11 @@ class StreamOptions(Wire):
 Title = Annotated[str, Field(min_length=1, max_length=500)]
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+
 class Wanted(Wire):
-    """Fields of all routes. `temperature` defaults to 1, as in OpenAI's API.
+    """Fields of all routes. Temperature and filters default to the model's own, otherwise to those of OpenAI's API.
 
     Without `seed`, each request gets a random one below 2**53, which the reply reports (`tot.seed`).
     """
@@ -152,13 +174,15 @@ class Wanted(Wire):
     top_k: Annotated[int, BeforeValidator(_all_as_zero), Field(ge=0)] = 0
     """0 or -1 keeps all tokens."""
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    seed: Annotated[Annotated[int, Field(ge=0, lt=2**64)] | None, BeforeValidator(_unseeded)] = None
+    seed: Annotated[Annotated[int, Field(ge=0, lt=2**64)] | None, BeforeValidator(_unsigned)] = None
     """None or -1: a random seed."""
     stop: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=200)]], BeforeValidator(_as_list), Field(max_length=16)
     ] = []
     stream: bool = False
     stream_options: StreamOptions | None = None
+    reasoning_effort: Effort | None = None
+    """Limits a search. A decoding method ignores it."""
 
     @model_validator(mode="after")
     def _stream_options_of_a_stream(self) -> Self:
@@ -222,15 +246,15 @@ class ChatWanted(TextsWanted):
     logprobs: bool = False
     """Return the logprobs of the new tokens, before temperature and filters."""
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
-    continue_final_message: bool = False
-    """Continue the last message, which must be the assistant's."""
+    continue_final_message: bool | None = None
+    """Accepted only as true for a last message of the assistant, which is always continued, and false for others."""
     add_generation_prompt: bool | None = None
     """Accepted only as the opposite of `continue_final_message`."""
 
     @property
     def new_tokens(self) -> int | None:
         """The requested maximum of new tokens."""
-        return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+        return min((one for one in (self.max_tokens, self.max_completion_tokens) if one is not None), default=None)
 
     @property
     def alternatives(self) -> int | None:
@@ -239,21 +263,14 @@ class ChatWanted(TextsWanted):
 
     @model_validator(mode="after")
     def _valid_chat(self) -> ChatWanted:
-        if self.max_tokens is not None and self.max_completion_tokens is not None:
-            raise ValueError("max_tokens and max_completion_tokens are the same: give one of them")
         if self.max_tokens == 0:
             raise ValueError("max_tokens is 0: request at least one token")
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs")
         last = self.messages[-1].role
-        if self.continue_final_message and last != "assistant":
-            raise ValueError(f"continue_final_message needs a last message of the assistant, and its role is {last}")
-        if last == "assistant" and not self.continue_final_message:
-            raise ValueError(
-                "the last message is the assistant's: set continue_final_message to continue it, or end with the user's"
-            )
-        if self.add_generation_prompt is self.continue_final_message:
-            raise ValueError("add_generation_prompt must be the opposite of continue_final_message: remove it")
+        for field, right in (("continue_final_message", "true"), ("add_generation_prompt", "false")):
+            if getattr(self, field) is ((last == "assistant") != (right == "true")):
+                raise ValueError(f"{field} is {right} for a last message of the assistant, and its role is {last}")
         return self
 
 
@@ -306,8 +323,17 @@ class Asked:
         return isinstance(self.wanted, ChatWanted)
 
 
-def asked(wanted: ChatWanted | TextWanted, decoder: str, limits: Limits, client: str = "") -> Asked:
-    """Convert a body to decoder requests. Raises ServingError or pydantic's ValidationError if it is invalid."""
+def asked(
+    wanted: ChatWanted | TextWanted,
+    decoder: str,
+    limits: Limits,
+    client: str = "",
+    own: Mapping[str, float] | None = None,
+) -> Asked:
+    """Convert a body to decoder requests. `own` has the model's own temperature and filters.
+
+    Raises ServingError, or pydantic's ValidationError if the body is invalid.
+    """
     prompts = _prompts(wanted)
     samples = len(prompts) * wanted.n
     if samples > limits.max_samples:
@@ -319,6 +345,7 @@ def asked(wanted: ChatWanted | TextWanted, decoder: str, limits: Limits, client:
     if tokens is None:
         tokens = limits.max_tokens if isinstance(wanted, ChatWanted) else min(_TEXT_TOKENS, limits.max_tokens)
     sampling = wanted.model_dump(include=Sampling.model_fields.keys() - {"max_tokens", "seed"})
+    sampling |= {name: value for name, value in (own or {}).items() if name not in wanted.model_fields_set}
     fields = wanted.model_dump(include=Request.model_fields.keys() - {"prompt"})
     fields["answer_tokens"] = min(wanted.answer_tokens, limits.max_tokens)
     requests = []

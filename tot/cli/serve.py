@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,6 +36,7 @@ class ServeOptions(Limits):
     kv_budget: str | None = Field(None, description="As for tot solve.")
     threads: int | None = Field(None, ge=1, le=MAX_THREADS, description="As for tot solve.")
     prefix_cache: bool = Field(True, description="As for tot solve.")
+    list_decoders: bool = Field(True, description="List MODEL:DECODER in /v1/models; they are served either way.")
     searches: Path | None = Field(
         None, description="YAML file of searches, each served as MODEL:NAME; by default vote, best, tree and code."
     )
@@ -86,6 +88,7 @@ def serve_command(given: dict[str, Any]) -> None:
     from tot.decoders.serving.app import make_app
     from tot.decoders.serving.server import address_of, listen, serve
     from tot.decoders.serving.service import Service
+    from tot.llm.filters import FILTERS, filters_of
     from tot.serving.live import Runs
     from tot.serving.pages import Pages
     from tot.serving.searches import load_searches
@@ -100,12 +103,18 @@ def serve_command(given: dict[str, Any]) -> None:
         name = settings.name or (Path(settings.model).name if Path(settings.model).exists() else settings.model)
         local = is_loopback(settings.host)
         runs = Runs() if settings.live or (settings.live is None and local) else None
-        abilities: Abilities = {} if isinstance(loaded, LocalDecoder) else loaded.probe()
+        abilities: Abilities = {}
+        if not isinstance(loaded, LocalDecoder):
+            models = loaded.served_models  # Ollama adds a tag to a name, and LiteLLM lists patterns
+            if models and not any(fnmatchcase(loaded.model, one) or one == f"{loaded.model}:latest" for one in models):
+                raise OptionError(f"the server of --decoder openai: {unknown('model', loaded.model, models)}")
+            abilities = loaded.probe()
         if missing := [EFFECTS[ability][0] for ability, found in abilities.items() if found is False]:
             _log(f"the server behind {name} lacks {', '.join(missing)}: see tot models --server")
         seeded = abilities.get("seed") is not False
         searches = Searches(name, load_searches(settings.searches, loaded, tuple(methods)), limits, runs, seeded)
-        service = Service(name, loaded, limits, options, searches)
+        sampling = filters_of(settings.model, {}, names=("temperature", *FILTERS))
+        service = Service(name, loaded, limits, options, searches, sampling, hidden=not settings.list_decoders)
         if not local and key is None:
             _log(f"{settings.host} accepts other machines without an API key: set {KEY_VARIABLE}")
         hosts = settings.allowed_host if local or settings.allowed_host else None

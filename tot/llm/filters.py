@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,12 @@ FILTERS = ("top_k", "top_p", "min_p")
 
 
 def filters_of(
-    model: Any, given: Mapping[str, float | None], default: Mapping[str, float] | None = None
+    model: Any,
+    given: Mapping[str, float | None],
+    default: Mapping[str, float] | None = None,
+    names: Sequence[str] = FILTERS,
 ) -> dict[str, float]:
-    """Return the sampling filters of a run by name.
+    """Return the sampling filters of a run by name, or other fields of `Sampling`.
 
     Sources in order: `given`, the model's generation_config, `default`.
 
@@ -32,7 +35,7 @@ def filters_of(
     config = getattr(model, "generation_config", None)
     own = _file_filters(model) if isinstance(model, str | Path) else {} if config is None else vars(config)
     sources = (given, own, default or {})
-    chosen = {name: next((one[name] for one in sources if one.get(name) is not None), None) for name in FILTERS}
+    chosen = {name: next((one[name] for one in sources if one.get(name) is not None), None) for name in names}
     filters = {name: value for name, value in chosen.items() if value is not None}
     try:
         Sampling(**filters)

@@ -94,7 +94,7 @@ class Searches:
         except TaskError as error:
             raise ServingError(400, str(error), "input" if responses else "messages") from None
         seed = secrets.randbits(53) if wanted.seed is None else wanted.seed
-        most = (wanted.max_tokens, search[1].max_tokens, self._limits.max_tokens)
+        most = (wanted.max_tokens, wanted.max_completion_tokens, search[1].max_tokens, self._limits.max_tokens)
         limits = {"max_tokens": min(tokens for tokens in most if tokens is not None)}
         config = SearchConfig.of(search[1], wanted.options | {"seed": seed} | limits)
         config.parts(task)  # raises OptionError, for example if `until` is given and the search has no vote

@@ -13,13 +13,16 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from tot.decoders.budget import Budget
 from tot.decoders.request import Message
-from tot.decoders.serving.wire import ChatMessage, Wanted, Wire
+from tot.decoders.serving.wire import ChatMessage, Effort, Wanted, Wire
 from tot.llm.filters import FILTERS
 
 EFFORTS: Mapping[str, Budget] = {
+    "none": Budget(tokens=1_000, seconds=10),
+    "minimal": Budget(tokens=1_000, seconds=10),
     "low": Budget(tokens=4_000, seconds=30),
     "medium": Budget(tokens=16_000, seconds=120),
     "high": Budget(tokens=64_000, seconds=480),
+    "xhigh": Budget(tokens=256_000),
 }
 
 
@@ -50,7 +53,6 @@ class SearchWanted(Wanted):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    reasoning_effort: Literal["low", "medium", "high"] | None = None
     x_tot: SearchLimits = SearchLimits()
 
     @model_validator(mode="after")
@@ -69,7 +71,7 @@ class SearchWanted(Wanted):
         return self.messages[-1].content
 
     @property
-    def effort(self) -> str | None:
+    def effort(self) -> Effort | None:
         return self.reasoning_effort
 
     @property
@@ -96,8 +98,14 @@ class Reasoning(Wire):
 
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {"generate_summary": ("auto",)}
 
-    effort: Literal["low", "medium", "high"] | None = None
+    effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class TextFormat(Wire):
+    """The field `text`: only plain text is supported."""
+
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {"format": ({"type": "text"},)}
 
 
 def _messages(given: Any) -> Any:
@@ -127,7 +135,6 @@ class ResponsesWanted(SearchWanted):
         "background": (False,),
         "include": ([], ["reasoning.encrypted_content"]),
         "store": (False,),
-        "text": ({"format": {"type": "text"}}, {"format": {"type": "text"}, "verbosity": "medium"}),
         "truncation": ("disabled",),
     }
 
@@ -137,9 +144,10 @@ class ResponsesWanted(SearchWanted):
     ] = None
     instructions: str = ""
     reasoning: Reasoning = Reasoning()
+    text: TextFormat = TextFormat()
 
     @property
-    def effort(self) -> str | None:
+    def effort(self) -> Effort | None:
         return self.reasoning.effort or self.reasoning_effort
 
     @property

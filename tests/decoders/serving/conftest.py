@@ -27,14 +27,22 @@ MODEL = "tiny"
 
 @pytest.fixture
 def serve(served: Any, tiny: Callable[..., LocalDecoder]) -> Iterator[Callable[..., Any]]:
-    """Start servers: serve(key=..., hosts=..., kv_budget=..., options=..., and limits)."""
+    """Start servers: serve(key=..., hosts=..., kv_budget=..., options=..., sampling=..., hidden=..., and limits)."""
     with ExitStack() as stack:
 
         def start(
-            key: str | None = None, hosts: Any = (), kv_budget: int = 4000, options: Any = None, **limits: Any
+            key: str | None = None,
+            hosts: Any = (),
+            kv_budget: int = 4000,
+            options: Any = None,
+            sampling: Any = None,
+            hidden: bool = False,
+            **limits: Any,
         ) -> Any:
             decoder = stack.enter_context(closing(tiny(kv_budget=kv_budget)))
-            service = Service(MODEL, decoder, Limits(**{"max_tokens": 300} | limits), options)
+            service = Service(
+                MODEL, decoder, Limits(**{"max_tokens": 300} | limits), options, sampling=sampling, hidden=hidden
+            )
             return stack.enter_context(closing(served(decoder, service, make_app(service, key, hosts, "a machine"))))
 
         yield start

@@ -42,7 +42,6 @@ def check(reply: httpx.Response, status: int, message: str, param: str | None = 
         ("best_of", 3),
         ("guided_choice", ["a", "b"]),
         ("prediction", {"type": "content", "content": "x"}),
-        ("reasoning_effort", "high"),
         ("audio", {"voice": "x"}),
         ("modalities", ["audio"]),
         ("web_search_options", {}),
@@ -71,7 +70,8 @@ def test_fields_that_would_change_the_result_are_refused_by_name(server: Any, fi
         ("top_p", 1.5, "top_p: Input should be less than or equal to 1 (it is 1.5)"),
         ("top_k", -2, "top_k"),
         ("min_p", 2, "min_p"),
-        ("seed", -2, "seed"),
+        ("seed", -(2**63) - 1, "seed"),
+        ("reasoning_effort", "banana", "reasoning_effort: Input should be 'none', 'minimal', 'low'"),
         ("seed", 2**64, "seed"),
         ("seed", 0.5, "seed"),
         ("stop", [""], "stop.0"),
@@ -112,9 +112,7 @@ def test_invalid_values_are_refused_and_quoted(server: Any, field: str, value: A
             "a part has type 'image_url', and only text is supported",
             "messages.0.content",
         ),
-        ([{"role": "user", "content": "a", "name": "Eve"}], "messages.0.name is not supported", "messages.0.name"),
         ([{"role": "user", "content": [{"type": "text"}]}], "a text part must be", "messages.0.content"),
-        ([*HM, {"role": "assistant", "content": "So"}], "set continue_final_message", None),
     ],
 )
 def test_unreadable_messages_are_refused(server: Any, messages: Any, message: str, param: str | None) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from tot.decoders import Message, Request, Sampling
+from tot.decoders import Message, Request, Sampling, load_decoder
 
 HOT = {"temperature": 1.0, "max_tokens": 24, "seed": 11}
 
@@ -140,15 +140,15 @@ def test_filters_equal_the_decoders(server: Any, client: openai.OpenAI, filters:
         assert text != local(server, "Once", **sampling)[0].text
 
 
-def test_the_last_message_is_continued_if_requested(server: Any, client: openai.OpenAI) -> None:
+@pytest.mark.parametrize("fields", [{}, {"continue_final_message": True, "add_generation_prompt": False}])
+def test_a_last_message_of_the_assistant_is_continued(server: Any, client: openai.OpenAI, fields: Any) -> None:
     messages = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "It is"}]
-    reply = client.chat.completions.create(
-        model="tiny", messages=messages, **HOT, extra_body={"continue_final_message": True}
-    )
+    reply = client.chat.completions.create(model="tiny", messages=messages, **HOT, extra_body=fields)
     expected = local(server, tuple(Message(**message) for message in messages), **HOT)
     assert reply.choices[0].message.content == expected[0].text
-    with pytest.raises(openai.BadRequestError, match="continue_final_message"):
-        client.chat.completions.create(model="tiny", messages=messages, **HOT)
+    for name, value in (("continue_final_message", False), ("add_generation_prompt", True)):
+        with pytest.raises(openai.BadRequestError, match=f"{name} is .* for a last message of the assistant"):
+            client.chat.completions.create(model="tiny", messages=messages, **HOT, extra_body={name: value})
 
 
 def test_a_control_token_in_a_message_is_plain_text(server: Any, client: openai.OpenAI, says: Any) -> None:
@@ -174,7 +174,9 @@ def test_neutral_fields_change_nothing(client: openai.OpenAI, says: Any) -> None
         logit_bias={},
         tools=[],
         response_format={"type": "text"},
-        extra_body={"functions": None, "repetition_penalty": 1},
+        reasoning_effort="minimal",
+        verbosity="low",
+        extra_body={"functions": None, "repetition_penalty": 1, "client_metadata": {"a": "b"}, "min_tokens": 0},
     )
     assert decorated.choices == plain.choices
 
@@ -187,6 +189,61 @@ def test_a_reply_can_be_sent_back_as_a_message(client: openai.OpenAI, says: Any)
     assert client.chat.completions.create(
         model="tiny", messages=[*says("Hm."), *written, *says("And?")], **HOT
     ).choices == (second.choices)
+
+
+def test_fields_that_other_servers_and_clients_add_to_messages_change_nothing(client: openai.OpenAI, says: Any) -> None:
+    plain = [*says("Hm."), {"role": "assistant", "content": ""}, *says("And?")]
+    cached = {"type": "text", "text": "And?", "cache_control": {"type": "ephemeral"}}
+    thoughts = {"reasoning": "a", "reasoning_content": "a", "reasoning_details": [{"text": "a"}], "thinking_blocks": []}
+    decorated = [
+        {"role": "user", "name": "bob", "content": "Hm."},
+        {"role": "assistant", "content": None, "name": "helper", **thoughts},
+        {"role": "user", "content": [cached]},
+    ]
+    replies = [client.chat.completions.create(model="tiny", messages=one, **HOT) for one in (plain, decorated)]
+    assert replies[0].choices == replies[1].choices
+    assert replies[0].usage.prompt_tokens == replies[1].usage.prompt_tokens
+
+
+def test_negative_seeds_repeat_their_texts(client: openai.OpenAI, says: Any) -> None:
+    def text(seed: int) -> str:
+        return client.chat.completions.create(model="tiny", messages=says("Hm."), **HOT | {"seed": seed}).choices[0]
+
+    assert text(-2) == text(-2) == text(2**53 - 2) != text(2)
+    assert text(-1) != text(-1)  # random, as in llama.cpp
+
+
+def test_both_limits_on_tokens_hold(client: openai.OpenAI, says: Any) -> None:
+    reply = client.chat.completions.create(model="tiny", messages=says("Hm."), max_tokens=9, max_completion_tokens=5)
+    assert reply.usage.completion_tokens == 5
+
+
+def test_missing_temperature_and_filters_are_the_models_own(serve: Any, says: Any) -> None:
+    server = serve(sampling={"temperature": 0.5, "top_k": 3})
+    prompt = (Message(role="user", content="Hm."),)
+    with server.client() as client:
+        rest = {"max_tokens": 24, "seed": 11}
+        for given, used in (
+            ({}, {"temperature": 0.5, "top_k": 3}),
+            ({"temperature": 1.0}, {"temperature": 1.0, "top_k": 3}),
+            ({"temperature": 1.2, "extra_body": {"top_k": 0}}, {"temperature": 1.2}),
+        ):
+            reply = client.chat.completions.create(model="tiny", messages=says("Hm."), **rest, **given)
+            assert reply.choices[0].message.content == local(server, prompt, **rest, **used)[0].text
+
+
+def test_decoders_can_be_hidden(serve: Any, says: Any) -> None:
+    with serve(hidden=True).client() as client:
+        assert [model.id for model in client.models.list()] == ["tiny"]
+        assert client.models.retrieve("tiny:jacobi").tot == {"decoder": "jacobi"}
+        assert client.chat.completions.create(model="tiny:jacobi", messages=says("Hm."), **HOT).tot["seed"] == 11
+
+
+def test_a_hidden_server_is_recognized_by_the_remote_decoder(serve: Any) -> None:
+    server = serve(hidden=True)
+    request = Request(prompt="Once", sampling=Sampling(**HOT))
+    with load_decoder("openai", "tiny", base_url=f"{server.url}/v1") as remote:
+        assert remote.generate([request])[0].tokens == server.decoder.generate([request])[0].tokens
 
 
 def test_models_are_listed_by_decoder(client: openai.OpenAI) -> None:

@@ -50,8 +50,11 @@ def test_echo_without_new_tokens_scores_the_prompt(
     assert top.token_logprobs[1:] == pytest.approx(scores.token_logprobs[1:], abs=1e-4)
     assert top.top_logprobs[0] is None
     best = expected.topk(2)
-    for alternatives, values in zip(top.top_logprobs[1:], best.values.tolist(), strict=True):
-        assert sorted(alternatives.values(), reverse=True) == pytest.approx(sorted(values, reverse=True), abs=1e-4)
+    for alternatives, values, token in zip(top.top_logprobs[1:], best.values.tolist(), top.tokens[1:], strict=True):
+        found = sorted(alternatives.values(), reverse=True)
+        assert found[:2] == pytest.approx(sorted(values, reverse=True), abs=1e-4)
+        assert token in alternatives  # also if it is not one of the best
+        assert len(alternatives) == 2 + (alternatives[token] < found[1])
 
 
 def test_several_prompts_are_scored_at_once(client: openai.OpenAI) -> None:
@@ -82,7 +85,12 @@ def test_sampled_tokens_have_the_models_log_probabilities(
         rows = logprobs([*prompt, *local.tokens])[len(prompt) - 1 : -1]
         assert scores == pytest.approx(rows[range(len(local.tokens)), list(local.tokens)].tolist(), abs=1e-4)
         for token, best in zip(choice.logprobs.content, rows.topk(3).values.tolist(), strict=True):
-            assert [one.logprob for one in token.top_logprobs] == pytest.approx(best, abs=1e-4)
+            assert [one.logprob for one in token.top_logprobs[:3]] == pytest.approx(best, abs=1e-4)
+            (own,) = [
+                one for one in token.top_logprobs if one.token == token.token
+            ]  # also if it is not one of the best
+            assert own.logprob == token.logprob
+            assert len(token.top_logprobs) == 3 + (own is token.top_logprobs[-1] and own.logprob < best[-1] - 1e-4)
         spelled = b"".join(bytes(token.bytes) for token in choice.logprobs.content)
         assert spelled.decode("utf-8", "replace").startswith(choice.message.content)
 

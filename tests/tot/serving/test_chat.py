@@ -121,9 +121,12 @@ def test_templates_and_control_tokens_in_messages_are_text(serve: Any, tiny: Any
     ("fields", "budget"),
     [
         ({}, (None, 600)),
+        ({"reasoning_effort": "none"}, (1000, 10)),
+        ({"reasoning_effort": "minimal"}, (1000, 10)),
         ({"reasoning_effort": "low"}, (4000, 30)),
         ({"reasoning_effort": "medium"}, (16000, 120)),
         ({"reasoning_effort": "high"}, (64000, 480)),
+        ({"reasoning_effort": "xhigh"}, (256000, 600)),
         ({"reasoning_effort": "high", "x_tot": {"seconds": 7}}, (64000, 7)),
         ({"max_completion_tokens": 900}, (900, 600)),
         ({"max_completion_tokens": 9000, "reasoning_effort": "low"}, (4000, 30)),
@@ -147,7 +150,7 @@ def test_effort_and_tokens_limit_the_search(
     (config,) = searched
     assert config.budget.tokens == budget[0]
     assert config.budget.seconds == pytest.approx(budget[1], rel=0.01)
-    assert (config.budget.nodes, config.max_tokens) == (9, 2048)
+    assert (config.budget.nodes, config.max_tokens) == (9, min(2048, fields.get("max_completion_tokens", 2048)))
 
 
 def test_sampling_options_and_until_reach_the_search(serve: Any, chat: Any, user: Any) -> None:
@@ -186,7 +189,7 @@ def test_a_budget_without_an_answer_ends_with_length(serve: Any, chat: Any, user
         ({"tools": [{"type": "function"}]}, "tools", "tools is not supported"),
         ({"logprobs": True}, "logprobs", "logprobs is not supported"),
         ({"steps": ["One"]}, "steps", "steps is not supported"),
-        ({"reasoning_effort": "extreme"}, "reasoning_effort", "Input should be 'low', 'medium' or 'high'"),
+        ({"reasoning_effort": "extreme"}, "reasoning_effort", "Input should be 'none', 'minimal', 'low', 'medium'"),
         ({"x_tot": {"second": 1}}, "x_tot.second", "x_tot.second is not supported"),
         ({"x_tot": {"until": 2}}, "x_tot.until", "less than or equal to 1"),
         ({"max_tokens": 5000}, "max_tokens", "this server's limit is 2048"),

@@ -106,6 +106,27 @@ def test_a_response_that_a_limit_ends_is_incomplete(serve: Any, chat: Any) -> No
     assert last.type == "response.incomplete"
 
 
+def test_the_fields_of_agents_change_nothing(serve: Any, chat: Any) -> None:
+    parts = [{"type": "input_text", "text": "a"}]
+    fields = {
+        "input": [{"type": "message", "role": "user", "content": parts}],
+        "tools": [],
+        "tool_choice": "auto",
+        "parallel_tool_calls": False,
+        "store": False,
+        "service_tier": "auto",
+        "reasoning": {"effort": "minimal", "summary": "auto"},
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "k",
+        "client_metadata": {"a": "b"},
+        "text": {"verbosity": "low"},
+    }
+    reply = serve(chat("b"), VOTE).post("/v1/responses", model="chat:vote", instructions="Be short.", **fields)
+    assert reply.status_code == 200
+    assert reply.json()["output"][-1]["content"][0]["text"] == "b"
+    assert reply.json()["reasoning"]["effort"] == "minimal"
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -115,7 +136,7 @@ def test_a_response_that_a_limit_ends_is_incomplete(serve: Any, chat: Any) -> No
         ({"conversation": "c"}, "conversation"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
-        ({"text": {"format": {"type": "json_object"}}}, "text"),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
         ({"truncation": "auto"}, "truncation"),
         ({"reasoning": {"effort": "low", "summary": "long"}}, "reasoning.summary"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
