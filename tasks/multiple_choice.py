@@ -7,6 +7,7 @@ can type in a question in this format.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -17,6 +18,7 @@ from tot.tasks.gsm8k import GSM8K
 from tot.tasks.numbers import complete, last
 from tot.tree.thought import State
 
+_CORRECT = ("correct", "answerKey", "answer_idx", "answer", "answer_index")
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _OPTION = re.compile(r"(\(?)([A-Za-z])([).:])\s*+(\S.*)")
 _LABELLED = re.compile(r"\s{0,9}\(?([A-Za-z])\s{0,2}[).:]\s*+")
@@ -25,29 +27,39 @@ _LABELLED = re.compile(r"\s{0,9}\(?([A-Za-z])\s{0,2}[).:]\s*+")
 # a reason or a number after them. All repeats are bounded, which makes the patterns linear.
 _MARKED = (
     r"(?:\(([A-Za-z])\)|([A-Za-z])\)"
-    r"|([A-Za-z])(?=[ \t*_\"'`\]}$]{0,9}(?:[.,:;!?](?![0-9])|\n|\Z)))"
+    r"|([A-Za-z])(?=[ \t*_\"'`\]}$>]{0,9}(?:[.,:;!?](?![0-9])|\n|\Z)))"
 )
 _BARE = (
     r"(?:([AI])(?=[ \t]{1,3}(?:[0-9$]|(?:because|since|as|for|which|so|is)\b))"
     r"|([B-HJ-Z])(?![\w'’(=+*/^]|[ \t]{1,3}[=+*/^<>]))"
 )
-_AROUND = r"[\s*_\"'`:=$\[{(]{0,9}?"
+_AROUND = r"[\s*_\"'`:=$\[{(<]{0,9}?"
+_START = r"(?<![\w’])(?<!\w')"
+_TAKEN_BACK = (
+    r"(?i:\b(?:wait|actually|correction|on[ \t]second[ \t]thoughts?|scratch[ \t]that|no"
+    r"|not[ \t]{1,3}\(?[A-Z]\)?,?[ \t]{1,3}but)"
+    r"[,:.!]?[ \t]{1,3}(?:(?:actually|no|so|rather|wait)\b,?[ \t]{1,3}){0,2}"
+    r"(?:(?:it|that)(?:['’]s|[ \t](?:is|was|(?:should|must)[ \t]be))[ \t]{1,3})?(?:option[ \t])?)"
+    r"[*_\"'`(]{0,3}([A-Z])(?=[ \t*_\"'`)]{0,3}(?:[.!]|\n|\Z|,[ \t]not\b))"
+)
 _ANNOUNCED = re.compile(
-    r"\b(?i:(?:answer|ans|choose|pick|select|(?:correct|best|right)[ \t]{1,3}(?:option|choice))\b"
-    r"(?:[ \t]{1,3}choice\b)?[ \t*_]{0,4}(?:(?:is|was|(?:would|must|should|will)[ \t]be)\b)?"
-    r"[ \t:–-]{0,4}(?:(?:option|choice|letter)\b)?)"
-    rf"{_AROUND}(?<![\w'’])(?:{_MARKED}|{_BARE})"
+    r"(?i:(?:\b(?:answer|ans|choose|pick|select(?:ed)?|(?:correct|best|right)[ \t]{1,3}(?:option|choice))\b"
+    r"|答案[是为]?)(?:[ \t]{1,3}choice\b)?[ \t*_]{0,4}(?:(?:is|was|(?:would|must|should|will)[ \t]be)\b)?"
+    r"[ \t:=–-]{0,4}(?:(?:option|choice|letter)\b)?)"
+    rf"{_AROUND}{_START}(?:{_MARKED}|{_BARE})|{_TAKEN_BACK}"
 )
 # Less reliable: a text may also use these words for other options.
 _CALLED_RIGHT = re.compile(
     r"(?<![\w'’])([A-Z])\)?[ \t]{1,3}is[ \t]{1,3}(?:the[ \t]{1,3})?(?:correct|right|answer|best)\b"
-    rf"|\b(?i:it(?:[ \t]is|['’]s)|must[ \t]be|go[ \t]with)[ \t]{{1,3}}{_AROUND}(?<![\w'’])(?:{_MARKED}|{_BARE})"
+    rf"|\b(?i:it(?:[ \t]is|['’]s)|must[ \t]be|go[ \t]with)[ \t]{{1,3}}{_AROUND}{_START}(?:{_MARKED}|{_BARE})"
 )
 _LAST_LINE = re.compile(rf"\n{_AROUND}{_MARKED}\s{{0,9}}\Z")
 _OPENING = re.compile(rf"{_AROUND}{_MARKED}")
 _NAMED = re.compile(rf"\b(?:[Oo]ption|[Cc]hoice)[ \t*_(]{{1,4}}(?:{_MARKED}|{_BARE})|\(([A-Z])\)")
 _BOXED = re.compile(r"\\boxed\s{0,9}\{\s{0,9}(?:\\text\w{0,9}\s{0,9}\{)?\s{0,9}\(?([A-Z])(?![\w'’])")
-_LATEX = re.compile(r"\\(?:boxed|text|textbf|mathrm|mathbf)\b")
+_LATEX = re.compile(r"\\(?:(?:boxed|text|textbf|mathrm|mathbf)\b|[()\[\]])")
+_TAG = re.compile(r"</?[a-z]{1,20}>")
+_SEVERAL = re.compile(r"[ \t)*]{0,4}(?:(?:or|and)[ \t]|/)[ \t]{0,3}\(?[A-Z]\b")
 
 
 class MultipleChoice(Task):
@@ -90,32 +102,36 @@ class MultipleChoice(Task):
     def question_of(self, row: Mapping[str, Any]) -> str:
         """Return the canonical text of a row.
 
-        Supported formats are AQuA, CommonsenseQA (original or from the hub) and StrategyQA. A `question` that contains
-        its options stays unchanged. Labels other than letters (1, 2, ...) become letters, by position. Raises TaskError
-        for other formats.
+        Supported formats are AQuA, CommonsenseQA (original or from the hub), StrategyQA, MMLU, MedQA and OpenBookQA. A
+        `question` that contains its options stays unchanged. Labels other than letters (1, 2, ...) become letters, by
+        position. Raises TaskError for other formats.
         """
         stem, row_options = _stem(row), _options_of(row)
         return stem if row_options is None else _text(stem, _lettered(row_options))
 
     def reference_of(self, row: Mapping[str, Any]) -> str:
-        """Return the label of the correct option. Raises TaskError if the row does not name it."""
-        right = next(
-            (row[name] for name in ("correct", "answerKey", "answer") if row.get(name) not in (None, "")), None
-        )
+        """Return the label of the correct option. Raises TaskError if the row does not name it.
+
+        The row has its label, its text, or its index from 0 as an integer.
+        """
+        right = next((row[name] for name in _CORRECT if row.get(name) not in (None, "")), None)
         if isinstance(right, bool):
             return "A" if right else "B"
         row_options = _options_of(row)
-        if row_options is None:
-            labels = {label: label for label in options(_stem(row))}
-        else:
-            labels = dict(zip((label.upper() for label, _ in row_options), _lettered(row_options), strict=True))
-        right = labels.get(self.canonical(right))
-        if right is None:
+        lettered = options(_stem(row)) if row_options is None else _lettered(row_options)
+        labels = [*lettered] if row_options is None else [label.upper() for label, _ in row_options]
+        names = dict(zip(labels, lettered, strict=True))
+        if (letter := names.get(self.canonical(right))) is not None:
+            return letter
+        if isinstance(right, int) and 0 <= right < len(lettered):
+            return [*lettered][right]
+        same = [letter for letter, text in lettered.items() if text.split() == str(right).split()]
+        if len(same) != 1:
             raise TaskError(
                 f"the row {str(dict(row))[:80]!r} does not name its correct option: give its label as `correct`, "
                 "`answerKey` or `answer`"
             )
-        return right
+        return same[0]
 
     def variables(self, state: State) -> dict[str, Any]:
         demonstrations = self.data("demonstrations")
@@ -131,6 +147,7 @@ class MultipleChoice(Task):
         correct, one at the end or the start of the text, the last one. The text of an option without its label is not
         recognized, as the question is not available here.
         """
+        text = _plain(text)
         if announced := _announced(text):
             return announced
         text = _LATEX.sub("", text).strip()
@@ -142,6 +159,7 @@ class MultipleChoice(Task):
 
     def parse_truncated(self, text: str) -> str | None:
         """Return only a boxed or announced label."""
+        text = _plain(text)
         return _announced(text, complete(text))
 
     def is_answered(self, message: str) -> bool:
@@ -159,8 +177,15 @@ def _announced(text: str, sentences: str | None = None) -> str | None:
     """Return the last boxed label of a text, else the last announced one, in its complete `sentences` if given."""
     if boxed := last(_BOXED.finditer(text)):
         return boxed[1]
-    match = last(_ANNOUNCED.finditer(_LATEX.sub("", text if sentences is None else sentences).strip()))
-    return _label(match) if match else None
+    text = _LATEX.sub("", text if sentences is None else sentences).strip()
+    match = last(_ANNOUNCED.finditer(text))
+    return _label(match) if match and not _SEVERAL.match(text, match.end()) else None
+
+
+def _plain(text: str) -> str:
+    """Return a text without tags and with letters in ASCII: Ⓑ and 【B】 are B."""
+    text = unicodedata.normalize("NFKC", text).translate({ord("【"): "[", ord("】"): "]"})
+    return _TAG.sub(" ", re.sub(r"(?i)<answer>", "Answer: ", text))
 
 
 def _label(match: re.Match[str]) -> str:
@@ -205,7 +230,7 @@ def _text(stem: str, labelled: Mapping[str, str]) -> str:
 
 
 def _stem(row: Mapping[str, Any]) -> str:
-    question = row.get("question")
+    question = row.get("question", row.get("question_stem"))
     if isinstance(question, Mapping):
         question = question.get("stem")
     if not isinstance(question, str) or not question.strip():
@@ -222,11 +247,14 @@ def _options_of(row: Mapping[str, Any]) -> list[tuple[str, str]] | None:
     if isinstance(choices, Mapping) and {"label", "text"} <= choices.keys():
         pairs = [{"label": label, "text": text} for label, text in zip(choices["label"], choices["text"], strict=False)]
         return _options_of({"choices": pairs})
+    if isinstance(choices, Mapping) and choices and all(re.fullmatch("[A-Za-z]", str(label)) for label in choices):
+        return [(str(label), _option_text(text)) for label, text in choices.items()]
     if isinstance(choices, Sequence) and not isinstance(choices, str):
         if len(choices) > len(_LETTERS):
             raise TaskError(f"the row has {len(choices)} options: give at most {len(_LETTERS)}")
-        if all(isinstance(choice, Mapping) and {"label", "text"} <= choice.keys() for choice in choices):
-            return [(str(choice["label"]).strip(), _option_text(choice["text"])) for choice in choices]
+        for label, text in (("label", "text"), ("key", "value")):
+            if all(isinstance(choice, Mapping) and {label, text} <= choice.keys() for choice in choices):
+                return [(str(choice[label]).strip(), _option_text(choice[text])) for choice in choices]
         texts = [_option_text(choice) for choice in choices]
         labelled = [_LABELLED.match(text) for text in texts]
         labels = [match[1] for match in labelled if match]

@@ -60,9 +60,23 @@ HUB = {
 NUMBERED = {**HUB, "choices": {"label": ["1", "2", "3"], "text": ["5 km", "6 km", "7 km"]}, "answerKey": "2"}
 BARE = {"question": "How far?", "options": ["5 km", "6 km", "7 km"], "answer": "b"}
 TYPED = {"question": QUESTION, "answer": "B"}
+MMLU = {"question": "How far?", "subject": "distances", "choices": ["5 km", "6 km", "7 km"], "answer": 1}
+MEDQA = {
+    "question": "How far?",
+    "options": {"A": "5 km", "B": "6 km", "C": "7 km"},
+    "answer": "6 km",
+    "answer_idx": "B",
+    "meta_info": "step1",
+}
+KEYED = {
+    "question": "How far?",
+    "options": [{"key": "A", "value": "5 km"}, {"key": "B", "value": "6 km"}, {"key": "C", "value": "7 km"}],
+    "answer": "6 km",
+}
+OPENBOOKQA = {"question_stem": "How far?", "choices": HUB["choices"], "answerKey": "B"}
 
 
-@pytest.mark.parametrize("row", [AQUA, PUBLISHED, HUB, NUMBERED, BARE, TYPED])
+@pytest.mark.parametrize("row", [AQUA, PUBLISHED, HUB, NUMBERED, BARE, TYPED, MMLU, MEDQA, KEYED, OPENBOOKQA])
 def test_every_row_format_gives_the_same_text_and_label(row: dict[str, Any]) -> None:
     assert TASK.question_of(row) == QUESTION
     assert TASK.reference_of(row) == "B"
@@ -344,7 +358,7 @@ def test_a_line_of_the_question_that_looks_like_an_option_is_not_one(stem: str) 
     assert question.startswith(stem)
 
 
-@pytest.mark.parametrize("right", [2, "D", "15", ["A"]])
+@pytest.mark.parametrize("right", [2, -1, "D", "17", ["A"]])
 def test_a_correct_option_that_is_missing_in_the_question_is_rejected(right: object) -> None:
     with pytest.raises(TaskError, match="does not name its correct option"):
         MultipleChoice().reference_of({"question": "Which?\nA) 15\nB) 16", "answer": right})

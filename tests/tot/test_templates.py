@@ -39,10 +39,29 @@ def test_a_template_without_blocks_is_one_user_message(letters: Any) -> None:
 
 def test_blocks_become_messages_in_chat_order_and_the_last_is_a_prefix() -> None:
     task = task_with(
-        thought="{% block assistant %}A{{ question }} {% endblock %}ignored"
+        thought="{% block assistant %}A{{ question }} {% endblock %}"
         "{% block user %}\nU{{ question }}\n{% endblock %}{% block system %}S{% endblock %}"
     )
     assert ask(task) == [("system", "S"), ("user", "Uq"), ("assistant", "Aq ")]
+
+
+@pytest.mark.parametrize(
+    ("template", "messages"),
+    [
+        ("Be precise.\n{% block user %}{{ question }}{% endblock %}", [("user", "Be precise.\nq")]),
+        ("{% block user %}{{ question }}{% endblock %}\nBe brief.", [("user", "q\nBe brief.")]),
+        ("{% block system %}S{% endblock %}\n{{ question }}", [("system", "S"), ("user", "q")]),
+        ("{{ question }}{% block assistant %}A: {% endblock %}", [("user", "q"), ("assistant", "A: ")]),
+    ],
+)
+def test_text_beside_blocks_is_the_users(template: str, messages: list[tuple[str, str]]) -> None:
+    assert ask(task_with(thought=template)) == messages
+
+
+def test_text_beside_the_blocks_of_an_extended_template_is_kept() -> None:
+    base = "Be precise.\n{% block user %}{{ question }}{% endblock %}{% block system %}S{% endblock %}"
+    child = "{% extends 'base' %}{% block system %}{{ super() }}T{% endblock %}"
+    assert ask(task_with(base=base, thought=child)) == [("system", "ST"), ("user", "Be precise.\nq")]
 
 
 @pytest.mark.parametrize(

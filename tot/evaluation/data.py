@@ -1,7 +1,7 @@
 """Iterate over the rows of a data set: a local file, a file in an installed package, or a data set on the hub.
 
 This module reads text files (.jsonl, .jsonl.gz, .json, .csv, .txt) without type inference: a CSV cell is always text.
-`datasets` reads Parquet files and the hub. Rows omit missing values (null, empty cells).
+`pyarrow` reads Parquet files, and `datasets` the hub. Rows omit missing values (null, empty cells).
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tot.decoders.errors import OptionError, reason, unknown
 from tot.decoders.models.model_names import HUB_TIMEOUT
@@ -72,17 +74,14 @@ def _read(source: str | Path) -> Iterator[_Row]:
     if on_hub is not None and not path.exists():
         name, configuration, split = on_hub.groups()
         _reach_hub(str(source), name)
-        yield from _load(str(source), name, configuration, split=split)
+        yield from _load(str(source), name, configuration, split)
         return
     ending = ".jsonl" if path.name.lower().endswith(".jsonl.gz") else path.suffix.lower()
-    if ending not in _READERS and ending != ".parquet":
-        kind = unknown("kind of data set", path.suffix, [*_READERS, ".parquet"])
+    if ending not in _READERS:
+        kind = unknown("kind of data set", path.suffix, _READERS)
         raise OptionError(f"{path}: {kind}; or a data set on the hub, as org/name:split")
     if not path.is_file():
         raise OptionError(f"{path}: there is no such file")
-    if ending == ".parquet":
-        yield from _load(str(path), "parquet", data_files=str(path), split="train")
-        return
     try:
         yield from _READERS[ending](path)
     except UnicodeError as error:
@@ -114,16 +113,40 @@ def _reach_hub(source: str, name: str) -> None:
         raise OptionError(f"{source} can't be read from the hub ({reason(error)}): {remedy}") from error
 
 
-def _load(source: str, *arguments: Any, **options: Any) -> Iterator[_Row]:
+def _load(source: str, name: str, configuration: str | None, split: str) -> Iterator[_Row]:
     from datasets import load_dataset
 
     try:
-        for number, row in enumerate(load_dataset(*arguments, streaming=True, **options), 1):
-            yield f"row {number}", row
+        for number, row in enumerate(load_dataset(name, configuration, split=split, streaming=True), 1):
+            yield f"row {number}", _shortest(row)
     except StopIteration:  # the file has no rows
         return
     except Exception as error:  # each format's reader raises its own types
         raise OptionError(f"{source} can't be read: {reason(error)}") from error
+
+
+def _parquet(path: Path) -> Iterator[_Row]:
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with ParquetFile(path) as file:
+            batched = (row for batch in file.iter_batches() for row in batch.to_pylist())
+            for number, row in enumerate(batched, 1):
+                yield f"row {number}", _shortest(row)
+    except ArrowException as error:
+        raise OptionError(f"{path} can't be read: {reason(error)}") from error
+
+
+def _shortest(value: Any) -> Any:
+    """Return a value whose 32-bit floats have the fewest digits: 0.1 instead of 0.10000000149011612."""
+    if isinstance(value, dict):
+        return {name: _shortest(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_shortest(item) for item in value]
+    if not isinstance(value, float) or len(repr(value)) < 12 or abs(value) > 1e38 or float(np.float32(value)) != value:
+        return value
+    return float(str(np.float32(value)))
 
 
 def _json_lines(path: Path) -> Iterator[_Row]:
@@ -195,6 +218,7 @@ _READERS: dict[str, Callable[[Path], Iterator[_Row]]] = {
     ".json": _json,
     ".csv": _csv,
     ".txt": _text_lines,
+    ".parquet": _parquet,
 }
 
 

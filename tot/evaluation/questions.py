@@ -86,7 +86,7 @@ class Questions:
 
     def _read(self, index: int, place: str, row: dict[str, Any] | OptionError) -> Question | BadRow:
         if isinstance(row, OptionError):
-            return BadRow(place, str(row).rpartition(f"{place} ")[2])
+            return BadRow(place, str(row).partition(f"read: {place} ")[2])
         try:
             row = renamed(row, self._columns)
             text = question_of(self._task, row)

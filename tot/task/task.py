@@ -34,8 +34,8 @@ class Task(World, Dataset):
 
     A template has the variables `question`, `thoughts` (a mapping from template name to text for each thought so far),
     `observations` (the result of each thought, if the task executes thoughts), and the ones that `variables` adds.
-    Without blocks it is one user message. The blocks `system`, `user` and `assistant` make separate messages; the model
-    continues the text of `assistant`.
+    Without blocks it is one user message. The blocks `system`, `user` and `assistant` make separate messages; text
+    beside them belongs to the user's. The model continues the text of `assistant`.
 
     `World` documents tasks whose thoughts are actions (Blocksworld), `Dataset` the source of questions. Every method
     has a default, described in its docstring.

@@ -20,15 +20,16 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tot.decoders.errors import TaskError
 from tot.decoders.request import Message
 
-_ROLES = ("system", "user", "assistant")
 _LAST_BREAK = re.compile(r"\r?\n[ \t]*(?=\{%\s*endblock\b)")
+_BREAK_AFTER = re.compile(r"(\{%-?\s*endblock\b[^%-]*)(?=%\}\r?\n)")
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox. It drops the line break before `{% endblock %}` from the text of a block."""
+    """Jinja's sandbox. It drops the line break before `{% endblock %}`, and keeps the one after it."""
 
     def preprocess(self, source: str, name: str | None = None, filename: str | None = None) -> str:
-        source = _LAST_BREAK.sub("{#\n#}", str(source))  # a comment, so that lines keep their numbers
+        source = _BREAK_AFTER.sub(r"\1+", str(source))
+        source = _LAST_BREAK.sub("{#\n#}", source)  # a comment, so that lines keep their numbers
         return super().preprocess(source, name, filename)
 
 
@@ -133,14 +134,16 @@ class Templates:
 
     def _texts(self, template: jinja2.Template, variables: dict[str, Any]) -> list[tuple[str, str]]:
         context = template.new_context(variables)
-        text = "".join(template.root_render_func(context))
+        for role in ("system", "assistant"):  # the text beside these blocks is the user's
+            context.blocks.setdefault(role, []).insert(0, lambda context: iter(()))
+        user = "".join(template.root_render_func(context))
         # A template that extends another gets the other's blocks when it is rendered.
-        blocks = {role: context.blocks[role][0] for role in _ROLES if role in context.blocks}
-        if not blocks:
-            return [("user", text.strip())]
-        texts = {role: "".join(block(context)) for role, block in blocks.items()}
+        system, assistant = (
+            "".join(text for block in context.blocks[role][1:2] for text in block(context))
+            for role in ("system", "assistant")
+        )
         # The model continues the assistant's text, so its trailing whitespace matters.
-        return [(role, text.lstrip() if role == "assistant" else text.strip()) for role, text in texts.items()]
+        return [("system", system.strip()), ("user", user.strip()), ("assistant", assistant.lstrip())]
 
 
 def joined(history: tuple[Message, ...], prompt: tuple[Message, ...]) -> tuple[Message, ...]:
