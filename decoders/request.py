@@ -12,7 +12,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 Purpose = Literal["generate", "evaluate", "answer", "escalate"]
 """The purpose of a request. "escalate" generates with the larger model of a search that has two."""
-FinishReason = Literal["stop", "eos", "length", "budget", "cancelled"]
+FinishReason = Literal["stop", "eos", "length", "repetition", "budget", "cancelled"]
+"""Why a text ended: a stop string, the model's end of text, the token limit, many repetitions of the same tokens, the
+search's budget, or a cancellation."""
 
 
 def in_unicode(text: str) -> str:
@@ -46,6 +48,9 @@ class Sampling(_Value):
     """
 
     max_tokens: Annotated[int, Field(ge=1)] = 128
+    thinking_tokens: Annotated[int, Field(ge=0)] = 0
+    """Maximum tokens of the thinking before the answer, beside `max_tokens`, if a local model thinks. With 0, thinking
+    counts towards `max_tokens`."""
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     top_k: Annotated[int, Field(ge=0)] = 0
     """Keep the k most likely tokens; 0 keeps all."""
@@ -54,11 +59,11 @@ class Sampling(_Value):
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Drop tokens less likely than this share of the most likely one."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """Strings that end the text; they are not part of it."""
+    """Strings that end the text; they are not part of it. In thinking they have no effect."""
     keep_stop: bool = False
     """Include the stop string and the whitespace after it. The text ends at a token boundary, so that it can be
     continued exactly. The next token is sampled, too: if it is an end token, the finish reason is "eos". A stop string
-    after nothing but whitespace is ignored."""
+    after nothing but whitespace is ignored. Thinking is a part of the text, and stop strings end it, too."""
     seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
     n: Annotated[int, Field(ge=1)] = 1
     """Number of samples of the prompt, which they share."""
@@ -168,8 +173,8 @@ class Part:
     """A part of a completion's text and its origin.
 
     "approximate" was guessed, not verified. "undecoded" has no text: `tokens` counts the unused tokens of the
-    rationale. "step" was decoded in parallel with other steps, and begins with its title. "thinking" is the reasoning
-    of a remote model, which is not part of the completion's text.
+    rationale. "step" was decoded in parallel with other steps, and begins with its title. "thinking" is the model's
+    reasoning before its answer: not a part of the completion's text, except with `keep_stop`.
     """
 
     kind: Literal["exact", "trigger", "approximate", "undecoded", "step", "thinking"]
@@ -212,6 +217,21 @@ class Completion:
 
             joined["states"] = concatenate([self.states[: len(self.tokens)], more.states])
         return replace(more, **joined)
+
+    @property
+    def thinking(self) -> str:
+        """The model's reasoning before its answer, without tags."""
+        return "".join(part.text for part in self.parts if part.kind == "thinking")
+
+    @property
+    def lacks_answer(self) -> bool:
+        """Whether the text ended during or right after the thinking."""
+        return bool(self.thinking) and not any(part.text.strip() for part in self.parts if part.kind != "thinking")
+
+    @property
+    def text_tokens(self) -> slice:
+        """The place of the tokens of `text` in `tokens` and `logprobs`, after those of the thinking."""
+        return slice(sum(part.tokens for part in self.parts if part.kind == "thinking"), None)
 
     @property
     def answer(self) -> str:

@@ -18,7 +18,7 @@ from tot.sandbox import Sandbox, confines
 from tot.task.dataset import text_of
 from tot.task.task import Task
 from tot.tasks.checks import acheck, check
-from tot.tree.thought import Observation, State, Thought, after_thinking
+from tot.tree.thought import Observation, State, Thought
 
 _OPENS = re.compile(r"(?P<quote>[ \t>]*)(?P<before>[^`~]*)(?P<fence>`{3,}|~{3,})[ \t]*\{?\.?(?P<kind>[\w.+#-]*)[^`~]*")
 _PYTHON = re.compile(r"(?:py|python)[\w.]*|code|source|", re.IGNORECASE)
@@ -61,7 +61,7 @@ class Code(Task):
         return str(self.data("questions")[0]["question"])
 
     def parse_thought(self, template: str, text: str) -> str | None:
-        return program_in(after_thinking(text)) or None
+        return program_in(text) or None
 
     async def act(self, state: State, thought: Thought) -> Observation:
         """Test a program on the examples in the question."""

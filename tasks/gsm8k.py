@@ -22,7 +22,7 @@ from tot.tasks.numbers import (
     value_of,
 )
 from tot.tasks.word_problems import word_problem
-from tot.tree.thought import Observation, Thought, after_thinking
+from tot.tree.thought import Observation, Thought
 
 _WORD = re.compile(r"[^\W\d_]")
 
@@ -101,7 +101,7 @@ class GSM8K(Task):
         """Run a program; the last line of its output has the answer."""
         if "program" not in thought.parts:
             return None
-        run = await SANDBOX.arun(program_in(after_thinking(thought.parts["program"])))
+        run = await SANDBOX.arun(program_in(thought.parts["program"]))
         text = run.output if run.ok else run.error or f"The program can't be run to its end ({run.ended})."
         line = (text.strip().splitlines() or [""])[-1]
         return Observation(text=line, data=await asyncio.to_thread(self.parse_output, line) if run.ok else None)

@@ -20,7 +20,7 @@ from tot.sandbox import confines, pool
 from tot.task.task import Task
 from tot.tasks.edits import EditError, edited, region_of, written
 from tot.tasks.scorer import Scored, Scorer, files_beside
-from tot.tree.thought import Observation, State, Thought, after_thinking
+from tot.tree.thought import Observation, State, Thought
 
 log = logging.getLogger(__name__)
 _DESCRIPTION, _START, _SCORE = "task.md", "start.py", "score.py"
@@ -153,7 +153,7 @@ class Optimize(Task):
         return _HINTS if self._last(state)[1].score is not None else ()
 
     def parse_thought(self, template: str, text: str) -> str | None:
-        return after_thinking(text).strip("\n") or None
+        return text.strip("\n") or None
 
     async def act(self, state: State, thought: Thought) -> Observation | None:
         """Score the program after an edit. Return None if the edit can't be applied or changes nothing."""

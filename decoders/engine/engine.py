@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from tot.decoders.budget import Meter, Metrics
 from tot.decoders.engine.last_open import LastOpen
-from tot.decoders.engine.output import Output
+from tot.decoders.engine.output import LONGEST_CHARACTER, Output
 from tot.decoders.engine.prefix_cache import PrefixCache
 from tot.decoders.engine.runner import Forward, Runner
 from tot.decoders.engine.sampling import Sampled
@@ -192,8 +192,14 @@ class Engine:
         layers = self.runner.loaded.config.num_hidden_layers
         if (highest := max(request.states, default=0)) > layers:
             raise RequestError(f"the model has no layer {highest}: ask for states of layers 0 to {layers}")
-        limit = min(request.sampling.max_tokens, room)
-        outputs = [Output(self.codec, request.sampling, i, limit) for i in range(request.sampling.n)]
+        sampling = request.sampling
+        limit, thinking = min(sampling.max_tokens, room), 0
+        if sampling.keep_stop:  # a piece may need several tokens for its first character
+            limit = min(max(limit, LONGEST_CHARACTER), room)
+        elif self.codec.thinks:
+            thinking = max(0, min(sampling.thinking_tokens, room - limit, capacity // sampling.n - len(prompt) - limit))
+        awaits = self.codec.awaits(request.prompt)
+        outputs = [Output(self.codec, sampling, i, limit, awaits, thinking) for i in range(sampling.n)]
         job = Job(request, prompt, outputs, self.cache, self.codec, meter, Handle(self.wake, stream))
         job.account = self.accounts[request.purpose]
         job.policy = policy(job)

@@ -1,7 +1,7 @@
-"""Output: the growing text of one sample, and when it ends (end-of-text token, stop string, length).
+"""Output: the growing text of one sample, and when it ends (end-of-text token, stop string, length, repetition).
 
 Every policy passes its tokens to an Output, so only this file decides when a text ends. A stop string may span tokens
-and begin in the middle of one.
+and begin in the middle of one. Thinking before the answer is a part of its own, which no stop string ends.
 """
 
 from __future__ import annotations
@@ -11,17 +11,35 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from tokenizers.decoders import DecodeStream
 
 from tot.decoders.engine.sampling import Draw, Sampled
-from tot.decoders.engine.text import TextCodec
+from tot.decoders.engine.text import TextCodec, TextStream
 from tot.decoders.request import ChoiceLogprob, Completion, FinishReason, Part, Sampling, Usage
+from tot.decoders.thinking import OPENINGS, Thinking, answer_of, begins_tag, cut_in_tag, find_thinking
+
+LONGEST_CHARACTER = 4
+"""Tokens of a character at most."""
+_PERIOD, _REPEATS, _REPEATED = 128, 24, 256
+"""A text that ends with the same tokens, `_PERIOD` at most, has no end if they are repeated `_REPEATS` times and in
+`_REPEATED` tokens. Rows of tables and grids are shorter or differ."""
+_CHECKED = 16
+"""Tokens between two checks for repetitions."""
 
 
 class Output:
     """Tokens of sample `index`, at most `limit` of them in the current part."""
 
-    def __init__(self, codec: TextCodec, sampling: Sampling, index: int, limit: int) -> None:
+    def __init__(
+        self,
+        codec: TextCodec,
+        sampling: Sampling,
+        index: int,
+        limit: int,
+        awaits: str | None = None,
+        thinking_limit: int = 0,
+    ) -> None:
+        """`awaits`: the tag that closes the thinking in which the text begins, "" if it may begin with thinking, and
+        None if it has none. `thinking_limit`: maximum tokens of thinking, beside `limit`."""
         self.index = index
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
@@ -45,13 +63,20 @@ class Output:
         self._draw_fields = sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed, index
         """The fields of `Draw` that all tokens share."""
         self._stop_starts = [stop[:k] for stop in sampling.stop for k in range(1, len(stop))]
-        self._open_part(limit)
+        self.awaits = awaits
+        self.thinking_limit = thinking_limit
+        self.limit = limit
+        self._open_part(limit + thinking_limit)
 
     def _open_part(self, limit: int) -> None:
         self._limit = limit
         self._first = len(self.tokens)
-        self._stream: Any = DecodeStream(skip_special_tokens=True)
+        self._stream = TextStream(self._codec)
         self._text = ""
+        awaits = None if self.parts else self.awaits
+        self._thinking = Thinking("", 0, awaits or "")
+        self._begin = 0 if awaits is None else None
+        """Where the answer begins in the text; None until it is known."""
         self._stop_end: int | None = None
         """Where a stop string that is part of the text ends. The text ends there unless end-of-text follows."""
         self._boundaries: list[tuple[int, int]] = [(self._first, 0)]
@@ -59,7 +84,19 @@ class Output:
 
     @property
     def text(self) -> str:
-        return "".join(part.text for part in self.parts) + self._text
+        return "".join(part.text for part in self.parts if part.kind != "thinking") + self._answer
+
+    @property
+    def _answer(self) -> str:
+        """The text of this part without its thinking, unless `keep_stop` cuts thinking into pieces, too."""
+        if self._sampling.keep_stop:
+            return self._text
+        return "" if self._begin is None and self.thinks else self._text[self._begin or 0 :]
+
+    @property
+    def thinks(self) -> bool:
+        """Whether this part has thinking."""
+        return bool(self._thinking.end or self._thinking.awaits)
 
     @property
     def first(self) -> int:
@@ -81,14 +118,21 @@ class Output:
         self.tokens.append(token)
         self.logprobs.append(sampled.logprob)
         self.states.append(sampled.states)
-        if token in self._codec.end_ids and not self._sampling.ignore_eos:
+        ended = token in self._codec.end_ids or (token == self._codec.message_end and not self._thinking.awaits)
+        if ended and not self._sampling.ignore_eos:
             return self._end("eos")
-        piece = self._stream.step(self._codec.backend, token)
+        piece = self._stream.step(token)
         if piece is not None:
             length = len(self._text)
             self._text += piece
             self._boundaries.append((len(self.tokens), len(self._text)))
-            matches = [(self._text.find(stop, max(0, length - len(stop) + 1)), stop) for stop in self._sampling.stop]
+            if self._begin is None:
+                length = self._find_answer(piece, length)
+        if piece is not None and length is not None:
+            matches = [
+                (self._text.find(stop, max(self._begin or 0, length - len(stop) + 1)), stop)
+                for stop in self._sampling.stop
+            ]
             if (hits := [(hit, hit + len(stop)) for hit, stop in matches if hit >= 0]) and self._stop_end is None:
                 hit, end = min(hits)
                 if not self._sampling.keep_stop:
@@ -99,11 +143,49 @@ class Output:
             if self._stop_end is not None and self._text[self._stop_end :].strip():
                 self._keep(self._stop_end)
                 return self._end("stop")
-        if self.room:
+        count = len(self.tokens) - self._first
+        if not count % _CHECKED and self._repeats(count):
+            return self._end("repetition")
+        if self._begin is None and self.thinks and count == self.thinking_limit:
+            return self._end("length")
+        whole = self._sampling.keep_stop and len(self._boundaries) > 1  # a piece has at least one character
+        if self.room and not (whole and count >= self._sampling.max_tokens):
             return False
         if self._sampling.keep_stop:
             self._keep(len(self._text))
         return self._end("length")
+
+    def _find_answer(self, piece: str, length: int) -> int | None:
+        """Look for the beginning of the answer. Return from where on stop strings count, or None if none counts yet.
+
+        `length` is the length of the text before its last piece.
+        """
+        pieces = self._sampling.keep_stop
+        if self._thinking.awaits and self._thinking.awaits[-1] not in piece:
+            return length if pieces else None
+        found = self._thinking = find_thinking(self._text, self.awaits or "")
+        if found.awaits or begins_tag(rest := self._text[found.end :]):
+            return length if pieces or not (self.thinks or rest.strip()) else None
+        self._begin = found.end
+        if self.thinking_limit:  # the answer has tokens of its own
+            tokens, _ = self._split_at(found.end)
+            self._limit = min(self._limit, tokens - self._first + self.limit)
+        return length if pieces else found.end
+
+    def _split_at(self, begin: int) -> tuple[int, int]:
+        """Return the last (tokens, characters) pair of whole tokens up to a character."""
+        return max(entry for entry in self._boundaries if entry[1] <= begin)
+
+    def _repeats(self, count: int) -> bool:
+        """Return whether the last tokens of this part, which has `count`, repeat the same ones many times."""
+        if count < _REPEATED or self._sampling.ignore_eos:
+            return False
+        tokens = self.tokens
+        for period in range(1, min(_PERIOD, count // _REPEATS) + 1):
+            length = max(_REPEATED, _REPEATS * period)
+            if tokens[-1] == tokens[-1 - period] and tokens[-length:-period] == tokens[period - length :]:
+                return True
+        return False
 
     def _keep(self, end: int) -> None:
         """Cut the text to whole tokens: after the last token with only blanks beyond character `end`.
@@ -123,8 +205,14 @@ class Output:
 
     def _end(self, reason: FinishReason) -> bool:
         self.finish_reason = reason
-        if reason != "stop":  # the tokenizer decides how to render an unfinished character
-            self._text = self._codec.decode(self.tokens[self._first :])
+        if reason != "stop":  # without an unfinished character at the end
+            end = len(self.tokens) - (reason == "eos" and self.tokens[-1] == self._codec.message_end)
+            self._text = self._codec.decode(self.tokens[self._first : end]).rstrip("\N{REPLACEMENT CHARACTER}")
+        if self._begin is None:
+            found = find_thinking(self._text, self.awaits or "")
+            if not found.awaits and reason == "length" and cut_in_tag(rest := self._text[found.end :]):
+                found = Thinking(found.text + rest, len(self._text), OPENINGS[0])
+            self._thinking, self._begin = found, None if found.awaits else found.end
         return True
 
     def cut(self, glimpse: Sequence[int]) -> None:
@@ -142,9 +230,9 @@ class Output:
         """
         tokens, characters = len(self.tokens), len(self._text)
         if not self._cut:
-            tokens, characters = max(entry for entry in self._boundaries if entry[1] <= len(self._text))
+            tokens, characters = self._split_at(len(self._text))
         rest = self._text[characters:] + trigger
-        self.parts.append(self._part())
+        self.parts += self._open_parts()
         if self.glimpse:
             self.parts.append(Part("approximate", self._codec.decode(self.glimpse), len(self.glimpse)))
         if self.undecoded:
@@ -156,7 +244,7 @@ class Output:
 
     def completion(self, seconds: float, prompt_tokens: int = 0, reused: int = 0) -> Completion:
         """Return the completion, `seconds` after its request was submitted."""
-        parts = (*self.parts, self._part())
+        parts = (*self.parts, *self._open_parts())
         usage = Usage(
             prompt_tokens=prompt_tokens,
             reused_prompt_tokens=reused,
@@ -170,7 +258,7 @@ class Output:
             reached=self.reached,
         )
         return Completion(
-            text="".join(part.text for part in parts),
+            text="".join(part.text for part in parts if part.kind != "thinking" or self._sampling.keep_stop),
             tokens=tuple(self.tokens),
             logprob=math.fsum(self.logprobs),
             logprobs=tuple(self.logprobs),
@@ -182,12 +270,35 @@ class Output:
             states=np.stack(states) if (states := [row for row in self.states if row is not None]) else None,
         )
 
-    def _part(self) -> Part:
-        return Part("exact", self._text, len(self.tokens) - self._first)
+    def _open_parts(self) -> list[Part]:
+        """Return the thinking and the text of this part."""
+        count = len(self.tokens) - self._first
+        if not self.thinks:
+            return [Part("exact", self._text, count)]
+        begin, tokens = len(self._text), count
+        if self._begin is not None:
+            begin = min(begin, self._begin)
+            tokens = self._split_at(begin)[0] - self._first
+        pieces = self._sampling.keep_stop
+        thinking = self._text[:begin] if pieces else self._thinking.text
+        text = self._text[begin:] if pieces else answer_of(self._text, begin)
+        return [Part("thinking", thinking, tokens), Part("exact", text, count - tokens)]
+
+    def settled_thinking(self) -> str:
+        """Return the thinking without a suffix that may be the beginning of its closing tag; empty for `keep_stop`."""
+        if self._sampling.keep_stop or self.awaits is None:
+            return ""
+        earlier = "".join(part.text for part in self.parts if part.kind == "thinking")
+        if self._begin is not None or self.finish_reason is not None:
+            return earlier + self._thinking.text
+        text, _, tag = find_thinking(self._text, self.awaits)
+        return earlier + text[: len(text) - next((k for k in range(len(tag) - 1, 0, -1) if text.endswith(tag[:k])), 0)]
 
     def settled(self) -> str:
         """Return the text without a suffix that may be the beginning of a stop string."""
         if self.finish_reason is not None:
             return self.text
-        pending = max((len(start) for start in self._stop_starts if self._text.endswith(start)), default=0)
+        if self._begin is None and not self._sampling.keep_stop:
+            return "".join(part.text for part in self.parts if part.kind != "thinking")
+        pending = max((len(start) for start in self._stop_starts if self._answer.endswith(start)), default=0)
         return self.text[: len(self.text) - pending]

@@ -7,7 +7,7 @@ import itertools
 import queue
 import time
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -200,6 +200,10 @@ class Job:
 PolicyFactory = Callable[[Job], Policy]
 
 
+class ThinkingPiece(str):
+    """A streamed piece of thinking, which is not part of the completion's text."""
+
+
 class Handle:
     """A submitted request: await it or call `result()`, iterate over pieces of text, or cancel it."""
 
@@ -210,8 +214,8 @@ class Handle:
         self._pieces: queue.SimpleQueue[tuple[int, str] | None] | None = queue.SimpleQueue() if stream else None
         self._notify: Callable[[], object] | None = None
         """Wakes the event loop that waits for pieces, if any."""
-        self._emitted: dict[int, int] = {}
-        """Number of characters emitted, by sample."""
+        self._emitted: defaultdict[tuple[int, type[str]], int] = defaultdict(int)
+        """Number of characters emitted, by sample and kind of piece."""
 
     def result(self, timeout: float | None = None) -> list[Completion]:
         """Wait for the n completions. Raises the error of the request, or TimeoutError."""
@@ -233,7 +237,10 @@ class Handle:
             raise
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
-        """Yield (sample, text) pieces as they become final. Requires `stream=True` on submission."""
+        """Yield (sample, text) pieces as they become final. Requires `stream=True` on submission.
+
+        Texts of thinking are a `ThinkingPiece`.
+        """
         pieces = self._stream()
         while (piece := pieces.get()) is not None:
             yield piece
@@ -269,10 +276,10 @@ class Handle:
         if self._pieces is None:
             return
         for output in outputs:
-            settled, emitted = output.settled(), self._emitted.get(output.index, 0)
-            if len(settled) > emitted:
-                self._put((output.index, settled[emitted:]))
-                self._emitted[output.index] = len(settled)
+            for kind, settled in ((ThinkingPiece, output.settled_thinking()), (str, output.settled())):
+                if piece := settled[self._emitted[output.index, kind] :]:
+                    self._put((output.index, kind(piece)))
+                    self._emitted[output.index, kind] = len(settled)
 
     def _put(self, piece: tuple[int, str] | None) -> None:
         assert self._pieces is not None

@@ -1,7 +1,8 @@
 """Text to token ids and back: prompts, chat templates, continuations, and which tokens end a text.
 
 Text is data. A control token spelled out in it ("<|im_end|>" in a user's question) is encoded as plain characters.
-Only the chat template's own control tokens are control tokens. Other added tokens ("<table>") are text.
+Only the chat template's own control tokens are control tokens. Other added tokens ("<table>") are text. In the model's
+own texts, control tokens that mark its thinking are text, too.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 from tokenizers.decoders import DecodeStream
@@ -17,6 +18,19 @@ from tokenizers.decoders import DecodeStream
 from tot.decoders.errors import ModelError, RequestError
 from tot.decoders.models.model_names import warn_of_no_template
 from tot.decoders.request import Message, Request
+from tot.decoders.thinking import (
+    FINAL,
+    HARMONY,
+    MESSAGE_END,
+    OPENINGS,
+    control_tags,
+    find_thinking,
+    has_tags,
+    left_open,
+)
+
+_TAIL = 32
+"""Characters or tokens at the end of a prompt without messages in which a tag may open the thinking."""
 
 
 class TextCodec:
@@ -40,10 +54,21 @@ class TextCodec:
             ends.append(tokenizer.eos_token_id)
         added = tokenizer.added_tokens_decoder
         self._added: dict[int, str] = {i: token.content for i, token in added.items()}
-        self._turn_end = self._find_turn_end()
-        self.end_ids = frozenset(ends if self._turn_end is None else [*ends, self._turn_end])
-        """Tokens that end a text."""
         special = {i for i, token in added.items() if token.special}
+        tags = control_tags(self._added.values())
+        self.tags = {i: content for i, content in self._added.items() if i in special and content in tags}
+        """Control tokens that mark thinking, with their text."""
+        self.message_end = next((i for i, tag in self.tags.items() if tag == MESSAGE_END), None)
+        """The token that ends a message of a reply that may have several, of which the last one is the answer."""
+        self._turn_end = self._find_turn_end()
+        self.end_ids = frozenset({*ends, self._turn_end} - {None, self.message_end})
+        """Tokens that end a text."""
+        user = secrets.token_hex(8)
+        self._opened = self._rendered(("user", user), opens=True)
+        self._generates = self._opened.rpartition(user)[2]
+        """The beginning of a reply, as the chat template writes it."""
+        self.thinks = bool(tags) or has_tags(self.tokenizer.chat_template or "")
+        """Whether the model may think before it answers."""
         self._special = self.end_ids | special | self._markers()
         # Longest first. Runs of blanks that some tokenizers add as control tokens are text.
         contents = (content for i, content in self._added.items() if i in self._special)
@@ -70,14 +95,25 @@ class TextCodec:
         for text in (self._rendered(*turns), self._rendered(*turns, ("user", "x"))):
             after = text.rpartition(marker)[2].lstrip() if marker in text else ""
             ends = [i for i, content in self._added.items() if content.strip() and after.startswith(content)]
-            if ends:
-                return max(ends, key=lambda i: len(self._added[i]))
+            if ends and (end := max(ends, key=lambda i: len(self._added[i]))) != self.message_end:
+                return end
         return None
 
     def _markers(self) -> set[int]:
         """Return the tokens that mark turns in the chat template, even if the tokenizer does not call them special."""
-        text = self._rendered(("user", "x"), opens=True)
-        return {i for i, content in self._added.items() if content.strip() and content in text}
+        return {i for i, content in self._added.items() if content.strip() and content in self._opened}
+
+    def awaits(self, prompt: str | Sequence[Message] | Sequence[int]) -> str:
+        """Return the tag that closes the thinking in which a reply to this prompt begins; empty if it is not in one."""
+        if isinstance(prompt, str):
+            tail = prompt[-_TAIL:].rstrip()
+        elif isinstance(last := prompt[-1], Message):
+            opened = left_open(self._generates)
+            return find_thinking(last.content, opened).awaits if last.role == "assistant" else opened
+        else:
+            ids = [part for part in prompt[-_TAIL:] if isinstance(part, int) and 0 <= part < self._size]
+            tail = self.backend.decode(ids, skip_special_tokens=False).rstrip()
+        return left_open(tail) if tail.endswith(OPENINGS) else ""
 
     def encode_prompt(self, prompt: str | Sequence[Message] | Sequence[int]) -> list[int]:
         """Return the token ids of a prompt. Raises RequestError for unknown ids, or if the template refuses."""
@@ -120,8 +156,10 @@ class TextCodec:
         return len(self.encode(request.answer_trigger)) + (choices or request.answer_tokens)
 
     def decode(self, ids: Iterable[int]) -> str:
-        text: str = self.backend.decode(list(ids), skip_special_tokens=True)
-        return text
+        runs = [(tag, list(run)) for tag, run in groupby(ids, self.tags.get)]
+        return "".join(
+            tag * len(run) if tag else self.backend.decode(run, skip_special_tokens=True) for tag, run in runs
+        )
 
     def _ids(self, text: str) -> list[int]:
         try:
@@ -170,12 +208,15 @@ class TextCodec:
         marker = secrets.token_hex(8)
         spelled: list[str] = []
 
+        continues = last.role == "assistant"
+
         def placeholder(match: re.Match[str]) -> str:
+            if continues and match.string is last.content and match[0] in self.tags.values():
+                return match[0]  # the model's own thinking
             spelled.append(match[0])
             return f"{marker}{len(spelled) - 1}x"
 
         filled = [{"role": m.role, "content": self._spelled_out.sub(placeholder, m.content)} for m in messages]
-        continues = last.role == "assistant"
         if continues and not last.content.strip():
             raise RequestError("the assistant's prefix is empty: leave the message out")
         # A template may change or refuse an unfinished message. So the prefix follows the rendered turns unchanged.
@@ -184,6 +225,8 @@ class TextCodec:
             text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # templates may raise any error
             raise RequestError(f"the model's chat template refuses these messages: {error}") from error
+        if continues and self.message_end is not None and not prefix.startswith(HARMONY):
+            text += FINAL
         text += prefix
         if continues and last.written and not spelled:
             return self._ids_with(last, text)
@@ -209,14 +252,30 @@ class TextCodec:
 
     def _spelled(self, tokens: Sequence[int], text: str) -> tuple[int, int]:
         """Return how many of the tokens spell a prefix of `text`, and the length of that prefix."""
-        stream: Any = DecodeStream(skip_special_tokens=True)
+        stream = TextStream(self)
         decoded, count, length = "", 0, 0
         for i, token in enumerate(tokens):
-            if token in self._special or not 0 <= token < self._size:
+            if (token in self._special and token not in self.tags) or not 0 <= token < self._size:
                 break
-            decoded += (piece := stream.step(self.backend, token)) or ""
+            decoded += (piece := stream.step(token)) or ""
             if not text.startswith(decoded):
                 break
             if piece is not None:  # None: an unfinished character
                 count, length = i + 1, len(decoded)
         return count, length
+
+
+class TextStream:
+    """Decodes the tokens of one text as they arrive."""
+
+    def __init__(self, codec: TextCodec) -> None:
+        self._codec = codec
+        self._stream: Any = DecodeStream(skip_special_tokens=True)
+
+    def step(self, token: int) -> str | None:
+        """Return the text that a token completes; None within a character."""
+        if (tag := self._codec.tags.get(token)) is not None:
+            self._stream = DecodeStream(skip_special_tokens=True)
+            return tag
+        piece: str | None = self._stream.step(self._codec.backend, token)
+        return piece

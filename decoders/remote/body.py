@@ -140,8 +140,9 @@ def for_tot(prompt: Prompt, sampling: Sampling) -> dict[str, Any]:
     body = sampling.model_dump(include={"seed", "top_k", "top_p", "min_p"}) | {"return_token_ids": True}
     if sampling.keep_stop:
         body["keep_stop"] = True
-    if sampling.drawn:
-        body["drawn"] = sampling.drawn
+    for name in ("drawn", "thinking_tokens"):
+        if value := getattr(sampling, name):
+            body[name] = value
     if messages := messages_of(prompt):
         body["messages"] = [message.model_dump(exclude_defaults=True) for message in messages]
     return body

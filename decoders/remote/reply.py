@@ -2,7 +2,7 @@
 
 Servers omit fields, set them to null or spell them differently, so fields that do not affect the text are parsed
 leniently. A reply without text is invalid. Thinking arrives in a separate field (`reasoning_content`, `reasoning`), as
-parts of the content, or as a `<think>` block.
+parts of the content, or between tags in the text.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pydantic import (
 )
 
 from tot.decoders.request import ChoiceLogprob
+from tot.decoders.thinking import split
 
-_OPEN, _CLOSE = "<think>", "</think>"
 _BROKEN_OFF = {"abort", "aborted", "cancelled", "error", "failed", "timeout"}
 """Finish reasons of a server that stopped or failed during a reply."""
 
@@ -184,20 +184,19 @@ class TokenIds(_Reply):
     tokens: tuple[int, ...]
 
 
-def apart(choice: Choice) -> tuple[str, str]:
-    """Split a choice into (text, thinking). The text is empty if a `<think>` block is not closed."""
+def apart(choice: Choice, pieces: bool = False) -> tuple[str, str]:
+    """Split a choice into (text, thinking). The text is empty if the thinking is not finished.
+
+    In a message that is decoded in `pieces`, thinking between tags is text.
+    """
     if choice.message is None:
         text, thinking = choice.text or "", ""
     else:
         text = choice.message.content or choice.message.refusal or ""
         thinking = choice.message.reasoning_content or choice.message.reasoning or ""
-    stripped = text.lstrip()
-    if stripped.startswith(_OPEN):
-        block, closed, text = stripped.removeprefix(_OPEN).partition(_CLOSE)
-        return (text.lstrip() if closed else ""), thinking + block
-    if _CLOSE in text:  # the chat template opened the block, in the prompt
-        block, _, text = text.partition(_CLOSE)
-        return text.lstrip(), thinking + block
+    if choice.finish is None and not pieces:  # `tot serve` has separated them
+        more, text = split(text)
+        thinking += more
     return text, thinking
 
 

@@ -70,7 +70,7 @@ def samples_of(
     new = _shares(choices, used.new_tokens)
     samples = []
     for i, choice in enumerate(choices):
-        full_text, thinking = apart(choice)
+        full_text, thinking = apart(choice, sampling.keep_stop)
         if beginning:
             full_text = _without(beginning, full_text)
         ended: tuple[str, FinishReason] = (full_text, "length")
@@ -84,8 +84,9 @@ def samples_of(
         if not choice.token_ids:
             values = _logprobs(choice, full_text, text) if logprobs else None
         total = math.nan if values is None else math.fsum(values)
-        parts = (Part("thinking", thinking),) if thinking else ()
-        parts = (*parts, Part("exact", text, usage.new_tokens))
+        parts = (Part("exact", text.removeprefix(thinking) if sampling.keep_stop else text, usage.new_tokens),)
+        if thinking or sampling.keep_stop:  # the search finds the thinking of a piece
+            parts = (Part("thinking", thinking), *parts) if thinking else ()
         samples.append(Completion(text, choice.token_ids, total, reason, usage, parts=parts, logprobs=values or ()))
     return samples
 

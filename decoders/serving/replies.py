@@ -18,6 +18,7 @@ from typing import Any
 
 from tokenizers.decoders import DecodeStream
 
+from tot.decoders.engine.sequence import ThinkingPiece
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.request import Completion, FinishReason, Usage
 from tot.decoders.serving.scoring import Scored
@@ -59,7 +60,8 @@ class ServedReply:
         return self._chunk({"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None})
 
     def piece(self, index: int, text: str) -> dict[str, Any]:
-        content = {"delta": {"content": text}} if self._asked.chat else {"text": text}
+        field = "reasoning_content" if isinstance(text, ThinkingPiece) else "content"
+        content = {"delta": {field: text}} if self._asked.chat else {"text": text}
         return self._chunk({"index": index, **content, "finish_reason": None})
 
     def ending(self, index: int, completion: Completion) -> dict[str, Any]:
@@ -80,6 +82,8 @@ class ServedReply:
         content: dict[str, Any]
         if self._asked.chat:
             content = {"message": {"role": "assistant", "content": completion.text, "refusal": None}}
+            if completion.thinking:
+                content["message"]["reasoning_content"] = completion.thinking
             logprobs = None if scored is None else self._chat_logprobs(scored)
         else:
             content = {"text": echo + completion.text}

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tot.decoders.engine.sequence import Handle
+from tot.decoders.engine.sequence import Handle, ThinkingPiece
 from tot.decoders.remote.loop import together
 from tot.decoders.request import Completion
 from tot.decoders.serving.errors import ServingError, understood
@@ -145,7 +145,8 @@ class StreamedReply:
 
         async for sample, text in handle:
             on_text()
-            await send_text(sample, text)
+            if self._asked.chat or not isinstance(text, ThinkingPiece):
+                await send_text(sample, text)
         completions = await handle
         self._service.check([completions])
         for sample, completion in enumerate(completions):

@@ -199,6 +199,8 @@ class TextsWanted(Wanted):
     """As `Sampling.keep_stop`: the stop string is part of the text."""
     drawn: Annotated[int, Field(ge=0)] = 0
     """As `Sampling.drawn`: number of tokens of this text that were already drawn with the same seed."""
+    thinking_tokens: Annotated[int, Field(ge=0)] = 0
+    """As `Sampling.thinking_tokens`: tokens of thinking, beside `max_tokens`, up to the server's limit."""
     return_token_ids: bool = False
     """Include the new tokens (`token_ids`), their logprobs (`token_logprobs`) and the finish reason (`finish`: stop,
     eos, length, ...) in each choice."""
@@ -346,6 +348,7 @@ def asked(
         tokens = limits.max_tokens if isinstance(wanted, ChatWanted) else min(_TEXT_TOKENS, limits.max_tokens)
     sampling = wanted.model_dump(include=Sampling.model_fields.keys() - {"max_tokens", "seed"})
     sampling |= {name: value for name, value in (own or {}).items() if name not in wanted.model_fields_set}
+    sampling["thinking_tokens"] = min(wanted.thinking_tokens, limits.max_tokens)
     fields = wanted.model_dump(include=Request.model_fields.keys() - {"prompt"})
     fields["answer_tokens"] = min(wanted.answer_tokens, limits.max_tokens)
     requests = []

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tot.decoders import Sampling
-from tot.decoders.engine.output import Output
+from tot.decoders.engine.output import LONGEST_CHARACTER, Output
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.engine.text import TextCodec
 
@@ -106,12 +106,14 @@ def test_settled_text_only_grows_and_ends_as_the_text(codec: TextCodec, text: st
 
 
 @given(st.lists(st.integers(0, 299), max_size=30), st.booleans())
-def test_any_tokens_give_the_tokenizers_text(codec: TextCodec, ids: list[int], ends: bool) -> None:
+def test_any_tokens_give_the_tokenizers_text_up_to_its_last_whole_character(
+    codec: TextCodec, ids: list[int], ends: bool
+) -> None:
     """Cover invalid UTF-8, control tokens and ids beyond the tokenizer's (padded vocabularies)."""
     output = Output(codec, Sampling(ignore_eos=not ends), 0, 100)
     settled = feed(output, ids)
     output.end("cancelled")
-    assert output.text == codec.decode(output.tokens)
+    assert output.text == codec.decode(output.tokens).rstrip("\N{REPLACEMENT CHARACTER}")
     assert_grows([*settled, output.text])
 
 
@@ -122,10 +124,22 @@ def test_half_a_character_waits_for_its_other_half(codec: TextCodec) -> None:
     assert feed(output, [second]) == ["aé"]
 
 
-def test_half_a_character_at_the_end_is_shown_as_a_replacement_character(codec: TextCodec) -> None:
+def test_half_a_character_at_the_end_is_not_part_of_the_text(codec: TextCodec) -> None:
     output = Output(codec, Sampling(), 0, 2)
     feed(output, [*codec.encode("a"), codec.encode("é")[0]])
-    assert (output.text, output.finish_reason) == ("a�", "length")
+    assert (output.text, output.finish_reason) == ("a", "length")
+    assert len(output.tokens) == 2
+
+
+def test_a_piece_has_at_least_one_whole_character(codec: TextCodec) -> None:
+    """With one token a piece, "é" would never be complete, and no token would follow."""
+    first, second = codec.encode("é")
+    output = Output(codec, Sampling(max_tokens=1, keep_stop=True), 0, LONGEST_CHARACTER)
+    feed(output, [first, second, *codec.encode("a")])
+    assert (output.text, output.finish_reason, output.tokens) == ("é", "length", [first, second])
+    output = Output(codec, Sampling(max_tokens=2, keep_stop=True), 0, LONGEST_CHARACTER)
+    feed(output, [*codec.encode("a"), first, second])
+    assert (output.text, output.finish_reason, output.tokens) == ("a", "length", codec.encode("a"))
 
 
 def test_an_answer_continues_where_the_rationale_was_cut(codec: TextCodec) -> None:

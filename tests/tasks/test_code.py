@@ -59,7 +59,6 @@ def acted(question: str, program: str) -> Observation:
         f"~~~\n{RIGHT}\n~~~",
         f"```bash\npip install def\n```\n```python\n{RIGHT}\n```",
         f"\n\n{RIGHT}\n\n",
-        f"<think>\n```python\nassert False\n```\n</think>\n```python\n{RIGHT}\n```",
     ],
 )
 def test_a_program_is_the_python_code_in_a_reply(reply: str) -> None:

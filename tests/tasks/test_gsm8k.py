@@ -285,7 +285,6 @@ def test_a_real_search_ends_with_an_answer_and_a_tree_of_the_right_shape(task: G
     [
         ("```python\nn = 3 * 12\nprint(n - 5)\n```", "31", "31"),
         ("n = 3 * 12\nprint('Eggs:', n / 2)", "Eggs: 18.0", "18"),
-        ("<think>```python\nprint(1)\n```</think>\n```python\nprint(2)\n```", "2", "2"),
         ("```python\nprint(eggs)\n```", "NameError: name 'eggs' is not defined", None),
         ("```python\nprint(1)\nwhile True: pass\n```", "The program can't be run to its end (time).", None),
         ("The answer is 31.", "SyntaxError: invalid syntax", None),

@@ -100,32 +100,12 @@ def test_thinking_is_a_thought_but_not_an_answer(scripted: Any) -> None:
     assert (path(solution), solution.answer) == ([thinking, "No.\n</think>\nIt is 7."], "7")
 
 
-def test_thinking_has_its_own_token_limit(scripted: Any) -> None:
-    stop, task = scripted.completion, GSM8K().in_chat()
-    prompt = task.prompt("chain", task.start("why"))[-1].content
-    decoder = scripted(
-        {
-            prompt: stop("<think>\nIs it 5", "length"),
-            "<think>\nIs it 5": stop("? No.</think>", "stop"),
-            "<think>\nIs it 5? No.</think>": "It is \\boxed{7}.",
-        }
-    )
-    solution = solve(task, "why", decoder=decoder, search="cot")
-    assert path(solution) == ["<think>\nIs it 5? No.</think>It is \\boxed{7}."]
-    assert (solution.answer, solution.usage.new_tokens) == ("7", 15)
-    first, thinking, rest = (request.sampling for request in decoder.requests)
-    assert thinking.max_tokens > first.max_tokens == rest.max_tokens
-    assert (thinking.stop, rest.stop) == (("</think>",), first.stop)
-
-
-@pytest.mark.parametrize(
-    ("text", "count"), [("Is it 5", 1), ("<think>5</think>It", 2), ("<think>5", 2), ("We think: 5</think", 1)]
-)
-def test_only_truncated_thinking_is_continued(scripted: Any, text: str, count: int) -> None:
-    decoder = scripted({"why": scripted.completion(text, "length"), text: scripted.completion(" more", "length")})
-    solution = solve(Letter(), "why", decoder=decoder, search="cot")
-    assert path(solution) == [text + " more" * (count - 1)]
-    assert len(decoder.requests) == count
+@pytest.mark.parametrize(("max_tokens", "thinking"), [(None, 4096), (16, 4096), (8192, 8192)])
+def test_thinking_has_its_own_token_limit(scripted: Any, max_tokens: int | None, thinking: int) -> None:
+    decoder = scripted({"why": "a"})
+    solve(Letter(), "why", decoder=decoder, search="cot", max_tokens=max_tokens)
+    sampling = decoder.requests[0].sampling
+    assert (sampling.thinking_tokens, sampling.max_tokens <= (max_tokens or 512)) == (thinking, True)
 
 
 @pytest.mark.parametrize(("cut", "depth"), [("<think>\nIs it 5?\n\n", 3), ("Is it 5?\n\n", 1)])

@@ -16,7 +16,7 @@ from tot.generators.base import Count, Generator
 from tot.generators.tool_calls import PROMPT, Tool, run_call, tools_prompt
 from tot.llm.context import Context
 from tot.llm.replies import Proposal, Reply
-from tot.tree.thought import Drawn, Thought, after_thinking
+from tot.tree.thought import Drawn, Thought
 from tot.tree.tree import Node
 
 _DELIMITERS = {
@@ -96,10 +96,9 @@ class Continue(Generator):
             proposal.usage += reply.usage
             proposal.calls += reply.calls
             thought = _append(before, name, reply, first=not state.thoughts)
-            text = thought.parts[name]
-            message = state.message + text
-            ended = reply.completion.finish_reason == "eos" or ctx.task.is_answered(after_thinking(message))
-            full = not ended and ctx.room(name, (*state.thoughts, thought)) <= 0
+            text, reason = thought.parts[name], reply.completion.finish_reason
+            ended = reason == "eos" or ctx.task.is_answered(state.message + thought.answer_text)
+            full = not ended and (reason == "repetition" or ctx.room(name, (*state.thoughts, thought)) <= 0)
             proposal.thought = thought.model_copy(update={"ended": ended or full, "truncated": full})
             rest = self.rest_of(reply.completion.text)
             if proposal.thought.ended or reply.cut or label == _MAX_LABELS or rest is None:
@@ -122,9 +121,16 @@ def _append(thought: Thought, name: str, reply: Reply, first: bool) -> Thought:
         tokens=drawn.tokens + completion.tokens,
         logprobs=drawn.logprobs + completion.logprobs,
     )
-    text = thought.parts.get(name, "") + completion.text
-    text = text.lstrip() if first else text
-    return Thought(parts={name: text}, drawn={name: drawn} if drawn.tokens or drawn.logprobs else {})
+    before = thought.parts.get(name, "")
+    thinking = sum(len(part.text) for part in completion.parts if part.kind == "thinking")
+    thinking = len(before) + thinking if thinking else thought.thinking
+    whole = before + completion.text
+    text = whole.lstrip() if first else whole
+    return Thought(
+        parts={name: text},
+        drawn={name: drawn} if drawn.tokens or drawn.logprobs else {},
+        thinking=max(0, thinking - (len(whole) - len(text))),
+    )
 
 
 def _words(text: str) -> list[str]:
@@ -177,5 +183,6 @@ class UseTools(Continue):
         # A model that ends its turn with a call waits for the result.
         full = ctx.room(name, (*ctx.state(node).thoughts, thought)) <= 0
         changes = {"parts": parts, "observation": observation, "ended": full, "truncated": full}
+        changes["thinking"] = len(parts[name]) if thought.thinking == len(text) else thought.thinking
         proposal.thought = thought.model_copy(update=changes)
         return proposal

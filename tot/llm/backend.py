@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -18,8 +20,11 @@ from typing import Any
 from tot.decoders.budget import Meter
 from tot.decoders.decoder import AsyncDecoder, Decoder, Pending
 from tot.decoders.errors import OptionError, RequestError, TotError
-from tot.decoders.request import Completion, Purpose, Request, Usage
+from tot.decoders.request import Completion, FinishReason, Message, Part, Purpose, Request, Usage
+from tot.decoders.thinking import find_thinking, split
 from tot.llm.replies import is_cut
+
+log = logging.getLogger(__name__)
 
 _TEXT_ALONE: dict[Purpose, str] = {
     "generate": "generator='sample' in place of Enumerate(), or Enumerate(prior='uniform')",
@@ -79,6 +84,12 @@ class Backend:
         """Number of samples requested from decoders: n per request."""
         self.spent: defaultdict[str, tuple[int, Usage]] = defaultdict(lambda: (0, Usage()))
         """Number of completions received and their usage, by purpose. Cancelled completions count."""
+        self.lost: Counter[FinishReason] = Counter()
+        """Number of completions whose thinking left no answer, by the reason of their end."""
+        self._repeats = False
+        """Whether a text was cut because of repetitions."""
+        self._stops_here: set[Purpose] = set()
+        """Purposes whose decoder applies stop strings to thinking, so that it gets none."""
         self._batches: dict[Purpose, list[_Sent]] = {}
         self._awaited: set[asyncio.Future[Any]] = set()
         self._running: set[asyncio.Task[None]] = set()
@@ -148,7 +159,27 @@ class Backend:
         return bool(getattr(self._decoders.get(purpose), "cuts_rationales", False))
 
     async def complete(self, request: Request) -> list[Completion]:
-        """Return the n completions of a request. Cancelling the call cancels the request."""
+        """Return the n completions of a request. Cancelling the call cancels the request.
+
+        If the decoder applies stop strings to thinking, they are applied here, to the answers, from then on.
+        """
+        stops, spent = request.sampling.stop, [Usage()] * request.sampling.n
+        if not stops or request.sampling.keep_stop:
+            return await self._complete(request)
+        if request.purpose not in self._stops_here:
+            completions = await self._complete(request)
+            if not any(one.finish_reason == "stop" and one.lacks_answer for one in completions):
+                return completions
+            self._stops_here.add(request.purpose)
+            spent = [one.usage for one in completions]
+        sampling = request.sampling.model_copy(update={"stop": ()})
+        completions = await self._complete(request.model_copy(update={"sampling": sampling}))
+        return [
+            replace(_stopped(one, stops), usage=one.usage + earlier)
+            for one, earlier in zip(completions, spent, strict=True)
+        ]
+
+    async def _complete(self, request: Request) -> list[Completion]:
         self.calls += request.sampling.n
         batch = self._batches.get(request.purpose)
         if batch is None:
@@ -189,8 +220,16 @@ class Backend:
     async def _receive(self, request: Request, received: asyncio.Future[list[Completion]], pending: Pending) -> None:
         """Count the completions of a request and deliver them."""
         try:
-            completions = await pending
+            completions = [_read(request, completion) for completion in await pending]
             for completion in completions:
+                if completion.lacks_answer and not request.sampling.keep_stop:
+                    self.lost[completion.finish_reason] += 1
+                if completion.finish_reason == "repetition" and not self._repeats:
+                    self._repeats = True
+                    log.warning(
+                        "a text was cut because it repeats the same tokens without end: use a larger model, other "
+                        "weights (--quantize none) or a higher temperature"
+                    )
                 calls, usage = self.spent[request.purpose]
                 self.spent[request.purpose] = calls + 1, usage + completion.usage
                 self.meter.usage += completion.usage
@@ -258,6 +297,32 @@ class Backend:
                 "return `choice_logprobs`, one for each of request.choices, or use it for text only "
                 f"({_TEXT_ALONE[request.purpose]})"
             )
+
+
+def _read(request: Request, completion: Completion) -> Completion:
+    """Separate the thinking in the text of a decoder object that returns no parts."""
+    if completion.parts or not completion.text:
+        return completion
+    last = request.prompt[-1]
+    prefix = last.content if isinstance(last, Message) and last.role == "assistant" else ""
+    awaits = find_thinking(prefix).awaits
+    if request.sampling.keep_stop:
+        end = find_thinking(completion.text, awaits).end
+        parts = Part("thinking", completion.text[:end]), Part("exact", completion.text[end:])
+        return replace(completion, parts=parts) if end else completion
+    thinking, text = split(completion.text, awaits)
+    parts = Part("thinking", thinking), Part("exact", text)
+    return replace(completion, text=text, parts=parts) if text != completion.text else completion
+
+
+def _stopped(completion: Completion, stops: Sequence[str]) -> Completion:
+    """Return a completion up to the first stop string."""
+    cut = min((at for stop in stops if (at := completion.text.find(stop)) >= 0), default=None)
+    if cut is None:
+        return completion
+    *parts, last = completion.parts or (Part("exact", ""),)
+    text = completion.text[:cut]
+    return replace(completion, text=text, finish_reason="stop", parts=(*parts, replace(last, text=text)))
 
 
 def _settle(received: asyncio.Future[list[Completion]], result: list[Completion] | BaseException) -> None:

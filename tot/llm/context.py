@@ -22,7 +22,7 @@ from tot.llm.replies import Evaluation, Reply, is_cut
 from tot.llm.seeds import derive
 from tot.task.checked import CheckedTask
 from tot.task.task import Task
-from tot.tree.thought import Drawn, State, Thought, is_thinking
+from tot.tree.thought import Drawn, State, Thought
 from tot.tree.tree import Node, ThoughtTree
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _ANSWER_TOKENS = 32
 _MESSAGE_TOKENS = 512
 """Default maximum length of a message that is written in pieces, in tokens."""
 _THINKING_TOKENS = 4096
-"""Maximum length of the thinking before a message, in tokens; not part of the message's limit."""
+"""Least maximum length of the thinking before a message, in tokens; not part of the message's limit."""
 
 
 class Context:
@@ -184,18 +184,18 @@ class Context:
             completions = [
                 replace(new, usage=old.usage + new.usage) for old, new in zip(completions, whole, strict=True)
             ]
-        if not until and trigger is None:
-            completions = await self._think(request, completions, thoughts)
-        for one in completions if states else ():
-            # The last row is the state at the end of the text only if another token was sampled after it.
-            if one.states is not None and (one.finish_reason == "eos" or len(one.states) > len(one.tokens)):
-                drawn = Thought(parts={template: one.text}, drawn={template: Drawn(text=one.text, tokens=one.tokens)})
-                if (key := tokens_of((*thoughts, drawn))) is not None:
-                    self._endings[key] = one.states[-1].copy()
-        return [
+        replies = [
             Reply(template, request, completion, self.decoder, int(failed))
             for completion, failed in zip(completions, unread, strict=True)
         ]
+        for reply in replies if states else ():
+            one = reply.completion
+            # The last row is the state at the end of the text only if another token was sampled after it.
+            if one.states is not None and (one.finish_reason == "eos" or len(one.states) > len(one.tokens)):
+                drawn = Thought(parts={template: one.text}, drawn=reply.drawn(template))
+                if (key := tokens_of((*thoughts, drawn))) is not None:
+                    self._endings[key] = one.states[-1].copy()
+        return replies
 
     async def score(
         self,
@@ -254,37 +254,11 @@ class Context:
 
         While the model is thinking, return the remaining tokens of the thinking.
         """
-        if is_thinking("".join(thought.text for thought in thoughts)):
-            return _THINKING_TOKENS - drawn_for(thoughts)
-        ended = [i for i, thought in enumerate(thoughts) if "</think>" in thought.text]
-        message = thoughts[ended[-1] + 1 :] if ended else thoughts
-        return self._sampling(template, 0.0, 0, 1, _MESSAGE_TOKENS).max_tokens - drawn_for(message)
-
-    async def _think(
-        self, request: Request, completions: Sequence[Completion], thoughts: Sequence[Thought]
-    ) -> list[Completion]:
-        """Continue completions that reached the token limit during or after thinking.
-
-        First continue to the end of the thinking, which has its own limit, and then to the end of the completion.
-        """
-        done, sampling = list(completions), request.sampling
-
-        async def extend(i: int, **changes: Any) -> None:
-            one = done[i]
-            assert isinstance(request.prompt, tuple)
-            prompt = with_said(request.prompt, one.text)
-            drawn = {"": Drawn(text=one.text, tokens=one.tokens)} if one.tokens else {}
-            written = as_written(prompt, (*thoughts, Thought(parts={"": one.text}, drawn=drawn)))
-            rest = sampling.model_copy(update={"n": 1, "seed": derive(sampling.seed, i, len(one.text)), **changes})
-            (more,) = await self._backend.complete(request.model_copy(update={"prompt": written, "sampling": rest}))
-            done[i] = one.then(more)
-
-        short = [i for i, one in enumerate(done) if one.finish_reason == "length"]
-        thinks = [i for i in short if is_thinking(done[i].text)]
-        await self.each(thinks, lambda i: extend(i, max_tokens=_THINKING_TOKENS, stop=("</think>",), keep_stop=True))
-        ended = [i for i in short if "</think>" in done[i].text and done[i].finish_reason in ("length", "stop")]
-        await self.each(ended, extend)
-        return done
+        sampling = self._sampling(template, 0.0, 0, 1, _MESSAGE_TOKENS)
+        thinking = [i for i, thought in enumerate(thoughts) if thought.thinking]
+        if thinking and thoughts[-1].thinking == len(thoughts[-1].text):
+            return sampling.thinking_tokens - drawn_for(thoughts)
+        return sampling.max_tokens - drawn_for(thoughts[thinking[-1] + 1 :] if thinking else thoughts)
 
     async def each(self, nodes: Sequence[_T], work: Callable[[_T], Awaitable[Any]]) -> list[Any]:
         """Run `work` for all `nodes` concurrently and return the results. Their requests are sent in one batch."""
@@ -344,7 +318,9 @@ class Context:
         options: dict[str, Any] = {**room, **self.filters, **self.task.sampling.get(template, {})}
         if self._max_tokens is not None:
             options["max_tokens"] = min(self._max_tokens, int(options.get("max_tokens", self._max_tokens)))
-        return Sampling(**{"temperature": temperature, **options, "seed": seed, "n": n})
+        thinking = max(_THINKING_TOKENS, self._max_tokens or 0)
+        about = {"temperature": temperature, "thinking_tokens": thinking, **options, "seed": seed, "n": n}
+        return Sampling(**about)
 
     def _unread(self, completion: Completion) -> bool:
         """Return whether a rationale was cut before an answer that can be parsed."""

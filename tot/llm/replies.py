@@ -84,8 +84,8 @@ class Reply:
 
     @property
     def truncated(self) -> bool:
-        """Whether the token limit ended the text."""
-        return self.completion.finish_reason == "length"
+        """Whether the token limit ended the text, or a repetition without end."""
+        return self.completion.finish_reason in ("length", "repetition")
 
     @property
     def usage(self) -> Usage:
@@ -102,12 +102,9 @@ class Reply:
 
     def drawn(self, name: str) -> dict[str, Drawn]:
         """Return the sampled tokens for the part `name` of a thought. A server may return only log-probabilities."""
-        completion = self.completion
-        return (
-            {name: Drawn(text=completion.text, tokens=completion.tokens, logprobs=completion.logprobs)}
-            if completion.tokens or completion.logprobs
-            else {}
-        )
+        completion, own = self.completion, self.completion.text_tokens
+        drawn = Drawn(text=completion.text, tokens=completion.tokens[own], logprobs=completion.logprobs[own])
+        return {name: drawn} if drawn.tokens or drawn.logprobs else {}
 
     def evaluation(self, value: float | None, parse_failures: int = 0) -> Evaluation:
         """Return an evaluation of this reply with its usage. The value is None if the reply was cut."""

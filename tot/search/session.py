@@ -32,7 +32,6 @@ from tot.search.votes import Ballot, cast
 from tot.task.checked import user_code
 from tot.task.task import Task
 from tot.task.world import HasAnswer, HasMeasured
-from tot.tree.thought import after_thinking
 from tot.tree.tree import Node, ThoughtTree
 
 Watcher = Callable[["SearchSession"], None]
@@ -354,10 +353,16 @@ class SearchSession:
         prefix = ""
         if isinstance(last, Message) and last.role == "assistant":
             prefix = last.content.rpartition("\n")[2] + " "
-        return self._answering.answer_in(prefix + after_thinking(reply.completion.text), reply.truncated)
+        return self._answering.answer_in(prefix + reply.completion.text, reply.truncated)
 
     def truncation(self) -> str | None:
-        """Return advice if a token limit ended a solution before its answer, else None."""
+        """Return advice if thinking or a token limit left a solution without an answer, else None."""
+        if lost := self._backend.lost:
+            end = "the text was truncated" if lost.keys() & {"length", "repetition"} else "the model ended its text"
+            return (
+                f"{end} in its thinking, before an answer ({lost.total()} of {self.calls} texts): give it more tokens "
+                "(--max-tokens, or thinking_tokens of the decoder openai), or turn its thinking off"
+            )
         if not self.truncated and not any(
             one.thought and one.thought.ended and one.thought.truncated for one in self.tree
         ):

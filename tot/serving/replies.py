@@ -28,9 +28,21 @@ class Result:
 
     @property
     def cut(self) -> bool:
-        """Whether a limit ended the search before its answer."""
-        reason = self.solution.stopped or ""
-        return self.solution.answer is None and reason.startswith(("budget", "the text was truncated"))
+        """Whether a limit ended the search before its answer, or the text that is the answer."""
+        solution = self.solution
+        if solution.answer is None:
+            return (solution.stopped or "").startswith(("budget", "the text was truncated"))
+        *_, last = (node for node in solution.tree if node.chosen)
+        text = solution.tree.state(last).message.strip()
+        return last.thought is not None and last.thought.truncated and text == shown_answer(solution.answer).strip()
+
+    @property
+    def text(self) -> str:
+        """The answer, or the longest text so far if a limit left none."""
+        if self.solution.answer is not None:
+            return shown_answer(self.solution.answer)
+        calls = (call for calls in self.solution.tree.calls.values() for call in calls if call.purpose != "evaluate")
+        return max((call.output.strip() for call in calls), key=len, default="") if self.cut else ""
 
     @property
     def usage(self) -> dict[str, Any]:
@@ -97,8 +109,8 @@ class ChatReply:
         return {**self._chunk([choice]), **about}
 
     def _answer(self, result: Result) -> str:
-        """Return the answer up to the first stop string; empty if there is no answer."""
-        text = "" if result.solution.answer is None else shown_answer(result.solution.answer)
+        """Return the answer or the text so far, up to the first stop string."""
+        text = result.text
         return text[: min((text.find(one) for one in self._wanted.stop if one in text), default=None)]
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from tot.decoders.errors import TaskError, TotError
 from tot.decoders.request import Message
 from tot.task.task import Task
 from tot.task.world import HasAct, HasActions, HasAnswer, HasElection, HasHeuristic, HasMeasured, HasTerminal
-from tot.tree.thought import Observation, State, Thought, after_thinking
+from tot.tree.thought import Observation, State, Thought
 
 _WORLD: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
 _OBSERVED = 4000
@@ -176,8 +176,8 @@ class CheckedTask:
         return self._call("answer_at", state) if isinstance(self.task, HasAnswer) else None
 
     def answer_in(self, text: str, truncated: bool = False) -> Any | None:
-        """Return the answer in a model's text, without its thinking. `truncated`: the token limit ended the text."""
-        return self._call("parse_truncated" if truncated else "parse_answer", after_thinking(text))
+        """Return the answer in a model's text. `truncated`: the token limit ended the text."""
+        return self._call("parse_truncated" if truncated else "parse_answer", text)
 
     def elect(
         self, question: str, answers: Sequence[Any], weights: Sequence[float]

@@ -46,6 +46,8 @@ class Thought(BaseModel):
     """Whether the token limit ended its text."""
     observation: Observation | None = None
     """The result of the thought, if the task executes thoughts."""
+    thinking: int = 0
+    """Number of characters at the beginning of its text that are thinking, if it is a piece of a message."""
 
     def __eq__(self, other: object) -> bool:
         """Compare texts only; tokens may differ."""
@@ -54,6 +56,11 @@ class Thought(BaseModel):
     @property
     def text(self) -> str:
         return "\n".join(self.parts.values())
+
+    @property
+    def answer_text(self) -> str:
+        """The text without thinking."""
+        return self.text[self.thinking :]
 
 
 class State(BaseModel):
@@ -68,28 +75,15 @@ class State(BaseModel):
 
     @property
     def text(self) -> str:
-        """The thoughts' texts, one per line."""
-        return "\n".join(thought.text for thought in self.thoughts)
+        """The thoughts' texts, one per line, without thinking."""
+        return "\n".join(thought.answer_text for thought in self.thoughts)
 
     @property
     def message(self) -> str:
-        """The thoughts concatenated to one message."""
-        return "".join(part for thought in self.thoughts for part in thought.parts.values())
+        """The thoughts concatenated to one message, without thinking."""
+        return "".join("".join(thought.parts.values())[thought.thinking :] for thought in self.thoughts)
 
     def then(self, thought: Thought, world: JsonValue = None) -> State:
         """Return the state after one more thought. `world` is its new world; None keeps the current one."""
         next_world = self.world if world is None else world
         return self.model_copy(update={"thoughts": (*self.thoughts, thought), "world": next_world})
-
-
-def after_thinking(text: str) -> str:
-    """Return the text after a model's thinking, or an empty text if the thinking is unfinished.
-
-    Either the model or its template may have opened the thinking with `<think>`.
-    """
-    return "" if is_thinking(text) else text.rpartition("</think>")[2]
-
-
-def is_thinking(text: str) -> bool:
-    """Return whether a message opens its thinking with `<think>` and does not end it."""
-    return text.lstrip().startswith("<think>") and "</think>" not in text

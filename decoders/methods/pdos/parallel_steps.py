@@ -44,7 +44,7 @@ class ParallelSteps(Autoregressive):
         given = [self._head(title.strip()) for title in request.steps]
         marker = None if given else form.options.marker
         for output in job.outputs:
-            text = SteppedOutput(codec, request.sampling, output.index, output.room, marker)
+            text = SteppedOutput(codec, request.sampling, output, marker)
             self._lines[output.index] = Line(text, len(job.prompt), given)
         job.outputs = [line.output for line in self._lines.values()]
         self._check(given)

@@ -7,7 +7,7 @@ skeleton, or an invalid skeleton becomes plain text (PDOS, section 3). `parallel
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from tot.decoders.engine.output import Output
@@ -104,7 +104,8 @@ class ParallelStep:
 class SteppedOutput(Passage):
     """One sample. `room` and the limit count all tokens of the text, including tokens that were not drawn."""
 
-    def __init__(self, codec: TextCodec, sampling: Sampling, index: int, limit: int, marker: str | None) -> None:
+    def __init__(self, codec: TextCodec, sampling: Sampling, like: Output, marker: str | None) -> None:
+        """`like` is the plain output in whose place it stands."""
         self.skeleton = False
         """Whether the tokens drawn now belong to a skeleton."""
         self.given = 0
@@ -113,7 +114,7 @@ class SteppedOutput(Passage):
         self._original_sampling = sampling
         self._marker = None if marker in sampling.stop else marker
         watched = sampling.model_copy(update={"stop": (*sampling.stop, self._marker)}) if self._marker else sampling
-        super().__init__(codec, watched, index, limit)
+        super().__init__(codec, watched, like.index, like.limit, like.awaits, like.thinking_limit)
 
     @property
     def room(self) -> int:
@@ -160,7 +161,8 @@ class SteppedOutput(Passage):
     def begin_steps(self, steps: Sequence[ParallelStep], opening: str, limit: int) -> None:
         """Begin steps after the text and `opening`. `limit` is the number of tokens for steps and following text."""
         if self._text + opening:
-            self.parts.append(Part("exact", self._text + opening, len(self.tokens) - self._first))
+            *thinking, text = self._open_parts()
+            self.parts += [*thinking, replace(text, text=text.text + opening)]
         self.skeleton, self.given = False, 0
         self._open_part(limit)
         self._steps = steps

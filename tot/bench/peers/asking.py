@@ -16,6 +16,8 @@ from tot.bench.peers.worker import PeerWorker
 from tot.decoders.decoder import LocalDecoder
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.errors import OptionError
+from tot.decoders.request import Message
+from tot.decoders.thinking import split
 from tot.evaluation.options import EvaluationRun
 from tot.search.votes import count
 from tot.task.checked import CheckedTask
@@ -75,12 +77,16 @@ class Reader:
 
     def prompt(self, question: str) -> list[int]:
         """Return the token ids of a question's prompt."""
-        return self.codec.encode_prompt(self.task.prompt(self.template, self.task.start(question)))
+        return self.codec.encode_prompt(self._messages(question))
+
+    def _messages(self, question: str) -> tuple[Message, ...]:
+        return self.task.prompt(self.template, self.task.start(question))
 
     def answer(self, question: str, tokens: Sequence[int]) -> Any | None:
         """Return the answer in a sampled text, or None."""
         ended = bool(tokens) and tokens[-1] in self.codec.end_ids
-        text: str | None = self.codec.decode(tokens[:-1] if ended else tokens).strip() or None
+        decoded = self.codec.decode(tokens[:-1] if ended else tokens)
+        text: str | None = split(decoded, self.codec.awaits(self._messages(question)))[1].strip() or None
         if text is not None and self.template in self.task.thought:
             text = self.task.parse_thought(self.template, text)
         if text is None:

@@ -1,0 +1,142 @@
+"""Find the thinking of a model, which comes before the answer in its text. No other file searches for it.
+
+Thinking stands between two tags at the beginning of a text; a tag in the answer is text. The chat template may open the
+thinking, so that the text has only the closing tag. `find_thinking` reads a text up to its answer. In a finished text
+whose prompt is unknown, `split` also accepts a closing tag alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from itertools import product
+from typing import NamedTuple
+
+HARMONY = "<|channel|>"
+"""A control token of gpt-oss's format, in which a reply is a sequence of messages on channels."""
+FINAL = "<|channel|>final<|message|>"
+"""The beginning of its answer."""
+MESSAGE_END = "<|end|>"
+"""Its control token that ends a message: of the thinking, or the last one of a reply."""
+_START = "<|start|>assistant"
+_TAGS = {
+    "<think>": "</think>",  # DeepSeek R1, Qwen3, GLM, SmolLM3, Granite 3.3, ...
+    "<thinking>": "</thinking>",
+    "<thought>": "</thought>",  # EXAONE Deep
+    "<seed:think>": "</seed:think>",
+    "<longcat_think>": "</longcat_think>",
+    "[THINK]": "[/THINK]",  # Magistral
+    "◁think▷": "◁/think▷",  # Kimi-VL
+    "<|begin_of_thought|>": "<|end_of_thought|>",  # OpenThinker
+    "<|START_THINKING|>": "<|END_THINKING|>",  # Command A Reasoning
+}
+"""The closing tag of each opening tag."""
+_OPENED_ONLY = {
+    "<|inner_prefix|>": "<|inner_suffix|>",  # Apertus
+    "<|channel>thought": "<channel|>",  # Gemma 4
+    "Here is my thought process:": "Here is my response:",  # Granite 3.2
+    **{
+        f"{start}<|channel|>{channel}<|message|>": MESSAGE_END  # gpt-oss
+        for start, channel in product(("", _START), ("analysis", "commentary"))
+    },
+}
+"""Tags whose closing tag alone does not mean thinking."""
+_CLOSES = _TAGS | _OPENED_ONLY
+OPENINGS = tuple(_CLOSES)
+_ANSWERS = (FINAL, _START + FINAL, "<response>", "<|begin_of_solution|>", "<|START_RESPONSE|>")
+"""Tags that begin an answer."""
+_OPENING = re.compile(r"\s*(" + "|".join(map(re.escape, _CLOSES)) + ")")
+_ANSWER = re.compile(r"\s*(?:" + "|".join(map(re.escape, _ANSWERS)) + ")")
+_ANSWER_END = re.compile(r"\s*(?:<\|return\|>|<\|end\|>|</response>|<\|end_of_solution\|>|<\|END_RESPONSE\|>)\s*$")
+_UNMARKED = re.compile(r"\s*analysis(?:(.*?)assistantfinal|([A-Z][\w']*[,.?!:]? [\w\\].*))", re.DOTALL)
+"""gpt-oss without its control tokens: up to the answer, or cut in the thinking."""
+_QUOTES = "'\"`"
+
+
+class Thinking(NamedTuple):
+    """The thinking at the beginning of a text."""
+
+    text: str
+    """The thinking without its tags."""
+    end: int
+    """Where the answer begins."""
+    awaits: str
+    """The closing tag, if the text ends inside the thinking; otherwise empty."""
+
+
+def find_thinking(text: str, awaits: str = "") -> Thinking:
+    """Return the thinking at the beginning of a text. `awaits`: the closing tag, if the prompt opened the thinking."""
+    found, at = "", 0
+    while True:
+        if not awaits:
+            opening = _OPENING.match(text, at)
+            if opening is None:
+                break
+            awaits, at = _CLOSES[opening[1]], opening.end()
+        end = _find(text, awaits, at)
+        if end < 0:
+            return Thinking(found + text[at:], len(text), awaits)
+        found, at, awaits = found + text[at:end], end + len(awaits), ""
+    if (answer := _ANSWER.match(text, at)) is not None and (at or HARMONY in answer[0]):
+        at = answer.end()
+    return Thinking(found, at + len(text[at:]) - len(text[at:].lstrip()) if at else 0, "")
+
+
+def split(text: str, awaits: str = "") -> tuple[str, str]:
+    """Return the thinking and the answer of a finished text; the answer is empty if the thinking is not closed."""
+    found = find_thinking(text, awaits)
+    if cut_in_tag(rest := text[found.end :]):
+        return found.text + rest * (not found.end), ""
+    if found.awaits or found.end:
+        return found.text, answer_of(text, found.end)
+    if (unmarked := _UNMARKED.match(text)) is not None:
+        return unmarked[unmarked.lastindex or 1], text[unmarked.end() :].lstrip()
+    for opening, closing in _TAGS.items():
+        end = _find(text, closing, 0)
+        rest = text[end + len(closing) :]
+        if end >= 0 and opening not in text[:end] and not re.match(r"[.,;:!?)](?:\s|$)", rest):
+            return text[:end], rest.lstrip()
+    return "", text
+
+
+def answer_of(text: str, begin: int) -> str:
+    """Return the answer that begins at `begin`, without a tag that closes it."""
+    return _ANSWER_END.sub("", text[begin:]) if begin and text[:begin].rstrip().endswith(_ANSWERS) else text[begin:]
+
+
+def begins_tag(text: str) -> bool:
+    """Return whether a text is blank or the beginning of a tag, so that its next characters decide what it is."""
+    return any(tag.startswith(text.lstrip()) for tag in (*_CLOSES, *_ANSWERS))
+
+
+def cut_in_tag(text: str) -> bool:
+    """Return whether the token limit may have ended a text in its first tag."""
+    return text.strip()[:1] in tuple("<[◁") and begins_tag(text)
+
+
+def left_open(prompt: str) -> str:
+    """Return the closing tag of the thinking that a prompt leaves open; empty if it opens none."""
+    lead, closing = max(
+        (prompt.rfind(opening) - prompt.rfind(closing), closing) for opening, closing in _CLOSES.items()
+    )
+    return closing if lead > 0 else ""
+
+
+def control_tags(tokens: Collection[str]) -> set[str]:
+    """Return the tags among a model's control tokens, which are part of the text until its thinking is found."""
+    tags = {*_CLOSES, *_CLOSES.values(), *_ANSWERS} - {MESSAGE_END}
+    return tags.intersection(tokens) | (
+        {HARMONY, "<|start|>", "<|message|>", MESSAGE_END} if HARMONY in tokens else set()
+    )
+
+
+def has_tags(template: str) -> bool:
+    """Return whether a chat template writes or removes thinking."""
+    return any(tag in template for tag in (*_CLOSES, *_TAGS.values(), HARMONY))
+
+
+def _find(text: str, tag: str, start: int) -> int:
+    """Return where a tag is that the text does not quote, or -1."""
+    while (at := text.find(tag, start)) > 0 and text[at - 1] in _QUOTES and text[at + len(tag) :][:1] == text[at - 1]:
+        start = at + 1
+    return at
