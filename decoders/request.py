@@ -230,7 +230,7 @@ class Completion:
 
     @property
     def text_tokens(self) -> slice:
-        """The place of the tokens of `text` in `tokens` and `logprobs`, after those of the thinking."""
+        """The tokens of `text` in `tokens` and `logprobs`, without the tokens of the thinking."""
         return slice(sum(part.tokens for part in self.parts if part.kind == "thinking"), None)
 
     @property

@@ -105,7 +105,7 @@ def answer_of(text: str, begin: int) -> str:
 
 
 def begins_tag(text: str) -> bool:
-    """Return whether a text is blank or the beginning of a tag, so that its next characters decide what it is."""
+    """Return whether a text is blank or the beginning of a tag, so that its next characters are needed."""
     return any(tag.startswith(text.lstrip()) for tag in (*_CLOSES, *_ANSWERS))
 
 

@@ -84,9 +84,10 @@ def samples_of(
         if not choice.token_ids:
             values = _logprobs(choice, full_text, text) if logprobs else None
         total = math.nan if values is None else math.fsum(values)
-        parts = (Part("exact", text.removeprefix(thinking) if sampling.keep_stop else text, usage.new_tokens),)
-        if thinking or sampling.keep_stop:  # the search finds the thinking of a piece
-            parts = (Part("thinking", thinking), *parts) if thinking else ()
+        exact = Part("exact", text.removeprefix(thinking) if sampling.keep_stop else text, usage.new_tokens)
+        parts = (Part("thinking", thinking), exact) if thinking else (exact,)
+        if sampling.keep_stop and not thinking:  # the search finds the thinking of a piece
+            parts = ()
         samples.append(Completion(text, choice.token_ids, total, reason, usage, parts=parts, logprobs=values or ()))
     return samples
 
