@@ -123,11 +123,11 @@ class Output:
             return self._end("eos")
         piece = self._stream.step(token)
         if piece is not None:
-            length = len(self._text)
+            length: int | None = len(self._text)
             self._text += piece
             self._boundaries.append((len(self.tokens), len(self._text)))
             if self._begin is None:
-                length = self._find_answer(piece, length)
+                length = self._find_answer(piece, len(self._text) - len(piece))
         if piece is not None and length is not None:
             matches = [
                 (self._text.find(stop, max(self._begin or 0, length - len(stop) + 1)), stop)

@@ -61,7 +61,8 @@ class TextCodec:
         self.message_end = next((i for i, tag in self.tags.items() if tag == MESSAGE_END), None)
         """The token that ends a message of a reply that may have several, of which the last one is the answer."""
         self._turn_end = self._find_turn_end()
-        self.end_ids = frozenset({*ends, self._turn_end} - {None, self.message_end})
+        every = (*ends, *([] if self._turn_end is None else [self._turn_end]))
+        self.end_ids = frozenset(end for end in every if end != self.message_end)
         """Tokens that end a text."""
         user = secrets.token_hex(8)
         self._opened = self._rendered(("user", user), opens=True)
