@@ -17,6 +17,8 @@ MAX_LENGTH = 1000
 """Maximum length of an expression in characters."""
 
 _TOKEN = re.compile(r"\s*(?:([0-9]++(?:\.[0-9]++)?|\.[0-9]++)|([-+*/()]))\s*")
+_THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})++(?![0-9,])")
+_PERCENT = re.compile(r"([0-9]++(?:\.[0-9]++)?)\s?%(?:\s*+(of)\b|(?=\s*+(?:[-+*/×)]|\Z)))")
 _PLAIN = str.maketrans({"×": "*", "·": "*", "⋅": "*", "x": "*", "X": "*", "÷": "/", "−": "-", "–": "-"})
 _OPERATIONS = {"+": add, "-": sub, "*": mul, "/": truediv}
 _PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2, "sign": 3}
@@ -28,10 +30,16 @@ def calculator(expression: str) -> str:
     >>> calculator("3 * (4 + 1.5)")
     16.5
     """
-    value = evaluate(expression)
+    plain = _THOUSANDS.sub(lambda number: number[0].replace(",", ""), expression)
+    value = evaluate(_PERCENT.sub(lambda match: f"({match[1]} / 100){'*' if match[2] else ''}", plain))
     if value is None:
         raise ValueError(f"{expression[:100]!r} can't be worked out: write numbers with + - * / and parentheses")
-    return str(value.numerator if value.denominator == 1 else round(float(value), 10))
+    if value.denominator == 1:
+        return str(value.numerator)
+    if abs(value) < 0.001:
+        return f"{float(value):.11g}"
+    digits = f"{abs(round(value * 10**10)):011}"
+    return f"{'-' if value < 0 else ''}{digits[:-10]}.{digits[-10:]}".rstrip("0").rstrip(".")
 
 
 def evaluate(text: str) -> Fraction | None:

@@ -25,6 +25,7 @@ _REASON = re.compile(
 _VERBS = {"unstacking": "unstack", "stacking": "stack", "picking": "pick"} | dict.fromkeys(
     ("putting", "place", "placing"), "put"
 )
+_VERBS |= dict.fromkeys(("pick_up", "pickup"), "pick-up") | dict.fromkeys(("put_down", "putdown"), "put-down")
 
 TABLE = ""
 """The place of a block that is on no other block."""
@@ -117,9 +118,9 @@ def _parse(text: str) -> Action | None:
     words[:1] = [_VERBS.get(word, word) for word in words[:1]]
     at_table = words[-1:] == ["table"] and words[-2:-1] in (["from"], ["off"], ["on"], ["onto"])
     match words[:-2] if at_table else words:
-        case ["pick-up" | "pickup", block]:
+        case ["pick-up", block]:
             return _action("pick-up", [block])
-        case ["put-down" | "putdown", block]:
+        case ["put-down", block]:
             return _action("put-down", [block])
         case ["pick", "up", *rest] | ["pick", *rest, "up"]:
             return _action("pick-up", rest)

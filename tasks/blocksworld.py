@@ -17,7 +17,7 @@ from pydantic import JsonValue
 from tot.decoders.errors import TaskError
 from tot.task.dataset import text_of
 from tot.task.task import Task
-from tot.tasks.blocks import Facts, apply, check, legal_actions, parse_action, say, solves, unreachable
+from tot.tasks.blocks import Action, Facts, apply, check, legal_actions, parse_action, say, solves, unreachable
 from tot.tasks.blocks_planner import estimate, generate, plain_plan, shortest_plan
 from tot.tasks.pddl import Fact, Problem, check_name, read_problem
 from tot.tree.thought import State, Thought
@@ -30,15 +30,23 @@ _FACTS = {
     "holding": re.compile(r"the hand holds (\S++)"),
     "handempty": re.compile(r"the hand is empty"),
 }
-_NUMBERED = re.compile(r"\A(?:action|step)?\s*+[\[(]?\d{0,3}+[\])]?\s*+(?:[.:)]|[-–—](?=\s))?\s*+", re.IGNORECASE)
+_NUMBERED = re.compile(
+    r"\A(?:\[[ x]\]\s)?(?:action|step)?\s*+[\[(]?\d{0,3}+[\])]?\s*+(?:[.:)]|[-–—](?=\s))?\s*+", re.IGNORECASE
+)
 _ORDER = re.compile(
     r"\A(?:(?:first|second|third|fourth|fifth|next|then|now|after\s(?:that|this)|afterwards|final|last)(?:ly)?|and|so|i|we"
-    r"|you|will|must|should|(?:need|have)\sto|let['’]?s|let\sus|(?:to\s)?(?:begin|start)(?:\s(?:by|with))?)[,:]?\s++",
+    r"|you|will|must|should|(?:need|have)\sto|let['’]?s|let\sus|(?:to\s)?(?:begin|start)(?:\s(?:by|with))?"
+    r"|(?:[a-z]++\s){0,3}plan(?:\s[a-z]++){0,2}:)[,:]?\s++",
     re.IGNORECASE,
 )
 """Words before an action; several may occur in sequence."""
 _JOINT = re.compile(r"\b(?:and(?:\s{1,3}then)?|then)\s{1,3}(?=(?:(?:un)?stack|pick|put)\b)", re.IGNORECASE)
 """The conjunction between two actions in one line."""
+_MARK = re.compile(r"</?\w{1,20}>|[-=]+>|[→⇒|&>①-⑳]")
+"""Arrows, columns of a table and tags between actions."""
+_VERB = r"(?:(?:un)?stack|pick[-_]?up|put[-_]?down)"
+_JSON = re.compile(rf"[\"']({_VERB})[\"']\s*,(?:\s*[\"']\w{{1,20}}[\"']\s*:)?\s*\[?([^\[\]{{}}]*)", re.IGNORECASE)
+_PIECE = re.compile(rf"\s*(?i:{_VERB})\([^()\n]*+\)|\([^()\n]*+\)|[^();,.\n]++")
 
 
 class Blocksworld(Task):
@@ -125,14 +133,19 @@ class Blocksworld(Task):
         return self.labels[match[0]] if match else None
 
     def parse_answer(self, text: str) -> list[str] | None:
-        """Return the actions in a text, as PDDL: in brackets, or in words separated by line ends, `,`, `;` or `.`.
+        """Return the actions in a text, as PDDL: in brackets, in words, in JSON or in a table.
 
-        Other text is ignored. None if there are no actions.
+        Actions are separated by line ends, punctuation, arrows or "and". "It" is the block of the action before. Other
+        text is ignored. None if there are no actions.
         """
-        lines = _JOINT.sub("\n", text)
-        pieces = re.findall(r"(?i:(?:un)?stack|pick-?up|put-?down)\([^()\n]*+\)|\([^()\n]*+\)|[^();,.\n]++", lines)
-        actions = (parse_action(_unnumbered(piece)) for piece in pieces)
-        return [action.pddl for action in actions if action] or None
+        text = _JSON.sub(lambda match: f"({match[1]} {re.sub('[^a-z0-9_-]+', ' ', match[2].lower())})", text)
+        plan: list[Action] = []
+        for piece in _PIECE.findall(_JOINT.sub("\n", _MARK.sub("\n", text))):
+            if action := parse_action(_unnumbered(piece)):
+                if plan and action.blocks[0] == "it":
+                    action = Action(action.name, (plan[-1].blocks[0], *action.blocks[1:]))
+                plan.append(action)
+        return [action.pddl for action in plan] or None
 
     def actions(self, state: State) -> Sequence[str]:
         return [action.text for action in legal_actions(_facts(state))]

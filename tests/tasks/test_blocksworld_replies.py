@@ -63,6 +63,21 @@ def test_a_value_is_good_or_bad(task: Blocksworld, reply: str, value: float | No
         "1. Unstack the b block from a. 2. Put down b. 3. Pick up a. 4. Stack a on top of c.",
         "First:\nunstack b from a, put down b; then pick up a, and then stack a on c",
         "unstack b from a\n\nput b on the table\n(PICK-UP A)\nwell\nstack a on c",
+        "| 1 | unstack b a |\n| 2 | put-down b |\n| 3 | pick-up a |\n| 4 | stack a c |",
+        "| Step | Action | Then |\n|---|---|---|\n| 1 | unstack b from a | a is clear |\n| 2 | put down b | |\n"
+        "| 3 | pick up a | |\n| 4 | stack a on c | done |",
+        "unstack b a -> put-down b => pick-up a → stack a c",
+        "unstack b a > put-down b | pick-up a & stack a c",
+        "1) unstack(b, a) 2) put_down(b) 3) PickUp(a) 4) stack(a, c)",
+        "unstack b a\nput_down b\npick_up a\nstack a c",
+        "<step>unstack b from a</step><step>put down b</step><step>pick up a</step><step>stack a on c</step>",
+        '["unstack b a", "put-down b", "pick-up a", "stack a c"]',
+        '[["unstack", "b", "a"], ["put-down", "b"], ["pick-up", "a"], ["stack", "a", "c"]]',
+        '{"action": "unstack", "args": ["b", "a"]}\n{"action": "put-down", "args": ["b"]}\n'
+        '{"action": "pick-up", "args": ["a"]}\n{"action": "stack", "args": ["a", "c"]}',
+        "- [ ] unstack b from a\n- [x] put down b\n- [ ] pick up a\n- [ ] stack a on c",
+        "The plan is: unstack b from a, put it down, pick up a and stack it on c",
+        "0.000: (unstack b a) [1.000]\n1.000: (put-down b) [1.000]\n2.000: (pick-up a) [1.000]\n3.000: (stack a c)",
     ],
 )
 def test_a_plan_is_parsed_with_any_separator(task: Blocksworld, text: str) -> None:

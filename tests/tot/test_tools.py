@@ -64,6 +64,11 @@ def result(line: str, *functions: Any) -> str:
         ('calculator("3 * (4 + 1.5)")', "16.5"),
         ('calculator("24 * 17 + 1250")', "1658"),
         ('calculator("1/3")', "0.3333333333"),
+        ('calculator("0.17 * 2,450")', "416.5"),
+        ('calculator("17% of 2,450")', "416.5"),
+        ('calculator("(1,000 + 1) * 10%")', "100.1"),
+        ('calculator("1 / 30000000000")', "3.3333333333e-11"),
+        ('calculator("-100000000000000001 / 2")', "-50000000000000000.5"),
     ],
 )
 def test_a_call_gives_its_result(line: str, expected: str) -> None:
@@ -99,6 +104,7 @@ def test_a_call_gives_its_result(line: str, expected: str) -> None:
         ("power(2.0, exponent=True)", "power: exponent = True: Input should be a valid integer"),
         ("shout('ab')", "shout: 0 = 'ab': Input should be a valid list"),
         ("power(0.0, -1)", "ZeroDivisionError: "),
+        ('calculator("7 % 3")', "ValueError: '7 % 3' can't be worked out"),
         ('calculator("two and two")', "ValueError: 'two and two' can't be worked out"),
     ],
 )
