@@ -40,6 +40,8 @@ _T = TypeVar("_T")
 _IDLE_SECONDS = 1.0
 """How long the loop's thread stays alive after its last request."""
 _BUDGET_CHECK_SECONDS = 0.05
+_SPARE = 64
+"""Slots for the drafts of a request whose thinking may fill the cache."""
 """Interval between budget checks while all requests wait for drafts."""
 _open: weakref.WeakSet[Engine] = weakref.WeakSet()
 """Engines to close at exit: a thread inside a forward would crash the process."""
@@ -183,7 +185,8 @@ class Engine:
         context, capacity = self.runner.context, self.cache.capacity
         if not prompt:
             raise RequestError("the prompt has no tokens: give some text")
-        room = context - len(prompt) - self.codec.after_rationale(request)
+        after = self.codec.after_rationale(request)
+        room = context - len(prompt) - after
         if room < 1:
             raise ContextError(
                 f"the prompt has {len(prompt)} tokens, the model's context holds {context}, "
@@ -197,7 +200,8 @@ class Engine:
         if sampling.keep_stop:  # a piece may need several tokens for its first character
             limit = min(max(limit, LONGEST_CHARACTER), room)
         elif self.codec.thinks:
-            thinking = max(0, min(sampling.thinking_tokens, room - limit, capacity // sampling.n - len(prompt) - limit))
+            space = min(room, capacity // sampling.n - len(prompt) - after - _SPARE) - limit
+            thinking = max(0, min(sampling.thinking_tokens, space))
         awaits = self.codec.awaits(request.prompt)
         outputs = [Output(self.codec, sampling, i, limit, awaits, thinking) for i in range(sampling.n)]
         job = Job(request, prompt, outputs, self.cache, self.codec, meter, Handle(self.wake, stream))

@@ -15,7 +15,7 @@ import numpy as np
 from tot.decoders.engine.sampling import Draw, Sampled
 from tot.decoders.engine.text import TextCodec, TextStream
 from tot.decoders.request import ChoiceLogprob, Completion, FinishReason, Part, Sampling, Usage
-from tot.decoders.thinking import OPENINGS, Thinking, answer_of, begins_tag, cut_in_tag, find_thinking
+from tot.decoders.thinking import OPENINGS, Thinking, answer_of, begins_tag, cut_in_tag, find_thinking, split
 
 LONGEST_CHARACTER = 4
 """Tokens of a character at most."""
@@ -213,6 +213,11 @@ class Output:
             if not found.awaits and reason == "length" and cut_in_tag(rest := self._text[found.end :]):
                 found = Thinking(found.text + rest, len(self._text), OPENINGS[0])
             self._thinking, self._begin = found, None if found.awaits else found.end
+        if self._codec.thinks and self.awaits == "" and not (self.parts or self.thinks or self._sampling.keep_stop):
+            thinking, answer = split(self._text)  # opened by neither the model nor its template, but closed
+            if thinking:
+                self._begin = len(self._text) - len(answer)
+                self._thinking = Thinking(thinking, self._begin, "")
         return True
 
     def cut(self, glimpse: Sequence[int]) -> None:

@@ -85,7 +85,7 @@ def samples_of(
             values = _logprobs(choice, full_text, text) if logprobs else None
         total = math.nan if values is None else math.fsum(values)
         exact = Part("exact", text.removeprefix(thinking) if sampling.keep_stop else text, usage.new_tokens)
-        parts = (Part("thinking", thinking), exact) if thinking else (exact,)
+        parts: tuple[Part, ...] = (Part("thinking", thinking), exact) if thinking else (exact,)
         if sampling.keep_stop and not thinking:  # the search finds the thinking of a piece
             parts = ()
         samples.append(Completion(text, choice.token_ids, total, reason, usage, parts=parts, logprobs=values or ()))

@@ -119,7 +119,8 @@ def read(codec: TextCodec, text: str, awaits: str | None = "", end: bool = True,
         output.end("cancelled")
     final = output.completion(0.0)
     shown.append((output.settled_thinking(), output.text))
-    for (thinking, text), (more_thinking, more_text) in pairwise(shown):
+    unopened = "[/THINK]" in text and "[THINK]" not in text and awaits == ""
+    for (thinking, text), (more_thinking, more_text) in pairwise(shown[: -1 if unopened else None]):
         assert more_thinking.startswith(thinking)
         assert more_text.startswith(text)
     assert sum(part.tokens for part in final.parts) == len(final.tokens)
@@ -177,6 +178,13 @@ def test_thinking_that_the_template_opens_is_thinking(tokenizer: Any) -> None:
     output = read(codec, "It is \\boxed{7}", codec.awaits((user,)))
     assert (output.text, parts(output)) == ("", [("thinking", "It is \\boxed{7}"), ("exact", "")])
     assert output.completion(0.0).lacks_answer
+
+
+def test_thinking_without_an_opening_tag_is_found_at_the_end_if_the_model_thinks(tokenizer: Any) -> None:
+    thinker = made(tokenizer, "[THINK]", "[/THINK]")
+    assert parts(read(thinker, "a. No.[/THINK]\nb")) == [("thinking", "a. No."), ("exact", "b")]
+    assert parts(read(thinker, "a. No.[/THINK]\nb", None)) == [("exact", "a. No.[/THINK]\nb")]
+    assert parts(read(thinker, "the sum")) == [("exact", "the sum")]
 
 
 def test_a_text_without_thinking_is_not_changed(tokenizer: Any) -> None:

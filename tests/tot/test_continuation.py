@@ -8,6 +8,7 @@ import pytest
 
 from tot import BFS, Agreement, Continue, LogProb, Propose, Random, Sample, SelfConsistency, Solution, Task, solve
 from tot.decoders import Completion, Usage
+from tot.decoders.request import Part
 from tot.tasks import GSM8K
 
 ASK = (
@@ -98,6 +99,25 @@ def test_thinking_is_a_thought_but_not_an_answer(scripted: Any) -> None:
     decoder = scripted({prompt: stop(thinking, "stop"), thinking: "No.\n</think>\nIt is 7."})
     solution = grown(decoder, task=task)
     assert (path(solution), solution.answer) == ([thinking, "No.\n</think>\nIt is 7."], "7")
+
+
+@pytest.mark.parametrize(("rest", "answer"), [("No, 6 + 1", None), ("No.</think>\nIt is \\boxed{7}.", "7")])
+def test_thinking_that_the_chat_template_opened_is_not_an_answer(scripted: Any, rest: str, answer: str | None) -> None:
+    """A local decoder reports where a piece thinks; here it is cut at the end or closed."""
+    task = GSM8K().in_chat()
+    prompt = task.prompt("step", task.start("why"))[-1].content
+    first, closed = "Is it \\boxed{5}?\n\n", rest.partition("</think>\n")[2]
+    thinking = rest.removesuffix(closed)
+    parts = [Part("thinking", first)], [Part("thinking", thinking), Part("exact", closed)]
+    decoder = scripted(
+        {
+            prompt: scripted.completion(first, "stop", parts=tuple(parts[0])),
+            first: scripted.completion(rest, "eos", parts=tuple(parts[1])),
+        }
+    )
+    solution = grown(decoder, task=task)
+    assert (path(solution), solution.answer) == ([first, rest], answer)
+    assert [node.thought.thinking for node in solution.tree if node.thought] == [len(first), len(thinking)]
 
 
 @pytest.mark.parametrize(("max_tokens", "thinking"), [(None, 4096), (16, 4096), (8192, 8192)])
