@@ -18,12 +18,13 @@ from filelock import FileLock, Timeout
 from tot.decoders.errors import TaskError, TotError, reason
 
 _MIB, _PAGE = 2**20, 4096
+_ADVICE = "give another file"
 _HASHED_WHOLE = 16 * _MIB
 """Maximum bytes of a file that `fingerprint` hashes completely; larger files are sampled."""
 
 
 @contextmanager
-def writing(path: Path, otherwise: str = "give another file") -> Iterator[None]:
+def writing(path: Path, otherwise: str = _ADVICE) -> Iterator[None]:
     """Raise TaskError if the block can't write the file; `otherwise` is the advice in its message."""
     try:
         yield
@@ -79,20 +80,20 @@ def regular(path: Path) -> Path:
     return path
 
 
-def write_text(path: Path, text: str | Iterable[str], private: bool = False) -> None:
-    """Write a text, or its pieces, in UTF-8. Raises TaskError on failure.
+def write_text(path: Path, text: str | Iterable[str], private: bool = False, otherwise: str = _ADVICE) -> None:
+    """Write a text, or its pieces, in UTF-8. Raises TaskError with the advice `otherwise` on failure.
 
     An unpaired surrogate is written as its JSON escape, so that JSON round-trips.
     """
-    with writing(path), replacing(path, private) as file:
+    with writing(path, otherwise), replacing(path, private) as file:
         file.writelines(
             piece.encode("utf-8", "backslashreplace") for piece in ([text] if isinstance(text, str) else text)
         )
 
 
-def write_json(path: Path, data: Any, private: bool = False) -> None:
-    """Write data as indented JSON. Raises TaskError on failure."""
-    write_text(path, json.dumps(data, ensure_ascii=False, indent=1) + "\n", private)
+def write_json(path: Path, data: Any, private: bool = False, otherwise: str = _ADVICE) -> None:
+    """Write data as indented JSON. Raises TaskError with the advice `otherwise` on failure."""
+    write_text(path, json.dumps(data, ensure_ascii=False, indent=1) + "\n", private, otherwise)
 
 
 def hold(path: Path, refusal: TotError) -> Callable[[], None]:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tot.decoders.files import fingerprint, others_could_write
+from tot.decoders import TaskError
+from tot.decoders.files import fingerprint, others_could_write, replacing, write_json, write_text
 
 MIB = 2**20
 LARGE = 17 * MIB
@@ -83,3 +84,60 @@ def test_links_pipes_and_files_of_other_users_are_detected(tmp_path: Path, monke
     assert bool(others_could_write(tmp_path / "file", trust_root=True)) == (owner != 0)
     with pytest.raises(FileNotFoundError):
         others_could_write(tmp_path / "missing")
+
+
+# -- writing ------------------------------------------------------------------------------------------------------
+
+
+def test_a_link_with_the_name_of_a_temporary_file_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = iter(["taken", "free"])
+    monkeypatch.setattr("tot.decoders.files.secrets.token_hex", lambda count: next(names))
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / ".run.json.taken.tmp").symlink_to(tmp_path / "victim")
+    with pytest.raises(TaskError, match=r"run\.json can't be written: File exists"):
+        write_text(tmp_path / "run.json", "mine")
+    assert (tmp_path / "victim").read_text() == "precious"
+    write_text(tmp_path / "run.json", "mine")
+    assert (tmp_path / "run.json").read_text() == "mine"
+
+
+def test_names_of_temporary_files_differ(tmp_path: Path) -> None:
+    names = set()
+    for _ in range(20):
+        with replacing(tmp_path / "x") as file:
+            names.add(file.name)
+            assert Path(file.name).parent == tmp_path
+    assert len(names) == 20
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_file_is_on_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[tuple[int, bool]] = []
+    sync = os.fsync
+
+    def record(descriptor: int) -> None:
+        synced.append((os.fstat(descriptor).st_ino, (tmp_path / "x").exists()))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    write_text(tmp_path / "x", ["one ", "two"])
+    assert synced == [((tmp_path / "x").stat().st_ino, False), (tmp_path.stat().st_ino, True)]
+
+
+def test_a_private_file_is_for_the_user_alone(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        write_json(tmp_path / "open", {})
+        write_json(tmp_path / "private", {}, private=True)
+    finally:
+        os.umask(before)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("open", "private")] == [0o644, 0o600]
+
+
+def test_a_device_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(TaskError, match=r"pipe can't be written: not a regular file; give another file"):
+        write_text(tmp_path / "pipe", "x")
+    assert (tmp_path / "pipe").is_fifo()

@@ -7,7 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -247,12 +247,13 @@ def _run(
                 if checkpoint.empty and not resumed:
                     checkpoint.path.unlink(missing_ok=True)
             if out is not None and run.session is not None:  # keep the unfinished tree
-                write_json(out, conclude(run.session).to_json())
+                with suppress(TaskError):  # the disk may be full, and this error is not the first
+                    write_json(out, conclude(run.session).to_json())
             raise
     interrupted = solution.stopped == "interrupted"
     saved = solution.to_json() | {"task": about["task"], "model": config.to_json()["model"]}
-    if out is not None:
-        write_json(out, saved)
+    if out is not None and checkpoint is not None:
+        write_json(out, saved, otherwise=f"free disk space, then continue with --resume {checkpoint.path}")
     if checkpoint is not None and interrupted:
         checkpoint.close()
     elif checkpoint is not None:

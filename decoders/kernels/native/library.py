@@ -67,13 +67,11 @@ def _opened(unit: str, *options: str) -> ctypes.CDLL | None:
     except OSError as error:  # damaged, or needs a newer glibc
         cause = reason(error).replace(str(built), "library")
         problem = f"the prebuilt kernels can't be opened ({cause}); "
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
+    try:
+        functions = _kept(name) or _compiled(name, unit, options)
+    except FileNotFoundError:
         log_once(logging.WARNING, f"{problem}no C compiler was found, so decoding is slower: install cc, gcc or clang")
         return None
-    path = _folder() / name
-    try:
-        functions = _open_or_compile(path, compiler, unit, options)
     except (OSError, subprocess.SubprocessError) as error:
         cause = (getattr(error, "stderr", None) or str(error)).strip()[:500]
         if problem:  # the same for all libraries
@@ -86,11 +84,21 @@ def _opened(unit: str, *options: str) -> ctypes.CDLL | None:
     return functions
 
 
-def _open_or_compile(path: Path, compiler: str, unit: str, options: Sequence[str]) -> ctypes.CDLL:
-    """Open the library at `path`. Compile it first if it is missing, damaged or writable by other users."""
-    if path.exists() and not others_could_write(path):
-        with suppress(OSError):
+def _kept(name: str) -> ctypes.CDLL | None:
+    """Open a library of the cache folder, which may be read-only; None if another user may have written it."""
+    path = cache_folder() / "native" / name
+    with suppress(OSError):  # missing or damaged
+        if not any(others_could_write(place, trust_root=True) for place in (path.parent, path)):
             return open_whole(path)
+    return None
+
+
+def _compiled(name: str, unit: str, options: Sequence[str]) -> ctypes.CDLL:
+    """Compile a library and open it. Raises FileNotFoundError without a compiler."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        raise FileNotFoundError("no C compiler")
+    path = _folder() / name
     compile_to(path, compiler, unit, options)
     return open_whole(path)
 

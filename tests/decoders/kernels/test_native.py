@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import logging
 import os
 import shutil
@@ -116,6 +117,21 @@ def test_a_library_that_others_can_write_is_recompiled(cache: Path) -> None:
     assert made()._name == str(library)
     assert library.stat().st_ino != when
     assert library.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_filled_cache_is_used_although_it_is_read_only(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    library = made()._name
+
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    for change in ("chmod", "mkdir", "write_bytes"):
+        monkeypatch.setattr(native.Path, change, read_only)
+    monkeypatch.setattr(native.shutil, "which", lambda name: None)  # without a compiler, too
+    assert made()._name == library
+    assert caplog.messages == []
 
 
 def test_a_folder_that_cannot_be_created_is_replaced_by_a_temporary_one(
