@@ -12,6 +12,7 @@ import gc
 import math
 import os
 import platform
+import resource
 import sys
 import threading
 import time
@@ -88,12 +89,13 @@ def _best(work: Callable[[], object], device: str) -> float:
 
 
 def free_memory(device: str) -> int:
-    """Return the free bytes of a device, within the container's limit on the CPU."""
+    """Return the free bytes of a device; on the CPU within the limits of the container and of the process."""
     if device != "cpu":
         import torch
 
         return int(torch.cuda.mem_get_info(device)[0])
-    return min(int(psutil.virtual_memory().available), sys.maxsize, *map(_free_in_group, control_groups()))
+    groups = map(_free_in_group, control_groups())
+    return min(int(psutil.virtual_memory().available), _free_in_limit(), *groups)
 
 
 def give_back() -> None:
@@ -113,6 +115,12 @@ def trim() -> None:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # not every C library has it
         if trim is not None:
             trim(0)
+
+
+def _free_in_limit() -> int:
+    """Return the bytes that this process may still map within its limit (ulimit -v)."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return sys.maxsize if limit == resource.RLIM_INFINITY else max(0, limit - int(psutil.Process().memory_info().vms))
 
 
 def _free_in_group(group: Path) -> int:

@@ -32,7 +32,7 @@ from tot.llm.decoders import (
 )
 from tot.llm.filters import FILTERS, filters_of
 from tot.registry import SEARCHES, load_task, named, parts_of, spec_of
-from tot.running import in_daemon_thread
+from tot.running import LOADING, in_daemon_thread
 from tot.search.base import Search
 from tot.task.task import Task
 
@@ -360,7 +360,7 @@ class SearchConfig(BaseModel):
     async def aopen(self, stack: ExitStack) -> dict[Purpose, Decoder]:
         """`open` in a thread. If this is cancelled, nothing waits for the model, which is closed once it is loaded."""
         own = ExitStack()
-        opening = in_daemon_thread(partial(self.open, own), "tot-load")
+        opening = in_daemon_thread(partial(self.open, own), LOADING)
         try:
             decoders = await asyncio.wrap_future(opening)
         except BaseException:

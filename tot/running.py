@@ -10,6 +10,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
+LOADING = "tot-load"
+"""Name of the threads that load models. They can't be interrupted."""
 _T = TypeVar("_T")
 
 

@@ -125,6 +125,13 @@ def test_threads_are_limited_by_the_containers_cpu_time(
     assert machine.threads() == threads
 
 
+def test_free_memory_is_limited_by_the_limit_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = machine.psutil.Process().memory_info().vms
+    for limit in (used + 10**9, used - 10**6):
+        monkeypatch.setattr(machine.resource, "getrlimit", lambda kind, limit=limit: (limit, -1))
+        assert machine.free_memory(CPU) == pytest.approx(max(0, limit - used), abs=10**8)
+
+
 def test_without_control_groups_the_system_reports_the_free_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -134,7 +134,8 @@ def test_ctrl_c_is_exit_status_130_with_a_hint_how_to_resume(tot: Any, rows: Any
     assert (status, out, err) == (
         130,
         "",
-        "tot: interrupted; the finished samples are in out: resume with --resume --out out\n",
+        "tot: interrupted; the finished samples are in out: resume with tot eval blocksworld --data x.jsonl "
+        f"{' '.join(SYMBOLIC)} --out out --concurrency 1 --resume\n",
     )
     monkeypatch.setattr(Blocksworld, "score", score)
     assert tot(*rows, *SYMBOLIC, "--out", "out", "--resume")[0] == 0

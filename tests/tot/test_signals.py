@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -58,8 +59,67 @@ def test_an_evaluation_ended_by_a_signal_explains_how_to_resume(signals: list[si
     out, err = process.communicate()
     assert process.returncode == 128 + signals[0], err
     assert "Traceback" not in out + err
-    assert "tot: interrupted; the finished samples are in out: resume with --resume --out out" in err
+    _, given = err.split("tot: interrupted; the finished samples are in out: resume with tot ")
+    assert shlex.split(given) == [*command[3:], "--resume"]
     assert len((tmp_path / "out" / "samples.jsonl").read_text().splitlines()) == 3
-    done = subprocess.run([*command, "--resume"], cwd=tmp_path, env=path, capture_output=True, text=True, check=False)
+    again = [*command[:3], *shlex.split(given)]
+    done = subprocess.run(again, cwd=tmp_path, env=path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert len((tmp_path / "out" / "samples.jsonl").read_text().splitlines()) == 6
+
+
+INTERRUPTED_IN = """
+import os, signal, sys
+from tot.__main__ import _interrupt
+signal.signal(signal.SIGINT, _interrupt)
+try:
+    {}
+except KeyboardInterrupt:
+    print("KeyboardInterrupt")
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("code", "result"),
+    [
+        ("import interrupted", (130, "", "tot: interrupted\n")),  # without an ImportError of an extension module
+        ("os.kill(os.getpid(), signal.SIGINT)", (0, "KeyboardInterrupt\n", "")),
+    ],
+    ids=["import", "elsewhere"],
+)
+def test_an_interrupt_ends_an_import_at_once_and_is_an_exception_elsewhere(
+    tmp_path: Path, code: str, result: tuple[int, str, str]
+) -> None:
+    (tmp_path / "interrupted.py").write_text(
+        "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\n"
+        "except BaseException:\n    raise ImportError('failed to import')\n"
+    )
+    command = [sys.executable, "-c", INTERRUPTED_IN.format(code)]
+    ended = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == result
+
+
+@pytest.mark.processes
+def test_a_process_that_is_interrupted_while_a_model_loads_ends_at_once(tmp_path: Path) -> None:
+    """The loading thread computes in C, and the line speaks of no sample."""
+    (tmp_path / "q.jsonl").write_text('{"question": "q", "answer": "1"}\n')
+    (tmp_path / "run.py").write_text(
+        "import os, signal, sys, time\n"
+        "from tot.config import SearchConfig\n"
+        "def load(self, stack):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    time.sleep(1000)\n"
+        "SearchConfig.open = load\n"
+        "sys.argv[1:] = 'eval gsm8k --data q.jsonl --search cot --prompts chat --out out'.split()\n"
+        "from tot.cli.app import main\n"
+        "main()\n"
+        "print('os._exit was not called')\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "run.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "tot: interrupted; no sample was finished\n")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == []

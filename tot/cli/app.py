@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import difflib
 import io
 import logging
@@ -10,6 +11,7 @@ import re
 import shlex
 import signal
 import sys
+import threading
 import warnings
 from importlib import import_module
 from importlib.metadata import version
@@ -21,6 +23,7 @@ from pydantic import ValidationError
 
 from tot.decoders.errors import TotError, readable, reason
 from tot.report.terminal import PlainFormatter, complain
+from tot.running import LOADING
 
 COMMANDS = {
     "solve": "tot.cli.solve:solve_command",
@@ -40,6 +43,7 @@ COMMANDS = {
     "fastcot": "tot.cli.fastcot:app",
 }
 """The commands, and groups of commands, in the order of `tot --help`."""
+_NO_MEMORY = re.compile("allocate memory|start new thread|failed to map segment|out of memory", re.IGNORECASE)
 
 
 def _print_version(wanted: bool) -> None:
@@ -78,11 +82,27 @@ def make_app(name: str = "") -> typer.Typer:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command. An error that the user can correct is one line on standard error, with exit status 2."""
-    given = sys.argv[1:] if arguments is None else arguments
+    """Run a command, by default the command line's, and return its exit status.
+
+    An error that the user can correct is one line on standard error, with exit status 2.
+    """
+    if arguments is not None:
+        return _run(arguments)
+    try:
+        status = _run(sys.argv[1:])
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process ends: ignore a second Ctrl-C
+    if any(thread.name == LOADING for thread in threading.enumerate()):
+        # Python would end the thread by unwinding its stack, which aborts the process in C++ code of a loading model.
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        os._exit(status)
+    return status
+
+
+def _run(given: list[str]) -> int:
     if given[:1] == ["help"]:
         given = [*given[1:], "--help"]
-    command = typer.main.get_command(make_app(given[0] if given else ""))
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed
@@ -94,7 +114,8 @@ def main(arguments: list[str] | None = None) -> int:
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
-            status = int(command.main(args=given, prog_name="tot", standalone_mode=False) or 0)
+            command = typer.main.get_command(make_app(given[0] if given else ""))
+            status = int(command.main(args=given, prog_name="tot", standalone_mode=False, obj=given) or 0)
             sys.stdout.flush()
             return status
         except ValidationError as error:
@@ -111,6 +132,8 @@ def main(arguments: list[str] | None = None) -> int:
             if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):
                 _discard_output()  # its reader has read enough, as `head` does
                 return 0
+            if _lacks_memory(error):
+                return _say_memory(error)
             if isinstance(error, SystemExit) or error.filename is not None:
                 raise
             _discard_output()
@@ -118,9 +141,22 @@ def main(arguments: list[str] | None = None) -> int:
         except (typer.Abort, KeyboardInterrupt):
             _say("interrupted")
             return 130
-        finally:
-            if arguments is None:  # the process ends: ignore a second Ctrl-C
-                signal.signal(signal.SIGINT, signal.SIG_IGN)
+        except (MemoryError, RuntimeError, ImportError) as error:
+            if not _lacks_memory(error):
+                raise
+            return _say_memory(error)
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    """Return whether an allocation failed, in Python, torch, a thread's start or the loading of a library."""
+    return isinstance(error, MemoryError) or bool(_NO_MEMORY.search(str(error)))
+
+
+def _say_memory(error: BaseException) -> int:
+    return _say(
+        f"there is not enough memory ({reason(error)[:200]}): free some, raise its limit (ulimit -v), or use a "
+        "smaller model or --kv-budget"
+    )
 
 
 def _discard_output() -> None:

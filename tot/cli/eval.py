@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +19,7 @@ from tot.report.terminal import complain, console
 
 @takes(EvaluationOptions, SearchConfig)
 def eval_command(
+    context: typer.Context,
     *,
     names: Annotated[
         list[str] | None,
@@ -59,11 +61,14 @@ def eval_command(
     from tot.evaluation.progress import tracker
     from tot.evaluation.run import results_folder, run_evaluation
 
-    out = results_folder(out, resume, evaluation)
+    again = [*context.obj, *([] if resume else ["--resume"])]
+    folder = results_folder(out, resume, evaluation)
+    again += [] if out else ["--out", str(folder)]
     try:
-        results = run_evaluation(evaluation, out, resume, tracker(track))
+        results = run_evaluation(evaluation, folder, resume, tracker(track))
     except KeyboardInterrupt as interrupt:
-        complain(f"tot: interrupted; the finished samples are in {out}: resume with --resume --out {out}")
+        kept = f"the finished samples are in {folder}: resume with {shlex.join(['tot', *again])}"
+        complain(f"tot: interrupted; {kept if (folder / 'config.yaml').exists() else 'no sample was finished'}")
         raise typer.Exit(128 + next(iter(interrupt.args), signal.SIGINT)) from None
     summary = Table.grid(padding=(0, 2))
     for row in (*results.figures, ("Folder", str(results.folder), "")):

@@ -171,5 +171,5 @@ def read_yaml(path: Path, given: Collection[str] = ()) -> dict[str, Any]:
         )
     found = {str(name).replace("-", "_"): value for name, value in options.items()}
     if own["format"] is not None:
-        refuse_code({name: value for name, value in found.items() if name not in given}, path)
+        refuse_code({name: value for name, value in found.items() if {name, f"{name}s"}.isdisjoint(given)}, path)
     return found

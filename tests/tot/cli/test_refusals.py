@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tot.decoders.errors import reason
 
 
 @pytest.mark.parametrize(
@@ -174,3 +178,35 @@ def test_unknown_names_are_rejected_before_torch_is_imported(python: Any, rows: 
     lines = [line.removeprefix("tot: ") for line in err.splitlines()]
     assert [line[: len(wanted)] for line, wanted in zip(lines, messages, strict=True)] == messages
     assert out == "False\n"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("no memory for 77,500,032 bytes"),
+        OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)),
+        RuntimeError("can't start new thread"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+        ImportError("libtorch.so: failed to map segment from shared object"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_missing_memory_is_one_line_with_a_remedy(
+    tot: Any, refused: Any, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("tot.solver.asolve", fails)
+    message = refused(tot("solve", "gsm8k", "q"))
+    assert message.startswith(f"there is not enough memory ({reason(error)}): ")
+    assert message.endswith("raise its limit (ulimit -v), or use a smaller model or --kv-budget")
+
+
+def test_another_error_of_the_program_is_not_hidden(tot: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("tot.solver.asolve", fails)
+    with pytest.raises(RuntimeError, match="a bug"):
+        tot("solve", "gsm8k", "q")
