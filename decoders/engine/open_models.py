@@ -26,7 +26,7 @@ from tot.decoders.machine import free_memory, give_back, trim
 from tot.decoders.models.families import GGUF_FAMILIES
 from tot.decoders.models.loading import open_model, resolve_device
 from tot.decoders.models.memory import Need, check_memory, split_budget
-from tot.decoders.models.model_names import find_model, gguf_text, model_key
+from tot.decoders.models.model_names import KNOWN_MODELS, find_model, gguf_text, model_key
 
 if TYPE_CHECKING:
     from tot.decoders.models.model_names import Quantize
@@ -66,6 +66,8 @@ def _need(model: str | Path, dtype: str, device: str, quantize: Quantize) -> Nee
 def _uses_file_quantization(model: Any, dtype: str, device: str) -> bool:
     """Return whether to compute with the quantized weights of a .gguf file. Decided before the slow loading."""
     if dtype != "auto" or not isinstance(model, str | Path) or _device(model, device) != "cpu":
+        return False
+    if str(model) in KNOWN_MODELS:  # of the small model, rounding costs answers
         return False
     path = find_model(model)
     supported = path.suffix == ".gguf" and gguf_text(path, "general.architecture") in GGUF_FAMILIES
@@ -144,7 +146,9 @@ def shared_engines(
         for file, model in distinct.items():
             make = partial(open_engine, model, tokenizer, dtype, device, budgets[file], quantize, threads, prefix_cache)
             opening = _engines.use(keys[file], make, keys.values()) if kept else make()
-            engines[file] = stack.enter_context(opening)
+            engines[file] = engine = stack.enter_context(opening)
+            if kv_budget is None:
+                engine.runner.bound_idle()
         yield [engines[file] for file in files]
 
 

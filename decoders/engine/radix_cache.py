@@ -47,6 +47,8 @@ class RadixCache:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
+        self.most_idle = capacity
+        """Maximum number of slots that stay cached without a branch."""
         self.live = 0
         """Number of slots that a branch runs through."""
         self.peak_live = 0
@@ -158,6 +160,8 @@ class RadixCache:
     def release(self, branch: Branch) -> None:
         """End a branch. Its computed slots stay cached until they are evicted."""
         self._shorten(branch, 0, keep=True)
+        while self.stored - self.live > self.most_idle and self._evictable:
+            self._evict_one()
 
     def clear(self) -> None:
         """Evict all slots that no branch runs through."""

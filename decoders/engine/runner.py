@@ -27,6 +27,8 @@ from tot.decoders.models.shapes import Array, slot_bytes
 
 _CPU_SHARE, _GPU_SHARE = 0.25, 0.5
 """Shares of free memory for keys and values if no budget is given; a draft model takes its share of the rest."""
+_IDLE_TOKENS = 2**15
+"""Tokens of finished requests whose keys and values stay cached on a CPU if no budget is given."""
 _UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
 
@@ -105,6 +107,8 @@ class Runner:
         )
         """Bytes of keys and values per token."""
         self.cache = RadixCache(self._capacity(kv_budget))
+        if kv_budget is None:
+            self.bound_idle()
         self.backend: Backend = open_backend(loaded, quantize, shared)
         """Computes the forwards."""
         self.on_forward: Callable[[int, int, float], None] | None = None
@@ -121,6 +125,11 @@ class Runner:
         if not self._closed:
             self._closed = True
             self.backend.close()
+
+    def bound_idle(self) -> None:
+        """Bound the memory of finished requests on a CPU, whose store takes memory only when slots are first used."""
+        if self.device == "cpu":
+            self.cache.most_idle = _IDLE_TOKENS
 
     def _capacity(self, budget: int | str | None) -> int:
         """Return the slots of a budget in tokens (a number) or bytes ("1.5GiB"); default: a share of free memory."""

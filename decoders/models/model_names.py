@@ -39,7 +39,8 @@ Quantize = Literal["auto", "none", "int8-dynamic", "gguf"]
 - "none": the model's weights.
 - "gguf": the integers of a .gguf file, in four to eight bits.
 - "int8-dynamic": eight bits.
-- "auto": "gguf" for a .gguf file without an explicit dtype, if it is supported; otherwise "none".
+- "auto": "gguf" for a .gguf file without an explicit dtype, if it is supported; otherwise, and for the embedded model,
+  "none".
 
 "gguf" and "int8-dynamic" also quantize the inputs of linear layers to eight bits. So do folders whose files are
 quantized (compressed-tensors, AWQ, GPTQ): their integers are used in every case. A .gguf file of floats is not

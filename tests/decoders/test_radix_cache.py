@@ -31,9 +31,11 @@ class KVTreeMachine(RuleBasedStateMachine):
 
     branches = Bundle("branches")
 
-    @initialize(capacity=st.integers(1, 14))
-    def begin(self, capacity: int) -> None:
+    @initialize(capacity=st.integers(1, 14), idle=st.none() | st.integers(0, 8))
+    def begin(self, capacity: int, idle: int | None) -> None:
         self.cache = RadixCache(capacity)
+        if idle is not None:
+            self.cache.most_idle = idle
         self.texts: dict[Branch, list[int]] = {}
         self.computed: set[Text] = set()
         self.cached: dict[Text, int] = {}
@@ -59,13 +61,21 @@ class KVTreeMachine(RuleBasedStateMachine):
                 if not self.leaves():
                     assert len(self.live()) == self.cache.capacity
                     return False
-                gone = min(self.leaves(), key=self.cached.__getitem__)
-                del self.cached[gone]
-                self.computed.discard(gone)
+                self.evict()
             self.cached.pop(text, None)
             self.texts[branch].append(token)
             self.peak = max(self.peak, len(self.live()))
         return True
+
+    def evict(self) -> None:
+        gone = min(self.leaves(), key=self.cached.__getitem__)
+        del self.cached[gone]
+        self.computed.discard(gone)
+
+    def end(self, branch: Branch) -> None:
+        self.shorten(branch, 0, keep=True)
+        while len(self.cached) > self.cache.most_idle and self.leaves():
+            self.evict()
 
     def shorten(self, branch: Branch, length: int, keep: bool) -> None:
         self.now += 1
@@ -89,7 +99,7 @@ class KVTreeMachine(RuleBasedStateMachine):
         if not fits:
             with pytest.raises(RadixCacheFullError):
                 self.cache.open(tokens)
-            self.shorten(probe, 0, keep=True)
+            self.end(probe)
             del self.texts[probe]
             return multiple()
         branch = self.cache.open(tokens)
@@ -130,7 +140,7 @@ class KVTreeMachine(RuleBasedStateMachine):
     @rule(branch=branches)
     def release(self, branch: Branch) -> None:
         self.cache.release(branch)
-        self.shorten(branch, 0, keep=True)
+        self.end(branch)
 
     @rule(tokens=texts)
     def serve(self, tokens: list[int]) -> None:
@@ -275,6 +285,18 @@ def test_commit_refuses_a_draft_that_does_not_extend_the_branch(text: list[int],
     branch = cache.open([1, 2])
     with pytest.raises(ValueError, match="does not extend the branch"):
         cache.commit(branch, cache.open(text), length)
+
+
+def test_idle_texts_beyond_the_bound_leave_oldest_first_and_their_slots_are_reused() -> None:
+    cache = RadixCache(1000)
+    cache.most_idle = 6
+    running = cache.open([9] * 20)
+    for number in range(50):
+        cached(cache, 1, 2, 3, 100 + number)
+    assert (cache.live, cache.stored) == (20, 26)  # 1, 2, 3 and the last three of the numbers
+    assert [computed(cache, 1, 2, 3, 100 + number) for number in (0, 46, 47, 49)] == [3, 3, 4, 4]
+    assert len(cache._token) <= 1 + 20 + 6 + 4  # the store never held more
+    cache.release(running)
 
 
 def test_long_use_does_not_grow_the_eviction_queue() -> None:

@@ -313,6 +313,12 @@ def test_the_budget_is_in_tokens_or_bytes(make_model: Callable[..., Any], budget
     assert runner.cache.capacity == capacity
 
 
+def test_without_a_budget_finished_requests_keep_a_bounded_number_of_tokens(make_model: Callable[..., Any]) -> None:
+    caches = [Runner(LoadedModel.of(make_model()), budget).cache for budget in (None, 2**17)]
+    assert [cache.most_idle for cache in caches] == [2**15, 2**17]
+    assert caches[0].capacity > 2**15
+
+
 @pytest.mark.parametrize("budget", ["lots", "1.5", "GiB", "1..5GiB", "-3", "1 TiB", ""])
 def test_an_invalid_budget_is_refused(make_model: Callable[..., Any], budget: str) -> None:
     with pytest.raises(OptionError, match=r"give tokens, such as 20000, or a size, such as \"1\.5GiB\""):

@@ -3,6 +3,8 @@
 #include "attention.h"
 #include "threads.h"
 
+void (*run_parallel)(void (*work)(void *argument, int thread), void *argument, int threads);
+
 // Python compares these with the sizes of its own structures.
 const int64_t attention_sizes[] = {sizeof(Piece), sizeof(Tiles), sizeof(Attention)};
 

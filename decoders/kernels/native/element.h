@@ -55,20 +55,24 @@ typedef uint16_t Stored;
 typedef Element Stored;
 #endif
 
-// Store a head's HEAD_DIM elements. Numbers beyond the range of float16 become its largest.
-static inline void store_head(Stored *address, const Element *head) {
+// Store a head's HEAD_DIM elements. Numbers beyond the range of float16 become its largest. Returns how many they are.
+static inline int store_head(Stored *address, const Element *head) {
 #ifdef HALF_STORE
+    Words beyond = {0};
     for (int i = 0; i < HEAD_DIM; i += LANES) {
         const Floats values = load(head + i), below = vector_max(values, splat(-MAX_HALF));
         const Floats clamped = -vector_max(-below, splat(-MAX_HALF));
+        beyond -= vector_abs(values) > splat(MAX_HALF);
 #if LANES == 16
         _mm256_storeu_si256((__m256i *)(address + i), _mm512_cvtps_ph((__m512)clamped, _MM_FROUND_TO_NEAREST_INT));
 #else
         _mm_storeu_si128((__m128i *)(address + i), _mm256_cvtps_ph((__m256)clamped, _MM_FROUND_TO_NEAREST_INT));
 #endif
     }
+    return (int)reduce_add(__builtin_convertvector(beyond, Floats));
 #else
     memcpy(address, head, HEAD_DIM * sizeof(Element));
+    return 0;
 #endif
 }
 

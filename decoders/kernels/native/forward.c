@@ -6,6 +6,8 @@
 #include "rows.h"
 #include "threads.h"
 
+void (*run_parallel)(void (*work)(void *argument, int thread), void *argument, int threads);
+
 // Python compares these with the sizes of its own structures.
 const int64_t attention_sizes[] = {sizeof(Piece), sizeof(Tiles), sizeof(Attention)};
 const int64_t forward_sizes[] = {sizeof(Matrix), sizeof(Layer), sizeof(Model), sizeof(Batch), LANES};
@@ -186,6 +188,7 @@ static void place_heads(const Job *job, const Layer *layer, int64_t from, int64_
     const Batch *b = job->batch;
     const int64_t qkv_heads = m->heads + 2 * m->kv_heads;
     const int64_t rotary_dim = layer->rope < 0 ? 0 : m->rotary_dim, kind = max_int64(layer->rope, 0);
+    int saturated = 0;
     for (int64_t r = 0; r < b->rows; r++) {
         const float *cosines = b->cosines[kind] + b->rope_rows[r] * m->rotary_dim;
         const float *sines = b->sines[kind] + b->rope_rows[r] * m->rotary_dim;
@@ -199,13 +202,14 @@ static void place_heads(const Job *job, const Layer *layer, int64_t from, int64_
                            job->scratch.query + (r * m->heads + h) * HEAD_DIM);
             } else if (h < m->heads + m->kv_heads) {
                 apply_rope(head, layer->norm_key, m->epsilon, cosines, sines, rotary_dim, elements);
-                store_head(layer->keys + offset, elements);
+                saturated += store_head(layer->keys + offset, elements);
             } else {
                 for (int i = 0; i < HEAD_DIM; i += LANES) store_elements(elements + i, load(head + i));
-                store_head(layer->values + offset, elements);
+                saturated += store_head(layer->values + offset, elements);
             }
         }
     }
+    if (saturated) atomic_fetch_add(b->saturated, saturated);
 }
 
 // Strips that hold whole heads, and strips of gates and ups that hold whole groups of inputs.

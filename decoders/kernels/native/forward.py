@@ -11,7 +11,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from ctypes import POINTER, byref, c_double, c_int64, c_uint8, c_void_p, sizeof
+from ctypes import POINTER, byref, c_double, c_int, c_int64, c_uint8, c_void_p, sizeof
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -220,19 +220,24 @@ class NativeForward:
         logits = empty((kept, self._config.vocab_size), np.float32)
         states = empty((kept, len(layers), self._config.hidden_size), np.float32)
         state_layers = np.array(layers, dtype=np.int64)
-        seconds = (c_double * 3)()
+        seconds, saturated = (c_double * 3)(), c_int()
         batch = Batch(
             *(address(array, np.int64) for array in (tokens, positions, write, keep)),
             *((c_void_p * KINDS)(*(address(table[part], np.float32) for table in tables)) for part in (0, 1)),
             *(address(array, np.float32) for array in (logits, states)),
             address(state_layers, np.int64), None, ctypes.addressof(seconds),
             (CTiles * KINDS)(*map(CTiles.of, pieces)),
-            count, kept, len(layers), threads(),
+            count, kept, len(layers), threads(), ctypes.addressof(saturated),
         )  # fmt: skip
         if len(self._scratch) < (needed := self._functions.scratch_floats(byref(self._model), byref(batch))):
             self._scratch = empty((needed,), np.float32)
         batch.scratch = address(self._scratch, np.float32)
         self._functions.forward(byref(self._model), byref(batch))
+        if saturated.value:
+            raise ModelError(
+                f"{saturated.value:,} keys and values are beyond 65,504, the largest number of the float16 in which they are "
+                "stored: use dtype=fp32, and quantize=gguf to keep the integers of a .gguf file"
+            )
         add_spans({"linear": seconds[0], "attention": seconds[1]})
         return logits, states if layers else None
 

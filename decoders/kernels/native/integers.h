@@ -126,8 +126,8 @@ LOOP void add_groups(int rows, Source source, int range, int group, const Matrix
             line = load_pair(source, shift, codebook, line, prefetch, pair);
 #pragma GCC unroll 12
             for (int r = 0; r < rows; r++) {
-                const int32_t *row = (const int32_t *)(input + r * inputs + g * group) + word;
-                const Words first = splat_word(row[0]), second = splat_word(row[1]);
+                const Input *row = input + r * inputs + g * group + word * INPUTS_PER_WORD;
+                const Words first = splat_word_at(row), second = splat_word_at(row + INPUTS_PER_WORD);
 #pragma GCC unroll 2
                 for (int p = 0; p < STRIP_VECTORS; p++)
                     int_sums[r][p] = dot_pair(range, int_sums[r][p], pair[0][p], first, pair[1][p], second);

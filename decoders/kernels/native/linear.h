@@ -66,8 +66,8 @@ static inline __attribute__((always_inline)) void multiply_block(int rows, const
         for (int half = 0; half < (WIDENED ? 2 : 1); half++)
 #pragma GCC unroll 12
             for (int r = 0; r < rows; r++) {
-                const int32_t *row = (const int32_t *)(input + r * inputs);
-                const Words broadcast = splat_word(row[WIDENED ? 2 * word + half : word]);
+                const char *row = (const char *)(input + r * inputs);
+                const Words broadcast = splat_word_at(row + 4 * (WIDENED ? 2 * word + half : word));
 #pragma GCC unroll 2
                 for (int p = 0; p < STRIP_VECTORS; p++) {
                     const Words weights = !WIDENED ? lines[p] : half ? lines[p] & (int32_t)0xffff0000 : lines[p] << 16;

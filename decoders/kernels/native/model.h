@@ -40,4 +40,5 @@ typedef struct {
     double *seconds;                       // (3,), measured by the first thread: LINEAR, ATTENTION, OTHER
     Tiles tiles[KINDS];
     int64_t rows, kept, state_count, threads;
+    atomic_int *saturated;                 // number of keys and values beyond the range in which they are stored
 } Batch;

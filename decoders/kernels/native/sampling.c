@@ -11,6 +11,8 @@
 
 #include "threads.h"
 
+void (*run_parallel)(void (*work)(void *argument, int thread), void *argument, int threads);
+
 #define BLOCK 256
 #define LANES 16
 #define GROUP 32

@@ -214,6 +214,13 @@ static inline void transpose(Words *words) {
 #endif
 #endif
 
+// All lanes are the word at an address of any type.
+static inline __attribute__((always_inline)) Words splat_word_at(const void *address) {
+    int32_t word;
+    memcpy(&word, address, sizeof word);
+    return splat_word(word);
+}
+
 // Look each byte, from 0 to 15, up in a table of 16 bytes, which is repeated in `table`.
 static inline Words lookup_bytes(Words table, Words bytes) {
 #ifdef PORTABLE

@@ -63,4 +63,5 @@ class Batch(Structure):
         *((name, c_void_p) for name in ("logits", "states", "layers", "scratch", "seconds")),
         ("tiles", CTiles * KINDS),
         *((name, c_int64) for name in ("rows", "kept", "state_count", "threads")),
+        ("saturated", c_void_p),
     ]

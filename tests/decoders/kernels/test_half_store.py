@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from tot.decoders import Engine, Request, Sampling, load_decoder, load_model
+from tot.decoders import Engine, ModelError, Request, Sampling, load_decoder, load_model
 from tot.decoders.engine.runner import Runner
 from tot.decoders.kernels.native import library as native
 from tot.decoders.kernels.native.compiling import LEVELS
@@ -62,17 +62,42 @@ def test_logits_are_close_to_a_float32_stores_in_half_the_memory(
     wide.close()
 
 
-def test_keys_beyond_the_range_of_float16_are_limited(
-    known: Callable[..., Any], text: Callable[..., Any], computed: Callable[..., Any]
+@pytest.mark.parametrize("level", [level.name for level in LEVELS if level.half_store])
+@pytest.mark.parametrize("part", ["k_proj", "v_proj"])
+def test_keys_and_values_beyond_the_range_of_float16_are_refused(
+    known: Callable[..., Any],
+    text: Callable[..., Any],
+    computed: Callable[..., Any],
+    part: str,
+    level: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if not native.processor_flags() >= next(one.needs for one in LEVELS if one.name == level):
+        pytest.skip("the processor lacks it")
+    monkeypatch.setenv("TOT_ISA", level)
     model = known("llama")
-    for layer in model.model.layers:
-        layer.self_attn.k_proj.weight.data *= 1e6
-        layer.self_attn.v_proj.weight.data *= 1e6
+    wide = Runner(LoadedModel.of(copy.deepcopy(model)), 400)
+    computed(wide, [text(50)])
+    assert isinstance(wide.backend, NativeForward)
+    assert wide.backend.store is not None
+    stored = wide.backend.store.keys if part == "k_proj" else wide.backend.store.values
+    weight = model.model.layers[0].self_attn.get_submodule(part).weight
+    weight.data *= 65504 * 0.9999 / float(np.abs(stored[0]).max())
+    wide.close()
     runner = Runner(halved(model), 400)
-    (logits,) = computed(runner, [text(50)])
+    (logits,) = computed(runner, [text(50)])  # the largest number just fits
     assert logits.isfinite().all()
     runner.close()
+    weight.data *= 1.0002
+    runner = Runner(halved(model), 400)
+    with pytest.raises(ModelError, match=r"^1 keys and values are beyond 65,504, .* use dtype=fp32, and quantize=gguf"):
+        computed(runner, [text(50)])
+    assert not any(map(runner.cache.is_computed, range(1, 50)))
+    runner.close()
+    wide = Runner(LoadedModel.of(model), 400)
+    (logits,) = computed(wide, [text(50)])
+    assert logits.isfinite().all()
+    wide.close()
 
 
 @pytest.mark.parametrize("method", ["sd", "mcsd", "seed", "lookahead", "jacobi", "auto"])

@@ -58,7 +58,7 @@ def open_sides(asked: PeersOptions, stack: ExitStack, say: Callable[[str], None]
 
 def open_ours(model: str, stack: ExitStack, searches: bool, name: str, **options: Any) -> Peer:
     """Open `ar` on its own engine. Every run computes its prompts."""
-    decoder = stack.enter_context(load_decoder("ar", model, prefix_cache=False, **options))
+    decoder = stack.enter_context(load_decoder("ar", find_model(model), prefix_cache=False, **options))
     return Peer(name, partial(replay, decoder), about(decoder.engine), searches=searches, decoder=decoder)
 
 
