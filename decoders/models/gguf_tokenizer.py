@@ -22,22 +22,34 @@ _ENDS = {
 """Tokens that llama.cpp treats as the end of a turn or text by name, regardless of the file's end token."""
 
 # `tokenizer.ggml.pre` names the pre-tokenizer; the file does not contain its rule.
-_QWEN2_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_LLAMA3_SPLIT = _QWEN2_SPLIT.replace(r"\p{N}|", r"\p{N}{1,3}|")
-_WORD = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]%s[\p{Ll}\p{Lm}\p{Lo}\p{M}]%s(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
-_GPT4O_SPLIT = (
-    (_WORD % ("*", "+")) + (_WORD % ("+", "*")) + r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_SPLITS = {
-    **dict.fromkeys(("gpt-2", "smollm", "refact")),
-    "qwen2": _QWEN2_SPLIT,
-    **dict.fromkeys(("llama-bpe", "smaug-bpe", "dbrx"), _LLAMA3_SPLIT),
-    "gpt-4o": _GPT4O_SPLIT,
+_SUFFIX = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_QWEN2 = _SUFFIX + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _BLANKS
+_LLAMA3 = _QWEN2.replace(r"\p{N}|", r"\p{N}{1,3}|")
+_QWEN35 = _SUFFIX + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|" + _BLANKS
+_SEED = _SUFFIX + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|" + _BLANKS
+_WORD = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]%s[\p{Ll}\p{Lm}\p{Lo}\p{M}]%s"
+_WORDS = _WORD % ("*", "+"), _WORD % ("+", "*")
+_MARKS = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _BLANKS
+_GPT4O = "".join(f"{word}{_SUFFIX}?|" for word in _WORDS) + r"\p{N}{1,3}" + _MARKS
+_TEKKEN = "".join(f"{word}|" for word in _WORDS) + r"\p{N}" + _MARKS
+_DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")
+_WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0", "tekken")
+"""Rules that put BOS before a text, and take a whole word from the vocabulary even if no merges lead to it."""
+_SPLITS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("gpt-2", "a.x-4.0", "granite-docling", "mellum", "trillion"), (_GPT2,)),
+    **dict.fromkeys(("smollm", "refact", "starcoder", "minerva-7b"), (r"\p{N}", _GPT2)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "megrez"), (_QWEN2,)),
+    **dict.fromkeys((*_WHOLE_WORDS, "smaug-bpe", "dbrx"), (_LLAMA3,)),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), (_GPT4O,)),
+    "tekken": (_TEKKEN,),
+    "qwen35": (_QWEN35,),
+    "seed-coder": (_SEED,),
+    "deepseek-coder": _DEEPSEEK_CODER,
 }
-"""Rules of byte-level tokenizers by name; None for GPT-2's. Granite's is "refact", SmolLM3's is "smaug-bpe"."""
+"""Regular expressions of byte-level tokenizers by name, as llama.cpp defines them; each splits the pieces of the one
+before. Granite's is "refact", SmolLM3's is "smaug-bpe", Seed-OSS's is "seed-coder", Mistral's is "tekken"."""
 _SPACE = "▁"
 """SentencePiece's spelling of a space."""
 
@@ -82,8 +94,7 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
         if control or (kind == _USER_DEFINED and backend.token_to_id(token) is not None):
             added.append(AddedToken(token, normalized=False, special=control))
     backend.add_tokens(added)
-    # By default llama.cpp adds BOS to SentencePiece and Llama 3 text only.
-    add_bos = given.get("add_bos_token", given["model"] == "llama" or rule == "llama-bpe")
+    add_bos = given.get("add_bos_token", given["model"] == "llama" or rule in _WHOLE_WORDS)
     if add_bos and (bos := special.get("bos_token")) is not None:
         backend.post_processor = processors.TemplateProcessing(
             single=f"{bos}:0 $A:0", pair=f"{bos}:0 $A:0 {bos}:1 $B:1", special_tokens=[(bos, tokens.index(bos))]
@@ -103,15 +114,11 @@ def _byte_level(given: Mapping[str, Any], rule: str) -> Backend:
     """Return a byte-level BPE tokenizer, whose splitting rule has a name."""
     vocab = {token: index for index, token in enumerate(given["tokens"])}
     merges = [tuple(merge.split(" ")) for merge in given["merges"]]
-    backend = Backend(models.BPE(vocab=vocab, merges=merges, ignore_merges=rule == "llama-bpe"))
-    by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=_SPLITS[rule] is None)
-    if rule in ("smollm", "refact"):  # llama.cpp: "\p{N}" first, then GPT-2's rule
-        backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), by_bytes])
-    elif (split := _SPLITS[rule]) is not None:
-        backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(split), "isolated"), by_bytes])
-    else:
-        backend.pre_tokenizer = by_bytes
-    if rule == "qwen2":
+    backend = Backend(models.BPE(vocab=vocab, merges=merges, ignore_merges=rule in _WHOLE_WORDS))
+    splits = [pre_tokenizers.Split(Regex(split), "isolated") for split in _SPLITS[rule]]
+    by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, by_bytes])
+    if _SPLITS[rule][0] in (_QWEN2, _QWEN35):
         backend.normalizer = normalizers.NFC()
     backend.decoder = decoders.ByteLevel()
     return backend

@@ -239,12 +239,18 @@ def _end_ids(folder: Path, config: Any) -> tuple[int, ...]:
 
 def _load_module(folder: Path, name: str, dtype: np.dtype[Any], device: str) -> Any:
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from tot.decoders.models.weights import LANGUAGE_MODEL
 
     try:
         with quiet_transformers():
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            text: Any = config.get_text_config()
+            renamed = {} if text is config else {"config": text, "key_mapping": LANGUAGE_MODEL}
             model, report = AutoModelForCausalLM.from_pretrained(
                 folder,
+                **renamed,
                 dtype=getattr(torch, dtype.name),
                 use_safetensors=True,
                 trust_remote_code=False,

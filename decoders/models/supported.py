@@ -15,6 +15,10 @@ from tot.decoders.errors import ModelError
 from tot.decoders.models.families import FAMILIES
 
 _MOST_LAYERS = 2**12
+_WITH_IMAGES = ("gemma3",)
+"""Families whose configs hold that of a language model, `text_config`. Only that model is run."""
+_TOP_LEVEL = ("bos_token_id", "eos_token_id", "pad_token_id", "quantization_config")
+"""Settings of the language model that such a config may hold itself."""
 
 
 def check_supported(config: Any) -> None:
@@ -62,8 +66,11 @@ def read_config(folder: Path) -> SimpleNamespace:
             f"{folder} has no config.json, but {len(files)} .gguf files: give one of them, such as {files[0]}"
         )
     try:
-        return SimpleNamespace(**json.loads((folder / "config.json").read_text()))
-    except (OSError, ValueError, TypeError) as error:
+        settings = json.loads((folder / "config.json").read_text())
+        if settings.get("model_type") in _WITH_IMAGES and "text_config" in settings:
+            settings = {name: settings[name] for name in _TOP_LEVEL if name in settings} | settings["text_config"]
+        return SimpleNamespace(**settings)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ModelError(f"{folder} holds no model ({error}): a folder needs a readable config.json") from error
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -119,13 +120,13 @@ class FolderWeights(Weights):
                 raise ModelError(f"the files of the model lack {min(missing)}: download it again")
             raise LookupError(min(missing))
         self._files = {name: files[name] for name in stored}
-        self.files = sorted(set(self._files.values()))
+        self.files = sorted({path for path, _ in self._files.values()})
         for path in self.files:
             with safe_open(path, "np") as file:
-                for name in (name for name, holder in self._files.items() if holder == path):
-                    _check_shape(name, tuple(file.get_slice(name).get_shape()), stored[name])
+                for name, own in ((name, own) for name, (holder, own) in self._files.items() if holder == path):
+                    _check_shape(name, tuple(file.get_slice(own).get_shape()), stored[name])
                     if self._layout is not None and name.endswith(".g_idx"):
-                        self._layout.check_order(file.get_tensor(name))
+                        self._layout.check_order(file.get_tensor(own))
 
     def __getitem__(self, name: str) -> Array | Whole:
         part = self._parts[name]
@@ -144,25 +145,33 @@ class FolderWeights(Weights):
     def _read(self, stored: str, shape: Shape) -> Array:
         from safetensors import SafetensorError, safe_open
 
+        path, own = self._files[stored]
         try:
-            with safe_open(self._files[stored], "np") as file:
-                value: Array = file.get_tensor(stored)
+            with safe_open(path, "np") as file:
+                value: Array = file.get_tensor(own)
         except (OSError, SafetensorError) as error:
-            raise ModelError(f"{self._files[stored]} can't be read ({reason(error)}): download it again") from error
+            raise ModelError(f"{path} can't be read ({reason(error)}): download it again") from error
         _check_shape(stored, tuple(value.shape), shape)  # the file may have changed
         return value
 
 
-def _files_of(folder: Path) -> dict[str, Path]:
-    """Return the safetensors file of each tensor in a folder."""
+LANGUAGE_MODEL = {r"^(model\.language_model|language_model\.model)\.": "model."}
+"""Names in files of models with images, as a regular expression, and what they begin with in the language model."""
+
+
+def _files_of(folder: Path) -> dict[str, tuple[Path, str]]:
+    """Return the safetensors file of each tensor in a folder, and the tensor's name in it."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        return {name: folder / shard for name, shard in json.loads(index.read_text())["weight_map"].items()}
-    from safetensors import safe_open
+        files = {name: folder / shard for name, shard in json.loads(index.read_text())["weight_map"].items()}
+    else:
+        from safetensors import safe_open
 
-    path = folder / "model.safetensors"
-    with safe_open(path, "np") as file:
-        return dict.fromkeys(file.keys(), path)
+        path = folder / "model.safetensors"
+        with safe_open(path, "np") as file:
+            files = dict.fromkeys(file.keys(), path)
+    ((pattern, start),) = LANGUAGE_MODEL.items()
+    return {re.sub(pattern, start, name): (path, name) for name, path in files.items()}
 
 
 def _check_shape(name: str, actual: Shape, expected: Shape) -> None:

@@ -192,6 +192,15 @@ def test_a_gguf_file_is_loaded_once_in_the_form_for_its_device(
     assert load_calls == [(device, unread)]
 
 
+@pytest.mark.parametrize(("quantize", "unread"), [("auto", False), ("gguf", True)])
+def test_the_embedded_model_is_computed_in_floating_point_by_default(
+    load_calls: list[tuple[str, bool]], smollm2: str, quantize: Any, unread: bool
+) -> None:
+    with pytest.raises(ModelError, match="asked for"):
+        open_models.open_engine(smollm2, device="cpu", quantize=quantize)
+    assert load_calls == [("cpu", unread)]
+
+
 @pytest.mark.parametrize("lacking", ["level", "library"])
 def test_without_kernels_a_gguf_file_is_loaded_once_and_completely(
     load_calls: list[tuple[str, bool]], gguf_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, lacking: str

@@ -116,3 +116,22 @@ def test_the_configuration_of_an_evaluation_has_the_filters(tmp_path: Path, rows
     assert (config["top_k"], config["top_p"]) == (5, 0.8)
     with pytest.raises(OptionError, match="top_k was 5, now 20"):
         evaluate(Letters(), rows, decoder=decoder, out=tmp_path / "run", resume=True, **options)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"repetition_penalty": 1.05, "temperature": 0.6}, "sets temperature=0.6 and repetition_penalty=1.05, which"),
+        ({"no_repeat_ngram_size": 3}, "sets no_repeat_ngram_size=3, which"),
+        ({"repetition_penalty": 1.0, "temperature": 0.7, "top_k": 20}, None),
+    ],
+)
+def test_settings_that_are_not_applied_are_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, settings: dict[str, Any], said: str | None
+) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+    for _ in range(2):
+        assert filters_of(tmp_path, {}) == {name: 20 for name in settings if name == "top_k"}
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == (said is not None)
+    assert all(str(said) in message for message in messages)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,10 @@ from tot.decoders.errors import ModelError, OptionError
 from tot.decoders.models.model_names import find_model
 from tot.decoders.request import Sampling
 
+log = logging.getLogger(__name__)
 FILTERS = ("top_k", "top_p", "min_p")
+_NOT_APPLIED = {"temperature": (0.7, 1.0), "repetition_penalty": (1.0,), "no_repeat_ngram_size": (0,)}
+"""Other settings of a generation_config that change which tokens are sampled, with the values that change nothing."""
 
 
 def filters_of(
@@ -34,6 +39,9 @@ def filters_of(
     """
     config = getattr(model, "generation_config", None)
     own = _file_filters(model) if isinstance(model, str | Path) else {} if config is None else vars(config)
+    changes = {name: own[name] for name, same in _NOT_APPLIED.items() if own.get(name) not in (None, *same)}
+    if unused := [f"{name}={value}" for name, value in changes.items() if name not in names]:
+        _warn_once(" and ".join(unused))
     sources = (given, own, default or {})
     chosen = {name: next((one[name] for one in sources if one.get(name) is not None), None) for name in names}
     filters = {name: value for name, value in chosen.items() if value is not None}
@@ -45,6 +53,12 @@ def filters_of(
         source = "" if given.get(name) is not None else ", from the model's generation_config: give another"
         raise OptionError(f"{name}={first['input']!r}: {first['msg']}{source}") from None
     return filters
+
+
+@functools.cache
+def _warn_once(settings: str) -> None:
+    advice = ": give --temperature to set it" if "temperature" in settings else ""
+    log.warning("the model's generation_config sets %s, which is not applied%s", settings, advice)
 
 
 def _file_filters(model: str | Path) -> dict[str, Any]:

@@ -235,7 +235,7 @@ class NativeForward:
         self._functions.forward(byref(self._model), byref(batch))
         if saturated.value:
             raise ModelError(
-                f"{saturated.value:,} keys and values are beyond 65,504, the largest number of the float16 in which they are "
+                f"{saturated.value:,} keys and values are beyond 65,504, the largest of float16, in which they are "
                 "stored: use dtype=fp32, and quantize=gguf to keep the integers of a .gguf file"
             )
         add_spans({"linear": seconds[0], "attention": seconds[1]})

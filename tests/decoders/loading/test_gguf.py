@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenizers import pre_tokenizers
 from transformers import LlamaTokenizer, PreTrainedTokenizerFast
 
 from tot.decoders.engine.open_models import open_engine
@@ -115,6 +116,48 @@ def test_llama3_files_get_a_beginning_of_text_token_that_survives_the_cache(
     assert tokenizer.encode("hello") == [1, tokenizer.convert_tokens_to_ids("hello")]
 
 
+_DIGITS = ["1", "2", "3", "4", "5"]
+PIECES = {
+    "gpt-2": ["Don", "'", "T", " HelloWORLD", " 12345", "!!/", "\n\n", " ok"],
+    "starcoder": ["Don", "'", "T", " HelloWORLD", " ", *_DIGITS, "!!/", "\n\n", " ok"],
+    "qwen2": ["Don", "'T", " HelloWORLD", " ", *_DIGITS, "!!/\n\n", " ok"],
+    "deepseek-r1-qwen": ["Don", "'T", " HelloWORLD", " ", *_DIGITS, "!!/\n\n", " ok"],
+    "qwen35": ["Don", "'T", " HelloWORLD", " ", *_DIGITS, "!!/\n\n", " ok"],
+    "llama-bpe": ["Don", "'T", " HelloWORLD", " ", "123", "45", "!!/\n\n", " ok"],
+    "seed-coder": ["Don", "'T", " HelloWORLD", " ", *_DIGITS, "!!/", "\n\n", " ok"],
+    "gpt-4o": ["Don'T", " Hello", "WORLD", " ", "123", "45", "!!/\n\n", " ok"],
+    "llama4": ["Don'T", " Hello", "WORLD", " ", "123", "45", "!!/\n\n", " ok"],
+    "tekken": ["Don", "'T", " Hello", "WORLD", " ", *_DIGITS, "!!/\n\n", " ok"],
+    "deepseek-coder": ["Don", "'", "T", " HelloWORLD", " ", *_DIGITS, "!!/", "\n", "\n", " ok"],
+}
+
+
+def bytes_only(rule: str) -> Any:
+    """Build a tokenizer that merges nothing but "he"."""
+    tokens = ["<s>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "he", "hel"]
+    given = {"model": "gpt2", "pre": rule, "tokens": tokens, "merges": ["h e"], "bos_token_id": 0}
+    return build_tokenizer({f"tokenizer.ggml.{name}": value for name, value in given.items()})
+
+
+@pytest.mark.parametrize("rule", PIECES)
+def test_a_rule_splits_text_into_these_pieces(rule: str) -> None:
+    text = "Don'T HelloWORLD 12345!!/\n\n ok"
+    tokenizer = bytes_only(rule)
+    split = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str
+    assert [text[begin:end] for _, (begin, end) in split(text)] == PIECES[rule]
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+    combining = "e\u0301a"  # a letter, a combining mark, a letter
+    joined = rule in ("qwen35", "gpt-4o", "llama4", "tekken")
+    assert (len(split(combining)) == 1) == joined
+
+
+@pytest.mark.parametrize(("rule", "whole"), [("tekken", True), ("llama3", True), ("qwen2", False), ("gpt-4o", False)])
+def test_some_rules_begin_a_text_and_take_whole_words(rule: str, whole: bool) -> None:
+    tokenizer = bytes_only(rule)
+    spelled = [tokenizer.convert_ids_to_tokens(i) for i in tokenizer.encode("hel")]
+    assert spelled == (["<s>", "hel"] if whole else ["he", "l"])
+
+
 def test_sentencepiece_vocabularies_survive_the_cache(tiny: Any, tmp_path: Path) -> None:
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "h", "i", "hi", "▁hi"]
     writer = gguf.GGUFWriter(tmp_path / "spm.gguf", "llama")
@@ -185,7 +228,7 @@ def test_an_end_token_of_type_normal_is_one_control_token(tiny: Any) -> None:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"pre": "tekken"}, "tokenizer (gpt2, tekken)"),
+        ({"pre": "viking"}, "tokenizer (gpt2, viking)"),
         ({"llama.rope.scaling.type": "yarn"}, "scaled RoPE"),
         ({"llama.context_length": 0}, "its context_length is 0"),
         ({"llama.rope.dimension_count": 8}, "part of each head"),

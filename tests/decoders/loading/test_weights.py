@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 from tot.decoders import ModelError, Request, Sampling, load_decoder
 from tot.decoders.kernels.native.forward import NativeForward
@@ -133,3 +134,34 @@ def test_an_invalid_index_is_refused(saved: Callable[..., Path], shard: object) 
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(names, shard)}))
     with pytest.raises(ModelError, match="can't be loaded"):
         load_decoder("ar", folder, kv_budget=100)
+
+
+@pytest.mark.parametrize("start", ["language_model.model.", "model.language_model."])
+def test_gemma3_with_images_runs_as_its_language_model(tmp_path: Path, tokenizer: Any, start: str) -> None:
+    sizes = {**SHAPE, "vocab_size": len(tokenizer), "num_hidden_layers": 3, "num_attention_heads": 4}
+    sizes |= {"num_key_value_heads": 2, "sliding_window": 8, "max_position_embeddings": 128}
+    seen = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    config = Gemma3Config(
+        text_config=sizes, vision_config={**seen, "image_size": 28, "patch_size": 14}, mm_tokens_per_image=4
+    )
+    model = Gemma3ForConditionalGeneration(config).eval()
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    weights = {name.replace("language_model.model.", start): value for name, value in load_file(path).items()}
+    save_file(weights, path, metadata={"format": "pt"})
+    tokens = list(range(5, 25))
+    with torch.no_grad():
+        expected = model(input_ids=torch.tensor([tokens])).logits[0, -1].log_softmax(-1)
+    loaded = open_model(tmp_path, dtype="fp32", device="cpu")
+    assert (loaded.config.model_type, loaded.config.hidden_size) == ("gemma3_text", 64)
+    assert isinstance(loaded.stored, FolderWeights)
+    with torch.no_grad():
+        module = loaded.model(input_ids=torch.tensor([tokens])).logits[0, -1].log_softmax(-1)
+    assert torch.allclose(module, expected, atol=1e-4)
+    with load_decoder("ar", tmp_path, dtype="fp32", device="cpu", kv_budget=200) as decoder:
+        request = Request(prompt=tuple(tokens), sampling=Sampling(max_tokens=1, ignore_eos=True))
+        (found,) = decoder.generate([request])
+    assert found.tokens == (int(expected.argmax()),)
+    assert found.logprob == pytest.approx(float(expected.max()), abs=1e-3)
