@@ -16,7 +16,7 @@ from tot.decoders.models.families import FAMILIES
 
 _MOST_LAYERS = 2**12
 _WITH_IMAGES = ("gemma3",)
-"""Families whose configs hold that of a language model, `text_config`. Only that model is run."""
+"""Families whose language model has its own config, `text_config`. Only the language model is run."""
 _TOP_LEVEL = ("bos_token_id", "eos_token_id", "pad_token_id", "quantization_config")
 """Settings of the language model that such a config may hold itself."""
 

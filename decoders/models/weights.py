@@ -156,7 +156,7 @@ class FolderWeights(Weights):
 
 
 LANGUAGE_MODEL = {r"^(model\.language_model|language_model\.model)\.": "model."}
-"""Names in files of models with images, as a regular expression, and what they begin with in the language model."""
+"""How names in files of models with images begin, as a regular expression, and their beginning in a language model."""
 
 
 def _files_of(folder: Path) -> dict[str, tuple[Path, str]]:
