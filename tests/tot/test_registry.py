@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +117,21 @@ def test_every_known_name_is_covered_above() -> None:
     covered = {(kind, text.partition(":")[0].strip()) for kind, text, _ in mark.args[1]}
     covered.add(("evaluator", "head"))  # needs a file, so it is in test_train_value.py
     assert covered == {(kind, name) for kind, known in KNOWN.items() for name in known}
+
+
+def test_an_installed_plug_in_is_known_to_programs_and_not_to_the_tests(tmp_path: Path) -> None:
+    """Only another process has it installed; there, the test above covers the built-in names."""
+    info = tmp_path / "mine-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[tot.searches]\nmine = mine:Mine\n[tot.decoders]\nmine = mine:Mine\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    known = "from tot.registry import SEARCHES; print('mine' in SEARCHES)"
+    said = subprocess.run([sys.executable, "-c", known], env=environment, capture_output=True, text=True, check=True)
+    assert said.stdout == "True\n"
+    test = [f"{__file__}::test_every_known_name_is_covered_above", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run([sys.executable, "-m", "pytest", *test], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize(

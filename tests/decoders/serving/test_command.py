@@ -40,8 +40,8 @@ def test_without_a_key_a_warning_about_other_machines_is_printed(start: Any) -> 
     listed = httpx.get(f"{url}/v1/models", headers={"host": "box.example"}).json()["data"]
     names = [model["id"] for model in listed]
     decoders = ["mine", *(f"mine:{method}" for method in sorted(METHODS))]
-    assert names[: len(decoders)] == decoders
-    assert names[len(decoders) :][:3] == ["mine:vote", "mine:best", "mine:tree"]
+    expected = [*decoders, "mine:vote", "mine:best", "mine:tree"]
+    assert [name for name in names if name in expected] == expected  # installed plug-ins may add others
 
 
 @pytest.mark.processes

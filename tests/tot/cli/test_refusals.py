@@ -169,10 +169,8 @@ print("torch" in sys.modules)
 
 def test_unknown_names_are_rejected_before_torch_is_imported(python: Any, rows: Path) -> None:
     out, err = python("-c", UNKNOWN).communicate(timeout=60)
-    searches = (
-        "unknown search 'nonsense': choose one of ab-mcts, act, best-first, best-of-n, bfs, cot, dfs, halving, mcts, "
-    )
-    decoders = "unknown decoder 'nonsense': choose one of ar, auto,"
+    searches = "unknown search 'nonsense': choose one of "  # also of installed plug-ins
+    decoders = "unknown decoder 'nonsense': choose one of "
     messages = [searches, "unknown generator ", "unknown evaluator ", decoders, decoders]
     messages = [*messages, *messages, "unknown task 'nonsense'", searches, searches]
     lines = [line.removeprefix("tot: ") for line in err.splitlines()]
