@@ -32,7 +32,7 @@ for profile, examples in (("quick", 30), ("thorough", 300)):  # `make test-all` 
 settings.load_profile("quick")
 
 _BUILT_IN = EntryPoints(), registry._all_declared()[1]
-registry._all_declared = lambda: _BUILT_IN  # tests cover the parts in pyproject.toml, not those of installed plug-ins
+registry._all_declared = lambda: _BUILT_IN  # tests cover the parts in pyproject.toml, without installed plug-ins
 registry.declared.cache_clear()
 
 CHATML = (

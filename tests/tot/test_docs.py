@@ -95,6 +95,28 @@ def test_the_guides_ask_and_tell_example_prints_the_best_state(python: Any) -> N
     assert (out, err) == ("2.0 ['b', 'b']\n", "")
 
 
+def test_the_guide_describes_every_field_of_a_sample_and_reads_them_with_pandas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pandas")
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text('{"question": "4 9 10 13"}\n{"question": "1 1 4 8"}\n{"question": "1 1 1 1"}\n')
+    rules = ("--model", "none", "--search", "best-first:rank=cost", "--generator", "enumerate:prior=uniform")
+    assert main(["eval", "game24", "--data", "rows.jsonl", *rules, "--out", "runs/votes"]) == 0
+    sample = json.loads(Path("runs/votes/samples.jsonl").read_text().splitlines()[0])
+    table = PAGES["guide.md"].partition("### Samples\n")[2].partition("\nWith pandas")[0]
+    named = set(re.findall(r"`(\w+)`", table))
+    first = set(re.findall(r"`(\w+)`", "".join(line.split("|")[1] for line in table.splitlines() if "|" in line)))
+    assert first == {*sample, "judged", "by_model"}
+    assert named >= {*sample["measured"], "calls", "prompt_tokens", "new_tokens"}
+    (example,) = [code for code in examples("guide.md") if "pandas" in code]
+    capsys.readouterr()
+    exec(example.replace("usage.generate.new_tokens", "thoughts"), {})  # these searches ask no model
+    printed = capsys.readouterr().out.splitlines()
+    assert float(printed[0].split()[0]) == pytest.approx(2 / 3)
+    assert printed[-1].split()[:6] == ["2", "2-0", "1", "1", "1", "1"]  # which has no solution
+
+
 @pytest.mark.real
 def test_the_readmes_first_example_prints_the_documented_output(smollm2: str, python: Any) -> None:
     out, err = python("-").communicate(examples("README.md")[0], timeout=120)

@@ -107,7 +107,7 @@ class Panel {
         ["forwards", usage.forwards],
         ["acceptance rate", usage.reached ? share(usage.accepted / usage.reached) : undefined],
         ["accepted of drafted", usage.drafted ? share(usage.accepted / usage.drafted) : undefined],
-        ["unparsed replies", run.parse_failures],
+        ["unreadable replies", run.parse_failures],
       ]),
     ];
   }
@@ -138,7 +138,7 @@ class Panel {
       ["tokens/s", tokens && time ? shortNumber(tokens / time) : undefined],
       ["equal thoughts merged", fields.merged],
       ["rejected thoughts after it", fields.rejected],
-      ["unparsed replies", fields.parse_failures],
+      ["unreadable replies", fields.parse_failures],
     ]);
   }
 
