@@ -161,7 +161,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
 class Wanted(Wire):
-    """Fields of all routes. Temperature and filters default to the model's own, otherwise to those of OpenAI's API.
+    """Fields of all routes. Temperature and filters default to the model's own, otherwise to OpenAI's defaults.
 
     Without `seed`, each request gets a random one below 2**53, which the reply reports (`tot.seed`).
     """
