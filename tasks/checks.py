@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files as resources
 from typing import Any
 
-from tot.sandbox import Ran, Sandbox, pool
+from tot.sandbox import Files, Ran, Sandbox, pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ def check(program: str, tests: Sequence[str], sandbox: Sandbox) -> Checked:
     return Checked(sum(result is None for result in results[1:]), tuple(failures))
 
 
-def run_judge(files: Mapping[str, str], program: str, sandbox: Sandbox) -> tuple[Ran, Ran, list[Any]]:
+def run_judge(files: Files, program: str, sandbox: Sandbox) -> tuple[Ran, Ran, list[Any]]:
     """Run the judge with `files` on a program. Return how both ended, and the lines that the judge wrote.
 
     Raises OptionError if this machine cannot confine programs.
@@ -59,7 +59,7 @@ def ended_early(judge: Ran, run: Ran, sandbox: Sandbox) -> str:
         "killed": f"it was stopped: it wanted more than {sandbox.memory} MiB, or crashed",
         "exited": "it ended before its tests did",
     }
-    return ends[judge.ended if not judge.ok else run.ended]
+    return ends[judge.ended if judge.ended != "exited" else run.ended]
 
 
 async def acheck(program: str, tests: Sequence[str], sandbox: Sandbox) -> Checked:

@@ -6,11 +6,11 @@ All programs run in a `Sandbox`. The hidden tests of a data set only score the a
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import pairwise
-from textwrap import dedent, indent
 from typing import Any, ClassVar
 
 from tot.decoders.errors import TaskError
@@ -18,14 +18,12 @@ from tot.sandbox import Sandbox, confines
 from tot.task.dataset import text_of
 from tot.task.task import Task
 from tot.tasks.checks import acheck, check
+from tot.tasks.programs import doctests, parsed, program_in, whole
 from tot.tree.thought import Observation, State, Thought
 
-_OPENS = re.compile(r"(?P<quote>[ \t>]*)(?P<before>[^`~]*)(?P<fence>`{3,}|~{3,})[ \t]*\{?\.?(?P<kind>[\w.+#-]*)[^`~]*")
-_PYTHON = re.compile(r"(?:py|python)[\w.]*|code|source|", re.IGNORECASE)
-_STATEMENT = re.compile(r"(?:async )?def |class |import |from |@|return\b")
-_TRIES = 30
-"""Maximum candidates for the end of a code block, of code in a text without blocks, or of a literal."""
-_RESULT = re.compile(r"\s*(?:➞|→|[-=]+>|==+|=|(?:#\s*)?(?:should\s+)?returns?\b:?|is\b)\s*")
+_RESULT = re.compile(r"[\s`]*(?:➞|→|[-=]+>|==+|=|(?:#\s*)?(?:should\s+)?returns?\b:?|is\b)[\s`]*")
+_ENDS = 30
+"""Maximum candidates for the end of a literal."""
 _WORDS = {"true": "True", "false": "False", "null": "None"}
 SANDBOX = Sandbox()
 """The sandbox for testing programs during a search."""
@@ -117,9 +115,10 @@ class HumanEval(Code):
         return text_of(row["prompt"], "prompt")
 
     def reference_of(self, row: Mapping[str, Any]) -> str:
-        """Return the tests, after the prompt's other functions, so that a program cannot replace those."""
+        """Return the tests, after the rest of the prompt, so that a program cannot replace it."""
         name = text_of(row["entry_point"], "entry_point")
-        return f"{_helpers(self.question_of(row), name)}{text_of(row['test'], 'test')}\n\ncheck({name})\n"
+        tests = f"{_helpers(self.question_of(row), name)}{text_of(row['test'], 'test')}"
+        return f"{tests}\n\nfrom candidate import {name}\ncheck({name})\n"
 
 
 class MBPP(Code):
@@ -153,86 +152,11 @@ def _statements(value: Any, field: str) -> list[str]:
 
 
 def _helpers(prompt: str, name: str) -> str:
-    """Return the prompt's functions other than `name`, with its imports; "" if there are no other functions."""
+    """Return the prompt's imports, constants, and functions other than `name`."""
     tree = parsed(prompt)
-    statements = tree.body if isinstance(tree, ast.Module) else []
-    functions = [node for node in statements if isinstance(node, ast.FunctionDef) and node.name != name]
-    imports = [node for node in statements if isinstance(node, ast.Import | ast.ImportFrom)]
-    return "".join(f"{ast.unparse(node)}\n\n" for node in (*imports, *functions)) if functions else ""
-
-
-def program_in(reply: str) -> str:
-    """Return the Python code in a reply.
-
-    This is its code blocks with definitions, otherwise the first block, otherwise the code outside of blocks.
-    """
-    blocks = [(kind, dedent(block)) for kind, block in _blocks(reply)]
-    python = [block for kind, block in blocks if _PYTHON.fullmatch(kind)]
-    others = [block for kind, block in blocks if not _PYTHON.fullmatch(kind)]
-    for some in (python, others):
-        if programs := [block for block in some if _defines(block)]:
-            return _tidy("\n".join(programs))
-    candidates = [block for block in python if "def " in block] or [block for block in python if block.strip()][:1]
-    opens = len(blocks) > 1 or _OPENS.fullmatch(reply.lstrip().partition("\n")[0])
-    if candidates and (opens or not _defines(_code_in(reply))):  # otherwise the only fence ends the code before it
-        return _tidy("\n".join(candidates))
-    if not blocks:
-        return _tidy(reply if parsed(reply) is not None else _code_in(reply))
-    return "" if (code := _code_in(reply)) == reply else _tidy(code)
-
-
-def _tidy(program: str) -> str:
-    return program.strip("\n").rstrip()
-
-
-def _blocks(reply: str) -> Iterator[tuple[str, str]]:
-    """Yield (language, text) of each fenced block; a fence in a string literal does not end a block."""
-    lines = iter(reply.splitlines())
-    while (line := next(lines, None)) is not None:
-        opened = _OPENS.fullmatch(line)
-        if opened is None:
-            continue
-        mark = ">" if ">" in opened["quote"] else ""
-        rest = [text.strip(" \t").removeprefix(mark).removeprefix(" ") if mark else text for text in lines]
-        ends = [i for i, text in enumerate(rest) if _closes(text, opened["fence"])]
-        candidates = ends[:_TRIES]
-        parsable = (end for end in candidates if parsed(dedent("\n".join(rest[:end]))) is not None)
-        end = next(parsable, candidates[0] if candidates else len(rest))
-        yield opened["kind"], "\n".join(rest[:end]) + "\n"
-        lines = iter(rest[end + 1 :])
-
-
-def _closes(line: str, fence: str) -> bool:
-    line = line.strip()
-    return len(line) >= len(fence) and set(line) == {fence[0]}
-
-
-def _code_in(text: str) -> str:
-    """Return the code in a text without blocks: from its first statement to the last line that still parses.
-
-    Returns the whole text if no code is found.
-    """
-    lines = [line for line in text.strip("\n").splitlines() if not line.strip().startswith(("```", "~~~"))]
-    start = next((i for i, line in enumerate(lines) if _STATEMENT.match(line)), 0)
-    for first in dict.fromkeys((0, start)):
-        for end in range(len(lines), max(first, len(lines) - _TRIES), -1):
-            code = dedent("\n".join(lines[first:end]))
-            if (tree := parsed(code)) is not None and _is_code(tree):
-                return code
-    return text
-
-
-def _is_code(tree: ast.AST) -> bool:
-    return any(isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Return | ast.Import) for node in ast.walk(tree))
-
-
-def _defines(program: str) -> bool:
-    tree = parsed(program)
-    return isinstance(tree, ast.Module) and any(
-        isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign)
-        and (not isinstance(node, ast.Assign) or isinstance(node.value, ast.Lambda))
-        for node in tree.body
-    )
+    helpers = ast.Import | ast.ImportFrom | ast.Assign | ast.AnnAssign | ast.FunctionDef
+    statements = [node for node in tree.body if isinstance(node, helpers)] if isinstance(tree, ast.Module) else []
+    return "".join(f"{ast.unparse(node)}\n\n" for node in statements if getattr(node, "name", None) != name)
 
 
 def examples(question: str) -> tuple[str, ...]:
@@ -240,13 +164,20 @@ def examples(question: str) -> tuple[str, ...]:
 
     They come from its asserts, its doctests, and lines such as `f(1) ➞ 2` that call its last function.
     """
-    lines = [line.strip() for line in question.splitlines()]
-    imports = "".join(f"{line}\n" for line in lines if line.startswith("import ") and parsed(line) is not None)
-    tests = [f"{imports}{test}" for test in _asserts(question)]
-    names = re.findall(r"^def\s+(\w+)", question, re.MULTILINE)
-    if names:
-        tests += [f"assert {call} == {expected}" for call, expected in _calls(question, names[-1])]
+    lines = re.findall(r"^(?:import|from) .*|^\w+ *=(?!=).*", question, re.MULTILINE)
+    known = "".join(f"{line}\n" for line in lines if parsed(line) is not None)
+    tests = [f"{known}{test}" for test in _asserts(question)]
+    if (name := _name_in(question)) is not None:
+        tests += [f"assert {call} == {expected}" for call, expected in _calls(question, name)]
     return tuple(dict.fromkeys(tests))
+
+
+def _name_in(question: str) -> str | None:
+    """Return the function that a question asks for: its last one, or in prose the only one that is called."""
+    if names := re.findall(r"^def\s+(\w+)", question, re.MULTILINE):
+        return str(names[-1])
+    called = set(re.findall(r"(?<![\w.])([A-Za-z_]\w*)\(", question)) - vars(builtins).keys()
+    return called.pop() if len(called) == 1 else None
 
 
 def _asserts(question: str) -> Iterator[str]:
@@ -273,14 +204,12 @@ def _asserts(question: str) -> Iterator[str]:
 
 def _calls(question: str, name: str) -> Iterator[tuple[str, str]]:
     """Yield calls of a function with literal arguments, each with its expected result as a literal."""
-    from doctest import DocTestParser  # imports pdb and unittest
-
-    try:
-        tests = DocTestParser().get_examples(re.sub(r'"""|\'\'\'', "\n", question))
-    except ValueError:
-        tests = []
-    for test in tests:
+    question = re.sub(r'"""|\'\'\'', "\n", question)
+    for test in doctests(question):
         call, expected = _uncommented(test.source.strip()), _literal(test.want)
+        match parsed(call, "eval"):
+            case ast.Expression(ast.Call(ast.Name("print"), [printed], [])):
+                call, expected = f"str({ast.unparse(printed)})", repr(test.want.strip("\n"))
         if expected is not None and _calls_only(call, name):
             yield call, expected
     for line in question.splitlines():
@@ -288,29 +217,30 @@ def _calls(question: str, name: str) -> Iterator[tuple[str, str]]:
             ends = (i + 1 for i in range(start, len(line)) if line[i] == ")")
             end = next((end for end in ends if parsed(line[start:end], "eval") is not None), None)
             arrow = None if end is None else _RESULT.match(line, end)
-            if arrow is None or not _calls_only(line[start:end], name):
+            if arrow is None or "assert" in line[:start] or not _calls_only(line[start:end], name):
                 continue
-            expected = _literal(line[arrow.end() :])
+            expected = _literal(re.split(rf"(?:,|;|\band\b)?\s*(?<![\w.]){name}\(", line[arrow.end() :])[0])
             if expected is not None:
                 yield line[start:end], expected
 
 
 def _calls_only(call: str, name: str) -> bool:
-    """Return True if this function is the only name in an expression."""
+    """Return True if this function is the only name in an expression, apart from `str`."""
     tree = parsed(call, "eval")
-    return tree is not None and {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} == {name}
+    return tree is not None and {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - {"str"} == {name}
 
 
 def _literal(text: str) -> str | None:
     """Return a text as a Python literal, without a comment or punctuation after it; None if it is not a literal."""
-    for end in [*(match.start() for match in re.finditer("#", text)), len(text)][-_TRIES:]:
+    for end in [*(match.start() for match in re.finditer("#", text)), len(text)][-_ENDS:]:
         piece = text[:end].strip().rstrip(".,;`").strip()
-        piece = _WORDS.get(piece, piece)
-        try:
-            ast.literal_eval(piece)
-        except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-            continue
-        return piece
+        for literal in (piece, piece[:-1]) if piece[-1:] in "\"'" else (piece,):  # the quote may end a docstring
+            literal = _WORDS.get(literal, literal)
+            try:
+                ast.literal_eval(literal)
+            except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+                continue
+            return literal
     return None
 
 
@@ -318,39 +248,6 @@ def _uncommented(call: str) -> str:
     tree = parsed(call, "eval")
     source = ast.get_source_segment(call, tree.body) if isinstance(tree, ast.Expression) else None
     return call if source is None else source
-
-
-def parsed(text: str, mode: str = "exec") -> ast.AST | None:
-    """Return the syntax tree of Python code; None if it can't be parsed."""
-    try:
-        return ast.parse(text, mode=mode)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-
-
-def whole(question: str, program: str) -> str:
-    """Return the complete program: if the question is code, its imports and functions come first.
-
-    A program that is only a function body becomes the body of the question's function.
-    """
-    asked = parsed(question)
-    if asked is None or not _is_code(asked):  # prose such as "fibonacci" can be parsed, too
-        return f"{program}\n"
-    tree = parsed(dedent(program))
-    statements = tree.body if isinstance(tree, ast.Module) else []
-    if any(isinstance(node, ast.Return) for statement in statements for node in _walk_outside(statement)):
-        return f"{question.rstrip()}\n{indent(dedent(program), '    ')}\n"
-    first = "".join(line for line in program.splitlines(True) if line.startswith("from __future__ "))
-    rest = "".join(line for line in program.splitlines(True) if not line.startswith("from __future__ "))
-    return f"{first}{question.rstrip()}\n\n\n{rest}\n"
-
-
-def _walk_outside(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield a statement's nodes that are outside of functions and classes."""
-    yield node
-    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
-        for child in ast.iter_child_nodes(node):
-            yield from _walk_outside(child)
 
 
 @lru_cache(4096)

@@ -1,7 +1,7 @@
 """Edits of a program in a model's reply: the whole program, its marked region, or search/replace blocks.
 
 A region is between the lines `# tot: begin` and `# tot: end`; everything else stays as it is. A search/replace block
-replaces lines that must occur exactly once:
+replaces lines that must occur exactly once, apart from white space at their ends and a common indentation:
 
     <<<<<<< SEARCH
     old lines
@@ -16,12 +16,12 @@ import ast
 import re
 from textwrap import dedent, indent
 
-from tot.tasks.code import parsed, program_in
+from tot.tasks.programs import parsed, program_in
 
 _BEGIN, _END = (re.compile(rf"^[ \t]*#[ \t]*tot:[ \t]*{mark}[ \t]*$", re.MULTILINE) for mark in ("begin", "end"))
-_BLOCK = re.compile(
-    r"^<{5,9} SEARCH[ \t]*\n(?P<old>.*?)^={5,9}[ \t]*\n(?P<new>.*?)^>{5,9} REPLACE[ \t]*$", re.MULTILINE | re.DOTALL
-)
+_SEARCH, _MIDDLE, _REPLACE = map(re.compile, (r"\s*(<{5,9}) ?SEARCH\s*", r"\s*(={5,9})\s*", r"\s*>{5,9} ?REPLACE\s*"))
+_TAB = 4
+"""Columns of a tab."""
 
 
 class EditError(ValueError):
@@ -45,7 +45,7 @@ def region_of(program: str) -> tuple[str, str, str]:
 def edited(program: str, reply: str) -> str:
     """Return a program after the edit in a reply. Raises EditError if it can't be applied or changes nothing."""
     before, region, after = region_of(program)
-    if re.search(r"^<{5,9} SEARCH", reply, re.MULTILINE):
+    if any(map(_SEARCH.fullmatch, reply.split("\n"))):
         new = _replaced(region, reply)
     else:
         new = written(reply)
@@ -71,16 +71,75 @@ def written(reply: str) -> str:
 
 
 def _replaced(region: str, reply: str) -> str:
-    blocks = list(_BLOCK.finditer(reply))
-    if len(blocks) != len(re.findall(r"^<{5,9} SEARCH", reply, re.MULTILINE)):
+    *lines, end = region.split("\n")
+    block: list[str] | None = None
+    width = 0
+    for line in reply.replace("\r\n", "\n").split("\n"):
+        if opened := _SEARCH.fullmatch(line):
+            if block is not None:
+                break
+            block, width = [], len(opened[1])
+        elif block is not None and _REPLACE.fullmatch(line):
+            lines, block = _with_block(lines, block, width), None
+        elif block is not None:
+            block.append(line)
+    if block is not None:
         raise EditError("a search/replace block is incomplete")
-    for block in blocks:
-        old = block["old"]
-        found = [match.start() for match in re.finditer(f"^{re.escape(old)}", region, re.MULTILINE)]
-        if len(found) != 1 or not old.strip():
-            raise EditError(f"the lines to replace occur {len(found)} times: {old.strip()[:60]!r}")
-        region = region[: found[0]] + block["new"] + region[found[0] + len(old) :]
-    return region
+    return "\n".join([*lines, end])
+
+
+def _with_block(lines: list[str], block: list[str], width: int) -> list[str]:
+    """Return the lines after a search/replace block whose first mark has this width.
+
+    A line of "=" of the same width is its middle. Others may underline a title.
+    """
+    marks = [(i, len(found[1])) for i, line in enumerate(block) if (found := _MIDDLE.fullmatch(line))]
+    middles = [i for i, size in marks if size == width] or [i for i, _ in marks]
+    if not middles:
+        raise EditError("a search/replace block is incomplete")
+    changes = [(block[:i], block[i + 1 :]) for i in middles]
+    found = [
+        (i, old, new)
+        for old, new in changes
+        for i in range(len(lines))
+        if any(map(str.strip, old)) and lines[i:][: len(old)] == old
+    ]
+    if not found:
+        changes = [(_trimmed(old), _trimmed(new)) for old, new in changes]
+        found = [(i, old, new) for old, new in changes for i in range(len(lines)) if _shift(lines[i:], old) is not None]
+    if len(found) != 1:
+        old = "\n".join(changes[0][0]).strip()
+        raise EditError(f"the lines to replace occur {len(found)} times: {old[:60]!r}")
+    i, old, new = found[0]
+    if (after := lines[i : i + len(old)]) != old:
+        tabs = any(line.startswith("\t") for line in after)
+        new = [_indented(line, _column(line) + (_shift(after, old) or 0), tabs) for line in new]
+    return [*lines[:i], *new, *lines[i + len(old) :]]
+
+
+def _trimmed(lines: list[str]) -> list[str]:
+    """Return lines without blank ones at both ends."""
+    filled = [i for i, line in enumerate(lines) if line.strip()]
+    return lines[filled[0] : filled[-1] + 1] if filled else []
+
+
+def _shift(lines: list[str], old: list[str]) -> int | None:
+    """Return the columns by which the first lines are indented more than `old`; None if they differ otherwise."""
+    pairs = list(zip(lines, old, strict=False))
+    shifts = {_column(line) - _column(one) for line, one in pairs if one.strip()}
+    same = len(pairs) == len(old) and all(line.strip() == one.strip() for line, one in pairs)
+    return shifts.pop() if same and len(shifts) == 1 else None
+
+
+def _column(line: str) -> int:
+    return len(line[: len(line) - len(line.lstrip())].expandtabs(_TAB))
+
+
+def _indented(line: str, column: int, tabs: bool) -> str:
+    if not line.strip():
+        return line
+    margin = "\t" * (column // _TAB) + " " * (column % _TAB) if tabs else " " * column
+    return margin + line.lstrip()
 
 
 def _region_in(new: str, before: str, region: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from tot import State, Task
 from tot.decoders.errors import TaskError
 from tot.task.dataset import text_of
-from tot.tasks.code import SANDBOX, program_in
+from tot.tasks.code import SANDBOX
 from tot.tasks.numbers import (
     announced_answer,
     boxed_answer,
@@ -21,6 +21,7 @@ from tot.tasks.numbers import (
     strict_answer,
     value_of,
 )
+from tot.tasks.programs import program_in
 from tot.tasks.word_problems import word_problem
 from tot.tree.thought import Observation, Thought
 

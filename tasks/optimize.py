@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
+import tokenize
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -25,6 +28,7 @@ from tot.tree.thought import Observation, State, Thought
 log = logging.getLogger(__name__)
 _DESCRIPTION, _START, _SCORE = "task.md", "start.py", "score.py"
 """Files of a folder with a task."""
+_IMPORT = re.compile(r"^\s*(?:import|from)\s+(\w+)", re.MULTILINE)
 _LONG = 80
 """Lines of a program, or of its region, above which the model writes search/replace blocks."""
 _HINTS = (
@@ -37,6 +41,14 @@ _HINTS = (
 )
 INSTANCES, HELD_OUT, REFERENCE = "instances.py", "held_out.py", "reference.py"
 """The scorer's instances; and for `tot bench optimize` alone, others that replace them, and a known program."""
+
+
+def _packages(given: Any) -> Any:
+    """Parse names such as "numpy+scipy". Raises ValueError for a package that is not installed."""
+    names = [name for name in given.split("+") if name] if isinstance(given, str) else given
+    if missing := [name for name in names if not str(name).isidentifier() or find_spec(name) is None]:
+        raise ValueError(f"{missing[0]} is not installed: install it, or leave it out")
+    return names
 
 
 def _weights(given: Any) -> Any:
@@ -67,7 +79,9 @@ class OptimizeOptions(BaseModel):
     seconds: float = Field(10.0, gt=0)
     """Time limit of a run of the scorer."""
     repeats: int | None = Field(None, ge=1)
-    """Runs of the scorer for each program. None: once, or five times if its scores differ between two runs."""
+    """Runs of the scorer for each program. None: once, twice for a new best program, or five times if scores differ."""
+    packages: Annotated[tuple[str, ...], BeforeValidator(_packages)] = ("numpy",) if find_spec("numpy") else ()
+    """Installed packages that the scorer and the programs can import."""
 
 
 class Optimize(Task):
@@ -106,6 +120,8 @@ class Optimize(Task):
             chosen.weights,
             chosen.seconds,
             chosen.repeats,
+            chosen.minimize,
+            chosen.packages,
         )
         self.version = f"{self.scorer.digest} {derive(self._start or '', chosen.minimize):x}"
         self._saved: dict[str, float] = {}
@@ -146,6 +162,7 @@ class Optimize(Task):
             "parts": {name: _shown(value) for name, value in scored.parts.items()},
             "scores": [_shown(one.score) or "failed" for _, one in self._path(state)],
             "minimize": self.options.minimize,
+            "packages": [name for name in self.scorer.packages if name in _IMPORT.findall(program or "")],
         }
 
     def hints(self, state: State) -> Sequence[str]:
@@ -234,10 +251,11 @@ def _shown(score: float | None) -> str:
 
 
 def _read(path: Path) -> str:
-    """Return a file's text. Raises OptionError if it can't be read."""
+    """Return a file's text, a script's in the encoding that it declares. Raises OptionError if it can't be read."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        with tokenize.open(path) if path.name != _DESCRIPTION else path.open(encoding="utf-8-sig") as file:
+            text = file.read()
+    except (OSError, UnicodeDecodeError, SyntaxError) as error:
         raise OptionError(f"{path} can't be read: {error}") from None
     if not text.strip():
         raise OptionError(f"{path} is empty")

@@ -204,7 +204,9 @@ def _read(
                 ended = "time"
     if ended is None:
         with suppress(subprocess.TimeoutExpired):
-            processes[0].wait(max(deadline - time.monotonic(), 0.001))
+            if processes[0].wait(max(deadline - time.monotonic(), 0.001)):
+                for other in processes[1:]:  # its end may be the reason, and takes a moment
+                    other.wait(1)
     return [_result(process, texts, ended, start_time, limit) for process in processes]
 
 

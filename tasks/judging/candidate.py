@@ -48,14 +48,15 @@ def described(error: BaseException) -> dict[str, Any]:
 
 
 def answered(request: dict[str, Any], module: ModuleType, objects: Objects) -> Any:
-    """Return the value of a call, an attribute or a global name; for a call also its arguments, which it may modify."""
+    """Return the value of a call, an attribute or a global name; if asked, for a call without a value its arguments."""
     if "global" in request:
         return [vars(module)[request["global"]]]
     target = request["of"]
     if "attribute" in request:
         return [getattr(target, request["attribute"])]
     arguments, named = request["arguments"], request["named"]
-    return [target(*arguments, **named), arguments, named]
+    result = target(*arguments, **named)
+    return [result, *arguments, *named.values()] if request["changes"] and result is None else [result]
 
 
 def main() -> None:

@@ -2,7 +2,11 @@
 
 It receives plain values from the candidate, and refers to other objects by number. It writes one JSON line per test:
 null for a pass, otherwise a description of the failure, from which a model can fix the program. The first line is for
-the program itself. After it, score.py has one line: its output, and the exception that ended it, if any.
+the program itself. After it, score.py has one line: the scores it printed, its other output, and the exception that
+ended it, if any.
+
+A program may not change the scorer: arguments of score.py are copies, exceptions that end Python's loops and NaN become
+errors, a star import replaces no name, and a score is all that one call of print writes.
 """
 
 from __future__ import annotations
@@ -12,41 +16,57 @@ import builtins
 import io
 import json
 import os
+import re
+import runpy
+import symtable
 import sys
+from collections.abc import Iterator
 from contextlib import redirect_stdout, suppress
+from fractions import Fraction
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 sys.path.insert(0, os.getcwd())  # noqa: PTH109
 
-from plain import pack, unpack  # type: ignore[import-not-found]
+from plain import NaNError, pack, unpack  # type: ignore[import-not-found]
 
 LONGEST = 1 << 24
+SHOWN = 1000
+"""Maximum characters of a scorer's other output."""
+SCORING = os.path.exists("score.py")  # noqa: PTH110
+TESTS: list[str] = [] if SCORING else json.loads(open("tests.json", encoding="utf-8").read())  # noqa: PTH123, SIM115
+NAN = any("nan" in test.lower() for test in TESTS)
+"""Whether the program may return NaN, which passes checks such as `not error > 1e-6`. Tests that expect it name it."""
+NUMBER = re.compile(
+    r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|[-+]?\d+/0*[1-9]\d*|[-+]?(?:nan|inf(?:inity)?)", re.IGNORECASE
+)
 sys.set_int_max_str_digits(0)  # failures may contain integers of any length
 results = os.fdopen(os.dup(1), "w")
 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # discard the output of tests
 
 
-class Lost(BaseException):
-    """The candidate's process has ended or sends an invalid reply."""
+def lost() -> NoReturn:
+    """End without a result: the candidate's process has ended or sends an invalid reply. Tests can't catch this."""
+    os._exit(1)
 
 
 class Raised(Exception):  # noqa: N818
-    """An exception of the candidate whose type is not built in."""
+    """An exception of the candidate whose type is not built in, or ends a loop in Python, such as StopIteration."""
 
 
 class Remote:
     """An object in the candidate's process: can be called, has attributes, can be an argument. Equal only to itself."""
 
     def __init__(self, number: int, text: str) -> None:
-        self._number, self._text = number, text
+        self._number, self._text = number, text if text.startswith("<") else f"<{text}>"  # never a number
 
     def __repr__(self) -> str:
         return self._text
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        result, after, after_named = ask({"of": self, "arguments": [*arguments], "named": named})
-        for old, new in zip([*arguments, *named.values()], [*after, *after_named.values()], strict=True):
+        """Call it. A function that returns None, as those that change their arguments do, changes those of a test."""
+        result, *changed = ask({"of": self, "arguments": [*arguments], "named": named, "changes": not SCORING})
+        for old, new in zip([*arguments, *named.values()], changed, strict=False):
             if isinstance(old, list | bytearray) and type(old) is type(new):
                 old[:] = new
             elif isinstance(old, dict | set) and type(old) is type(new):
@@ -79,11 +99,13 @@ def number_of(value: Any) -> int:
 def read() -> Any:
     line = answers.readline(LONGEST)
     if not line.endswith(b"\n"):
-        raise Lost
+        lost()
     try:
-        return unpack(line, find)
+        return unpack(line, find, nan=NAN)
+    except NaNError:
+        raise error_of({"kind": "ValueError", "text": "the program returned NaN"}) from None
     except ValueError:
-        raise Lost from None
+        lost()
 
 
 def ask(request: dict[str, Any]) -> Any:
@@ -92,35 +114,35 @@ def ask(request: dict[str, Any]) -> Any:
         requests.write(line)
         requests.flush()
     except OSError:
-        raise Lost from None
+        lost()
     answer = read()
     if not isinstance(answer, dict):
-        raise Lost
+        lost()
     if isinstance(raised := answer.get("raised"), dict):
         raise error_of(raised)
     result = answer.get("result")
-    wanted = 3 if "arguments" in request else 1
-    if not isinstance(result, list) or len(result) != wanted:
-        raise Lost
-    if wanted == 3 and (
-        type(result[1]) is not list
-        or type(result[2]) is not dict
-        or len(result[1]) != len(request["arguments"])
-        or result[2].keys() != request["named"].keys()
-    ):
-        raise Lost
+    if not isinstance(result, list) or not result:
+        lost()
+    changes = request.get("changes") and result[0] is None
+    if len(result) != 1 + (len(request["arguments"]) + len(request["named"]) if changes else 0):
+        lost()
     return result
 
 
 def error_of(raised: dict[str, Any]) -> Exception:
     """Rebuild the candidate's exception, with the same built-in type, so that tests can expect it."""
-    kind, text = str(raised.get("kind")), str(raised.get("text"))
+    kind, text, line = (str(raised.get(key) or "") for key in ("kind", "text", "line"))
     builtin = getattr(builtins, kind, None) if raised.get("known") is True else None
-    error: Exception = Raised(f"{kind}: {text}")
-    if isinstance(builtin, type) and issubclass(builtin, Exception):
+    said = short(f"{kind}: {text}") + (f", in the line: {line}" if line else "")
+    error: Exception = Raised(said)
+    if (
+        isinstance(builtin, type)
+        and issubclass(builtin, Exception)
+        and kind not in ("StopIteration", "StopAsyncIteration")
+    ):
         with suppress(TypeError):
-            error = builtin(text)
-    error.line = str(raised.get("line"))  # type: ignore[attr-defined]
+            error = builtin(said if SCORING else text)  # a scorer may print it: it is never a number
+    error.program = said  # type: ignore[attr-defined]
     return error
 
 
@@ -129,9 +151,7 @@ def short(text: str) -> str:
 
 
 def description(error: BaseException) -> str:
-    line = getattr(error, "line", "")
-    message = str(error) if isinstance(error, Raised) else f"{type(error).__name__}: {error}"
-    return short(message) + (f", in the line: {line}" if line else "")
+    return getattr(error, "program", None) or short(f"{type(error).__name__}: {error}")
 
 
 def failure(test: str, space: dict[str, Any]) -> str | None:
@@ -149,45 +169,102 @@ def failure(test: str, space: dict[str, Any]) -> str | None:
 
 def outcome(test: str, space: dict[str, Any]) -> str | None:
     try:
-        return failure(test, space)
-    except Lost:
-        raise
+        failed = failure(test, space)
     except BaseException as error:  # noqa: BLE001
         return f"{short(test)} fails: {description(error)}"
+    return failed if failed or known else f"{short(test)} uses nothing of the program"
 
 
 def names_in(tests: list[str]) -> set[str]:
-    """Return the names that the tests use and do not define.
+    """Return the global names that the tests use and do not define.
 
-    Built-in names are included only if there are no others: a program cannot replace `set` or `abs` in the tests, but
+    A built-in name is included only if it is the only one: a program cannot replace `set` or `abs` in the tests, but
     may define a function called `sum`.
     """
-    nodes = [node for test in tests for node in ast.walk(ast.parse(test))]
-    used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    used -= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    used -= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    used -= {(node.asname or node.name).partition(".")[0] for node in nodes if isinstance(node, ast.alias)}
-    return used - vars(builtins).keys() or used
+    used, defined = set(), set()
+    for table in (table for test in tests for table in tables_of(symtable.symtable(test, "test", "exec"))):
+        for symbol in table.get_symbols():
+            if table.get_type() == "module" or symbol.is_declared_global():
+                defined |= {symbol.get_name()} if symbol.is_assigned() or symbol.is_imported() else set()
+            if symbol.is_referenced() and (symbol.is_global() or table.get_type() == "module"):
+                used.add(symbol.get_name())
+    used -= defined
+    return used - vars(builtins).keys() or (used if len(used) == 1 else set())
 
 
-def scored(names: list[Any]) -> dict[str, Any]:
-    """Run score.py, whose module `candidate` has the candidate's names."""
-    module = sys.modules["candidate"] = ModuleType("candidate")
-    for name in names:
-        if isinstance(name, str) and not name.startswith("__"):
-            vars(module)[name] = ask({"global": name})[0]
-    printed, error = io.StringIO(), None
-    with open("score.py", encoding="utf-8") as file:  # noqa: PTH123
-        source = file.read()
+def tables_of(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
+    yield table
+    for child in table.get_children():
+        yield from tables_of(child)
+
+
+def module_of(names: set[str]) -> ModuleType:
+    """Return the module `candidate` with the program's names. A star import of it replaces no name."""
+
+    def attribute(name: str) -> Any:
+        if name == "__all__":
+            taken = sys._getframe(1).f_globals.keys() | vars(builtins).keys()
+            return [one for one in names - taken if not one.startswith("_")]
+        if name in names:
+            return ask({"global": name})[0]
+        raise AttributeError(f"the program defines no {name!r}")
+
+    module = ModuleType("candidate")
+    vars(module)["__getattr__"] = attribute
+    return module
+
+
+class Output(io.StringIO):
+    """The standard output of score.py. Text of the program inside of a line, or with several lines, is not a score."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: list[str] = []
+        """What each call wrote: `print` writes its values and their separators one by one."""
+
+    def write(self, text: str) -> int:
+        self.pieces += [text] if text else []
+        return super().write(text)
+
+    def parted(self) -> tuple[list[Any], str]:
+        """Return the scores, and the rest of the text."""
+        scores, rest = [], []
+        for before, text, after in zip(["\n", *self.pieces], self.pieces, [*self.pieces[1:], "\n"], strict=False):
+            alone = before.endswith("\n") and (text.endswith("\n") or after.startswith("\n"))
+            score = score_in(text.strip()) if alone else None
+            rest += [text] if score is None else []
+            scores += [] if score is None else [score]
+        return scores, "".join(rest)
+
+
+def score_in(text: str) -> Any:
+    """Return the number or the JSON object in a text; None for other text."""
+    if NUMBER.fullmatch(text):
+        return float(Fraction(text)) if "/" in text else float(text)
     try:
-        with redirect_stdout(printed):
-            exec(compile(source, "score.py", "exec"), {"__name__": "__main__"})
-    except Lost:
-        raise
+        found = json.loads(text, object_pairs_hook=unique) if text.startswith("{") else None
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a key occurs twice")
+    return dict(pairs)
+
+
+def scored() -> dict[str, Any]:
+    """Run score.py. Return the scores that it printed, its other output and its error."""
+    output, error = Output(), None
+    try:
+        with redirect_stdout(output):
+            runpy.run_path(os.path.abspath("score.py"), run_name="__main__")  # noqa: PTH100
     except BaseException as raised:  # noqa: BLE001
-        line = getattr(raised, "line", None)  # only the candidate's exceptions have it
-        error = {"text": description(raised), "candidate": line is not None}
-    return {"printed": printed.getvalue()[-4000:], "error": error}
+        if not isinstance(raised, SystemExit) or raised.code not in (None, 0):
+            error = {"text": description(raised), "candidate": hasattr(raised, "program")}
+    scores, text = output.parted()
+    return {"scores": scores[:2], "text": text.strip()[-SHOWN:], "error": error}
 
 
 def say(result: Any) -> None:
@@ -201,24 +278,21 @@ def main() -> None:
         raised = loaded.get("raised") if isinstance(loaded, dict) else None
         say(description(error_of(raised)) if isinstance(raised, dict) else "it answers nonsense")
         return
-    if os.path.exists("score.py"):  # noqa: PTH110
+    names = {name for name in names if isinstance(name, str) and not name.startswith("__")}
+    sys.modules["candidate"] = module_of(names)
+    if SCORING:
         say(None)
-        say(scored(names))
+        say(scored())
         return
-    with open("tests.json", encoding="utf-8") as file:  # noqa: PTH123
-        tests = json.load(file)
     space: dict[str, Any] = {"__name__": "tests"}
-    wanted = names_in(tests)
-    for name in names:
-        if isinstance(name, str) and name in wanted:
-            space[name] = ask({"global": name})[0]
+    for name in names & names_in(TESTS):
+        value = ask({"global": name})[0]
+        if isinstance(value, Remote):  # a program gives the tests functions and classes, no constants
+            space[name] = value
     say(None)
-    for test in tests:
+    for test in TESTS:
         say(outcome(test, space))
 
 
-try:
-    with os.fdopen(4, "wb") as requests, os.fdopen(3, "rb") as answers:
-        main()
-except Lost:
-    pass
+with os.fdopen(4, "wb") as requests, os.fdopen(3, "rb") as answers:
+    main()

@@ -6,7 +6,9 @@ fake comparisons, arrives as the built-in type.
 
 from __future__ import annotations
 
+import base64
 import json
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
@@ -31,6 +33,8 @@ _KINDS: dict[str, Callable[[list[Any]], Any]] = {
     "Fraction": lambda parts: Fraction(*parts),
     "Decimal": lambda parts: Decimal(*parts),
 }
+_NUMBERS = "biufc"
+"""Kinds of NumPy's arrays of numbers."""
 _SEQUENCES: dict[type, str] = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset", deque: "deque"}
 
 
@@ -39,10 +43,17 @@ def pack(value: Any, name: Callable[[Any], Any]) -> str:
     return json.dumps(_packed(value, name))
 
 
-def unpack(line: str | bytes, find: Callable[[Any], Any]) -> Any:
-    """Read a value that `pack` wrote; `find` returns the object for a name. Raises ValueError for invalid input."""
+class NaNError(Exception):
+    """A value contains NaN."""
+
+
+def unpack(line: str | bytes, find: Callable[[Any], Any], nan: bool = True) -> Any:
+    """Read a value that `pack` wrote; `find` returns the object for a name.
+
+    Raises ValueError for invalid input, and NaNError for NaN unless it is allowed.
+    """
     try:
-        return _unpacked(json.loads(line), find)
+        return _unpacked(json.loads(line), find, nan)
     except (TypeError, KeyError, OverflowError, RecursionError) as error:
         raise ValueError(f"not a plain value: {error}") from None
 
@@ -75,6 +86,12 @@ def _packed(value: Any, name: Callable[[Any], Any]) -> Any:
         return _sequence("iterator", islice(value, _MAX_ITEMS), name)
     if isinstance(value, type({}.keys()) | type({}.values()) | type({}.items())):
         return _sequence("list", value, name)
+    if (numpy := sys.modules.get("numpy")) and isinstance(value, numpy.generic | numpy.ndarray):
+        if value.dtype.kind not in _NUMBERS:
+            return _packed(value.tolist(), name)
+        if isinstance(value, numpy.generic):
+            return _packed(value.item(), name)
+        return {"array": [value.dtype.str, [*value.shape], base64.b64encode(value.tobytes()).decode()]}
     return {"object": name(value)}
 
 
@@ -82,7 +99,7 @@ def _sequence(kind: str, items: Iterable[Any], name: Callable[[Any], Any]) -> di
     return {kind: [_packed(item, name) for item in items]}
 
 
-def _unpacked(data: Any, find: Callable[[Any], Any]) -> Any:
+def _unpacked(data: Any, find: Callable[[Any], Any], nan: bool) -> Any:
     if data is None or isinstance(data, bool | str):
         return data
     if not isinstance(data, dict) or len(data) != 1:
@@ -90,8 +107,19 @@ def _unpacked(data: Any, find: Callable[[Any], Any]) -> Any:
     ((kind, content),) = data.items()
     if kind == "int":
         return int(content, 16)
-    if kind == "float":
-        return float.fromhex(content)
     if kind == "object":
         return find(content)
-    return _KINDS[kind]([_unpacked(item, find) for item in content])
+    if kind in ("float", "array"):
+        value = float.fromhex(content) if kind == "float" else _array(*content)
+        if not nan and (value != value if kind == "float" else (value != value).any()):
+            raise NaNError
+        return value
+    return _KINDS[kind]([_unpacked(item, find, nan) for item in content])
+
+
+def _array(dtype: str, shape: list[int], content: str) -> Any:
+    import numpy
+
+    if numpy.dtype(dtype).kind not in _NUMBERS:
+        raise ValueError(f"an array of {dtype}")
+    return numpy.frombuffer(base64.b64decode(content), dtype).reshape(shape).copy()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import pytest
@@ -105,6 +106,41 @@ def test_functions_in_several_blocks_form_one_program() -> None:
     assert TASK.parse_thought("program", reply) == "def a(): return 1\n\ndef b(): return a()"
 
 
+ADD = "def add(x, y):\n    return x + y"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        f"[BEGIN]\n{ADD}\n[DONE]",
+        f"[PYTHON]\n```python\n{ADD}\n```\n[/PYTHON]",
+        f"<code>\n{ADD}\n</code>",
+        f"{ADD}</s>",
+        f"<s>{ADD}<|im_end|>\n",
+        f"```python\n{ADD}\n```<|endoftext|>",
+        f"```python\n{ADD}<|im_end|>\n```",
+        f"\ufeff{ADD}",
+        f"\u200b{ADD}",
+        f"```python\n\ufeff{ADD}\n```",
+        ADD.replace("x + y", "x\xa0+ y"),
+        ADD.replace("    ", "\xa0" * 4),
+        "Here it is:\n\n" + indent(ADD, "    ") + "\n\nIt adds.",
+        f"return the sum like this:\nimport is not needed.\n{ADD}",
+        f">>> {ADD}".replace("\n", "\n... "),
+        f"```python\n>>> {ADD}\n```".replace("\n    ", "\n...     "),
+    ],
+)
+def test_a_program_is_read_without_marks_around_it(reply: str) -> None:
+    assert TASK.parse_thought("program", reply) == ADD
+
+
+@pytest.mark.parametrize(
+    "program", ["s = '\xa0\u201c</s>'\ndef f(): return s", "M = [\n    [DONE]\n]\ndef f(): return M"]
+)
+def test_such_marks_inside_of_a_program_stay(program: str) -> None:
+    assert TASK.parse_thought("program", program) == program
+
+
 @pytest.mark.parametrize("reply", ["", "  \n ", "```python\n```"])
 def test_an_empty_reply_is_not_a_program(reply: str) -> None:
     assert TASK.parse_thought("program", reply) is None
@@ -128,8 +164,11 @@ BEGUN = 'def f(x, y=0):\n    """What f does.\n    %s\n    """\n'
         ("f(1) => false", ["assert f(1) == False"]),
         ("f(1) should return 'x'", ["assert f(1) == 'x'"]),
         ("f(1)   # returns 2", ["assert f(1) == 2"]),
-        ("so f(1) = 2, and f(2) is 3", ["assert f(2) == 3"]),
-        ("f(1) == 2 and f(2) == 3", ["assert f(2) == 3"]),
+        ("so f(1) = 2, and f(2) is 3", ["assert f(1) == 2", "assert f(2) == 3"]),
+        ("f(1) == 2 and f(2) == 3", ["assert f(1) == 2", "assert f(2) == 3"]),
+        ("`f(1)` → `2`", ["assert f(1) == 2"]),
+        (">>> print(f('a'))\n    b\n    c", ["assert str(f('a')) == 'b\\nc'"]),
+        (">>> print(f('a'), 1)\n    b 1", []),
         ("f(1, y=2) -> {'a': None}", ["assert f(1, y=2) == {'a': None}"]),
         ("f(n) = f(n - 1) + 1", []),
         ("f(a) -> 2", []),
@@ -142,6 +181,25 @@ BEGUN = 'def f(x, y=0):\n    """What f does.\n    %s\n    """\n'
 )
 def test_examples_are_calls_with_literals_and_their_results(text: str, expected: list[str]) -> None:
     assert examples(BEGUN % text) == tuple(expected)
+
+
+@pytest.mark.parametrize(
+    ("question", "expected"),
+    [
+        ("Write double(x). double(2) -> 4", ["assert double(2) == 4"]),
+        ("Write double(x).\n>>> double(2)\n4", ["assert double(2) == 4"]),
+        ("Write double(x).\n\n    assert double(2) == 4  # twice", ["assert double(2) == 4  # twice"]),
+        ("Write double(x). Unlike log(100) = 2, it doubles.", []),
+        ("def double(x):\n    '''double(2) -> 4'''", ["assert double(2) == 4"]),
+        ("def double(x):\n    \"double('a') -> 'aa'\"", ["assert double('a') == 'aa'"]),
+        (
+            "LIMIT = 4\nfrom math import pi\ndef double(x): ...\nassert double(2) == LIMIT",
+            ["LIMIT = 4\nfrom math import pi\nassert double(2) == LIMIT"],
+        ),
+    ],
+)
+def test_examples_in_prose_and_short_docstrings(question: str, expected: list[str]) -> None:
+    assert examples(question) == tuple(expected)
 
 
 def test_asserts_in_a_question_are_examples_with_their_imports() -> None:

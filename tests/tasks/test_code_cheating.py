@@ -61,6 +61,36 @@ def test_a_wrong_program_cannot_cheat_by(program: str) -> None:
     assert MBPP().score(program, "assert add(1, 2) == 3\nassert set([add(5, 7)]) == {12}") == 0
 
 
+UNFOUNDED = {  # tests with a weakness, and a wrong program that uses it
+    "ends a loop": ("assert all(map(lambda x: f(x) == 2 * x, [1, 2]))", "def f(x): raise StopIteration"),
+    "changes its argument": ("xs = [3, 1]\nassert f(xs) == sorted(xs)", "def f(xs):\n    xs.clear()\n    return []"),
+    "returns NaN": ("assert not abs(f(2) - 4) > 1e-6", "def f(x): return float('inf') * 0"),
+    "defines a missing constant": ("assert abs(f(2) - 4) < EPS", "EPS = 99\ndef f(x): return 0"),
+    "ends where all is caught": ("try:\n    f(1)\nexcept BaseException:\n    pass", "import os\ndef f(x): os._exit(0)"),
+    "defines all built-in names": ("assert abs(sum([1, 2]) - 3) == 0", "def sum(x): return 9\ndef abs(x): return 0"),
+    "defines nothing": ("assert sum([1, 2]) == 3", "x = 1"),
+}
+
+
+@confined
+@pytest.mark.parametrize(("tests", "program"), UNFOUNDED.values(), ids=UNFOUNDED)
+def test_a_wrong_program_fails_weak_tests_if_it(tests: str, program: str) -> None:
+    assert check(program, [tests], Sandbox(seconds=30)).passed == 0
+
+
+@confined
+def test_the_tested_function_may_have_the_name_of_a_built_in_one() -> None:
+    row = {
+        "prompt": 'import math\nEPS = 1e-9\n\ndef sum(xs):\n    """The sum."""\n',
+        "test": "def check(candidate):\n    assert abs(candidate([1.5]) - math.sqrt(2.25)) < EPS\n",
+        "entry_point": "sum",
+    }
+    task = HumanEval()
+    assert task.score("def sum(xs): return xs[0]", task.reference_of(row)) == 1
+    assert task.score("EPS = 9\ndef sum(xs): return 0", task.reference_of(row)) == 0
+    assert task.score("EPS = 9", task.reference_of(row)) == 0
+
+
 @confined
 def test_a_program_cannot_replace_a_function_of_the_prompt() -> None:
     row = {
@@ -87,6 +117,9 @@ def test_a_program_cannot_replace_a_function_of_the_prompt() -> None:
          "assert f() == {(1, 'a'): {3, 2}, None: (1.5, float('inf'), 2 + 1j, b'x')}"),
         ("def f(n): return 7 ** n", "assert f(9000) == 7 ** 9000"),
         ("from collections import Counter\ndef f(s): return Counter(s)", "assert f('aab') == {'a': 2, 'b': 1}"),
+        ("def f(x): return x * 2", "def check(f):\n    assert f(2) == 4\n\ncheck(f)"),
+        ("def f(): return float('nan')", "import math\nassert math.isnan(f())"),
+        ("def sum(xs): return xs[0]", "from candidate import sum\nassert sum([abs(-1), 2]) == 1"),
         ("def make(n): return lambda x: x + n", "assert make(2)(3) == 5"),
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Edits in a model's reply: applied exactly, or refused."""
+"""Edits in a model's reply: applied where they are unambiguous, or refused."""
 
 from __future__ import annotations
 
@@ -45,6 +45,43 @@ def test_a_region_in_a_function_is_its_body(reply: str) -> None:
     assert edited(INSIDE, reply) == INSIDE.replace("    y = x\n    return y\n", "    return 2 * x\n")
 
 
+TABS = PROGRAM.replace("    ", "\t")
+
+
+@pytest.mark.parametrize(
+    ("program", "reply", "new"),
+    [
+        (PROGRAM, block("    return x", "    return 2").replace("\n", "\r\n"), "    return 2"),
+        (PROGRAM, "  <<<<<<< SEARCH\n    return x\n  =======\n    return 2\n  >>>>>>> REPLACE", "    return 2"),
+        (PROGRAM, "<<<<<SEARCH\n    return x\n=====\n    return 2\n>>>>>REPLACE", "    return 2"),
+        (PROGRAM, block("\n    return x   \n", "    return 2"), "    return 2"),
+        (PROGRAM, block("return x", "if x:\n    return 2\n\nreturn x"), "    if x:\n        return 2\n\n    return x"),
+        (PROGRAM, block("        return x", "        return 2"), "    return 2"),
+        (TABS, block("    return x", "    if x:\n      return 2"), "\tif x:\n\t  return 2"),
+        (TABS, block("return x", "if x:\n    return 2"), "\tif x:\n\t\treturn 2"),
+    ],
+)
+def test_marks_and_lines_may_differ_in_white_space(program: str, reply: str, new: str) -> None:
+    line = "\treturn x" if program is TABS else "    return x"
+    assert edited(program, reply) == program.replace(line, new)
+
+
+@pytest.mark.parametrize("width", [5, 9])
+def test_an_underline_is_not_the_middle_of_a_block(width: int) -> None:
+    old, new = (f"Title\n{'=' * width}\n{text}" for text in ("Old.", "New."))
+    program = 'TEXT = """\n%s\n"""\n'
+    assert edited(program % old, block(old, new)) == program % new
+
+
+def test_a_block_that_can_be_read_in_two_ways_is_refused() -> None:
+    with pytest.raises(EditError, match="occur 2 times"):
+        edited("a\n=======\nb\n", block("a\n=======\nb", "c"))
+
+
+def test_a_block_keeps_the_end_of_the_region() -> None:
+    assert edited(MARKED, block("    return x\n", "    return 2")) == MARKED.replace("return x", "return 2")
+
+
 def test_several_blocks_are_applied_in_order() -> None:
     blocks = [("import math", "import cmath"), ("    return x", "    y = x"), ("    y = x", "    z = x")]
     reply = "\nand\n".join(block(*one) for one in blocks)
@@ -55,7 +92,9 @@ def test_several_blocks_are_applied_in_order() -> None:
     ("reply", "reason"),
     [
         (block("    return y", "    return 2"), "occur 0 times"),
-        (block("return x", "return 2"), "occur 0 times"),
+        (block("def f(x):\nreturn x", "return 2"), "occur 0 times"),
+        (f"<<<<<<< SEARCH\n    return x\n{block('y', 'z')}", "incomplete"),
+        ("<<<<<<< SEARCH\n    return x\n>>>>>>> REPLACE", "incomplete"),
         (block("", "y"), "occur"),
         ("<<<<<<< SEARCH\nreturn x\n=======\nreturn 2", "incomplete"),
         ("I do not know.", "contains no Python"),

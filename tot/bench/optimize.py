@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from importlib.resources import as_file
 from importlib.resources import files as resources
@@ -152,8 +153,7 @@ def held_out_of(task: Optimize, folder: Path) -> Scorer | None:
     path, scorer = folder / HELD_OUT, task.scorer
     if not path.exists():
         return None
-    files = {**scorer.files, INSTANCES: path.read_text("utf-8")}
-    return Scorer(scorer.source, files, scorer.weights, 6 * scorer.seconds, scorer.repeats)
+    return replace(scorer, files={**scorer.files, INSTANCES: path.read_bytes()}, seconds=6 * scorer.seconds)
 
 
 def _scores(task: Optimize, held_out: Scorer | None, program: str | None) -> dict[str, float | None]:

@@ -269,6 +269,8 @@ class SearchSession:
             best = max((value for value in values.values() if value is not None), default=None)
             if best is not None and values[search.best.id] != best:
                 search.best = next(node for node in self.tree if values[node.id] == best)
+                if search.best.value is None:  # the root, which no search evaluates
+                    search.best.value = best
         nodes = self.candidates
         voting = search.options.aggregate != "best"
         answers = await self._answers(nodes)
