@@ -10,6 +10,7 @@ import tokenize
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
+from io import BytesIO
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -112,7 +113,7 @@ class Optimize(Task):
         if score is None:
             raise OptionError("optimize needs a scorer: give --score score.py, or a folder with score.py")
         self.options = chosen
-        self._start = None if start is None else _read(start)
+        self._start = None if start is None else _read_text(start)
         others = [_DESCRIPTION, _START, HELD_OUT, REFERENCE, *([] if start is None else [start.name])]
         self.scorer = Scorer(
             _read(score) if isinstance(score, Path) else score,
@@ -132,7 +133,7 @@ class Optimize(Task):
         path = None if self.options.folder is None else self.options.folder / _DESCRIPTION
         if path is None or not path.exists():
             raise OptionError("the wanted program is not described: give a description, or a folder with task.md")
-        return _read(path)
+        return _read_text(path)
 
     def start(self, question: str) -> State:
         """Return the root state with the scored start. Raises TaskError if the start fails."""
@@ -250,13 +251,23 @@ def _shown(score: float | None) -> str:
     return "" if score is None else f"{score:.6g}"
 
 
-def _read(path: Path) -> str:
-    """Return a file's text, a script's in the encoding that it declares. Raises OptionError if it can't be read."""
+def _read(path: Path) -> bytes:
+    """Return a file's content. Raises OptionError if it can't be read."""
     try:
-        with tokenize.open(path) if path.name != _DESCRIPTION else path.open(encoding="utf-8-sig") as file:
-            text = file.read()
-    except (OSError, UnicodeDecodeError, SyntaxError) as error:
+        content = path.read_bytes()
+    except OSError as error:
         raise OptionError(f"{path} can't be read: {error}") from None
-    if not text.strip():
+    if not content.strip():
         raise OptionError(f"{path} is empty")
-    return text
+    return content
+
+
+def _read_text(path: Path) -> str:
+    """Return a file's text, a program's in the encoding that it declares. Raises OptionError if it can't be read."""
+    content = _read(path)
+    try:
+        python = path.name != _DESCRIPTION
+        encoding = tokenize.detect_encoding(BytesIO(content).readline)[0] if python else "utf-8-sig"
+        return content.decode(encoding).replace("\r\n", "\n")
+    except (UnicodeDecodeError, SyntaxError) as error:
+        raise OptionError(f"{path} can't be read: {error}") from None

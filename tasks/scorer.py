@@ -45,7 +45,7 @@ class Scored:
 class Scorer:
     """Scores programs with `source`, the text of a script, or a function."""
 
-    source: str | Measured
+    source: str | bytes | Measured
     files: Files = field(default_factory=dict)
     """Files beside the script, by name."""
     weights: Mapping[str, float] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class Scorer:
             return Scored(text=f"The scorer failed: {type(error).__name__}: {error}"[:_SHOWN])
         return self._read(result, "")
 
-    def _run_script(self, source: str, program: str) -> Scored:
+    def _run_script(self, source: str | bytes, program: str) -> Scored:
         sandbox = Sandbox(seconds=self.seconds, packages=self.packages)
         judge, run, lines = run_judge({**self.files, "score.py": source}, program, sandbox)
         printed = run.output.strip()[-_SHOWN:]

@@ -8,6 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tot import Checkpoint, State, Thought, load_task, solve
@@ -134,6 +135,47 @@ def test_a_noisy_score_counts_at_the_worse_end_of_its_interval(folder: Path) -> 
     assert run(task, Numbers(3), 1).answer == START
 
 
+def test_the_value_of_a_start_that_stays_the_best_is_its_score(folder: Path) -> None:
+    solution = run(Optimize(folder=folder), Numbers(30, "1 / 0"), 2)
+    assert (solution.answer, solution.value) == (START, -9.0)
+
+
+@pytest.mark.parametrize(
+    "score",
+    [
+        b"\xef\xbb\xbf" + SCORE.encode(),
+        "# -*- coding: latin-1 -*-\nfrom candidate import number\nprint(number() - len('\xe4') - 9)\n".encode(
+            "latin-1"
+        ),
+        b"from pathlib import Path\nimport candidate\nprint(1 - int((Path(__file__).parent / 'ten').read_text()))",
+        b"from data import TEN\nfrom candidate import number\nprint(number() - len(TEN))",
+        b"import numpy as np\nfrom candidate import number\nprint(np.load('ten.npy').sum() * number())",
+    ],
+)
+def test_scorers_as_people_have_them(folder: Path, score: bytes) -> None:
+    (folder / "score.py").write_bytes(score)
+    (folder / "start.py").write_bytes(b"\xef\xbb\xbf" + START.encode())
+    (folder / "ten").write_text("10")
+    (folder / "data.py").write_bytes("# coding: latin-1\nTEN = 'ten\xe4\xf6\xfc----'".encode("latin-1"))
+    np.save(folder / "ten.npy", np.array([-10, 1]))
+    task = Optimize(folder=folder)
+    task.start(WANTED)
+    assert task.scorer.score(START).score == -9.0
+
+
+def test_numpy_is_available_by_default_and_other_packages_by_an_option(folder: Path) -> None:
+    (folder / "start.py").write_text("import numpy as np\ndef number():\n    return np.int64(1)\n")
+    task = Optimize(folder=folder)
+    (prompt,) = task.prompt("edit", task.start(WANTED))
+    assert "only its standard library and numpy can be imported" in prompt.content
+    (folder / "score.py").write_text("import scipy.special\n" + SCORE)
+    with pytest.raises(TaskError, match=r"library and numpy can be imported: the option packages=numpy\+scipy adds it"):
+        Optimize(folder=folder).start(WANTED)
+    Optimize(folder=folder, packages="numpy+scipy").start(WANTED)
+    with pytest.raises(TaskError, match="No module named 'numpy'"):
+        Optimize(folder=folder, packages="").start(WANTED)
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -158,6 +200,8 @@ def test_a_start_that_has_no_score_is_an_error(folder: Path, change: Callable[[P
         ({"repeats": 0}, "greater than or equal to 1"),
         ({"scorer": "score.py"}, "did you mean score"),
         ({"weights": "speed:fast"}, "weights"),
+        ({"packages": "numpy+nowhere"}, "nowhere is not installed"),
+        ({"packages": "os.path"}, "os.path is not installed"),
     ],
 )
 def test_wrong_options_are_errors(options: dict[str, Any], reason: str) -> None:
