@@ -93,7 +93,7 @@ def _with_block(lines: list[str], block: list[str], width: int) -> list[str]:
 
     A line of "=" of the same width is its middle. Others may underline a title.
     """
-    marks = [(i, len(found[1])) for i, line in enumerate(block) if (found := _MIDDLE.fullmatch(line))]
+    marks = [(i, len(mark[1])) for i, line in enumerate(block) if (mark := _MIDDLE.fullmatch(line))]
     middles = [i for i, size in marks if size == width] or [i for i, _ in marks]
     if not middles:
         raise EditError("a search/replace block is incomplete")

@@ -64,7 +64,7 @@ class Remote:
         return self._text
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Call it. A function that returns None, as those that change their arguments do, changes those of a test."""
+        """Call it. Its changes of lists, sets and dicts reach a test, but no scorer, if it returns None."""
         result, *changed = ask({"of": self, "arguments": [*arguments], "named": named, "changes": not SCORING})
         for old, new in zip([*arguments, *named.values()], changed, strict=False):
             if isinstance(old, list | bytearray) and type(old) is type(new):
@@ -220,7 +220,7 @@ class Output(io.StringIO):
     def __init__(self) -> None:
         super().__init__()
         self.pieces: list[str] = []
-        """What each call wrote: `print` writes its values and their separators one by one."""
+        """The text of each call: `print` writes its values and their separators one by one."""
 
     def write(self, text: str) -> int:
         self.pieces += [text] if text else []

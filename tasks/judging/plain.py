@@ -110,7 +110,7 @@ def _unpacked(data: Any, find: Callable[[Any], Any], nan: bool) -> Any:
     if kind == "object":
         return find(content)
     if kind in ("float", "array"):
-        value = float.fromhex(content) if kind == "float" else _array(*content)
+        value: Any = float.fromhex(content) if kind == "float" else _array(*content)
         if not nan and (value != value if kind == "float" else (value != value).any()):
             raise NaNError
         return value

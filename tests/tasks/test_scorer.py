@@ -162,7 +162,7 @@ HONEST = {  # a scorer, and a program that may not change its score
         "from candidate import f\nxs = [1, 2]\nf(xs)\nprint(sum(xs))",
         "def f(xs): xs[:] = [-999]",
     ),
-    "prints far beyond what is kept": (
+    "prints more than the limit": (
         "from candidate import f\nprint(3)\nprint('by', f(1))",
         "def f(x): return '\\n-999\\n' + 'x' * 9999",
     ),
