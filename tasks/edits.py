@@ -102,14 +102,19 @@ def _with_block(lines: list[str], block: list[str], width: int) -> list[str]:
         (i, old, new)
         for old, new in changes
         for i in range(len(lines))
-        if any(map(str.strip, old)) and lines[i:][: len(old)] == old
+        if any(map(str.strip, old)) and lines[i : i + len(old)] == old
     ]
     if not found:
         changes = [(_trimmed(old), _trimmed(new)) for old, new in changes]
-        found = [(i, old, new) for old, new in changes for i in range(len(lines)) if _shift(lines[i:], old) is not None]
+        found = [
+            (i, old, new)
+            for old, new in changes
+            for i in range(len(lines))
+            if _shift(lines[i : i + len(old)], old) is not None
+        ]
     if len(found) != 1:
-        old = "\n".join(changes[0][0]).strip()
-        raise EditError(f"the lines to replace occur {len(found)} times: {old[:60]!r}")
+        searched = "\n".join(changes[0][0]).strip()
+        raise EditError(f"the lines to replace occur {len(found)} times: {searched[:60]!r}")
     i, old, new = found[0]
     if (after := lines[i : i + len(old)]) != old:
         tabs = any(line.startswith("\t") for line in after)
