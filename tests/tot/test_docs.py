@@ -132,11 +132,11 @@ def test_the_readmes_task_runs_as_pasted(smollm2: str, python: Any, tmp_path: Pa
     process = python("-")
     out, err = process.communicate(example, timeout=120)
     assert (process.returncode, err) == (0, "")
-    assert re.search(r" (10|[1-9])\.\d+ Usage\(prompt_tokens=\d+, ", out)
-    tree = ThoughtTree.load(tmp_path / "riddle.json")
+    assert re.search(r"Paris.* (10|[1-9])\.\d+ Usage\(prompt_tokens=\d+, ", out)
+    tree = ThoughtTree.load(tmp_path / "fact.json")
     assert tree.state(tree.root).question in example
     thoughts = int(re.findall(r"BFS\(thoughts=(\d+)", example)[0])
-    assert len(tree.children(tree.root)) == len(tree) - 1 == thoughts
+    assert 1 < len(tree.children(tree.root)) == len(tree) - 1 <= thoughts  # equal thoughts are one
 
 
 @pytest.mark.real
