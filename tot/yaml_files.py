@@ -15,14 +15,14 @@ _LONGEST = 100_000
 """Characters of a file of options."""
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # the package has no types
     """Refuses a name that occurs twice, of which PyYAML would read only the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         for name, count in Counter(str(key.value) for key, _ in node.value).items():
             if count > 1 and name != "<<":
                 raise yaml.YAMLError(f"{name} occurs {count} times")
-        return super().construct_mapping(node, deep)
+        return dict(super().construct_mapping(node, deep))
 
 
 def read_mapping(path: Path, example: str) -> dict[Any, Any]:

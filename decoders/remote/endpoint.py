@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tot.decoders.budget import Meter
 from tot.decoders.remote.body import Dialect, RefusedError
-from tot.decoders.remote.reply import ServerReply
+from tot.decoders.remote.reply import ServerReply, apart
 from tot.decoders.request import Usage
 
 if TYPE_CHECKING:
@@ -19,6 +19,9 @@ log = logging.getLogger(__name__)
 
 _LONG_PROMPT, _MAX_CHARACTERS_PER_TOKEN = 4000, 20
 """Prompts above this length (characters) are checked for truncation, by this bound on the average token length."""
+
+_LONGEST_TOKEN = 200
+"""Characters of a new token; a text with more of them ignores `max_tokens`, and reading it could take minutes."""
 
 
 class SpentError(Exception):
@@ -67,6 +70,10 @@ class Endpoint:
                             f"{error}: remove the option logprobs, or use another server", error.said
                         ) from None
                     raise
+        longest = max(sum(map(len, apart(choice))) for choice in reply.choices)
+        if longest > _LONGEST_TOKEN * (body["max_tokens"] + 1) and not body.get("echo"):
+            said = f"a text has {longest:,} characters, and max_tokens is {body['max_tokens']:,}"
+            raise RefusedError(f"{self} ignores a limit: {said}; use another server", said, 502)
         usage = self._usage(reply, body)
         meter.count(new_tokens=usage.new_tokens)
         self.server.spent.usage += usage

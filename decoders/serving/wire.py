@@ -20,7 +20,14 @@ from tot.decoders.serving.options import Limits
 
 _HARMLESS = frozenset(
     (
-        *("client_metadata", "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"),
+        *(
+            "cache_prompt",
+            "client_metadata",
+            "metadata",
+            "prompt_cache_key",
+            "prompt_cache_retention",
+            "safety_identifier",
+        ),
         *("service_tier", "store", "user", "verbosity"),
     )
 )
@@ -28,8 +35,11 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "annotations": ([],),
     "best_of": (1,),
     "early_stopping": (False,),
+    "echo": (False,),
     "frequency_penalty": (0,),
     "functions": ([],),
+    "include_reasoning": (True,),
+    "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
     "logit_bias": ({},),
     "min_tokens": (0,),
@@ -41,9 +51,11 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
+    "stop_token_ids": ([],),
     "suffix": ("",),
     "tool_calls": ([],),
     "tool_choice": ("none", "auto"),
+    "thinking": ({"type": "disabled"},),
     "tools": ([],),
     "typical_p": (1,),
     "use_beam_search": (False,),

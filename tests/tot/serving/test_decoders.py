@@ -91,6 +91,17 @@ def test_tot_serve_in_front_of_a_server_loads_no_model(serve: Any, chat: Any, py
     assert process.wait(60) == 0
 
 
+def test_a_server_in_front_of_a_model_that_is_not_listed_is_refused(
+    serve: Any, chat: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--decoder", "openai", "--decoder-option", f"base_url={serve(chat('Paris')).url}/v1", "--port", "0"]
+    assert main(["serve", "--model", "chat:vot", *options]) == 2
+    err = capfd.readouterr().err
+    assert (
+        "tot: the server of --decoder openai: unknown model 'chat:vot' (did you mean chat:vote?): choose one of" in err
+    )
+
+
 def test_a_server_in_front_needs_an_address(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--decoder", "openai", "--model", "m", "--port", "0"]) == 2
     assert capfd.readouterr().err.startswith("tot: decoder openai, option base_url: Field required")
