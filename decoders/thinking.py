@@ -86,7 +86,7 @@ def split(text: str, awaits: str = "") -> tuple[str, str]:
     """Return the thinking and the answer of a finished text; the answer is empty if the thinking is not closed."""
     found = find_thinking(text, awaits)
     if cut_in_tag(rest := text[found.end :]):
-        return found.text + rest * (not found.end), ""
+        return found.text or rest, ""
     if found.awaits or found.end:
         return found.text, answer_of(text, found.end)
     if (unmarked := _UNMARKED.match(text)) is not None:

@@ -211,7 +211,7 @@ class Output:
         if self._begin is None:
             found = find_thinking(self._text, self.awaits or "")
             if not found.awaits and reason == "length" and cut_in_tag(rest := self._text[found.end :]):
-                found = Thinking(found.text + rest, len(self._text), OPENINGS[0])
+                found = Thinking(found.text or rest, len(self._text), OPENINGS[0])
             self._thinking, self._begin = found, None if found.awaits else found.end
         if self._codec.thinks and self.awaits == "" and not (self.parts or self.thinks or self._sampling.keep_stop):
             thinking, answer = split(self._text)  # opened by neither the model nor its template, but closed

@@ -151,6 +151,8 @@ def test_a_message_of_thinking_ends_neither_the_reply_nor_its_answer(tokenizer: 
     assert (end in codec.end_ids, other.convert_tokens_to_ids("<|return|>") in codec.end_ids) == (False, True)
     output = read(codec, ANALYSIS + FINAL + "Paris<|return|>")
     assert (parts(output), output.finish_reason) == ([("thinking", "Lyon? No."), ("exact", "Paris")], "eos")
+    cut = read(codec, ANALYSIS + "<|channel|>", end=False, max_tokens=len(codec.backend.encode(ANALYSIS).ids) + 1)
+    assert (parts(cut), cut.finish_reason) == ([("thinking", "Lyon? No."), ("exact", "")], "length")
     for text in (ANALYSIS + FINAL + "Paris<|end|>more", "Paris<|end|>more"):
         output = read(codec, text)
         assert (output.text, output.finish_reason) == ("Paris", "eos")
