@@ -210,7 +210,7 @@ def module_of(names: set[str]) -> ModuleType:
         raise AttributeError(f"the program defines no {name!r}")
 
     module = ModuleType("candidate")
-    vars(module)["__getattr__"] = attribute
+    vars(module).update(__getattr__=attribute, __dir__=lambda: sorted(names))
     return module
 
 
@@ -257,6 +257,7 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def scored() -> dict[str, Any]:
     """Run score.py. Return the scores that it printed, its other output and its error."""
     output, error = Output(), None
+    vars(builtins).update(exit=sys.exit, quit=sys.exit)  # Python defines them only with site-packages
     try:
         with redirect_stdout(output):
             runpy.run_path(os.path.abspath("score.py"), run_name="__main__")  # noqa: PTH100

@@ -33,6 +33,8 @@ SCRIPT = "from candidate import f\nprint(sum(f(i) == 2 * i for i in range(10)) /
         ("print('x' * 100_000); print(4); print('y' * 100_000)", 4.0),
         ("import sys; sys.stdout.write('5\\n'); sys.exit(0)", 5.0),
         ("print(6); raise SystemExit", 6.0),
+        ("print(6); exit()", 6.0),
+        ("import candidate; print(len(dir(candidate)) + hasattr(candidate, 'f') + hasattr(candidate, 'g'))", 2.0),
         ("\ufeffprint(7)", 7.0),
         ("import os; print(os.path.basename(__file__) == 'score.py' and __name__ == '__main__'); print(8)", 8.0),
     ],
