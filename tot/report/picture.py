@@ -13,7 +13,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tot.decoders.files import writing
+from tot.decoders.files import replacing, writing
 from tot.report.plots import new_figure
 from tot.report.terminal import plain
 
@@ -27,7 +27,7 @@ _LETTERS, _LETTER, _LINE = 38, 0.056, 0.14
 _ACROSS, _BETWEEN = 0.6, 0.12
 _DOT_ACROSS, _DOT_ROW = 0.9, 0.11
 _BOXES = 120
-"""Maximum number of leaves of a tree that is drawn with boxes instead of dots."""
+"""Maximum number of leaves, and a tenth of the thoughts, of a tree that is drawn with boxes instead of dots."""
 _LARGEST = 300.0
 _CHOSEN, _EDGE, _NONE = "#5168dc", "#a19d94", "#d4d1ca"
 
@@ -36,7 +36,7 @@ def draw(tree: ThoughtTree) -> Figure:
     """Draw the tree as a figure. Raises OptionError if matplotlib is not installed."""
     rows = _rows(tree)
     leaves = 1 + round(max(rows.values()))
-    dots = leaves > _BOXES
+    dots = leaves > _BOXES or len(tree) > 10 * _BOXES
     labels = {} if dots else {node.id: _label(tree, node) for node in tree}
     wide, high = _size(labels)
     across, row = (_DOT_ACROSS, _DOT_ROW) if dots else (wide + _ACROSS, high + _BETWEEN)
@@ -69,8 +69,8 @@ def save(tree: ThoughtTree, path: Path) -> None:
 
     Raises TaskError if it can't be written, and OptionError if matplotlib is not installed.
     """
-    with writing(path):
-        _render(tree, path, path.suffix[1:].lower())
+    with writing(path), replacing(path) as file:
+        _render(tree, file, path.suffix[1:].lower())
 
 
 def _render(tree: ThoughtTree, file: Any, kind: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tot.decoders.errors import OptionError
-from tot.decoders.files import writing
+from tot.decoders.files import replacing, writing
 from tot.decoders.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -110,8 +110,8 @@ def accuracies(points: Mapping[str, tuple[float, float, float, float]], across: 
 
 def save(figure: Figure, path: Path) -> None:
     """Write a figure in the format of the file extension. Raises TaskError if the file can't be written."""
-    with writing(path):
-        figure.savefig(path, dpi=120)
+    with writing(path), replacing(path) as file:
+        figure.savefig(file, dpi=120, format=path.suffix[1:].lower())
 
 
 def new_figure(width: float, height: float) -> Any:
