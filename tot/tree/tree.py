@@ -10,9 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
-from tot.decoders.errors import TaskError
+from tot.decoders.errors import TaskError, readable
 from tot.decoders.files import write_json, write_text
 from tot.decoders.registry import declared
 from tot.decoders.request import Usage
@@ -274,7 +274,8 @@ class ThoughtTree:
             if unknown := tree.calls.keys() - range(len(nodes)):
                 raise ValueError(f"calls are about node {min(unknown)}, which does not exist")
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise TaskError(f"the tree is damaged: {error}") from None
+            why = readable(error) if isinstance(error, ValidationError) else error
+            raise TaskError(f"the tree is damaged: {why}") from None
         return tree
 
     def save(self, path: str | Path) -> None:
