@@ -52,12 +52,12 @@ def test_a_parquet_file_without_rows_is_empty(tmp_path: Path) -> None:
 
 def test_floats_of_a_parquet_file_have_the_digits_that_were_written(tmp_path: Path) -> None:
     small = pa.array([0.1, 1e-20, 16777216.0, 3.3333333], pa.float32())
-    large = pa.array([0.1, 1e300, 1 / 3, 0.123456789012345], pa.float64())
-    pq.write_table(
-        pa.table({"a": small, "b": large, "c": pa.array([[x] for x in (0.1, 0.2, 0.3, 0.7)])}), tmp_path / "a.parquet"
-    )
+    large = pa.array([2.0**-20, 1e300, 1 / 3, 0.123456789012345], pa.float64())
+    lists = pa.array([[0.1, None]] * 4, pa.list_(pa.float32()))
+    pq.write_table(pa.table({"a": small, "b": large, "c": lists}), tmp_path / "a.parquet")
+    assert row(tmp_path / "a.parquet", 0)["c"] == [0.1, None]
     assert [(one["a"], one["b"]) for one in rows(tmp_path / "a.parquet")] == [
-        (0.1, 0.1), (1e-20, 1e300), (16777216.0, 1 / 3), (3.3333333, 0.123456789012345),
+        (0.1, 2.0**-20), (1e-20, 1e300), (16777216.0, 1 / 3), (3.3333333, 0.123456789012345),
     ]  # fmt: skip
 
 

@@ -117,8 +117,13 @@ def _load(source: str, name: str, configuration: str | None, split: str) -> Iter
     from datasets import load_dataset
 
     try:
-        for number, row in enumerate(load_dataset(name, configuration, split=split, streaming=True), 1):
-            yield f"row {number}", _shortest(row)
+        data = load_dataset(name, configuration, split=split, streaming=True)
+        narrow = {column for column, kind in (getattr(data, "features", None) or {}).items() if "float32" in str(kind)}
+        for number, row in enumerate(data, 1):
+            yield (
+                f"row {number}",
+                {column: _shortest(row[column]) if column in narrow else row[column] for column in row},
+            )
     except StopIteration:  # the file has no rows
         return
     except Exception as error:  # each format's reader raises its own types
@@ -131,22 +136,21 @@ def _parquet(path: Path) -> Iterator[_Row]:
 
     try:
         with ParquetFile(path) as file:
+            narrow = {
+                column.name for column in file.schema_arrow if str(column.type) in ("float", "list<element: float>")
+            }
             batched = (row for batch in file.iter_batches() for row in batch.to_pylist())
             for number, row in enumerate(batched, 1):
-                yield f"row {number}", _shortest(row)
+                yield f"row {number}", row | {column: _shortest(row[column]) for column in narrow}
     except ArrowException as error:
         raise OptionError(f"{path} can't be read: {reason(error)}") from error
 
 
 def _shortest(value: Any) -> Any:
-    """Return a value whose 32-bit floats have the fewest digits: 0.1 instead of 0.10000000149011612."""
-    if isinstance(value, dict):
-        return {name: _shortest(item) for name, item in value.items()}
+    """Return 32-bit floats with the fewest digits: 0.1 instead of 0.10000000149011612."""
     if isinstance(value, list):
         return [_shortest(item) for item in value]
-    if not isinstance(value, float) or len(repr(value)) < 12 or abs(value) > 1e38 or float(np.float32(value)) != value:
-        return value
-    return float(str(np.float32(value)))
+    return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
 def _json_lines(path: Path) -> Iterator[_Row]:
