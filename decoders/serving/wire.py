@@ -373,7 +373,9 @@ def asked(
 
 def _prompts(wanted: ChatWanted | TextWanted) -> list[str | tuple[int, ...] | tuple[Message, ...]]:
     if isinstance(wanted, ChatWanted):
-        return [tuple(Message(**message.model_dump()) for message in wanted.messages)]
+        messages = [Message(**message.model_dump()) for message in wanted.messages]
+        empty = len(messages) > 1 and messages[-1].role == "assistant" and not messages[-1].content.strip()
+        return [tuple(messages[:-1] if empty else messages)]  # an empty text has no continuation
     prompt = wanted.prompt
     several = prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
     return [prompt if isinstance(prompt, str) else tuple(prompt) for prompt in several]

@@ -146,6 +146,9 @@ def test_a_last_message_of_the_assistant_is_continued(server: Any, client: opena
     reply = client.chat.completions.create(model="tiny", messages=messages, **HOT, extra_body=fields)
     expected = local(server, tuple(Message(**message) for message in messages), **HOT)
     assert reply.choices[0].message.content == expected[0].text
+    empty = [messages[0], {"role": "assistant", "content": " "}]
+    whole = [client.chat.completions.create(model="tiny", messages=one, **HOT).choices for one in (empty, empty[:1])]
+    assert whole[0] == whole[1]
     for name, value in (("continue_final_message", False), ("add_generation_prompt", True)):
         with pytest.raises(openai.BadRequestError, match=f"{name} is .* for a last message of the assistant"):
             client.chat.completions.create(model="tiny", messages=messages, **HOT, extra_body={name: value})
