@@ -38,11 +38,13 @@ class Result:
 
     @property
     def text(self) -> str:
-        """The answer, or the longest text so far if a limit left none."""
+        """The answer, or the longest text if a limit on tokens truncated all of them."""
         if self.solution.answer is not None:
             return shown_answer(self.solution.answer)
+        if not self.cut or (self.solution.stopped or "").startswith("budget"):
+            return ""
         calls = (call for calls in self.solution.tree.calls.values() for call in calls if call.purpose != "evaluate")
-        return max((call.output.strip() for call in calls), key=len, default="") if self.cut else ""
+        return max((call.output.strip() for call in calls), key=len, default="")
 
     @property
     def usage(self) -> dict[str, Any]:
@@ -158,7 +160,8 @@ class ResponsesReply(ChatReply):
         yield self._text("delta", delta=text)
 
     def ending(self, result: Result) -> Events:
-        status, text = "incomplete" if result.cut else "completed", self._answer(result)
+        cut = result.cut and result.solution.answer is None  # `max_tokens` of a text is not `max_output_tokens`
+        status, text = "incomplete" if cut else "completed", self._answer(result)
         if self._thoughts:
             yield from self._end("completed", "".join(self._thoughts))
         yield from self._begin("message", _MESSAGE, role="assistant")
@@ -166,7 +169,7 @@ class ResponsesReply(ChatReply):
         yield from self._end(status, text)
         usage = result.usage
         final = {
-            "incomplete_details": {"reason": "max_output_tokens"} if result.cut else None,
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "usage": {
                 "input_tokens": usage["prompt_tokens"],
                 "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
