@@ -95,7 +95,7 @@ def free_memory(device: str) -> int:
 
         return int(torch.cuda.mem_get_info(device)[0])
     groups = map(_free_in_group, control_groups())
-    return min(int(psutil.virtual_memory().available), _free_in_limit(), *groups)
+    return min(int(psutil.virtual_memory().available), free_in_limit(), *groups)
 
 
 def give_back() -> None:
@@ -117,7 +117,7 @@ def trim() -> None:
             trim(0)
 
 
-def _free_in_limit() -> int:
+def free_in_limit() -> int:
     """Return the bytes that this process may still map within its limit (ulimit -v)."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     return sys.maxsize if limit == resource.RLIM_INFINITY else max(0, limit - int(psutil.Process().memory_info().vms))

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tot.decoders.errors import ModelError, OptionError, TotError, reason
-from tot.decoders.machine import processor_flags
+from tot.decoders.machine import free_in_limit, processor_flags
 from tot.decoders.models.config import model_config
 from tot.decoders.models.families import FAMILIES, Mixture
 from tot.decoders.models.loaded import LoadedModel, dtype_of, end_ids, number_type
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 log = logging.getLogger(__name__)
+_LEAST = 2**27
+"""Bytes that opening a small model needs, most of them to parse its tokenizer."""
 DTYPES = {
     "auto": None,
     "bf16": "bfloat16",
@@ -94,6 +96,11 @@ def open_model(
         return LoadedModel.of(placed, tokenizer, title)
     weight_type = resolve_dtype(dtype, on_device)
     source = find_model(name)
+    if (free := free_in_limit()) < _LEAST:  # a parser of tokenizers ends the process if an allocation fails
+        raise ModelError(
+            f"{free / 2**20:.0f} MiB of the process's memory are free, and opening {name} needs {_LEAST / 2**20:.0f}: "
+            "raise its limit (ulimit -v)"
+        )
     if source.is_dir():
         return _open_folder(source, str(name), weight_type, on_device, tokenizer)
     return _open_gguf(source, str(name), weight_type, on_device, tokenizer, cache_dir, unread)

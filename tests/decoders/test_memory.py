@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tot.decoders import Engine, RequestError, load_decoder, load_model, machine
+from tot.decoders import Engine, ModelError, RequestError, load_decoder, load_model, machine
 from tot.decoders.engine import runner
 
 CPU = "cpu"
@@ -130,6 +130,12 @@ def test_free_memory_is_limited_by_the_limit_of_the_process(monkeypatch: pytest.
     for limit in (used + 10**9, used - 10**6):
         monkeypatch.setattr(machine.resource, "getrlimit", lambda kind, limit=limit: (limit, -1))
         assert machine.free_memory(CPU) == pytest.approx(max(0, limit - used), abs=10**8)
+
+
+def test_a_model_is_not_opened_in_too_little_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tot.decoders.models.loading.free_in_limit", lambda: 2**25)
+    with pytest.raises(ModelError, match=r"^32 MiB of the process's memory are free, and opening .* needs 128: raise"):
+        load_model(tmp_path)
 
 
 def test_without_control_groups_the_system_reports_the_free_memory(
