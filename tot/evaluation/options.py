@@ -137,7 +137,7 @@ class EvaluationRun:
         most = {} if self.config.max_tokens is None else {"max_tokens": self.config.max_tokens}
         sampling = {
             template: {
-                name: min(value, most.get(name, value)) for name, value in (most | own).items() if name != "stop"
+                name: min(value, most.get(name, value)) for name, value in {**most, **own}.items() if name != "stop"
             }
             for template, own in self.task.sampling.items()
         }
