@@ -22,7 +22,6 @@ from .evaluators.value import Value as Value
 from .evaluators.vote import Vote as Vote
 from .generators.base import Generator as Generator
 from .generators.continuation import Continue as Continue
-from .generators.continuation import UseTools as UseTools
 from .generators.enumerate import Enumerate as Enumerate
 from .generators.propose import Propose as Propose
 from .generators.sample import Sample as Sample

@@ -159,3 +159,22 @@ def test_values_outside_of_the_unit_interval_become_ranks() -> None:
     assert scaled([0.2, 1.0, None]) == {0.2: 0.2, 1.0: 1.0, None: 0.0}
     assert scaled([-5.0, -2.0, None, 300.0, -2.0]) == {-5.0: 1 / 3, -2.0: 2 / 3, 300.0: 1.0, None: 0.0}
     assert scaled([]) == {None: 0.0}
+
+
+def test_a_pruned_thought_is_not_expanded() -> None:
+    search = ABMCTS(iterations=30, together=1).start(
+        Hidden(),
+        "?",
+        hooks={"on_evaluate": lambda search, nodes: [] if search.tree.state(nodes[0]).text == "0.9" else None},
+    )
+    parents = []
+    texts = iter(["0.9", *(f"0.1{i:02}" for i in range(99))])
+    while (step := search.ask()) is not None:
+        if isinstance(step, Expand):
+            parents += [node.id for node in step.nodes]
+            search.tell([[next(texts)]])
+        else:
+            search.tell([float(state.thoughts[-1].text) for state in step.states])
+    assert search.tree[1].pruned
+    assert len(parents) == 30
+    assert 1 not in parents

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tot import Checkpoint, Task, UseTools, solve
+from tot import Checkpoint, Continue, Task, solve
 from tot.decoders.errors import OptionError
 from tot.decoders.request import Message
 from tot.generators import tool_calls as tools_module
@@ -319,11 +319,10 @@ def halve(x: float) -> float:
 def test_by_default_a_tree_grows_piece_by_piece() -> None:
     parts = parts_of(Sums(), tools=["calculator"])
     assert type(parts["search"]).__name__ == "BFS"
-    assert isinstance(parts["generator"], UseTools)
     assert parts["generator"].model_dump()["tools"] == ["calculator"]
     hot = parts_of(Sums(), tools=[power], generator="continue:until=line", generator_options={"temperature": 1.0})
     assert (hot["generator"].until, hot["generator"].temperature) == ("line", 1.0)
-    replaced = parts_of(Sums(), tools=[power], generator=UseTools(tools=[halve], until="line"))
+    replaced = parts_of(Sums(), tools=[power], generator=Continue(tools=[halve], until="line"))
     assert replaced["generator"].model_dump(include={"tools", "until"}) == {"tools": ["power"], "until": "line"}
 
 
@@ -376,3 +375,21 @@ def test_dates_and_decimals_are_rendered_as_text() -> None:
     assert result("due(5)", due) == "due: 0 = 5: Input should be a valid date"
     assert "Input should be" in result("due('2024-01-31', count='5')", due)
     assert "Input should be a valid date" in result("due('tomorrow')", due)
+
+
+class Numbered(Continue):
+    """Pieces that end at a semicolon."""
+
+    width: int = 1
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        return (";" * self.width,)
+
+
+def test_a_subclass_of_continue_keeps_its_fields_and_methods_with_tools() -> None:
+    generator = parts_of(Sums(), tools=[power], generator=Numbered(width=2, tokens=9))["generator"]
+    assert (type(generator), generator.width, generator.tokens, generator.ends) == (Numbered, 2, 9, (";;",))
+    assert [tool.name for tool in generator.tools] == ["power"]
+    with pytest.raises(OptionError, match="name tools with --tool"):
+        parts_of(Sums(), generator="continue:tools=power")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from tot.decoders import OptionError, Request, Sampling, list_models, load_decod
 from tot.decoders.models.model_names import draft_folder
 from tot.decoders.training.distill.record import load, save
 from tot.decoders.training.distill.train import train
+from tot.registry import load_task
 from tot.training import train_draft
 from tot.training.train_draft import TOGETHER
 
@@ -351,3 +353,17 @@ def test_a_killed_run_is_resumed(tot: Tot, tmp_path: Path, target: Path, riddles
     recorded_tokens = sum(len(record.top) for name in before for record in load(out / ".training" / name))
     assert tot(*options, tokens=4000)[0] == 0
     assert json.loads((out / "report.json").read_text())["recorded"] >= max(4000, recorded_tokens)
+
+
+def test_some_breadth_first_searches_evaluate_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluators: list[Any] = []
+
+    async def solved(*_: Any, **options: Any) -> None:
+        evaluators.append(options.get("evaluator"))
+
+    monkeypatch.setattr(train_draft, "asolve", solved)
+    questions = [(seed, load_task("gsm8k"), "1 + 1?") for seed in range(200)]
+    asyncio.run(train_draft._ask(Mock(), Mock(), questions))
+    assert evaluators.count(None) == 100
+    assert 10 < evaluators.count("value") < 40
+    assert evaluators.count("value") + evaluators.count("random") == 100

@@ -16,7 +16,7 @@ from tot.generators.base import Count, Generator
 from tot.generators.tool_calls import PROMPT, Tool, run_call, tools_prompt
 from tot.llm.context import Context
 from tot.llm.replies import Proposal, Reply
-from tot.tree.thought import Drawn, Thought
+from tot.tree.thought import Drawn, State, Thought
 from tot.tree.tree import Node
 
 _DELIMITERS = {
@@ -37,7 +37,12 @@ class Continue(Generator):
 
     The last thought template asks for the message; the text so far is the assistant's message. A label ("Step 2:") is
     not a thought, but the beginning of one. Empty pieces and repetitions are rejected as parse failures.
+
+    With `tools`, a piece also ends after a tool call, whose result is appended to the message as an observation: the
+    model continues the message after it, but did not write it.
     """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
 
     thoughts: Count = 3
     """Number of pieces per state, unless the search sets it."""
@@ -45,9 +50,22 @@ class Continue(Generator):
     """paragraph, line or sentence; any other text is itself the delimiter. Pieces include their delimiter."""
     tokens: Count | None = None
     """Maximum number of tokens of a piece."""
+    tools: tuple[Tool, ...] = ()
+    """Functions that the model can call; on the command line, `--tool`."""
+
+    @field_validator("tools", mode="before")
+    @classmethod
+    def _of_functions(cls, given: Any) -> tuple[Tool, ...]:
+        if isinstance(given, str):
+            raise ValueError("name tools with --tool, or in solve(..., tools=[...])")
+        return tuple(one if isinstance(one, Tool) else Tool(one) for one in given)
+
+    @field_serializer("tools")
+    def _names(self, tools: tuple[Tool, ...]) -> list[str]:
+        return [tool.name for tool in tools]
 
     def with_tools(self, functions: Sequence[Callable[..., Any]]) -> Generator:
-        return UseTools(**{**dict(self), "tools": functions})
+        return self.model_copy(update={"tools": self._of_functions(functions)})
 
     async def propose(self, ctx: Context, nodes: Sequence[Node], count: int | None) -> list[list[Proposal]]:
         count = count or self.thoughts
@@ -59,11 +77,6 @@ class Continue(Generator):
         return await ctx.each(nodes, extend)
 
     @property
-    def about(self) -> str:
-        """Text to append to the task's prompt."""
-        return ""
-
-    @property
     def ends(self) -> tuple[str, ...]:
         """Delimiters of a piece."""
         return _DELIMITERS.get(self.until, (self.until,))
@@ -71,6 +84,9 @@ class Continue(Generator):
     def rest_of(self, text: str) -> tuple[str, ...] | None:
         """Return the delimiters of the rest of an incomplete piece that begins with `text`; None if it is complete."""
         return self.ends if _LABEL.fullmatch(text) else None
+
+    def _with_calls(self, ends: tuple[str, ...]) -> tuple[str, ...]:
+        return (PROMPT, *ends) if self.tools else ends
 
     async def _ask(
         self,
@@ -81,8 +97,9 @@ class Continue(Generator):
         call: int = 0,
         begun: Thought | None = None,
     ) -> list[Reply]:
-        about: dict[str, Any] = {"max_tokens": self.tokens, "until": until or self.ends, "call": call, "begun": begun}
-        about["about"] = self.about
+        until = until or self._with_calls(self.ends)
+        about: dict[str, Any] = {"max_tokens": self.tokens, "until": until, "call": call, "begun": begun}
+        about["about"] = tools_prompt(self.tools) if self.tools else ""
         return await ctx.ask(ctx.task.thought[-1], node, count, temperature=self.temperature, **about)
 
     async def finish(self, ctx: Context, node: Node, sample: int, reply: Reply, prior: float) -> Proposal:
@@ -100,15 +117,36 @@ class Continue(Generator):
             ended = reason == "eos" or ctx.task.is_answered(state.message + thought.answer_text)
             full = not ended and (reason == "repetition" or ctx.room(name, (*state.thoughts, thought)) <= 0)
             proposal.thought = thought.model_copy(update={"ended": ended or full, "truncated": full})
-            rest = self.rest_of(reply.completion.text)
+            calls = self.tools and reply.completion.text.endswith(PROMPT)
+            rest = ("\n",) if calls else self.rest_of(reply.completion.text)
             if proposal.thought.ended or reply.cut or label == _MAX_LABELS or rest is None:
                 break
+            rest = rest if calls else self._with_calls(rest)
             (reply,) = await self._ask(ctx, node, 1, rest, sample, proposal.thought)
         previous = [words for one in state.thoughts if len(words := _words(one.parts.get(name, ""))) >= _MIN_REPEATED]
         if reply.cut:
             proposal.thought = None
         elif not _words(text) or _words(text) in previous:
             proposal.thought, proposal.parse_failures = None, 1
+        return await self._observed(ctx, state, proposal) if self.tools else proposal
+
+    async def _observed(self, ctx: Context, state: State, proposal: Proposal) -> Proposal:
+        """Call the tool that a piece names in its last line, and append the result."""
+        thought = proposal.thought
+        if thought is None:
+            return proposal
+        ((name, text),) = thought.parts.items()
+        written = text.rstrip("\n")
+        line = written.rpartition("\n")[2]
+        if not line.startswith(PROMPT) or not line.removeprefix(PROMPT).strip():
+            return proposal
+        observation = await run_call(line.removeprefix(PROMPT), self.tools)
+        parts = {name: f"{written}\n{observation.text}\n"}
+        # A model that ends its turn with a call waits for the result.
+        full = ctx.room(name, (*state.thoughts, thought)) <= 0
+        changes: dict[str, Any] = {"parts": parts, "observation": observation, "ended": full, "truncated": full}
+        changes["thinking"] = len(parts[name]) if thought.thinking == len(text) else thought.thinking
+        proposal.thought = thought.model_copy(update=changes)
         return proposal
 
 
@@ -136,53 +174,3 @@ def _append(thought: Thought, name: str, reply: Reply, first: bool) -> Thought:
 def _words(text: str) -> list[str]:
     """Return the words of a text in lower case, for comparisons."""
     return text.casefold().split()
-
-
-class UseTools(Continue):
-    """Continue with tools: a piece also ends after a tool call, whose result is appended to the message.
-
-    The result is an observation: the model continues the message after it, but did not write it.
-    """
-
-    model_config = ConfigDict(arbitrary_types_allowed=True)
-
-    tools: tuple[Tool, ...]
-
-    @field_validator("tools", mode="before")
-    @classmethod
-    def _of_functions(cls, given: Any) -> tuple[Tool, ...]:
-        return tuple(one if isinstance(one, Tool) else Tool(one) for one in given)
-
-    @field_serializer("tools")
-    def _names(self, tools: tuple[Tool, ...]) -> list[str]:
-        return [tool.name for tool in tools]
-
-    @property
-    def about(self) -> str:
-        return tools_prompt(self.tools)
-
-    @property
-    def ends(self) -> tuple[str, ...]:
-        return (PROMPT, *super().ends)
-
-    def rest_of(self, text: str) -> tuple[str, ...] | None:
-        return ("\n",) if text.endswith(PROMPT) else super().rest_of(text)
-
-    async def finish(self, ctx: Context, node: Node, sample: int, reply: Reply, prior: float) -> Proposal:
-        proposal = await super().finish(ctx, node, sample, reply, prior)
-        thought = proposal.thought
-        if thought is None:
-            return proposal
-        ((name, text),) = thought.parts.items()
-        written = text.rstrip("\n")
-        line = written.rpartition("\n")[2]
-        if not line.startswith(PROMPT) or not line.removeprefix(PROMPT).strip():
-            return proposal
-        observation = await run_call(line.removeprefix(PROMPT), self.tools)
-        parts = {name: f"{written}\n{observation.text}\n"}
-        # A model that ends its turn with a call waits for the result.
-        full = ctx.room(name, (*ctx.state(node).thoughts, thought)) <= 0
-        changes = {"parts": parts, "observation": observation, "ended": full, "truncated": full}
-        changes["thinking"] = len(parts[name]) if thought.thinking == len(text) else thought.thinking
-        proposal.thought = thought.model_copy(update=changes)
-        return proposal

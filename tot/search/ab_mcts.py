@@ -78,7 +78,7 @@ class _Run:
         rng = search.random("ab-mcts", self._drawn)
         scale = scaled(self._scores)
         node = search.tree.root
-        while children := [child for child in search.tree.children(node) if not search.is_end(child)]:
+        while children := [one for one in search.tree.children(node) if not (one.pruned or search.is_end(one))]:
             deeper, wider = self._deeper[node.id], self._wider[node.id]
             if self._best(rng, scale, [wider, deeper]) == 0:
                 break

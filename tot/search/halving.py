@@ -41,8 +41,10 @@ class SequentialHalving(Search):
             lines = sorted(lines, key=_rank)[: math.ceil(len(lines) / 2)]
             budget = left // (rounds - number)
             revised = [line for line in lines if not search.is_end(_best(line))][:budget]
-            if not revised or search.solved is not None:
+            if search.solved is not None:
                 return
+            if not revised:  # the next rounds share the revisions that are left
+                continue
             left -= budget // len(revised) * len(revised)
             children = yield search.expand([_best(line) for line in revised], budget // len(revised))
             children = yield search.evaluate(children)

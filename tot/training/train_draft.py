@@ -188,7 +188,8 @@ async def _ask(engine: Engine, recorder: Recorder, questions: Sequence[tuple[int
             await asolve(task, question, decoder=decoder, seed=seed)
             return
         rng = random.Random(seed)
-        use_values = "value" in task.templates and rng.random() < 0.25
+        papers = task.in_papers()
+        use_values = rng.random() < 0.25 and papers.has_template(papers.value)
         await asolve(
             task,
             question,
