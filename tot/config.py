@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from tot.compatibility import check_escalation
 from tot.decoders.budget import Budget
 from tot.decoders.decoder import Decoder, LocalDecoder
 from tot.decoders.errors import OptionError, readable
@@ -280,13 +281,16 @@ class SearchConfig(BaseModel):
 
     def parts(self, task: Task) -> dict[str, Any]:
         """Return the search, the generator and the evaluator, by kind. Raises OptionError if one is unknown."""
-        return parts_of(
+        parts = parts_of(
             task,
             *(self.search, self.generator, self.evaluator),
             tools=self.tools,
             search_options={name: getattr(self, name) for name in ("thoughts", "breadth", "depth", "until")},
             generator_options={"temperature": self.temperature},
         )
+        if "escalate" in self.decoders:
+            check_escalation(**parts)
+        return parts
 
     @property
     def decoders(self) -> dict[Purpose, str | Decoder]:

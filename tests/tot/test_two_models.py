@@ -120,7 +120,14 @@ def test_contradictory_models_are_rejected(given: dict[str, Any], message: str) 
 def test_flags_name_both_models(tot: Any) -> None:
     for flags, message in (
         (("--model", "generate=a.gguf,judge=b.gguf"), "unknown purpose 'judge'"),
-        (("--escalate", "absent.gguf", "--model", "none", "--search", "cot"), "there is no file or folder absent.gguf"),
+        (
+            ("--escalate", "absent.gguf", "--model", "none", "--search", "ab-mcts"),
+            "there is no file or folder absent.gguf",
+        ),
+        (
+            ("--escalate", "absent.gguf", "--search", "dfs"),
+            "escalate has no effect: DFS asks only one model; choose search=",
+        ),
         (("--decoder", "escalate=openai"), "decoder escalate=openai has no model: add --escalate MODEL"),
     ):
         status, out, err = tot("solve", "gsm8k", "q", *flags)
@@ -362,3 +369,21 @@ def test_the_source_of_a_vote_names_the_model() -> None:
     assert source_of(node) == "chain@large.gguf"
     node.decoder = "ar"
     assert source_of(node) == "chain"
+
+
+@pytest.mark.parametrize(
+    "search",
+    ["act", "best-first", "best-of-n", "bfs", "cot", "dfs", "halving", "mcts", "refine", "self-consistency"],
+)
+def test_a_second_model_that_no_part_asks_is_refused(letters: Any, scripted: Any, search: str) -> None:
+    decoder = {"generate": scripted({}), "escalate": scripted({})}
+    with pytest.raises(OptionError, match="escalate has no effect: .* asks only one model; choose search="):
+        solve(letters, "q", decoder=decoder, search=search, evaluator="random")
+
+
+@pytest.mark.parametrize("search", ["ab-mcts:iterations=9", "self-consistency:samples=4,until=0.9"])
+def test_a_second_model_that_the_search_asks_is_accepted(letters: Any, scripted: Any, search: str) -> None:
+    replies = {f"grow{' ' * bool(path)}{path}": ["a", "b"] for path in ("", "a", "b", "a/a", "a/b", "b/a", "b/b")}
+    large = scripted(replies)
+    solve(letters, "q", decoder={"generate": scripted(replies), "escalate": large}, search=search, evaluator="random")
+    assert {request.purpose for request in large.requests} == {"escalate"}
