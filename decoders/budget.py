@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tot.decoders.request import Usage
+from tot.decoders.request import Completion, Usage
 
 
 class Budget(BaseModel):
@@ -37,6 +38,8 @@ class Meter:
         self.nodes = 0
         self.usage = Usage()
         """Sum of the usage of all completions received so far."""
+        self._uncounted_tokens = 0
+        self._uncounted_forwards = 0
         self._lock = threading.Lock()
 
     @property
@@ -60,6 +63,18 @@ class Meter:
         self.count(new_tokens=spent.new_tokens, forwards=spent.forwards)
         self.started -= spent.seconds
 
+    def receive(self, completions: Sequence[Completion]) -> None:
+        """Add the usage of a request's completions.
+
+        If their decoder counts no tokens, the budget takes four characters for a token; if it counts no forward passes,
+        the tokens of the longest text.
+        """
+        usage = sum((one.usage for one in completions), Usage())
+        self.usage += usage
+        written = [one.usage.new_tokens or 1 + len(one.text) // 4 for one in completions if one.text]
+        self._uncounted_tokens += 0 if usage.new_tokens else sum(written)
+        self._uncounted_forwards += 0 if usage.forwards else max(written, default=0)
+
     def count(self, new_tokens: int = 0, forwards: int = 0, nodes: int = 0) -> None:
         with self._lock:
             self.new_tokens += new_tokens
@@ -77,9 +92,11 @@ class Meter:
     def overspent(self) -> str | None:
         """Return the first decoding limit that was reached, such as "tokens (512 of 500)", or None."""
         limits = self.budget
-        return (
-            _reached("tokens", self.new_tokens, limits.tokens)
-            or _reached("forwards", self.forwards, limits.forwards)
+        tokens = self.new_tokens + self._uncounted_tokens
+        forwards = self.forwards + self._uncounted_forwards
+        return (  # a search that decodes nothing counts its thoughts instead
+            _reached("tokens", tokens or self.nodes, limits.tokens)
+            or _reached("forwards", forwards or self.nodes, limits.forwards)
             or _reached("seconds", self.seconds, limits.seconds)
         )
 

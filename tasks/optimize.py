@@ -9,6 +9,7 @@ import re
 import tokenize
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from importlib.util import find_spec
 from io import BytesIO
 from operator import itemgetter
@@ -20,6 +21,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from tot.decoders.errors import OptionError, TaskError, validated
 from tot.decoders.files import write_text
 from tot.llm.seeds import derive
+from tot.running import in_thread
 from tot.sandbox import confines, pool
 from tot.task.task import Task
 from tot.tasks.edits import EditError, edited, region_of, written
@@ -182,7 +184,10 @@ class Optimize(Task):
         except EditError as error:
             log.debug("an edit was refused: %s", error)
             return None
-        scored = await asyncio.get_running_loop().run_in_executor(pool(), self.scorer.score, program)
+        if callable(self.scorer.source):  # which may never return
+            scored = await in_thread(partial(self.scorer.score, program), "tot-scorer")
+        else:
+            scored = await asyncio.get_running_loop().run_in_executor(pool(), self.scorer.score, program)
         data: Any = {"program": program, **asdict(scored)}
         return Observation(text=f"Score: {_shown(scored.score) or 'failed'}\n{scored.text}".strip(), data=data)
 

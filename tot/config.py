@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -24,7 +24,6 @@ from tot.llm.decoders import (
     OF_ENGINE,
     decoders_by_purpose,
     first_and_escalate,
-    instantiate,
     is_remote,
     models_by_purpose,
     need_few_shot,
@@ -197,9 +196,11 @@ class SearchConfig(BaseModel):
     @classmethod
     def of(cls, config: SearchConfig | None, options: Mapping[str, Any]) -> Self:
         """Return `config` with some options changed. Unknown names become decoder options. Raises OptionError."""
+        if type(config) is cls and not options:
+            return config
         known = {name: value for name, value in options.items() if name in cls.names()}
         others = {name: value for name, value in options.items() if name not in known}
-        base = {} if config is None else dict(config)
+        base = {} if config is None else {name: getattr(config, name) for name in cls.model_fields}
         try:
             merged = cls(**{**base, **first_and_escalate(known)})
         except ValidationError as error:
@@ -216,6 +217,10 @@ class SearchConfig(BaseModel):
             "tool",
             *(f"budget_{name}" for name in Budget.model_fields),
         }
+
+    def __getstate__(self) -> dict[Any, Any]:
+        state = super().__getstate__()
+        return state | {"__dict__": {name: one for name, one in vars(self).items() if name != "decoders"}}
 
     def to_json(self, secrets: bool = False) -> dict[str, Any]:
         """Return the options as JSON data, objects by name. Keys and passwords are included only with `secrets`."""
@@ -264,7 +269,7 @@ class SearchConfig(BaseModel):
 
         Raises OptionError if the model of "escalate" differs in that: the prompts are the same for both.
         """
-        decoders = {purpose: instantiate(one) for purpose, one in self.decoders.items()}
+        decoders = self.decoders
         purposes: tuple[Purpose, ...] = ("generate", "escalate")
         chats, large = (
             uses_chat_format(decoders[one], self.models.get(one), self.model_options) if one in decoders else None
@@ -292,9 +297,12 @@ class SearchConfig(BaseModel):
             check_escalation(**parts)
         return parts
 
-    @property
+    @cached_property
     def decoders(self) -> dict[Purpose, str | Decoder]:
-        """The decoder of each purpose. Raises OptionError for an unknown purpose or decoder."""
+        """The decoder of each purpose. Raises OptionError for an unknown purpose or decoder.
+
+        Decoders in files are created once, and again by another process that receives this config.
+        """
         return decoders_by_purpose(self.decoder, self.escalate is not None)
 
     @property
@@ -359,7 +367,7 @@ class SearchConfig(BaseModel):
         decoder: Any = {purpose: "ar" if one == "auto" else one for purpose, one in self.decoders.items()}
         if isinstance(self.decoder, str) and "=" not in self.decoder:
             decoder = decoder["generate"]
-        return self.model_copy(update={"decoder": decoder, "dtype": "fp32"})
+        return self.of(self, {"decoder": decoder, "dtype": "fp32"})
 
     async def aopen(self, stack: ExitStack) -> dict[Purpose, Decoder]:
         """`open` in a thread. If this is cancelled, nothing waits for the model, which is closed once it is loaded."""

@@ -93,6 +93,11 @@ def _in_own_loop(coroutine: Coroutine[Any, Any, _T]) -> tuple[Future[_T], Callab
     return in_daemon_thread(work, "tot-solve"), cancel
 
 
+async def in_thread(work: Callable[[], _T], name: str) -> _T:
+    """Run `work` in a daemon thread. Cancelling this call abandons the thread, and nothing waits for its end."""
+    return await asyncio.wrap_future(in_daemon_thread(work, name))
+
+
 def in_daemon_thread(work: Callable[[], _T], name: str) -> Future[_T]:
     """Run `work` in a daemon thread and return a future of its result or exception."""
     future: Future[_T] = Future()

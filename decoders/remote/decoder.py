@@ -1,7 +1,7 @@
 """The `openai` decoder: requests to an OpenAI-compatible server (vLLM, SGLang, TGI, llama.cpp, `transformers serve`).
 
 All requests of a call are sent concurrently, up to `concurrency`, so that the server can batch them and reuse common
-prefixes. Token counts are the server's. Forward passes are not counted, so a budget of forward passes has no effect.
+prefixes. Token counts are the server's. Forward passes are not counted: a budget of them counts tokens.
 """
 
 from __future__ import annotations

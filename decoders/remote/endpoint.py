@@ -107,7 +107,7 @@ class Endpoint:
         New tokens of a request with `max_tokens` 0, an echo, count as 0: some servers report 1.
         """
         if reply.usage is None or reply.usage.completion_tokens is None:
-            self.warn("%s does not report the number of new tokens: they are not counted", self)
+            self.warn("%s does not report the number of new tokens: a budget estimates them from the texts", self)
         tokens = reply.usage
         prompt, new = (tokens.prompt_tokens or 0, tokens.completion_tokens or 0) if tokens is not None else (0, 0)
         characters = _characters(body)

@@ -26,7 +26,7 @@ Start: b is on a, a is on the table, c is on the table, the hand is empty, b is 
 Goal: a is on c, b is on the table."""
 PLAN = ["unstack b from a", "put down b", "pick up a", "stack a on c"]
 ANSWER = ["(unstack b a)", "(put-down b)", "(pick-up a)", "(stack a c)"]
-TEMPLATES = ("action", "value", "self_eval", "propose", "chain", "answer", "vote")
+TEMPLATES = ("action", "value", "self_eval", "propose", "chain", "vote")
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +164,6 @@ STEPS = "Action 1: unstack b from a\nAction 2: put down b\n"
         ("value", 2, f"My plan is as follows:\n{STEPS}Evaluation of action 2:"),
         ("self_eval", 2, f"My plan is as follows:\n{STEPS}Evaluation of action 2:"),
         ("chain", 0, "My plan is as follows:\nAction 1:"),
-        ("answer", 0, "My plan is as follows:\nAction 1:"),
     ],
 )
 def test_prompts_end_in_the_plan_so_far(task: Blocksworld, template: str, steps: int, prefix: str) -> None:
@@ -179,9 +178,6 @@ def test_other_prompts_contain_the_plan_the_facts_or_the_candidates(task: Blocks
     voted = prompt(task, "vote", 0)["assistant"]
     assert "2 ways to begin a plan:\n1. pick up c, then put down c\n2. unstack b from a\n\n" in voted
     assert voted.endswith("is:")
-    answered = prompt(task, "answer", 2)["assistant"]
-    assert STEPS in answered
-    assert answered.endswith(":\nAction 1:")
 
 
 def test_no_prompt_reveals_the_plan_length(task: Blocksworld, rows: list[dict[str, Any]]) -> None:

@@ -21,7 +21,6 @@ ASKED = {
     "value": {"move": "13 - 9 = 4"},
     "vote": {"candidates": ["13 - 9 = 4\n10 - 4 = 6", "4 + 9 = 13"]},
     "chain": {},
-    "answer": {},
 }
 
 
@@ -250,7 +249,6 @@ def test_all_prompts_about_a_puzzle_begin_with_the_same_message() -> None:
         ("move", (), "Move 1:"),
         ("move", ("13 - 9 = 4",), "Move 1: 13 - 9 = 4 (left: 4 4 10)\nMove 2:"),
         ("chain", (), "Move 1:"),
-        ("answer", ("13 - 9 = 4",), "Move 1: 13 - 9 = 4 (left: 4 4 10)\nAnswer:"),
         ("propose", (), "8 moves from 4 9 10 13:\n1."),
         ("propose", ("13 - 9 = 4",), "Move 1: 13 - 9 = 4 (left: 4 4 10)\n\n8 moves from 4 4 10:\n1."),
         ("value", ("13 - 9 = 4",), "Left 4 4 10:"),

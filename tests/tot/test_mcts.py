@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from tot import MCTS, Expand, Node, SearchState, State, Task, Thought
 from tot.llm.replies import Proposal
+from tot.search.mcts import _Run
 
 
 class Letters(Task):
@@ -44,6 +45,12 @@ def drive() -> Drive:
         return search, ends
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def _endless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Continue after every state has been visited: the trees of these tests are small."""
+    monkeypatch.setattr(_Run, "is_exhausted", lambda run: not run.children[0])
 
 
 def learnt(search: SearchState) -> dict[str, tuple[int, float | None]]:

@@ -179,10 +179,20 @@ def test_a_pending_visit_counts_as_the_worst_reward_so_far(drive: Drive) -> None
 @pytest.mark.parametrize("rollout", ["none", "greedy"])
 def test_all_iterations_run_for_any_batch_of_leaves(leaves: int, rollout: Any, drive: Drive) -> None:
     mcts = MCTS(depth=4, iterations=20, leaves=leaves, rollout=rollout)
-    search, _ = drive(mcts, lambda p: ["a", "b"], lambda p: len(p) + p.count("b") / 10)
+    search, _ = drive(mcts, lambda p: list("abcdef"), lambda p: len(p) + p.count("b") / 10)
     assert search.tree.root.visits == 20
-    single, _ = drive(mcts, lambda p: ["a"], lambda p: 1.0)  # only one leaf exists at a time
-    assert single.tree.root.visits == 20
+
+
+@pytest.mark.parametrize("leaves", [1, 2, 7])
+@pytest.mark.parametrize("rollout", ["none", "greedy"])
+def test_a_search_ends_once_every_state_has_been_visited(leaves: int, rollout: Any, drive: Drive) -> None:
+    mcts = MCTS(depth=4, iterations=10**9, leaves=leaves, rollout=rollout, exploration=3)
+    search, _ = drive(mcts, lambda p: [] if p == "a" else ["a", "b"], lambda p: len(p) + p.count("b") / 10)
+    assert {path(search, node) for node in search.tree} == {"", "a", "b", "ba", "bb", "baa", "bab", "bba", "bbb"}
+    assert all(node.visits for node in search.tree)
+    assert path(search, search.best) == "bbb"
+    none, _ = drive(mcts, lambda p: [], lambda p: 1.0)
+    assert none.tree.root.visits == 0
 
 
 def test_more_leaves_give_fewer_and_larger_batches(drive: Drive) -> None:

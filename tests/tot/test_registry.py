@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,7 @@ from tot import (
     rap,
     solve,
 )
+from tot.config import SearchConfig
 from tot.decoders import OptionError, TaskError
 from tot.registry import EVALUATORS, GENERATORS, SEARCHES, named, parts_of, spec_of
 from tot.search.baselines import Act
@@ -410,3 +412,26 @@ def test_searches_generators_evaluators_and_decoders_may_be_in_a_file(letters: A
 def test_a_missing_part_is_rejected_with_the_parts_of_the_file(letters: Any, parts: str) -> None:
     with pytest.raises(OptionError, match=r"unknown generator in .*my_parts\.py 'Twin' \(did you mean Twins\?\)"):
         parts_of(letters(), generator=f"{parts}:Twin")
+
+
+def test_a_decoder_in_a_file_is_created_once(letters: Any, parts: str, tmp_path: Path) -> None:
+    counted = Path(parts).read_text() + "\nmade = []\n"
+    counted = counted.replace("class Echo:", f"open({str(tmp_path / 'runs')!r}, 'a').write('run ')\nclass Echo:")
+    counted = counted.replace(
+        "    def generate(",
+        f"    def __init__(self):\n        open({str(tmp_path / 'made')!r}, 'a').write('made ')\n\n    def generate(",
+    )
+    Path(parts).write_text(counted)
+    seen: list[Any] = []
+
+    def watch(session: Any) -> None:
+        seen.append(session.context._backend._decoders)
+
+    solve(letters(), "q", decoder=f"{parts}:Echo", search=BFS(thoughts=2, depth=2), evaluator="random", watch=watch)
+    assert [(tmp_path / name).read_text() for name in ("runs", "made")] == ["run ", "made "]
+    assert len({id(one) for one in seen[0].values()}) == 1
+    assert seen[0].keys() == {"generate", "evaluate", "answer"}
+    config = SearchConfig(decoder=f"generate={parts}:Echo,evaluate={parts}:Echo")
+    assert config.decoders["generate"] is config.decoders["evaluate"] is config.decoders["answer"]
+    assert "decoders" not in vars(pickle.loads(pickle.dumps(config)))
+    assert SearchConfig.of(config, {"seed": 3}).to_json()["decoder"] == config.decoder

@@ -377,7 +377,7 @@ def test_the_source_of_a_vote_names_the_model() -> None:
 )
 def test_a_second_model_that_no_part_asks_is_refused(letters: Any, scripted: Any, search: str) -> None:
     decoder = {"generate": scripted({}), "escalate": scripted({})}
-    with pytest.raises(OptionError, match="escalate has no effect: .* asks only one model; choose search="):
+    with pytest.raises(OptionError, match=r"escalate has no effect: .* asks only one model; choose search="):
         solve(letters, "q", decoder=decoder, search=search, evaluator="random")
 
 

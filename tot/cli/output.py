@@ -61,7 +61,10 @@ def show(solution: Solution, saved: Path | None = None, verdict: str = "") -> No
     if verdict:
         page.print(verdict)
     if solution.stopped:
-        page.print(f"Stopped early: {solution.stopped}. This is the best answer so far.")
+        best = (
+            "The thoughts marked ★ are the best so far" if solution.answer is None else "This is the best answer so far"
+        )
+        page.print(f"Stopped early: {solution.stopped}.{f' {best}.' * (solution.answer is not None or len(tree) > 1)}")
     best = next((node for node in reversed(list(tree)) if node.chosen), tree.root)
     path = [" ".join(node.thought.parts.values()) for node in tree.path(best) if node.thought is not None]
     if any("\n" in text or len(text) > _SHORT for text in path):

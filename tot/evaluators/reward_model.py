@@ -6,10 +6,10 @@ Outcome reward models score a whole text (sequence classification). Process rewa
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Hashable, Sequence
-from functools import cache
+from functools import cache, partial
+from threading import Lock
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -18,10 +18,13 @@ from tot.decoders.errors import ModelError, reason
 from tot.decoders.request import Message
 from tot.evaluators.base import Evaluator
 from tot.llm.context import Context
+from tot.running import in_thread
 from tot.tree.tree import Node
 
 Steps = tuple[str, tuple[str, ...]]
 """A question, and the thoughts after it."""
+_LOADING = Lock()
+"""Held while a model is loaded: concurrent searches load it once."""
 
 
 class RewardModel(Evaluator):
@@ -48,7 +51,7 @@ class RewardModel(Evaluator):
 
     async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[float]:
         texts = [_text(ctx, node) for node in nodes]
-        return await asyncio.to_thread(self.scores, texts)
+        return await in_thread(partial(self.scores, texts), "tot-reward-model")
 
     def scores(self, texts: Sequence[Steps]) -> list[float]:
         """Return the value of each text. Raises ModelError if the model can't be loaded or lacks the label."""
@@ -56,7 +59,8 @@ class RewardModel(Evaluator):
         from torch.nn.utils.rnn import pad_sequence
 
         if isinstance(self.model, str):
-            model, tokenizer = _load(self.model, self.kind)
+            with _LOADING:
+                model, tokenizer = _load(self.model, self.kind)
         elif self.tokenizer is None:
             raise ModelError("RewardModel got a model object without a tokenizer: give tokenizer=... too")
         else:

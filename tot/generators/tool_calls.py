@@ -16,7 +16,7 @@ from typing import Any, get_type_hints
 from pydantic import ConfigDict, ValidationError, validate_call
 
 from tot.decoders.errors import OptionError, readable
-from tot.running import in_daemon_thread
+from tot.running import in_thread
 from tot.tree.thought import Observation
 
 PROMPT = ">>> "
@@ -86,7 +86,7 @@ class Tool:
             if inspect.iscoroutinefunction(self.function):
                 return await call()
             # A daemon thread: a hanging tool ends with the process.
-            return await asyncio.wrap_future(in_daemon_thread(call, f"tool {self.name}"))
+            return await in_thread(call, f"tool {self.name}")
         except (KeyboardInterrupt, SystemExit) as error:  # these would end the event loop
             raise RuntimeError(repr(error)) from None
 

@@ -23,6 +23,7 @@ from tot.decoders.errors import OptionError, RequestError, TotError
 from tot.decoders.request import Completion, FinishReason, Message, Part, Purpose, Request, Usage
 from tot.decoders.thinking import find_thinking, split
 from tot.llm.replies import is_cut
+from tot.running import in_thread
 
 log = logging.getLogger(__name__)
 
@@ -221,6 +222,7 @@ class Backend:
         """Count the completions of a request and deliver them."""
         try:
             completions = [_read(request, completion) for completion in await pending]
+            self.meter.receive(completions)
             for completion in completions:
                 if completion.lacks_answer and not request.sampling.keep_stop:
                     self.lost[completion.finish_reason] += 1
@@ -232,7 +234,6 @@ class Backend:
                     )
                 calls, usage = self.spent[request.purpose]
                 self.spent[request.purpose] = calls + 1, usage + completion.usage
-                self.meter.usage += completion.usage
                 self._check_choices(request, completion)
         except BaseException as error:  # the search handles it  # noqa: BLE001
             _settle(received, error)
@@ -263,7 +264,7 @@ class Backend:
     async def _in_thread(
         self, decoder: Decoder, purpose: Purpose, requests: Sequence[Request]
     ) -> list[list[Completion]]:
-        flat = await asyncio.to_thread(self._generate, decoder, purpose, list(requests))
+        flat = await in_thread(partial(self._generate, decoder, purpose, list(requests)), "tot-decoder")
         expected = sum(request.sampling.n for request in requests)
         if not isinstance(flat, list | tuple) or not all(isinstance(getattr(one, "text", None), str) for one in flat):
             raise OptionError(

@@ -84,7 +84,14 @@ def first_and_escalate(given: Mapping[str, Any]) -> dict[str, Any]:
 def decoders_by_purpose(given: Any, escalates: bool = False) -> dict[Purpose, str | Decoder]:
     """Return the decoder of each purpose from a name, an object, a mapping, or "generate=seed,evaluate=ar".
 
-    `escalates`: a model is given for the purpose "escalate". Raises OptionError for an unknown purpose or decoder.
+    A name of a user's decoder becomes one object for all purposes that give this name.
+
+    Args:
+        given: The decoders.
+        escalates: Whether a model is given for the purpose "escalate".
+
+    Raises:
+        OptionError: A purpose or decoder is unknown.
     """
     named = by_purpose("decoder", given)
     if named is None:
@@ -106,6 +113,8 @@ def decoders_by_purpose(given: Any, escalates: bool = False) -> dict[Purpose, st
                 f"decoder={one!r} has no method 'generate': give a name, such as ar, or an object whose "
                 "generate(requests) returns a list of completions, request.sampling.n for each request"
             )
+    made = {one: instantiate(one) for one in named.values() if isinstance(one, str)}
+    named = {purpose: made[one] if isinstance(one, str) else one for purpose, one in named.items()}
     if isinstance(named.get("escalate"), str) and not escalates:
         raise OptionError(f"decoder escalate={named['escalate']} has no model: add --escalate MODEL")
     own = [one for purpose, one in named.items() if purpose != "escalate"]
@@ -127,15 +136,11 @@ def models_by_purpose(decoders: Mapping[Purpose, str | Decoder], model: Any, esc
                 raise OptionError(f"no model is given for {purpose}: add one, such as generate=small.gguf")
             found[purpose] = own[purpose] if purpose in own else own["generate"]
         elif purpose == "escalate" and escalate is not None:
-            raise _own_model(escalate)
+            raise OptionError(
+                f"escalate={escalate} has no effect, because its decoder has its own model: leave one of them out, or "
+                "add --decoder escalate=auto"
+            )
     return found
-
-
-def _own_model(escalate: Any) -> OptionError:
-    return OptionError(
-        f"escalate={escalate} has no effect, because its decoder has its own model: leave one of them out, or add "
-        "--decoder escalate=auto"
-    )
 
 
 def open_decoders(
@@ -150,11 +155,8 @@ def open_decoders(
     `options` belong to the engines and the decoders; errors about unknown ones also list `fields`. Raises TotError
     if a model can't be loaded or an option is invalid.
     """
-    chosen = {purpose: instantiate(one) for purpose, one in decoders.items()}
-    names = {purpose: one for purpose, one in chosen.items() if isinstance(one, str)}
-    objects = {purpose: one for purpose, one in chosen.items() if not isinstance(one, str)}
-    if models.get("escalate") is not None and "escalate" in objects:
-        raise _own_model(models["escalate"])
+    names = {purpose: one for purpose, one in decoders.items() if isinstance(one, str)}
+    objects = {purpose: one for purpose, one in decoders.items() if not isinstance(one, str)}
     own = {name: _options_of(name) for name in sorted(set(names.values()), key=lambda name: (name in REMOTE, name))}
     known = {*fields, *OF_ENGINE, *chain(*own.values())}
     for name in sorted(options.keys() - known):

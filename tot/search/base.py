@@ -34,6 +34,8 @@ from tot.tree.tree import Node, ThoughtTree
 
 log = logging.getLogger(__name__)
 
+_IDLE = 10_000
+"""Maximum number of steps in a row without progress."""
 Count = Annotated[int, Field(ge=1)]
 Depth = Count | None
 
@@ -156,6 +158,10 @@ class SearchState:
         self._siblings: dict[tuple[int, Hashable], Node] = {}
         self._first_nodes: dict[Hashable, Node] = {self._keys[0]: self.tree.root}
         self._finished = False
+        self._reached: set[tuple[str | bool, int]] = set()
+        """The nodes that steps have expanded or evaluated, and the sizes of the tree at steps."""
+        self._idle = 0
+        """Number of steps since the last one that reached something new."""
         self._branches = [Branch(options.steps(self))]
         """The branches that have not ended. The last one received results most recently."""
         self._check_end(self.tree.root, root)
@@ -170,9 +176,10 @@ class SearchState:
             while branch.step is None and not self._finished and (step := self._next(branch)) is not None:
                 branch.nodes = []
                 if isinstance(step, Expand):
-                    nodes = self._hooks.emit("on_select", self, list(step.nodes))
+                    nodes = self._hooks.emit("on_select", self, [node for node in step.nodes if not node.pruned])
                     step = replace(step, nodes=tuple(nodes), states=tuple(map(self.tree.state, nodes)))
                     step = replace(step, turn=self.requested.add(step))
+                self._check_progress(step)
                 branch.step = step if step.nodes else None
         if self._finished:
             return []
@@ -181,6 +188,15 @@ class SearchState:
         if self._finished and self.stopped is None and self._has_terminal and not self.goals:
             self.stopped = f"no goal among {len(self.tree) - 1} thoughts"
         return [branch.step for branch in self._branches if branch.step is not None]
+
+    def _check_progress(self, step: Step) -> None:
+        """Stop the search after many steps in a row that expand and evaluate no new node."""
+        kind = step.fast if isinstance(step, Evaluate) else "expand"
+        reached = {(kind, node.id) for node in step.nodes} | {("node", len(self.tree))}
+        self._idle = self._idle + 1 if reached <= self._reached else 0
+        self._reached |= reached
+        if self._idle >= _IDLE:
+            self.stop(f"no progress in {_IDLE} steps")
 
     def branch(self, steps: Steps) -> None:
         """Start another generator of steps, which runs independently of the others."""

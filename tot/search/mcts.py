@@ -36,7 +36,8 @@ class MCTS(VotesUntilSure):
     An iteration follows the best children from the root to an unvisited or terminal state. A visited state is expanded
     when an iteration reaches it again (lazy expansion). The reward r of a state is its value plus the task's `reward`.
     Each state on the path receives `cum_reward` of the rewards from it to the end of the path. Q is the mean or the max
-    of the received rewards (`calc_q`). The search ends as soon as the task verifies an answer.
+    of the received rewards (`calc_q`). The search ends as soon as the task verifies an answer, or when every state has
+    been visited.
     """
 
     thoughts: Count | None = 3
@@ -81,6 +82,8 @@ class _Run:
         self.backed_up: dict[int, list[float]] = {}
         self.children: dict[int, list[Node]] = {}
         """Children of every expanded state; empty at a dead end."""
+        self.exhausted: set[int] = set()
+        """Visited states below which every state was visited."""
         self.pending: Counter[int] = Counter()
         """Visits whose reward is not known yet, by node."""
         self.worst: float | None = None
@@ -93,7 +96,7 @@ class _Run:
         options, search = self.options, self.search
         yield from self._expand([search.tree.root])
         done = 0
-        while done < options.iterations and self.children.get(0) and search.solved is None:
+        while done < options.iterations and not self.is_exhausted() and search.solved is None:
             paths = self._select_paths(min(options.leaves, options.iterations - done))
             yield from self._expand([path[-1] for path in paths if path[-1].visits and not self._is_closed(path[-1])])
             for path in paths:
@@ -113,6 +116,10 @@ class _Run:
             search.best = search.solved
         elif not self.ends and not search.tree.root.goal:
             search.stop(f"no terminal state was reached in {done} iterations")
+
+    def is_exhausted(self) -> bool:
+        """Return whether more visits would find nothing. A function for `cum_reward` may return other rewards."""
+        return not self.children.get(0) or (0 in self.exhausted and isinstance(self.options.cum_reward, str))
 
     def _select_paths(self, count: int) -> list[list[Node]]:
         """Select paths to different leaves. Earlier paths count as visits with the worst reward (virtual loss)."""
@@ -206,6 +213,9 @@ class _Run:
             if node.reward is not None and node.parent is not None:
                 rewards.insert(0, node.reward)
             node.visits += 1
+            children = self.children.get(node.id, () if self.search.is_end(node) else None)
+            if children is not None and all(child.pruned or child.id in self.exhausted for child in children):
+                self.exhausted.add(node.id)
             if rewards:
                 total = float(self.cumulate(rewards))
                 known = self.backed_up.setdefault(node.id, [])

@@ -35,6 +35,8 @@ from tot.task.world import HasAnswer, HasMeasured
 from tot.tree.tree import Node, ThoughtTree
 
 Watcher = Callable[["SearchSession"], None]
+_GRACE = 2.0
+"""Seconds after the limit on seconds in which running texts and actions may end."""
 
 
 class SearchSession:
@@ -155,12 +157,21 @@ class SearchSession:
             if not self._running:
                 return
             when = asyncio.ALL_COMPLETED if self._by_level else asyncio.FIRST_COMPLETED
-            await asyncio.wait(self._running.values(), return_when=when)
+            await asyncio.wait(self._running.values(), timeout=self._patience, return_when=when)
             if self._halted:
                 return
             ended = [step for step in steps if step in self._running and self._running[step].done()]
             for step in ended:
                 self._tell(step, self._running.pop(step).result(), more=self._by_level and step is not ended[-1])
+            if self._patience == 0:  # a decoder, an action or an evaluator does not end
+                self.stopped = f"budget: {self.meter.overspent()}"
+                return
+
+    @property
+    def _patience(self) -> float | None:
+        """Seconds until the running work is abandoned: shortly after the limit on seconds. None without a limit."""
+        budget = self.meter.budget.seconds
+        return None if budget is None else max(0.0, budget + _GRACE - self.meter.seconds)
 
     def _replayed(self) -> list[Step]:
         """Tell the recorded results. Return the pending steps, whose results are not recorded."""
@@ -194,7 +205,8 @@ class SearchSession:
             self.search.tell(results, acted=True, step=step)
             self.search.pending()  # run the search up to its next steps: changes to the tree belong to this one
         finally:  # record the results even if the task fails on them
-            self.meter.count(nodes=len(self.tree) - nodes)
+            # An expansion without a new thought counts as one, so that refused thoughts spend a budget of thoughts.
+            self.meter.count(nodes=max(len(self.tree) - nodes, int(isinstance(step, Expand))))
             calls, total = self._counted
             self._counted = self.calls, self.meter.total
             # Don't record a step that the budget may have cut short: a resumed run with a larger budget repeats it.
@@ -309,9 +321,12 @@ class SearchSession:
         calls, total = self.calls, self.meter.total
         self._running[None] = asking = asyncio.create_task(self._answering.each([nodes[i] for i in pending], self._ask))
         try:
-            replies = await asking
-        except asyncio.CancelledError:
-            if not self._halted:
+            async with asyncio.timeout(self._patience) as patience:
+                replies = await asking
+        except (asyncio.CancelledError, TimeoutError):
+            if patience.expired():
+                self.stopped = f"budget: {self.meter.overspent()}"
+            elif not self._halted:
                 raise
             await self._backend.cancel()
             return answers

@@ -40,8 +40,11 @@ def test_a_page_opens_navigates_searches_and_survives_hostile_thoughts(opened: A
     for text in HOSTILE.values():
         tree.add(tree[3], Thought(parts={"thought": text}))
     browser = opened(tree, answer=HOSTILE["end of script"])
-    assert browser.heading == "Question"
+    assert browser.heading == "Thought 0.1.0"  # the chosen answer is selected
+    assert browser.texts("#panel .text") == ["the end", "c", "the end", HOSTILE["end of script"]]
     assert browser.open_thoughts == len(tree)
+    browser.press(Keys.HOME)
+    assert browser.heading == "Question"
     assert browser.texts("#panel .text")[1] == HOSTILE["end of script"]  # the answer, beside the question
     browser.press(Keys.ARROW_RIGHT, Keys.ENTER)
     assert browser.open_thoughts == len(tree) - 1

@@ -225,5 +225,5 @@ def test_a_leaf_has_its_answer_and_share_and_no_latex(opened: Any, grown: Any) -
     assert browser.texts("#thought-1 p") == ["36 so (1)/(2) × 36 x"]
     assert "80% of votes" in browser.texts("#thought-1 footer")[0]
     assert browser.texts("#thought-2 p") == ["other"]
-    assert browser.heading == "Question"
+    assert browser.heading == "Thought 0.1"
     assert "4 of 5" in browser.texts("#panel .numbers")[0]

@@ -20,7 +20,7 @@ class Panel {
       this.head(node),
       ...this.text(tree, node, query),
       ...this.path(node, scale),
-      ...(node.parent === null ? this.run(tree.saved.run ?? {}) : []),
+      ...(node.parent === null || node === tree.end ? this.run(tree.saved.run ?? {}) : []),
       ...this.numbers(fields),
       ...this.world(fields),
       ...this.calls(tree, node),

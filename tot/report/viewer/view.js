@@ -28,7 +28,7 @@ class TreeView {
     this.measure(tree.measures()[0]?.[1] ?? "value");
     this.arrange();
     this.fit();
-    this.select(tree.root);
+    this.select(tree.end);
   }
 
   /** Show a later state of the same tree. The selection and its position in the window stay. */
