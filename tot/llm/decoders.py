@@ -113,7 +113,7 @@ def decoders_by_purpose(given: Any, escalates: bool = False) -> dict[Purpose, st
                 f"decoder={one!r} has no method 'generate': give a name, such as ar, or an object whose "
                 "generate(requests) returns a list of completions, request.sampling.n for each request"
             )
-    made = {one: instantiate(one) for one in named.values() if isinstance(one, str)}
+    made = {one: instantiate(one) for one in {one for one in named.values() if isinstance(one, str)}}
     named = {purpose: made[one] if isinstance(one, str) else one for purpose, one in named.items()}
     if isinstance(named.get("escalate"), str) and not escalates:
         raise OptionError(f"decoder escalate={named['escalate']} has no model: add --escalate MODEL")
