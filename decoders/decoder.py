@@ -36,7 +36,10 @@ REMOTE = ("openai",)
 
 
 class Decoder(Protocol):
-    """Turns requests into completions: a flat, request-major list with n completions per request."""
+    """Turns requests into completions: a flat, request-major list with n completions per request.
+
+    Searches call `generate` in several threads at the same time: use a lock if it is not thread-safe.
+    """
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]: ...
 

@@ -148,7 +148,10 @@ class SearchConfig(BaseModel):
     PDOS)."""
     thoughts: int | None = Field(None, description="Number of thoughts per state (n).")
     breadth: int | None = Field(None, description="Number of states to keep at each level (b).")
-    depth: int | None = Field(None, description="Depth of the tree (T); the default is the task's own.")
+    depth: int | None = Field(
+        None,
+        description="Depth of the tree (T): T - 1 levels of thoughts, then the answer. The default is the task's own.",
+    )
     until: float | None = Field(
         None,
         description="Stop a vote when the probability that its leader stays ahead reaches this: self-consistency, bfs "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -191,3 +192,20 @@ def test_a_decoder_from_a_file_decodes(tmp_path: Path, letters: Any) -> None:
 def test_options_in_the_name_are_for_decoder_classes(decoder: str, message: str, letters: Any) -> None:
     with pytest.raises(OptionError, match=message):
         solve(letters, "q", decoder=decoder)
+
+
+def test_searches_call_a_decoder_object_from_several_threads_at_once(letters: Any, scripted: Any) -> None:
+    decoder, both = scripted({}), threading.Barrier(2)
+    generate = decoder.generate
+
+    def meet(requests: Any) -> Any:
+        if requests[0].prompt[-1].content == "grow":
+            both.wait(30)  # until the other search is here, too
+        return generate(requests)
+
+    decoder.generate = meet
+
+    async def searches() -> list[Any]:
+        return await asyncio.gather(*(asolve(letters, question, decoder=decoder, **SEARCH) for question in "ab"))
+
+    assert [solution.answer is not None for solution in asyncio.run(searches())] == [True, True]

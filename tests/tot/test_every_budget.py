@@ -17,6 +17,7 @@ from tot.registry import SEARCHES
 from tot.search.steps import Steps
 from tot.tasks import Optimize
 
+pytestmark = pytest.mark.filterwarnings("ignore:the thought generator returns no log-probabilities")
 BUDGETS: dict[str, float] = {"tokens": 40, "forwards": 30, "seconds": 0.3, "nodes": 12}
 ENDLESS = {
     "ab-mcts": "ab-mcts",
@@ -83,6 +84,7 @@ class Repeating(Search):
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tot.search.session._GRACE", 0.05)
+    monkeypatch.setattr("tot.search.base._IDLE", 100)
 
 
 def test_all_built_in_searches_are_tested() -> None:
@@ -102,7 +104,9 @@ def test_a_budget_ends_a_search_whose_decoder_counts_nothing(search: str, kind: 
         evaluator=evaluator,
         budget={kind: BUDGETS[kind]},
     )
-    short = search in ("halving", "refine", "self-consistency until") and solution.stopped is None  # they end by themselves
+    short = (
+        search in ("halving", "refine", "self-consistency until") and solution.stopped is None
+    )  # they end by themselves
     assert short or str(solution.stopped).startswith(f"budget: {kind} (")
 
 
@@ -122,7 +126,7 @@ def test_a_search_without_progress_ends_with_any_budget(search: Search, kind: st
     solution = solve(
         Growing, "q", decoder=Uncounted(), search=search, evaluator="logprob", budget={kind: BUDGETS[kind]}
     )
-    assert str(solution.stopped).startswith((f"budget: {kind} (", "no progress in 10000 steps"))
+    assert str(solution.stopped).startswith((f"budget: {kind} (", "no progress in 100 steps"))
 
 
 @pytest.fixture
