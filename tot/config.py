@@ -24,6 +24,7 @@ from tot.llm.decoders import (
     OF_ENGINE,
     decoders_by_purpose,
     first_and_escalate,
+    instantiate,
     is_remote,
     models_by_purpose,
     need_few_shot,
@@ -304,8 +305,13 @@ class SearchConfig(BaseModel):
     def decoders(self) -> dict[Purpose, str | Decoder]:
         """The decoder of each purpose. Raises OptionError for an unknown purpose or decoder.
 
-        Decoders in files are created once, and again by another process that receives this config.
+        A user's decoder is created once for all purposes, and again by another process that receives this config.
         """
+        created = {one: instantiate(one) for one in {one for one in self._named.values() if isinstance(one, str)}}
+        return {purpose: created[one] if isinstance(one, str) else one for purpose, one in self._named.items()}
+
+    @property
+    def _named(self) -> dict[Purpose, str | Decoder]:
         return decoders_by_purpose(self.decoder, self.escalate is not None)
 
     @property
@@ -316,9 +322,9 @@ class SearchConfig(BaseModel):
     @property
     def _model(self) -> Any:
         """`model` if a decoder is named, otherwise the model of the first decoder object that has one."""
-        if any(isinstance(one, str) for one in self.decoders.values()):
+        if any(isinstance(one, str) for one in self._named.values()):
             return self.model
-        chosen = sorted(self.decoders.values(), key=is_remote)
+        chosen = sorted(self._named.values(), key=is_remote)
         return next((model for one in chosen if (model := getattr(one, "model", None)) is not None), None)
 
     @property

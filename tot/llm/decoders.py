@@ -84,14 +84,7 @@ def first_and_escalate(given: Mapping[str, Any]) -> dict[str, Any]:
 def decoders_by_purpose(given: Any, escalates: bool = False) -> dict[Purpose, str | Decoder]:
     """Return the decoder of each purpose from a name, an object, a mapping, or "generate=seed,evaluate=ar".
 
-    A name of a user's decoder becomes one object for all purposes that give this name.
-
-    Args:
-        given: The decoders.
-        escalates: Whether a model is given for the purpose "escalate".
-
-    Raises:
-        OptionError: A purpose or decoder is unknown.
+    `escalates`: a model is given for the purpose "escalate". Raises OptionError for an unknown purpose or decoder.
     """
     named = by_purpose("decoder", given)
     if named is None:
@@ -113,8 +106,6 @@ def decoders_by_purpose(given: Any, escalates: bool = False) -> dict[Purpose, st
                 f"decoder={one!r} has no method 'generate': give a name, such as ar, or an object whose "
                 "generate(requests) returns a list of completions, request.sampling.n for each request"
             )
-    made = {one: instantiate(one) for one in {one for one in named.values() if isinstance(one, str)}}
-    named = {purpose: made[one] if isinstance(one, str) else one for purpose, one in named.items()}
     if isinstance(named.get("escalate"), str) and not escalates:
         raise OptionError(f"decoder escalate={named['escalate']} has no model: add --escalate MODEL")
     own = [one for purpose, one in named.items() if purpose != "escalate"]
