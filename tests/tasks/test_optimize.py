@@ -277,13 +277,13 @@ def test_a_budget_replaces_the_number_of_thoughts(folder: Path, tmp_path: Path) 
     checkpoint = Checkpoint.create(trace)
     limited = run(Optimize(folder=folder), Seeded(), 0, budget_nodes=40, checkpoint=checkpoint, **options)
     checkpoint.close()
-    assert len(limited.tree) - 1 >= 40
+    assert thoughts(limited) >= 40
     assert limited.stopped is not None
     checkpoint = Checkpoint.resume(trace)  # with a larger budget
     more = run(Optimize(folder=folder), Seeded(), 0, budget_nodes=45, checkpoint=checkpoint, **options)
     checkpoint.close()
-    assert len(more.tree) - 1 >= 45
-    assert [node.value for node in more.tree][:40] == [node.value for node in limited.tree][:40]
+    assert thoughts(more) >= 45
+    assert [node.value for node in more.tree][: len(limited.tree)] == [node.value for node in limited.tree]
 
 
 def test_a_disk_that_fills_ends_no_search(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

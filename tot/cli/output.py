@@ -61,10 +61,7 @@ def show(solution: Solution, saved: Path | None = None, verdict: str = "") -> No
     if verdict:
         page.print(verdict)
     if solution.stopped:
-        best = (
-            "The thoughts marked ★ are the best so far" if solution.answer is None else "This is the best answer so far"
-        )
-        page.print(f"Stopped early: {solution.stopped}.{f' {best}.' * (solution.answer is not None or len(tree) > 1)}")
+        page.print(f"Stopped early: {solution.stopped}.{_so_far(solution)}")
     best = next((node for node in reversed(list(tree)) if node.chosen), tree.root)
     path = [" ".join(node.thought.parts.values()) for node in tree.path(best) if node.thought is not None]
     if any("\n" in text or len(text) > _SHORT for text in path):
@@ -77,6 +74,12 @@ def show(solution: Solution, saved: Path | None = None, verdict: str = "") -> No
         page.print(Text("To keep the tree, add --out run.json; `tot report run.json` draws it.", style="dim"))
     else:
         page.print(Text(f"Saved to {saved}; `tot report {saved}` draws it.", style="dim"))
+
+
+def _so_far(solution: Solution) -> str:
+    if solution.answer is not None:
+        return " This is the best answer so far."
+    return " The thoughts marked ★ are the best so far." if len(solution.tree) > 1 else ""
 
 
 def answer_line(solution: Solution) -> str:

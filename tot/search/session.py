@@ -344,11 +344,11 @@ class SearchSession:
     def _can_ask(self, node: Node) -> bool:
         """Return whether the model can be asked for the answer at a node.
 
-        It can't at the root if the search was stopped, or if no thought could be parsed and the template needs one.
+        It can't at the root if the search was stopped, or if the search has no thought and the template needs one.
         """
         if node.parent is not None:
             return True
-        if self.stopped is not None or not node.parse_failures:
+        if self.stopped is not None or not (node.parse_failures or self.search.stopped):
             return self.stopped is None
         try:
             self._answering.prompt(self.task.answer, self.tree.state(node))
