@@ -176,7 +176,7 @@ def _logprobs(choice: Choice, full_text: str, text: str) -> tuple[float, ...]:
     drawn = choice.logprobs.drawn if choice.logprobs is not None else ()
     values = [max(value, _IMPOSSIBLE) for _, value in drawn if value is not None and not math.isnan(value)]
     if len(values) < len(drawn) or (not values and (full_text or choice.logprobs is None)):
-        raise RequestError("the server returned no logprobs: remove the option logprobs, or use another server")
+        raise RequestError("the server returned no log-probabilities: remove the option logprobs or use another server")
     if len(text) >= len(full_text):
         return tuple(values)
     length, count = 0, 0

@@ -217,7 +217,7 @@ def test_tokens_after_a_stop_string_have_no_log_probabilities(server: Any, remot
 def test_a_missing_log_probability_is_an_error_only_if_requested(server: Any, remote: Any, value: Any) -> None:
     server.reply = lambda path, body: reply({"content": "ab"}, logprobs=logprobs(a=value, b=-0.5))
     assert remote().generate([ask()])[0].text == "ab"
-    with pytest.raises(RequestError, match="returned no logprobs"):
+    with pytest.raises(RequestError, match="returned no log-probabilities"):
         remote(logprobs=True).generate([ask()])
 
 

@@ -271,7 +271,7 @@ def test_log_probabilities_are_requested_only_by_the_option(server: Any, remote:
 
 
 def test_missing_log_probabilities_are_an_error_if_requested(remote: Any) -> None:
-    with pytest.raises(RequestError, match="returned no logprobs: remove the option logprobs"):
+    with pytest.raises(RequestError, match="returned no log-probabilities: remove the option logprobs"):
         remote(logprobs=True).generate([ask()])
 
 
