@@ -111,8 +111,12 @@ class ChatReply:
         return {**self._chunk([choice]), **about}
 
     def _answer(self, result: Result) -> str:
-        """Return the answer or the text so far, up to the first stop string."""
-        text = result.text
+        """Return the answer or the text so far, up to the first stop string.
+
+        It is empty if `max_completion_tokens` cut it and other samples: accepted drafts decide which one got how far.
+        """
+        most = self._wanted.max_completion_tokens
+        text = "" if result.cut and most is not None and result.solution.usage.new_tokens > most else result.text
         return text[: min((text.find(one) for one in self._wanted.stop if one in text), default=None)]
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -160,7 +164,8 @@ class ResponsesReply(ChatReply):
         yield self._text("delta", delta=text)
 
     def ending(self, result: Result) -> Events:
-        cut = result.cut and result.solution.answer is None  # `max_tokens` of a text is not `max_output_tokens`
+        stopped, answer = result.solution.stopped or "", result.solution.answer
+        cut = result.cut and (answer is None or stopped.startswith("budget"))  # not by `max_tokens` of a text
         status, text = "incomplete" if cut else "completed", self._answer(result)
         if self._thoughts:
             yield from self._end("completed", "".join(self._thoughts))

@@ -30,7 +30,8 @@ MODEL = "chat"
 class Chat:
     """A chat model whose n-th sample is the n-th text, of `tokens` tokens each. It needs no engine, as a remote one.
 
-    A sample that begins with "wait" ends when `free` is set; one that ends with a blank line is not the whole message.
+    A sample that begins with "wait" ends when `free` is set; one that ends with a blank line is not the whole message,
+    and the token limit cuts one that ends with "…".
     """
 
     name = "scripted"
@@ -66,7 +67,7 @@ class Chat:
         meter.count(new_tokens=self.tokens * len(texts))
         usages = [Usage(prompt_tokens=10 * (i == 0), new_tokens=self.tokens) for i in range(len(texts))]
         return [
-            Completion(text, (1,), -1.0, "stop" if text.endswith("\n\n") else "eos", usage, logprobs=(-1.0,))
+            Completion(text, (1,), -1.0, {"\n": "stop", "…": "length"}.get(text[-1:], "eos"), usage, logprobs=(-1.0,))
             for text, usage in zip(texts, usages, strict=True)
         ]
 

@@ -181,6 +181,17 @@ def test_a_budget_without_an_answer_ends_with_length(serve: Any, chat: Any, user
     assert reply["tot"]["stopped"].startswith("budget: seconds")
 
 
+@pytest.mark.parametrize(("tokens", "content"), [(15, "It is…"), (5, "")])
+def test_texts_that_a_spent_budget_cut_are_no_answer(
+    serve: Any, chat: Any, user: Any, tokens: int, content: str
+) -> None:
+    server = serve(chat("It is…"), "vote: {search: 'self-consistency:samples=3'}")
+    reply = server.post(model="chat:vote", messages=user("a?"), max_completion_tokens=tokens).json()
+    (choice,) = reply["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (content, "length")
+    assert reply["tot"]["stopped"] == f"budget: tokens (15 of {tokens})"
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [

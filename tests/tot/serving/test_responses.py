@@ -106,6 +106,14 @@ def test_a_response_that_a_limit_ends_is_incomplete(serve: Any, chat: Any) -> No
     assert last.type == "response.incomplete"
 
 
+def test_a_text_that_max_output_tokens_cut_is_incomplete(serve: Any, chat: Any) -> None:
+    with serve(chat("It is…")).client() as client:
+        cut = client.responses.create(model="chat", input="a", max_output_tokens=5)
+        own = client.responses.create(model="chat", input="a", extra_body={"max_tokens": 5})
+    assert (cut.status, cut.incomplete_details.reason, cut.output_text) == ("incomplete", "max_output_tokens", "It is…")
+    assert (own.status, own.incomplete_details, own.output_text) == ("completed", None, "It is…")
+
+
 def test_the_fields_of_agents_change_nothing(serve: Any, chat: Any) -> None:
     parts = [{"type": "input_text", "text": "a"}]
     fields = {
