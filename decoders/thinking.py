@@ -23,6 +23,7 @@ _TAGS = {
     "<think>": "</think>",  # DeepSeek R1, Qwen3, GLM, SmolLM3, Granite 3.3, ...
     "<thinking>": "</thinking>",
     "<thought>": "</thought>",  # EXAONE Deep
+    "<reasoning>": "</reasoning>",
     "<seed:think>": "</seed:think>",
     "<longcat_think>": "</longcat_think>",
     "[THINK]": "[/THINK]",  # Magistral

@@ -32,10 +32,14 @@ _METRIC = {
 _NAMES = _METRIC | {
     "min": "minute", "h": "hr hour", "day": "", "week": "", "month": "", "year": "yr", "century": "centuries",
     "mi": "mile", "ft": "foot feet", "inch": "inches", "yd": "yard", "lb": "lbs pound", "oz": "ounce",
+    "acre": "", "hectare": "", "gallon": "", "kwh": "", "cal": "calorie", "kcal": "kilocalorie",
+    "byte": "", "kb": "kilobyte", "mb": "megabyte", "gb": "gigabyte", "tb": "terabyte",
     "°c": "celsius", "°f": "fahrenheit", "k": "kelvin", "°": "degree", "%": "percent", "hz": "hertz", "t": "tonne ton",
     "$": "dollar usd", "€": "euro eur", "£": "gbp", "¥": "yen jpy", "₹": "rupee inr", "¢": "cent",
 }  # fmt: skip
-_UNITS = {name: unit for unit, names in _NAMES.items() for base in names.split() for name in (base, f"{base}s")}
+_UNITS = {
+    name: unit for unit, names in _NAMES.items() for base in (unit, *names.split()) for name in (base, f"{base}s")
+}
 _UNITS |= {"mph": "mi/h", "kph": "km/h", "kmh": "km/h"} | {unit: unit for unit in _NAMES}
 
 _MONTHS = "jan feb mar apr may jun jul aug sep oct nov dec".split()  # noqa: SIM905
@@ -79,6 +83,8 @@ _CHANGES = [
         (r"\b(?:square|sq\.?)\s(\w+)", r"\1^2"),
         (r"(?<=[a-z])\sper\s(?=[a-z])", "/"),
         (r"\bper\scent\b", "percent"),
+        (r"\bv\.?\s?(?=[0-9]+\.[0-9])", "version "),
+        (r"(?<![\w.,])([0-9]{1,3})\s(?=(?:[0-9]{3}\s){0,4}[0-9]{3}(?![\w.,]?[0-9]))", r"\1"),  # 12 500
     )
 ]
 _OPERAND = rf"(?:[0-9]+(?::[0-9][0-9])+|{_LETTER}(?![^\W_]|[.'][^\W_])|[^\W_]*[0-9][^\W_]*(?:[.,][0-9][^\W_]*)*)"
@@ -92,11 +98,15 @@ _TOKEN = re.compile(
 _ACRONYM = re.compile(r"(?:[a-z]{1,2}\.)+[a-z]{1,2}")
 _NUMBER_WITH_UNIT = re.compile(r"([-+]?[0-9][0-9.,]*)([a-z]{1,3}(?:/[a-z]+)?)")
 _MIXED = re.compile(r"(?<![\w/.])([0-9]{1,9})\s(?:and\s)?([0-9]{1,9}/[1-9][0-9]{0,8})(?![\w/.])")
+_PUNCTUATION = " \n.,;:!?\"'`()"
 _BEFORE_WORD = re.compile(r"[\s\"'“‘(*_]++(?=\w)")
 
 
 def words(text: str, exact: bool = False) -> list[str]:
-    """Return the words of a text in normal form. With `exact`, numbers stay as they are: version 3.10 is not 3.1."""
+    """Return the words of a text in normal form; of a text without words, such as "+", its marks.
+
+    With `exact`, numbers stay as they are: version 3.10 is not 3.1.
+    """
     text = unicodedata.normalize("NFKC", spelled(plain_digits(text))).translate(_PLAIN)
     text = _NAMED_MARK.sub(lambda match: match[1] + _MARKS[match[2]], text).lower()
     for pattern, order in _DATES:
@@ -113,9 +123,9 @@ def words(text: str, exact: bool = False) -> list[str]:
             after = following and _TOKEN.match(text, following.end())
             if after and (token != "a" or after[0] not in COMMON):  # otherwise an option, a vitamin
                 continue
-        as_is = exact or found[-1:] in (["version"], ["v"])
+        as_is = exact or found[-1:] == ["version"]
         found += [token] if as_is else _forms(token)
-    return found
+    return found or list(filter(None, [text.strip(_PUNCTUATION)]))
 
 
 def is_number(word: str) -> bool:

@@ -148,6 +148,7 @@ def _sentence(text: str) -> str:
     its conclusion has a number.
     """
     sentences = split(text[-_COMPARED:])
+    sentences = [one for one in sentences if not one.endswith("?")] or sentences  # Lyon? No, Paris.
     long = len(sentences) > _MOST_SENTENCES
     results = [one for one in sentences if _CONCLUSION.match(one) and (not long or numbers_said(one))]
     return results[-1] if results else "" if long or not sentences else sentences[0]

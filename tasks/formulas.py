@@ -24,7 +24,7 @@ from tot.tasks.numbers import boxes, value_of
 MAX_LENGTH = 1000
 """Maximum length of a formula in characters; longer ones are compared as text."""
 _SCRIPT = Path(__file__).with_name("judging") / "formulas.py"
-_TIME = re.compile(r"([0-9]{1,2}:[0-5][0-9])(?:\s|\\,|~)*+(?:\\text\{)?\s*+(?:([ap])\.?\s?m\.?)?\}?", re.IGNORECASE)
+_TIME = re.compile(r"([0-9]{1,2}):([0-5][0-9])(?:\s|\\,|~)*+(?:\\text\{)?\s*+(?:([ap])\.?\s?m\.?)?\}?", re.IGNORECASE)
 _JOINT = re.compile(r"\s*+\$?(?:\s|\\quad|\\text\s*\{|\}|,|;|\band\b|\bor\b)++\$?\s*+(?:[A-Za-z]\s*+=\s*+)?")
 _BASE = re.compile(r"([0-9A-Z]+)_\{?([0-9]{1,2})\}?")
 
@@ -51,7 +51,7 @@ def key(answer: str) -> str:
     Numbers are equal if 12 digits are, as programs print `4.666666666666667` for 14/3.
     """
     if time := _TIME.fullmatch(answer.strip()):
-        return f"{time[1]} {time[2] or ''}".lower().strip()
+        return f"{int(time[1])}:{time[2]} {time[3] or ''}".lower().strip()
     if based := _BASE.fullmatch(answer.strip("$ ")):
         return f"{based[1]}_{based[2]}"
     value = value_of(answer) if len(answer) <= MAX_LENGTH else None

@@ -24,7 +24,7 @@ _UNIT = rf"(?:{'|'.join(_UNITS)})\b"
 _TWO_DIGITS = rf"(?:(?:{'|'.join(_TENS)})\b(?:{_GAP}{_UNIT})?|(?:{'|'.join(_TEENS)})\b)"
 _BELOW_100 = rf"(?:{_TWO_DIGITS}|zero\b|{_UNIT}|a(?={_GAP}{_SCALE}))"
 _IN_WORDS = re.compile(
-    rf"\b(?:(?P<top>a|{_UNIT}){_GAP}(?P<part>hal(?=f\b|ves\b)|(?:{'|'.join(_PARTS[1:])})(?=s?\b))(?:f|ves|s)?"
+    rf"\b(?:(?:(?P<top>a|{_UNIT}){_GAP}|\A(?=half\W*\Z))(?P<part>hal(?=f\b|ves\b)|(?:{'|'.join(_PARTS[1:])})(?=s?\b))(?:f|ves|s)?"
     rf"|(?P<century>seventeen|eighteen|nineteen|twenty)[^\S\n](?P<year>{_TWO_DIGITS})"
     rf"|{_BELOW_100}(?:{_GAP}{_SCALE}(?:,?{_GAP}(?:and{_GAP})?{_BELOW_100})?+){{0,8}}+)",
     re.IGNORECASE,
@@ -68,7 +68,7 @@ def scaled(text: str) -> str:
 
 def _digits(match: re.Match[str]) -> str:
     if match["part"]:
-        return f"{_SMALL[match['top'].lower()]}/{_DENOMINATORS[match['part'].lower()]}"
+        return f"{_SMALL[(match['top'] or 'a').lower()]}/{_DENOMINATORS[match['part'].lower()]}"
     if match["year"]:
         return str(100 * _SMALL[match["century"].lower()] + _sum(match["year"]))
     alone = match[0].lower() == "one" and not _CLAUSE_END.match(match.string, match.end())

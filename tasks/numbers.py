@@ -42,7 +42,7 @@ _EXPRESSION = rf"{_QUANTITY}(?:{_LINK}{_QUANTITY})*+"
 
 _ANY = re.compile(_NUMBER)
 _ANY_QUANTITY = re.compile(_QUANTITY)
-_ALONE = re.compile(rf"\s*+\+?{_CURRENCY}?{_SPACE}*+({_QUANTITY})\.?(?:\\?%)?\.?\s*+")
+_ALONE = re.compile(rf"\s*+\+?{_CURRENCY}?{_SPACE}*+({_QUANTITY})\.?(?:{_SPACE}*+\\?%)?\.?\s*+")
 # The line of a marker has only a number or an equation; a Markdown heading has more text (`#### 1. Pens`).
 _MARKER = rf"(?<!#)####(?!#){_SPACE}*+[*_$]*+({_CURRENCY}?{_SPACE}*+(?>{_EXPRESSION}))"
 _STRICT = re.compile(rf"{_MARKER}{_FILLING}[*_$.]*+{_SPACE}*+(?:\n|\Z)")
@@ -75,7 +75,7 @@ _CONFIDENCE = re.compile(
     rf"\b(?:confidence|certainty)\b[^0-9\n]{{0,20}}{_NUMBER}(?:\s?/\s?10+)?%?|{_NUMBER}\s?%?\s(?:confiden|certain|sure)",
     re.IGNORECASE,
 )
-_ARABIC = str.maketrans("٫٬", ".,")
+_MARKS = str.maketrans("٫٬．，－", ".,.,-")
 _TO_PLAIN = str.maketrans("−–", "--", ",\\$€£¥₹")
 
 
@@ -197,7 +197,7 @@ def plain_digits(text: str) -> str:
     """Convert digits of other scripts, grouped digits, fractions (½) and scales to plain digits: `12500`, `1/2`."""
     if not text.isascii():
         text = re.sub(r"(?![0-9])\d", lambda digit: str(unicodedata.digit(digit[0])), text)
-        text = text.translate(_ARABIC)
+        text = text.translate(_MARKS)
         text = _SUPERSCRIPTS.sub(lambda match: "^" + unicodedata.normalize("NFKC", match[0]).replace("⁻", "-"), text)
     text = _GROUPED.sub(lambda group: re.sub("[^0-9]", "", group[0]), _LATEX_TEXT.sub(r"\1", text))
     text = _LATEX_FRACTION.sub(_fraction, text)

@@ -33,10 +33,12 @@ _DEGREES = (
     r"(\\(?:sin|cos|tan|cot|sec|csc)(?:\^\{?[0-9]\}?)?)\s*(?:\\left)?[({]?\s*(-?[0-9.]+)\s*\^\s*\{?\\circ\s*\}?"
     r"\s*(?:\\right)?[)}]?"
 )
-_PLAIN = (
+_PLAIN: tuple[tuple[re.Pattern[str], Any], ...] = (
     (re.compile(_EMPTY, re.IGNORECASE), r"\\emptyset"),
     (re.compile(r"°|\\degree\b"), r"^\\circ"),
     (re.compile(_DEGREES), r"\1(\\frac{\2\\pi}{180})"),
+    (re.compile(r"\A\s*\(\s*[a-z](?:\s*,\s*[a-z])+\s*\)\s*=\s*(?=\()"), ""),  # (x, y) = (1, 2)
+    (re.compile(r"([0-9]*)\.([0-9]*)\\(?:overline|bar)\s*\{([0-9]+)\}"), lambda match: _repeating(*match.groups())),
     (re.compile(r"\*\*"), "^"),  # Python's notation
     (re.compile(r"(?<![\\A-Za-z])pi(?![A-Za-z])"), r"\\pi"),
     (re.compile(r"(?<=[0-9])\s+(?:[A-Za-z]{3,}[\s.]*+)++\Z"), ""),  # 18 dollars
@@ -111,6 +113,12 @@ def _parsed(answer: str) -> list[Any]:
     return parse(f"\\boxed{{{answer}}}", _BOXED, parsing_timeout=None) or [answer.strip()]
 
 
+def _repeating(whole: str, once: str, period: str) -> str:
+    r"""Return a repeating decimal as a fraction: `0.1\\overline{6}` is 15/90."""
+    top = int(whole + once + period) - int(whole + once or 0)
+    return f"\\frac{{{top}}}{{{int('9' * len(period) + '0' * len(once))}}}"
+
+
 def _canonical(formula: Any) -> str:
     if isinstance(formula, sympy.Eq) and formula.lhs.is_Symbol:  # x = 5
         formula = formula.rhs
@@ -131,7 +139,7 @@ def _canonical(formula: Any) -> str:
         named = {one.lhs for one in formula if isinstance(one, sympy.Eq)}
         return f"{{{', '.join(sorted(map(str if len(named) > 1 else _canonical, formula)))}}}"
     if not isinstance(formula, sympy.Expr):
-        return str(formula)
+        return str(formula.xreplace({one: sympy.nsimplify(one, rational=True) for one in formula.atoms(sympy.Float)}))
     exact = not formula.atoms(sympy.Float)
     formula = formula.subs({symbol: sympy.I for symbol in formula.free_symbols if symbol.name == "i"})
     formula = formula.replace(_is_odd_root, lambda power: (-1) ** power.exp.p * (-power.base) ** power.exp)

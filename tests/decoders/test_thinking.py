@@ -32,6 +32,7 @@ GPT_OSS = (
         ("<think>Lyon? No.</think>\nParis", "Lyon? No.", "Paris"),
         ("<thinking>Lyon? No.</thinking>Paris", "Lyon? No.", "Paris"),
         ("\n<seed:think>Lyon?</seed:think>Paris", "Lyon?", "Paris"),
+        ("<reasoning>Lyon?</reasoning>\nParis", "Lyon?", "Paris"),
         ("[THINK]Lyon?[/THINK]Paris", "Lyon?", "Paris"),
         ("<|START_THINKING|>Lyon?<|END_THINKING|><|START_RESPONSE|>Paris<|END_RESPONSE|>", "Lyon?", "Paris"),
         ("<|channel>thought\nLyon?<channel|>Paris", "\nLyon?", "Paris"),

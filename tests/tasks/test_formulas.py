@@ -45,6 +45,13 @@ from tot.tasks.math import Math
         (r"\frac{1}{2006!}", "1/2006!"),
         (r"2:30 \text{ p.m.}", "2:30 PM", "2:30pm"),
         ("4210_5", "4210_{5}"),
+        ("1:05", "01:05"),
+        ("(0,1.5)", r"(0, \frac32)"),
+        ("(1.0, 2)", "(1,2)", "(x, y) = (1, 2)"),
+        (r"0.\overline{3}", "1/3"),
+        (r"0.1\overline{6}", r"\frac16", r"0.1\bar{6}"),
+        (r"-4.\overline{36}", r"-\frac{48}{11}"),
+        (r"10 \%", r"10\%", "10"),
     ],
 )
 def test_equal_formulas_share_a_key(equal: tuple[str, ...]) -> None:

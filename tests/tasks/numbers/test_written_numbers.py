@@ -40,6 +40,7 @@ def test_fractions_and_mixed_numbers_are_parsed_as_one_number(reply: str, value:
     ("reply", "answer"),
     [
         ("The answer is １８.", "18"),
+        ("The answer is －１，２３４．５.", "-1234.5"),
         ("The answer is ১৮.", "18"),
         ("The answer is ٣٫٥", "3.5"),
         ("The answer is minus five.", "-5"),
