@@ -5,6 +5,7 @@ All are immutable values, independent of models, tokenizers and decoding methods
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal
 
@@ -23,6 +24,11 @@ def in_unicode(text: str) -> str:
 
 
 UnicodeText = Annotated[str, AfterValidator(in_unicode)]
+
+
+def before_stop(text: str, stops: Iterable[str]) -> str:
+    """Return a text up to the first stop string."""
+    return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))]
 
 
 class _Value(BaseModel):

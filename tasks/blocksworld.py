@@ -70,7 +70,6 @@ class Blocksworld(Task):
         "value": {"max_tokens": 8},
         "propose": {"max_tokens": 96, "stop": ("\n\n",)},
         "chain": {"max_tokens": 192, "stop": ("\n\n", "The goal is")},
-        "answer": {"max_tokens": 192, "stop": ("\n\n", "The goal is")},
     }
 
     def start(self, question: str) -> State:

@@ -97,28 +97,22 @@ def _with_block(lines: list[str], block: list[str], width: int) -> list[str]:
     middles = [i for i, size in marks if size == width] or [i for i, _ in marks]
     if not middles:
         raise EditError("a search/replace block is incomplete")
-    changes = [(block[:i], block[i + 1 :]) for i in middles]
-    found = [
-        (i, old, new)
-        for old, new in changes
+    exact = [(block[:i], block[i + 1 :]) for i in middles if any(map(str.strip, block[:i]))]
+    loose = [(_trimmed(old), _trimmed(new)) for old, new in exact]
+    places = [(i, *change) for change in exact for i in range(len(lines)) if lines[i : i + len(change[0])] == change[0]]
+    found = [(*place, 0) for place in places] or [
+        (i, old, new, shift)
+        for old, new in loose
         for i in range(len(lines))
-        if any(map(str.strip, old)) and lines[i : i + len(old)] == old
+        if (shift := _shift(lines[i : i + len(old)], old)) is not None
     ]
-    if not found:
-        changes = [(_trimmed(old), _trimmed(new)) for old, new in changes]
-        found = [
-            (i, old, new)
-            for old, new in changes
-            for i in range(len(lines))
-            if _shift(lines[i : i + len(old)], old) is not None
-        ]
     if len(found) != 1:
-        searched = "\n".join(changes[0][0]).strip()
+        searched = "\n".join(block[: middles[0]]).strip()
         raise EditError(f"the lines to replace occur {len(found)} times: {searched[:60]!r}")
-    i, old, new = found[0]
+    ((i, old, new, shift),) = found
     if (after := lines[i : i + len(old)]) != old:
         tabs = any(line.startswith("\t") for line in after)
-        new = [_indented(line, _column(line) + (_shift(after, old) or 0), tabs) for line in new]
+        new = [_indented(line, _column(line) + shift, tabs) for line in new]
     return [*lines[:i], *new, *lines[i + len(old) :]]
 
 

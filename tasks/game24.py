@@ -67,7 +67,6 @@ class Game24(Task):
         "value": {"max_tokens": 64, "stop": ("\n",)},
         "vote": {"max_tokens": 8, "stop": ("\n",)},
         "chain": {"max_tokens": 160, "stop": ("\n\n",)},
-        "answer": {"max_tokens": 48, "stop": ("\n",)},
     }
 
     chat: ClassVar[Mapping[str, Any]] = {"evaluator": "likelihood"}

@@ -17,12 +17,12 @@ from tot.generators.sample import Sample
 from tot.llm.family import family_of
 from tot.search.ab_mcts import ABMCTS
 from tot.search.base import Search
-from tot.search.baselines import Act, BestOfN, ChainOfThought, WholeSolutions
+from tot.search.baselines import Act, WholeSolutions
 from tot.search.best_first import BestFirst
 from tot.search.bfs import BFS
 from tot.search.dfs import DFS
 from tot.search.halving import SequentialHalving
-from tot.search.mcts import MCTS, RAP
+from tot.search.mcts import MCTS
 from tot.search.refine import Refine
 from tot.search.self_consistency import SelfConsistency
 from tot.task.checked import CheckedTask
@@ -32,9 +32,6 @@ from tot.tree.thought import State
 
 if TYPE_CHECKING:
     from tot.decoders.models.loaded import LoadedModel
-
-_ONE_MODEL = (Act, BestFirst, BestOfN, BFS, ChainOfThought, DFS, MCTS, RAP, Refine, SequentialHalving, WholeSolutions)
-"""Searches that never ask a second model (purpose "escalate")."""
 
 
 def check_parts(task: Task, search: Any, generator: Any, evaluator: Any, *, own: Any) -> None:
@@ -63,9 +60,9 @@ def check_parts(task: Task, search: Any, generator: Any, evaluator: Any, *, own:
 
 def check_escalation(search: Any, generator: Any, **_: Any) -> None:
     """Reject a second model that the built-in search and generator never ask. User-defined parts are not checked."""
-    if type(generator) not in (Continue, Enumerate, Propose, Sample):
-        return
-    if type(search) in _ONE_MODEL or (type(search) is SelfConsistency and search.until is None):
+    built_in = all(type(part).__module__.startswith("tot.") for part in (search, generator))
+    asks = isinstance(search, ABMCTS) or (isinstance(search, SelfConsistency) and search.until is not None)
+    if built_in and not asks:
         raise OptionError(
             f"escalate has no effect: {type(search).__name__} asks only one model; choose "
             "search='self-consistency:samples=8,until=0.95' or search='ab-mcts', or leave escalate out"

@@ -20,7 +20,7 @@ from tot.search.checkpoint import Checkpoint
 from tot.search.session import SearchSession, Watcher
 from tot.task.checked import CheckedTask
 from tot.task.task import Task
-from tot.task.world import HasAnswer, HasMeasured
+from tot.task.world import HasMeasured
 from tot.tree.saved import RUN
 from tot.tree.tree import ThoughtTree
 
@@ -188,10 +188,8 @@ def conclude(session: SearchSession, answer: Any | None = None) -> Solution:
     search, task, tree = session.search, session.task, session.tree
     if answer is None:
         answer = search.answer_at(search.best)
-    # A task whose states contain their answers may have no answer template, and no answer in text.
-    parses = not isinstance(task, HasAnswer) or task.has_template(task.answer)
     in_text = search.best.thought is not None and not search.checked.came_of(search.best.thought)
-    if answer is None and in_text and parses:
+    if answer is None and in_text and session.asks:
         truncated = session.truncated or bool(search.best.thought and search.best.thought.truncated)
         answer = search.checked.answer_in(tree.state(search.best).text, truncated)
     tree.choose(search.best)

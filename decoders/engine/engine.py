@@ -40,9 +40,9 @@ _T = TypeVar("_T")
 _IDLE_SECONDS = 1.0
 """How long the loop's thread stays alive after its last request."""
 _BUDGET_CHECK_SECONDS = 0.05
+"""Interval between budget checks while all requests wait for drafts."""
 _SPARE = 64
 """Slots for the drafts of a request whose thinking may fill the cache."""
-"""Interval between budget checks while all requests wait for drafts."""
 _open: weakref.WeakSet[Engine] = weakref.WeakSet()
 """Engines to close at exit: a thread inside a forward would crash the process."""
 

@@ -305,5 +305,6 @@ class Output:
             return self.text
         if self._begin is None and not self._sampling.keep_stop:
             return "".join(part.text for part in self.parts if part.kind != "thinking")
-        pending = max((len(start) for start in self._stop_starts if self._answer.endswith(start)), default=0)
-        return self.text[: len(self.text) - pending]
+        text, answer = self.text, self._answer
+        pending = max((len(start) for start in self._stop_starts if answer.endswith(start)), default=0)
+        return text[: len(text) - pending]

@@ -10,7 +10,7 @@ from typing import cast, get_args
 
 from tot.decoders.errors import RequestError
 from tot.decoders.remote.reply import Choice, ServerReply, apart
-from tot.decoders.request import Completion, FinishReason, Part, Sampling, Usage
+from tot.decoders.request import Completion, FinishReason, Part, Sampling, Usage, before_stop
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ def _ended(choice: Choice, text: str, sampling: Sampling, stops_sent: bool) -> t
     reason = _reason(choice, bool(sampling.stop) and stops_sent)
     if sampling.keep_stop:
         return _with_stop(choice, text, sampling.stop, reason, stops_sent)
-    cut = text[: min((at for stop in sampling.stop if (at := text.find(stop)) >= 0), default=len(text))]
+    cut = before_stop(text, sampling.stop)
     return (text, reason) if cut == text else (cut, "stop")  # some servers keep stop strings
 
 

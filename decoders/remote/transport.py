@@ -13,7 +13,7 @@ import logging
 import math
 import re
 import time
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -160,13 +160,15 @@ class Attempts(openai.DefaultAsyncHttpxClient):
 async def _whole(response: httpx2.Response) -> httpx2.Response:
     """Return a response with its decompressed body. Raises LastingError if that is larger than `_MAX_REPLY`."""
     body = bytearray()
-    async with aclosing(response.aiter_bytes()) as pieces:
-        async for piece in pieces:
+    try:
+        async for piece in response.aiter_bytes():
             body += piece
             if len(body) > _MAX_REPLY:
                 raise LastingError(
                     f"its reply is larger than {_MAX_REPLY >> 20} MiB; check base_url, or lower n or max_tokens"
                 )
+    finally:
+        await response.aclose()
     headers = [(name, value) for name, value in response.headers.multi_items() if name.lower() not in _OF_THE_BODY]
     about: dict[str, Any] = {"request": response.request, "extensions": response.extensions}
     return httpx2.Response(response.status_code, headers=headers, content=bytes(body), **about)

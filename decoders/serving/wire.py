@@ -19,46 +19,22 @@ from tot.decoders.serving.errors import ServingError
 from tot.decoders.serving.options import Limits
 
 _HARMLESS = frozenset(
-    (
-        *(
-            "cache_prompt",
-            "client_metadata",
-            "metadata",
-            "prompt_cache_key",
-            "prompt_cache_retention",
-            "safety_identifier",
-        ),
-        *("service_tier", "store", "user", "verbosity"),
-    )
+    "cache_prompt client_metadata metadata prompt_cache_key prompt_cache_retention safety_identifier service_tier "  # noqa: SIM905
+    "store user verbosity".split()
 )
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "annotations": ([],),
-    "best_of": (1,),
-    "early_stopping": (False,),
-    "echo": (False,),
-    "frequency_penalty": (0,),
-    "functions": ([],),
-    "include_reasoning": (True,),
-    "include_stop_str_in_output": (False,),
-    "length_penalty": (1,),
+    **dict.fromkeys(("annotations", "functions", "stop_token_ids", "tool_calls", "tools"), ([],)),
+    **dict.fromkeys(("frequency_penalty", "min_tokens", "presence_penalty"), (0,)),
+    **dict.fromkeys(("best_of", "length_penalty", "repeat_penalty", "repetition_penalty", "typical_p"), (1,)),
+    **dict.fromkeys(("early_stopping", "echo", "include_stop_str_in_output", "use_beam_search"), (False,)),
+    **dict.fromkeys(("include_reasoning", "skip_special_tokens", "spaces_between_special_tokens"), (True,)),
     "logit_bias": ({},),
-    "min_tokens": (0,),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
-    "presence_penalty": (0,),
-    "repeat_penalty": (1,),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "stop_token_ids": ([],),
     "suffix": ("",),
-    "tool_calls": ([],),
-    "tool_choice": ("none", "auto"),
     "thinking": ({"type": "disabled"},),
-    "tools": ([],),
-    "typical_p": (1,),
-    "use_beam_search": (False,),
+    "tool_choice": ("none", "auto"),
 }
 """Values of unsupported fields that have no effect."""
 _TEXT_TOKENS = 16
@@ -135,10 +111,10 @@ def _all_as_zero(top_k: Any) -> Any:
 class ChatMessage(Wire):
     """One message. `developer` is `system`; `content` is text or a list of text parts."""
 
-    harmless: ClassVar[Collection[str]] = {
-        *("audio", "cache_control", "name", "provider_specific_fields", "refusal"),
-        *("reasoning", "reasoning_content", "reasoning_details", "thinking_blocks"),
-    }
+    harmless: ClassVar[Collection[str]] = frozenset(
+        "audio cache_control name provider_specific_fields reasoning reasoning_content reasoning_details refusal "  # noqa: SIM905
+        "thinking_blocks".split()
+    )
     """Clients send back the fields of a reply."""
 
     role: Annotated[Literal["system", "user", "assistant"], BeforeValidator(_role_of)]

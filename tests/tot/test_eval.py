@@ -157,6 +157,19 @@ def test_an_answer_without_remaining_budget_is_not_a_parse_failure(
     assert (short.parse_failures.mean, whole.parse_failures.mean) == (0.0, 1.0)
 
 
+def test_an_exhausted_search_is_not_a_parse_failure(scripted: Any, tmp_path: Path) -> None:
+    path = tmp_path / "ones.jsonl"
+    path.write_text(json.dumps({"question": "1 1 1 1", "answer": "1 1 1 1"}) + "\n")
+
+    for name, search, reply in (("steps", "bfs:breadth=1", "1 + 1 = 2 (left: 1 1 2)"), ("whole", "cot", "No idea.")):
+        decoder = type("Same", (scripted,), {"_reply": lambda self, request, sample, said=reply: self.completion(said)})
+        evaluate("game24", path, out=tmp_path / name, decoder=decoder({}), search=search, generator="propose",
+                 evaluator="random")  # fmt: skip
+    (steps,), (whole,) = samples(tmp_path / "steps"), samples(tmp_path / "whole")
+    assert (steps["answer"], steps["stopped"], steps["parse_failure"]) == (None, "no goal among 2 thoughts", False)
+    assert (whole["answer"], whole["parse_failure"]) == (None, True)
+
+
 def test_a_tracker_receives_options_samples_and_results(run: Any, scripted: Any) -> None:
     class Recorder:
         def __init__(self) -> None:

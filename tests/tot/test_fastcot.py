@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -14,7 +16,7 @@ import pytest
 from tot import BFS, ChainOfThought, Explain, Sample, Task, evaluate, solve
 from tot.cli.app import main
 from tot.decoders import Engine, OptionError, Usage, load_decoder
-from tot.decoders.request import ChoiceLogprob
+from tot.decoders.request import ChoiceLogprob, Completion, Part
 from tot.registry import load_task
 from tot.tasks import GSM8K, MultipleChoice
 from tot.training.fastcot import Answers, Rationale, by_iteration, decode_whole, find_cap, masked, rationales
@@ -269,6 +271,29 @@ def test_an_unmasked_rationale_gives_the_answer_of_the_whole_one(engine: Engine,
     assert (len(ends.given), len(uniform.given)) == (4, 12)
     assert ends.unchanged * 3 == uniform.unchanged == [1.0] * 12
     assert none_left.given * 3 == none_left_either.given  # all masked, either way
+
+
+def test_thinking_before_a_rationale_is_not_masked(
+    engine: Engine, riddle: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts: list[list[Any]] = []
+    thinking: list[Part] = []
+
+    @contextmanager
+    def loaded(name: str, engine: Engine) -> Iterator[Any]:
+        def generate(requests: list[Any]) -> list[Completion]:
+            prompts.append([request.prompt for request in requests])
+            return [replace(one, parts=(*thinking, *one.parts)) for one in decoder.generate(requests)]
+
+        with load_decoder(name, engine=engine) as decoder:
+            yield SimpleNamespace(generate=generate)
+
+    monkeypatch.setattr("tot.training.fastcot.load_decoder", loaded)
+    for found in ([], [Part("thinking", "Let me think.")]):
+        thinking[:] = found
+        masked(engine, rationales(riddle, ROWS, 30), (0.5,))
+    first, masks, *again = prompts
+    assert again == [first, masks]
 
 
 @pytest.mark.benches

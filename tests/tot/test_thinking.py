@@ -88,6 +88,9 @@ def test_stop_strings_are_applied_to_the_answer_alone() -> None:
     assert (first.sampling.stop, second.sampling.stop) == (("lock", "o"), ())
     assert first.sampling.seed == second.sampling.seed
     assert solution.usage.new_tokens == 5 * solution.calls
+    mute = type("Mute", (Stopping,), {"parse_answer": lambda self, text: None})
+    unread = solve(mute(), "q", decoder=Thinker(), search=BFS(thoughts=2, breadth=1), evaluator="random")
+    assert (unread.answer, unread.stopped) == (None, None)  # the thoughts were requested again, so none is lost
 
 
 @pytest.mark.parametrize(

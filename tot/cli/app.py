@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import difflib
+import errno
 import io
 import logging
 import os
@@ -43,6 +44,8 @@ COMMANDS = {
     "fastcot": "tot.cli.fastcot:app",
 }
 """The commands, and groups of commands, in the order of `tot --help`."""
+_OF_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+"""Errors of writing to standard output."""
 _NO_MEMORY = re.compile("allocate memory|start new thread|failed to map segment|out of memory", re.IGNORECASE)
 
 
@@ -134,7 +137,7 @@ def _run(given: list[str]) -> int:
                 return 0
             if _lacks_memory(error):
                 return _say_memory(error)
-            if isinstance(error, SystemExit) or error.filename is not None:
+            if isinstance(error, SystemExit) or error.filename is not None or error.errno not in _OF_OUTPUT:
                 raise
             _discard_output()
             return _say(f"standard output can't be written: {reason(error)}; write it to another place")

@@ -73,11 +73,12 @@ async def attempt(
         await session.run()
         solution = conclude(session, await session.answer())
         budget_ended = (solution.stopped or "").startswith("budget:")
+        in_text = session.asks or evaluation.parts["search"].whole  # otherwise the states contain the answers
         sample |= {
             "answer": solution.answer,
             "certainty": solution.certainty,
             "solved": solution.solved,
-            "parse_failure": solution.answer is None and solution.calls > 0 and not budget_ended,
+            "parse_failure": solution.answer is None and solution.calls > 0 and in_text and not budget_ended,
             "unreadable": solution.parse_failures,
             "stopped": solution.stopped,
         }

@@ -34,7 +34,7 @@ class ComparedRun:
 
 
 def compare(folders: Sequence[Path]) -> tuple[int, list[ComparedRun]]:
-    """Return the number of common questions, and a `ComparedRun` for each folder. Questions match by their question.
+    """Return the number of common questions, and a `ComparedRun` for each folder. Questions match by their text.
 
     Raises OptionError for fewer than two folders, other folders, different tasks, or no common question.
     """

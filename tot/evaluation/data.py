@@ -118,12 +118,9 @@ def _load(source: str, name: str, configuration: str | None, split: str) -> Iter
 
     try:
         data = load_dataset(name, configuration, split=split, streaming=True)
-        narrow = {column for column, kind in (getattr(data, "features", None) or {}).items() if "float32" in str(kind)}
+        narrow = [column for column, kind in (getattr(data, "features", None) or {}).items() if "float32" in str(kind)]
         for number, row in enumerate(data, 1):
-            yield (
-                f"row {number}",
-                {column: _shortest(row[column]) if column in narrow else row[column] for column in row},
-            )
+            yield f"row {number}", row | {column: _shortest(row[column]) for column in narrow}
     except StopIteration:  # the file has no rows
         return
     except Exception as error:  # each format's reader raises its own types
@@ -136,9 +133,7 @@ def _parquet(path: Path) -> Iterator[_Row]:
 
     try:
         with ParquetFile(path) as file:
-            narrow = {
-                column.name for column in file.schema_arrow if str(column.type) in ("float", "list<element: float>")
-            }
+            narrow = [one.name for one in file.schema_arrow if str(one.type) in ("float", "list<element: float>")]
             batched = (row for batch in file.iter_batches() for row in batch.to_pylist())
             for number, row in enumerate(batched, 1):
                 yield f"row {number}", row | {column: _shortest(row[column]) for column in narrow}

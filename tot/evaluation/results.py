@@ -92,7 +92,7 @@ class Results:
             _mean("Best repeat", self.any) if repeated else None,
             ("Verified", f"{self.solved:,}", f"samples, {checked}") if self.solved else None,
             *_sure(self.certainty),
-            ("No answer", f"{self.parse_failures.mean:.1%}", "of samples") if self.score else None,
+            ("Unreadable", f"{self.parse_failures.mean:.1%}", "answers, of samples") if self.score else None,
             ("Failed", f"{self.errors:,}", bad),
             ("New tokens", f"{self.tokens:,}", f"{per_sample * self.tokens:,.0f} per sample"),
             *((model, f"{used['new_tokens']:,}", "of the new tokens") for model, used in self.by_model.items()),

@@ -20,7 +20,7 @@ from typing import Any
 from tot.decoders.budget import Meter
 from tot.decoders.decoder import AsyncDecoder, Decoder, Pending
 from tot.decoders.errors import OptionError, RequestError, TotError
-from tot.decoders.request import Completion, FinishReason, Message, Part, Purpose, Request, Usage
+from tot.decoders.request import Completion, FinishReason, Message, Part, Purpose, Request, Usage, before_stop
 from tot.decoders.thinking import find_thinking, split
 from tot.llm.replies import is_cut
 from tot.running import in_thread
@@ -172,6 +172,7 @@ class Backend:
             if not any(one.finish_reason == "stop" and one.lacks_answer for one in completions):
                 return completions
             self._stops_here.add(request.purpose)
+            self.lost -= Counter(one.finish_reason for one in completions if one.lacks_answer)
             spent = [one.usage for one in completions]
         sampling = request.sampling.model_copy(update={"stop": ()})
         completions = await self._complete(request.model_copy(update={"sampling": sampling}))
@@ -318,11 +319,10 @@ def _read(request: Request, completion: Completion) -> Completion:
 
 def _stopped(completion: Completion, stops: Sequence[str]) -> Completion:
     """Return a completion up to the first stop string."""
-    cut = min((at for stop in stops if (at := completion.text.find(stop)) >= 0), default=None)
-    if cut is None:
+    text = before_stop(completion.text, stops)
+    if text == completion.text:
         return completion
     *parts, last = completion.parts or (Part("exact", ""),)
-    text = completion.text[:cut]
     return replace(completion, text=text, finish_reason="stop", parts=(*parts, replace(last, text=text)))
 
 

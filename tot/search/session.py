@@ -132,6 +132,11 @@ class SearchSession:
         """Calls, prompt tokens and new tokens by model; empty if there is only one."""
         return self._backend.by_model
 
+    @property
+    def asks(self) -> bool:
+        """Whether the model is asked for answers. States that contain their answers need no answer template."""
+        return not isinstance(self.task, HasAnswer) or self.task.has_template(self.task.answer)
+
     async def run(self) -> None:
         """Execute the steps of the search until it ends or a budget is spent."""
         try:
@@ -306,10 +311,10 @@ class SearchSession:
         """Return each state's answer: from the state itself, or else from the model."""
         answers = [self.search.answer_at(node) for node in nodes]
         whole = [self.search.checked.is_whole(node.thought) for node in nodes]
-        # A task whose states contain their answers needs no answer template.
-        askable = not isinstance(self.task, HasAnswer) or self.task.has_template(self.task.answer)
         pending = [
-            i for i, node in enumerate(nodes) if askable and answers[i] is None and not whole[i] and self._can_ask(node)
+            i
+            for i, node in enumerate(nodes)
+            if self.asks and answers[i] is None and not whole[i] and self._can_ask(node)
         ]
         if limit := self.meter.overspent():
             self.stopped = f"budget: {limit}"

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from tot.decoders.request import before_stop
 from tot.decoders.serving.errors import ServingError
 from tot.decoders.serving.replies import usage_of
 from tot.search.session import shown_answer
@@ -117,7 +118,7 @@ class ChatReply:
         """
         most = self._wanted.max_completion_tokens
         text = "" if result.cut and most is not None and result.solution.usage.new_tokens > most else result.text
-        return text[: min((text.find(one) for one in self._wanted.stop if one in text), default=None)]
+        return before_stop(text, self._wanted.stop)
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         head = {"id": f"chatcmpl-{self._id}", "object": "chat.completion.chunk", "created": self._created}

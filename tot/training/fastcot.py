@@ -181,7 +181,8 @@ def masked(
     """
     with load_decoder("ar", engine=engine) as decoder:
         decoded = decoder.generate([rationale.request for rationale in asked])
-    texts = [engine.codec.encode(completion.parts[0].text) for completion in decoded]
+    rationales = [next(part.text for part in completion.parts if part.kind == "exact") for completion in decoded]
+    texts = [engine.codec.encode(rationale) for rationale in rationales]
     tokenizer = engine.loaded.tokenizer
     mask = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
 
