@@ -6,7 +6,6 @@ import itertools
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -273,27 +272,25 @@ def test_an_unmasked_rationale_gives_the_answer_of_the_whole_one(engine: Engine,
     assert none_left.given * 3 == none_left_either.given  # all masked, either way
 
 
-def test_thinking_before_a_rationale_is_not_masked(
-    engine: Engine, riddle: Task, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prompts: list[list[Any]] = []
-    thinking: list[Part] = []
+def test_thinking_before_a_rationale_is_not_masked(riddle: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[Any] = []
+    texts = (("thinking", "Let me think."), ("exact", "ab"), ("trigger", " So:"), ("exact", " 7"))
+    parts = tuple(Part(kind, text) for kind, text in texts)  # type: ignore[arg-type]
 
     @contextmanager
-    def loaded(name: str, engine: Engine) -> Iterator[Any]:
-        def generate(requests: list[Any]) -> list[Completion]:
-            prompts.append([request.prompt for request in requests])
-            return [replace(one, parts=(*thinking, *one.parts)) for one in decoder.generate(requests)]
+    def loaded(name: str, engine: Any) -> Iterator[Any]:
+        def generate(given: list[Any]) -> list[Completion]:
+            requests.extend(given)
+            return [Completion("ab So: 7", (), 0.0, "eos", Usage(), parts=parts) for _ in given]
 
-        with load_decoder(name, engine=engine) as decoder:
-            yield SimpleNamespace(generate=generate)
+        yield SimpleNamespace(generate=generate)
 
     monkeypatch.setattr("tot.training.fastcot.load_decoder", loaded)
-    for found in ([], [Part("thinking", "Let me think.")]):
-        thinking[:] = found
-        masked(engine, rationales(riddle, ROWS, 30), (0.5,))
-    first, masks, *again = prompts
-    assert again == [first, masks]
+    codec = SimpleNamespace(encode=lambda text: [*map(ord, text)], encode_prompt=lambda prompt: [1])
+    tokenizer = SimpleNamespace(pad_token_id=2)
+    engine: Any = SimpleNamespace(codec=codec, loaded=SimpleNamespace(tokenizer=tokenizer))
+    masked(engine, rationales(riddle, ROWS[3:], 30), (0.5,))
+    assert requests[1].prompt == (1, ord("a"), 2, *map(ord, " So:"))
 
 
 @pytest.mark.benches
