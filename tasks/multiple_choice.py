@@ -34,7 +34,7 @@ _BARE = (
     r"|([B-HJ-Z])(?![\w'’(=+*/^]|[ \t]{1,3}[=+*/^<>]))"
 )
 _AROUND = r"[\s*_\"'`:=$\[{(<]{0,9}?"
-_START = r"(?<![\w’])(?<!\w')"
+_START = r"(?:(?<![\w’])(?<!\w')|(?<=[是为选]))"
 _TAKEN_BACK = (
     r"(?i:\b(?:wait|actually|correction|on[ \t]second[ \t]thoughts?|scratch[ \t]that|no"
     r"|not[ \t]{1,3}\(?[A-Z]\)?,?[ \t]{1,3}but)"
@@ -44,7 +44,7 @@ _TAKEN_BACK = (
 )
 _ANNOUNCED = re.compile(
     r"(?i:(?:\b(?:answer|ans|choose|pick|select(?:ed)?|(?:correct|best|right)[ \t]{1,3}(?:option|choice))\b"
-    r"|答案[是为]?)(?:[ \t]{1,3}choice\b)?[ \t*_]{0,4}(?:(?:is|was|(?:would|must|should|will)[ \t]be)\b)?"
+    r"|答案[是为选]?|故选)(?:[ \t]{1,3}choice\b)?[ \t*_]{0,4}(?:(?:is|was|(?:would|must|should|will)[ \t]be)\b)?"
     r"[ \t:=–-]{0,4}(?:(?:option|choice|letter)\b)?)"
     rf"{_AROUND}{_START}(?:{_MARKED}|{_BARE})|{_TAKEN_BACK}"
 )

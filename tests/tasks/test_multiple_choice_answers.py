@@ -29,6 +29,8 @@ from tot.tasks import MultipleChoice
         ("Answer：B", "B"),
         ("答案：B", "B"),
         ("答案是 B", "B"),
+        ("所以答案是B。", "B"),
+        ("A不对，故选B。", "B"),
         ("The answer is: \\textbf{B}", "B"),
         ("Answer: (B) 15", "B"),
         ("Option B is correct.", "B"),

@@ -344,6 +344,13 @@ def test_the_larger_model_decides_alone_if_the_smaller_is_not_sure(chained: Any)
     assert all(node.pruned for node in solution.tree if node.thought and node.thought.text in ("a 1", "b 2"))
 
 
+def test_the_smaller_model_decides_if_the_larger_has_no_answer(chained: Any) -> None:
+    small, large = Streamed("a 1", "b 2", "c 1", "d 1"), Streamed(*("no",) * 6)
+    assert escalated(chained, small, large).answer == "1"
+    small, large = Streamed("a 1", "b 2", "c 1", "d 1"), Streamed(*("no",) * 5, "f 3")
+    assert escalated(chained, small, large).answer == "3"
+
+
 def test_the_smaller_model_stops_once_it_cannot_become_sure(chained: Any) -> None:
     small, large = Streamed("a 1", "b 2", "c 1", "d 1"), Streamed("e 3", "f 3", "g 3", "h 3", "i 3", "j 3")
     solution = escalated(chained, small, large)

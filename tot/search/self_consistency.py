@@ -42,8 +42,11 @@ class SelfConsistency(WholeSolutions, VotesUntilSure):
         if self.until is None:
             yield from super().steps(search)
             return
-        if search.escalates and (yield from self._first_model(search)):
-            return
+        root, first = search.tree.root, list[Node]()
+        if search.escalates:
+            if (yield from self._first_model(search)):
+                return
+            first = list(search.tree.children(root))
         purpose: Purpose = "escalate" if search.escalates else "generate"
         samples, requested = self.most(search), 0
         while search.solved is None:
@@ -51,15 +54,19 @@ class SelfConsistency(WholeSolutions, VotesUntilSure):
             requested += count
             if not (yield from self._advance(search, count, purpose)):
                 return
+            if first and any(search.answer_at(node) is not None for node in search.tree.children(root)[len(first) :]):
+                for node in first:
+                    search.tree.prune(node)
+                first, search.best = [], next(iter(by_value(search.complete())))
             remaining = samples - requested + search.requested.unfinished
-            if remaining == 0 or self.is_sure(self.ballots(search), remaining):
+            if remaining == 0 or (not first and self.is_sure(self.ballots(search), remaining)):
                 return
 
     def _first_model(self, search: SearchState) -> Generator[Step, list[Node], bool]:
-        """Decode one round of samples with the first model. Return whether it is sure; if not, prune them.
+        """Decode one round of samples with the first model. Return whether it is sure.
 
-        The vote must be as sure as if the second model had yet to give all of its samples (ModelSwitch, Chen et al.,
-        2025).
+        If it is not, its answers count only until the second model has one. The vote must be as sure as if the second
+        model had yet to give all of its samples (ModelSwitch, Chen et al., 2025).
         """
         count, most = self._together(search), self.most(search)
         while (yield from self._advance(search, count, "generate")):
@@ -71,8 +78,6 @@ class SelfConsistency(WholeSolutions, VotesUntilSure):
             if not search.requested.unfinished or (leader and not self.is_sure([*ballots, *hopes], most)):
                 break  # even if all unfinished samples agree with the leader
             count = 0
-        for node in search.tree.children(search.tree.root):
-            search.tree.prune(node)
         return False
 
     def _together(self, search: SearchState) -> int:
