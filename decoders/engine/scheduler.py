@@ -109,7 +109,7 @@ class Scheduler:
         """Return a step with up to `chunk` rows of prompts. A token that prompts share is scheduled once."""
         step = Step()
         scheduled: set[int] = set()
-        room = self._chunk
+        room, waiting = self._chunk, set(self.running)
         for job in self._ordered():
             ready = True
             for branch in (job.branch, *job.resumed.values()):
@@ -124,7 +124,8 @@ class Scheduler:
                     room -= stop - start
                 ready &= stop == end
             if ready:
-                step.ready.append(job)
+                waiting.discard(job)
+        step.ready += [job for job in self.running if job not in waiting]
         return step
 
     def _ordered(self) -> list[Job]:

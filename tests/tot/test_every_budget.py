@@ -114,7 +114,9 @@ def test_a_budget_ends_a_search_whose_decoder_counts_nothing(search: str, kind: 
 @pytest.mark.parametrize("search", REFUSED)
 def test_a_budget_ends_a_search_whose_thoughts_are_all_refused(search: str, kind: str) -> None:
     how: dict[str, Any] = {"search": ENDLESS[search], "evaluator": "random", "budget": {kind: BUDGETS[kind]}}
-    solution = solve(Refusing, "q", decoder=Uncounted(), **how)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tot.search.base._IDLE", 10**6)
+        solution = solve(Refusing, "q", decoder=Uncounted(), **how)
     assert len(solution.tree) == 1
     if search == "ab-mcts":  # the others have nothing left to expand
         assert str(solution.stopped).startswith(f"budget: {kind} (")

@@ -178,13 +178,6 @@ def test_an_evaluation_records_its_prompt_style(tiny: Any, tmp_path: Path) -> No
         with pytest.raises(OptionError, match="prompts was chat, now papers"):
             run(decoder, resume=True, prompts="papers")
         run(decoder, resume=True)
-        del written["prompts"]  # as earlier versions wrote it, which had the papers' prompts only
-        written |= {"top_k": None, "top_p": None}  # the chat prompts' own
-        config.write_text(yaml.safe_dump(written))
-        assert read_yaml(config)["prompts"] == "papers"
-        with pytest.raises(OptionError, match="prompts was papers, now chat"):
-            run(decoder, resume=True)
-        run(decoder, resume=True, prompts="papers")
 
 
 def test_a_few_shot_search_of_the_task_gets_the_papers_prompts(tiny: Any) -> None:

@@ -99,7 +99,12 @@ def _write(path: Path, products: Mapping[str, Callable[[], Packed]]) -> None:
 
     Deletes files of older formats and the unfinished files of killed processes."""
     older = [file for file in path.parent.glob(f"packed-{lanes()}-*") if file.stem != path.stem]
-    for stale in (path.with_suffix(".json"), *path.parent.glob(f".{path.name}.*"), *older):
+    for stale in (
+        path.with_suffix(".json"),
+        *([] if path.is_file() else [path]),
+        *path.parent.glob(f".{path.name}.*"),
+        *older,
+    ):
         stale.unlink(missing_ok=True)
     offsets = {}
     with replacing(path, private=True) as file:

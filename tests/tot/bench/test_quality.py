@@ -190,7 +190,7 @@ class Letter(Task):
     """The answer is the first letter of the text."""
 
     templates: ClassVar = {"thought": "{{ question }}", "chain": "{{ question }}", "answer": "{{ question }}"}
-    sampling: ClassVar = {"chain": {"max_tokens": 3}}
+    sampling: ClassVar = {"chain": {"max_tokens": 8}}
 
     def parse_answer(self, text: str) -> str | None:
         return next((letter.lower() for letter in text if letter.isalpha()), None)

@@ -133,7 +133,7 @@ def test_a_run_in_order_of_arrival_resumes_in_that_order(
         killed = tmp_path / f"{count}.jsonl"
         killed.write_text("".join(lines[:count]))
         trace = Checkpoint.resume(killed)
-        decoder = scripted(REPLIES)
+        decoder = slow(REPLIES, {})
         resumed = grow(letters, decoder, checkpoint=trace)
         trace.close()
         assert paths(resumed.tree) == paths(expected.tree)
