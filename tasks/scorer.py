@@ -134,10 +134,8 @@ class Scorer:
         """Return an error, with the option that helps if a package is missing."""
         if (missing := re.search(r"No module named '(\w+)", text)) is None:
             return text
-        known, option = (
-            " and ".join(["Python's standard library", *self.packages]),
-            "+".join([*self.packages, missing[1]]),
-        )
+        known = " and ".join(["Python's standard library", *self.packages])
+        option = "+".join([*self.packages, missing[1]])
         return f"{text}. Only {known} can be imported: the option packages={option} adds it"
 
     def _read(self, result: Any, text: str) -> Scored:

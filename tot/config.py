@@ -214,13 +214,8 @@ class SearchConfig(BaseModel):
     @classmethod
     def names(cls) -> set[str]:
         """Return the names of all options, in Python, in files and as flags."""
-        return {
-            *cls.model_fields,
-            "models",
-            "decoder_option",
-            "tool",
-            *(f"budget_{name}" for name in Budget.model_fields),
-        }
+        budget = (f"budget_{name}" for name in Budget.model_fields)
+        return {*cls.model_fields, "models", "decoder_option", "tool", *budget}
 
     def __getstate__(self) -> dict[Any, Any]:
         state = super().__getstate__()

@@ -122,11 +122,8 @@ def _repeating(whole: str, once: str, period: str) -> str:
 def _canonical(formula: Any) -> str:
     if isinstance(formula, sympy.Eq) and formula.lhs.is_Symbol:  # x = 5
         formula = formula.rhs
-    if (
-        isinstance(formula, sympy.Rel | sympy.And | sympy.Or)
-        and len(formula.free_symbols) == 1
-        and not formula.atoms(sympy.Eq)
-    ):
+    inequality = isinstance(formula, sympy.Rel | sympy.And | sympy.Or) and not formula.atoms(sympy.Eq)
+    if inequality and len(formula.free_symbols) == 1:
         with suppress(NotImplementedError):
             formula = formula.as_set()
     if isinstance(formula, sympy.MatrixBase):

@@ -135,11 +135,8 @@ def error_of(raised: dict[str, Any]) -> Exception:
     builtin = getattr(builtins, kind, None) if raised.get("known") is True else None
     said = short(f"{kind}: {text}") + (f", in the line: {line}" if line else "")
     error: Exception = Raised(said)
-    if (
-        isinstance(builtin, type)
-        and issubclass(builtin, Exception)
-        and kind not in ("StopIteration", "StopAsyncIteration")
-    ):
+    ends_loops = kind in ("StopIteration", "StopAsyncIteration")
+    if isinstance(builtin, type) and issubclass(builtin, Exception) and not ends_loops:
         with suppress(TypeError):
             error = builtin(said if SCORING else text)  # a scorer may print it: it is never a number
     error.program = said  # type: ignore[attr-defined]

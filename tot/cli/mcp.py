@@ -34,11 +34,8 @@ def mcp_command(
         from mcp.server.mcpserver.exceptions import ToolError
     except ModuleNotFoundError:
         raise OptionError("tot mcp needs mcp: pip install mcp") from None
-    config, default, server = (
-        SearchConfig.of(None, given),
-        task,
-        MCPServer("tot", version=version("tot"), log_level="WARNING"),
-    )
+    config, default = SearchConfig.of(None, given), task
+    server = MCPServer("tot", version=version("tot"), log_level="WARNING")
     config.parts(config.suited(default))
     for model in config.weights.values():
         find_model(model)
