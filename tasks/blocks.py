@@ -113,7 +113,7 @@ def parse_action(text: str) -> Action | None:
 
 
 def _parse(text: str) -> Action | None:
-    words = [word.strip("`'\"*:!.[]") for word in re.findall(r"[^\s(),]++", text.lower())]
+    words = [word.strip("`'\"*:!.[]{}") for word in re.findall(r"[^\s(),]++", text.lower())]
     words = [word for word in words if word and word not in ("the", "block")]
     words[:1] = [_VERBS.get(word, word) for word in words[:1]]
     at_table = words[-1:] == ["table"] and words[-2:-1] in (["from"], ["off"], ["on"], ["onto"])

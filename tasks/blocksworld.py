@@ -42,8 +42,8 @@ _ORDER = re.compile(
 """Words before an action; several may occur in sequence."""
 _JOINT = re.compile(r"\b(?:and(?:\s{1,3}then)?|then)\s{1,3}(?=(?:(?:un)?stack|pick|put)\b)", re.IGNORECASE)
 """The conjunction between two actions in one line."""
-_MARK = re.compile(r"</?\w{1,20}>|[-=]+>|[→⇒|&>①-⑳]")
-"""Arrows, columns of a table and tags between actions."""
+_MARK = re.compile(r"</?\w{1,20}>|[-=]+>|[→⇒|&>①-⑳]|:\s?\[|\s\d{1,2}\)\s(?=(?:un)?stack|pick|put)", re.IGNORECASE)
+"""Arrows, columns of a table, tags and numbers between actions."""
 _VERB = r"(?:(?:un)?stack|pick[-_]?up|put[-_]?down)"
 _JSON = re.compile(rf"[\"']({_VERB})[\"']\s*,(?:\s*[\"']\w{{1,20}}[\"']\s*:)?\s*\[?([^\[\]{{}}]*)", re.IGNORECASE)
 _PIECE = re.compile(rf"\s*(?i:{_VERB})\([^()\n]*+\)|\([^()\n]*+\)|[^();,.\n]++")

@@ -67,6 +67,8 @@ def test_a_value_is_good_or_bad(task: Blocksworld, reply: str, value: float | No
         "| Step | Action | Then |\n|---|---|---|\n| 1 | unstack b from a | a is clear |\n| 2 | put down b | |\n"
         "| 3 | pick up a | |\n| 4 | stack a on c | done |",
         "unstack b a -> put-down b => pick-up a → stack a c",
+        "1) unstack b a 2) put-down b 3) pick-up a 4) stack a c",
+        '{"plan": ["unstack b a", "put-down b", "pick-up a", "stack a c"]}',
         "unstack b a > put-down b | pick-up a & stack a c",
         "1) unstack(b, a) 2) put_down(b) 3) PickUp(a) 4) stack(a, c)",
         "unstack b a\nput_down b\npick_up a\nstack a c",
