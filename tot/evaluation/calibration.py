@@ -1,11 +1,10 @@
 """Fit certainty curves (Platt, 1999) on evaluations of questions with known answers.
 
-Votes that stop early have fewer ballots, so each question counts with all beginnings of its vote. The shipped curves:
+Votes that stop early have fewer ballots, so each question counts with all beginnings of its vote. The shipped curve:
 
     MIX="--search self-consistency:samples=16,weighted=true,solutions=chain+program --evaluator logprob"
     tot eval gsm8k --data train.jsonl --limit 240 $MIX --model qwen2.5-0.5b-instruct-q4_k_m.gguf --out small
-    tot eval gsm8k --data train.jsonl --limit 160 $MIX --model qwen2.5-1.5b-instruct-q4_k_m.gguf --out large
-    tot calibrate small large --out tot/search/certainty.json
+    tot calibrate small --out tot/search/certainty.json
 """
 
 from __future__ import annotations
