@@ -177,7 +177,7 @@ def test_a_program_that_fails_on_the_held_out_instances_counts_as_the_start(fold
     }
     assert rows["start"][2] == "10"
     assert rows["a"][4] == "1 of 1"  # better than 3, the reference
-    assert rows["b"][1:5] == ["0", "", "+8 (+8 to +8)", "0 of 1"]
+    assert rows["b"][1:5] == ["0", "", "+8 (one value)", "0 of 1"]
 
 
 def table_of(model: Path, folder: Path, ways: list[str], seeds: int, out: Path) -> str:

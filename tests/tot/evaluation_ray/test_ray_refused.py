@@ -81,7 +81,8 @@ def test_a_worker_with_other_model_weights_is_rejected(
         with pytest.raises(ModelError, match="on a Ray worker, and 0000000000000000 where the run was started: put"):
             asyncio.run(worker.open())
         (tmp_path / "config.json").write_text("{}")
-        both = SearchConfig(model=decoder.model, escalate=str(tmp_path))
+        votes = "self-consistency:samples=8,until=0.95"
+        both = SearchConfig(model=decoder.model, escalate=str(tmp_path), search=votes)
         work = EvaluationRun.of(task("Riddles"), both, {"data": str(rows)})
         hashes = {**hash_models(both.weights), "escalate_sha256": "1" * 64}
         worker = Worker(packed(work, [type(work.task)]), hashes, str(Path.cwd()))
