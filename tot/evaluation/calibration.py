@@ -51,7 +51,6 @@ class Vote:
 def calibrate(folders: Sequence[Path], task: Task | type[Task] | str | None = None) -> list[tuple[Curve, Reliability]]:
     """Fit a curve for each task and model of some evaluations.
 
-
     `task` is the evaluations' task if it is not an installed one, because no code that a folder names is run.
     Returns each curve with the reliability that cross-validation by question measures. Raises OptionError for other
     folders, and for evaluations with too few questions.
