@@ -133,5 +133,5 @@ class Metrics:
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted divided by reached positions (SEED, table 2: alpha); 0 if nothing was drafted."""
+        """Accepted divided by reached positions (SEED, Figure 6: alpha); 0 if nothing was drafted."""
         return self.accepted / self.reached if self.reached else 0.0

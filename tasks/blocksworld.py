@@ -1,4 +1,4 @@
-"""Blocksworld: plans that turn some piles of blocks into others (SEED, appendix C; RAP, section 4.1).
+"""Blocksworld: plans that turn some piles of blocks into others (SEED, Appendix D; RAP, section 4.1).
 
 `State.world` has the true facts, so illegal actions are rejected and the goal is detected. A question is PDDL, or three
 lines as `render` writes them. No prompt or method reveals the length of a plan to a search.

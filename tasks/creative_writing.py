@@ -1,4 +1,4 @@
-"""Creative Writing: a coherent passage whose paragraphs end in given sentences (ToT, section 4.2; SEED, Appendix C).
+"""Creative Writing: a coherent passage whose paragraphs end in given sentences (ToT, section 4.2; SEED, Appendix D).
 
 A thought is a plan with the passage that follows it; for chat models it is a paragraph. `endings` and `verify` check
 the sentences without a model.

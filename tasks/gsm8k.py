@@ -1,4 +1,4 @@
-"""GSM8K: grade-school word problems, solved by sub-questions and sub-answers (SEED, Appendix C)."""
+"""GSM8K: grade-school word problems, solved by sub-questions and sub-answers (SEED, Appendix D)."""
 
 from __future__ import annotations
 

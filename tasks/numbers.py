@@ -1,7 +1,7 @@
 r"""Parse numbers in a model's text: extract the answer, and compare two answers.
 
 GSM8K's answers follow `#### ` (strict) or are the last number (flexible), as in lm-evaluation-harness. A state
-evaluator replies with a number on a scale (SEED, appendix C). This module knows nothing of tasks or models. No text
+evaluator replies with a number on a scale (SEED, Appendix D). This module knows nothing of tasks or models. No text
 makes these functions raise, except a malformed `number` passed to `normalize`; all take linear time.
 
 A number is digits of any script with thousands commas (`1,234`; `1, 2` and `1,2` are two numbers), decimals (`3.5`,

@@ -1,8 +1,9 @@
 """SEED: draft for many thoughts at once and verify with one target (SEED, section 4).
 
-`packed` verifies the finished drafts of all branches in one forward, as `sd` does. `rounds` is the paper's Algorithm 2:
+`packed` verifies the finished drafts of all branches in one forward, as `sd` does. `rounds` is the paper's Algorithm 1:
 a branch is drafting, queued or verifying. It enters the queue when its draft is done. The target verifies the front of
-the queue, first come, first served, while the other branches draft. Both policies can adapt drafts to their gain.
+the queue, first come, first served, while other branches draft. The paper has a draft model for each branch; here one
+worker drafts one branch at a time. Both policies can adapt drafts to their gain.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ def draft_worker(device: str) -> Executor:
 
 
 def open_rounds(engine: Engine, options: SEEDOptions, stack: ExitStack) -> OpenedMethod:
-    """Open Algorithm 2: branches draft while the target verifies the front of the queue."""
+    """Open Algorithm 1: branches draft while the target verifies the front of the queue."""
     rounds = Rounds(engine, make_drafter(options.draft, engine, stack), options)
     stack.callback(rounds.close)
     return OpenedMethod(partial(Speculative, speculation=rounds), rounds.drafter)

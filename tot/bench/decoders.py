@@ -1,9 +1,9 @@
 """`tot bench decoders`: whole tree-of-thought searches with each decoding method, as in SEED's tables (section 5).
 
-The searches follow the paper: few-shot prompts, n thoughts per state, the best of which is expanded, to the task's
-depth, and a state evaluator that explains its value. Stop strings and end-of-text tokens apply. All sides take turns
-at each question. Their caches start with the prompt prefix that all questions of a task share. Serial sides decode one
-sample at a time. In float32, sides without a rejection rule write equal texts.
+The searches follow the paper, with few-shot prompts of our own: n thoughts per state, the best of which is expanded, to
+the task's depth, and a state evaluator that explains its value. Stop strings and end-of-text tokens apply. All sides
+take turns at each question. Their caches start with the prompt prefix that all questions of a task share. Serial sides
+decode one sample at a time. In float32, sides without a rejection rule write equal texts.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ def _all_columns(results: Measurements, metric: Metric, side: str) -> str:
 
 
 def _by_purpose(results: Measurements) -> Table:
-    """SEED, table 2: acceptance of the thought generator and the state evaluator."""
+    """SEED, Figure 6: acceptance of the thought generator and the state evaluator."""
     columns = {f"{name} {part}": (name, purpose) for name in results.columns for purpose, part in PURPOSES.items()}
     table = Table("", *columns, title="acceptance by purpose")
     for side in results.sides:

@@ -118,7 +118,7 @@ def _draft_seconds(schedule: Schedule, depths: Sequence[int], machine: Machine) 
 
 
 def _rounds(schedule: Schedule, lengths: Sequence[int], machine: Machine, chance: float, accepting: Accepting) -> float:
-    """Return the seconds of texts that are drafted and verified one by one, at the same time (SEED, algorithm 2)."""
+    """Return the seconds of texts that are drafted and verified one by one, at the same time (SEED, Algorithm 1)."""
     total, left = 0.0, list(lengths)
     waiting, drafted = deque(range(len(left))), deque[int]()
     drafting: dict[int, float] = {}

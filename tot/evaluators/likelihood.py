@@ -1,6 +1,6 @@
 """Likelihood: the expected value under the model, from the scores of all labels (RAP's self-evaluation).
 
-Explain: the same after an explanation (SEED, Appendix C).
+Explain: the same after an explanation (SEED, Appendix D).
 """
 
 from __future__ import annotations

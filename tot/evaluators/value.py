@@ -1,4 +1,4 @@
-"""Value: parse a number from the model's reply (ToT, section 3, "State evaluator", a; SEED, Appendix C).
+"""Value: parse a number from the model's reply (ToT, section 3, "State evaluator", a; SEED, Appendix D).
 
 Classify: parse a label (ToT, section 4.1: sure, likely or impossible).
 """

@@ -22,7 +22,7 @@ class Generator(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     temperature: Temperature = 0.7
-    """SEED and ToT use 1.0 and 0.7; small models ramble at 1.0."""
+    """SEED uses 0.2 and 1.0, ToT 0.7; small models ramble at 1.0."""
 
     @abstractmethod
     async def propose(self, ctx: Context, nodes: Sequence[Node], count: int | None) -> Sequence[Sequence[Any]]:

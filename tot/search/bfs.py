@@ -1,6 +1,6 @@
 """BFS over thoughts: expand the frontier, evaluate the children, keep the b best.
 
-ToT, Algorithm 1; SEED, Algorithm 1.
+ToT, Algorithm 1; SEED, Algorithm 2.
 """
 
 from __future__ import annotations

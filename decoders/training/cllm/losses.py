@@ -88,7 +88,8 @@ def layout(prompt: Sequence[int], response: Sequence[int], windows: Sequence[Win
 def consistency_loss(logits: Tensor, laid_out: Layout) -> Tensor:
     """Return the consistency loss (equation 4 with forward KL), in nats, averaged over the student rows.
 
-    `logits` is (length - first, vocab). The loss is 0 if there are no student rows.
+    The equation sums over them; the authors' code averages, too. `logits` is (length - first, vocab). The loss is 0 if
+    there are no student rows.
     """
     if not len(laid_out.students):
         return logits.sum() * 0.0
@@ -100,7 +101,7 @@ def consistency_loss(logits: Tensor, laid_out: Layout) -> Tensor:
 def ar_loss(logits: Tensor, laid_out: Layout) -> Tensor:
     """Return the AR loss (equation 6): the response's mean negative log-likelihood (nats per token).
 
-    `logits` is (length - first, vocab).
+    The equation sums over the tokens; the authors' code averages, too. `logits` is (length - first, vocab).
     """
     response = laid_out.tokens[laid_out.prompt : laid_out.clean].to(logits.device)
     return cross_entropy(logits[: len(response)].float(), response)
