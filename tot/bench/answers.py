@@ -19,10 +19,11 @@ from rich.table import Table
 from tot.bench.engines import SideError, local_decoders, searched
 from tot.bench.harness import Bench, Measured, Measurements, Side
 from tot.bench.options import AnswersOptions, read_ways
-from tot.bench.peers.asking import PeerWay, Reader, ask, fastest, open_peer
+from tot.bench.peers.asking import PeerWay, Reader, ask, fastest_setting, open_peer
 from tot.bench.peers.peers import settled
+from tot.bench.peers.settings import Setting
 from tot.bench.peers.worker import PeerWorker
-from tot.decoders.decoder import LocalDecoder
+from tot.decoders.decoder import REMOTE, LocalDecoder
 from tot.decoders.errors import TotError, validated
 from tot.decoders.machine import describe
 from tot.decoders.models.loading import resolve_device
@@ -97,8 +98,9 @@ def run(asked: AnswersOptions, console: Console) -> None:
 
 
 def _work(asked: AnswersOptions, options: Mapping[str, Any]) -> EvaluationRun:
-    """Return the run of one of tot's ways. Every question computes its prompts."""
-    return EvaluationRun.read({**asked.rows, "prefix_cache": False, **options})
+    """Return the run of one of tot's ways. Every question computes its prompts, except on a model server."""
+    local = {} if options.get("decoder") in REMOTE else {"prefix_cache": False}
+    return EvaluationRun.read({**asked.rows, **local, **options})
 
 
 def _default_ways(asked: AnswersOptions, base: EvaluationRun) -> list[str]:
@@ -118,7 +120,7 @@ def _open_peers(
     bench: Bench,
     stack: ExitStack,
 ) -> dict[str, Any]:
-    """Return a function for each available peer that asks a question. Ways with equal files share a process."""
+    """Return a function for each available peer that asks a question. Ways with equal settings share a process."""
     try:
         reader = Reader.of(base, base.config.open(stack)["generate"])
     except SideError as error:
@@ -126,26 +128,23 @@ def _open_peers(
         return {}
     prompts = [reader.prompt(one.text) for one in questions]
     workers: dict[Any, PeerWorker] = {}
-    files: dict[str, str] = bench.numbers.setdefault("files", {})
+    settings: dict[str, Any] = bench.numbers.setdefault("settings", {})
     asking = {}
     for name, way in ways.items():
-        key = way.peer, way.file
         try:
+            if name not in settings:
+                bench.say(f"{name}: trials …")
+                settings[name] = fastest_setting(asked, way, reader, prompts[0], bench.say)
+            setting = Setting(*settings[name])
+            key = way.peer, setting
             if key not in workers:
-                chosen = way.model_copy(update={"file": (files[name],)}) if files.get(name) else way
-                opened = open_peer(asked, chosen, reader, prompts, stack)
-                files[name], seconds = fastest(opened, reader, prompts[0])
-                workers[key] = opened[files[name]]
-                bench.say(f"{name}: {workers[key].about}{_trials(seconds)}")
+                workers[key] = open_peer(asked, way, setting, reader, max(map(len, prompts)), stack)
         except TotError as error:
             bench.say(f"{name} is left out: {error}")
         else:
+            bench.say(f"{name}: {', '.join(filter(None, (workers[key].about, setting.label)))}")
             asking[name] = partial(_asked, workers[key], reader, way.samples)
     return asking
-
-
-def _trials(seconds: Mapping[str, float]) -> str:
-    return f", the fastest of {', '.join(f'{file} ({s:.2f} s)' for file, s in seconds.items())}" if seconds else ""
 
 
 def _asked(worker: PeerWorker, reader: Reader, samples: int, question: Question) -> Measured:

@@ -146,19 +146,17 @@ def by_column(
     ratios: Sequence[tuple[str, str]] = (),
     others: Sequence[Metric] = (),
 ) -> Table:
-    """Build a table of one metric by side and column, then ratios of pairs of sides, then the other metrics."""
+    """Build a table of one metric by side and column, then ratios of pairs of sides; the same of the other metrics."""
     table = Table("", *(f"{head}{column}" for column in results.columns), title=title)
-    for side in results.sides:
-        table.add_row(side, *(_cell(results, metric, side, column) for column in results.columns))
-    for ours, theirs in ratios:
-        cells = [times(results.ratios(metric, ours, theirs, column)) for column in results.columns]
-        if any(cells):
-            table.add_row(f"{ours} / {theirs}", *cells)
-    for other in others:
+    for one in (metric, *others):
+        suffix = "" if one is metric else f": {one.heading}"
         for side in results.sides:
-            values = [results.values(other, side, column) for column in results.columns]
-            if any(values):
-                table.add_row(f"{side}: {other.heading}", *(other.show(some) if some else "" for some in values))
+            if one is metric or any(results.values(one, side, column) for column in results.columns):
+                table.add_row(side + suffix, *(_cell(results, one, side, column) for column in results.columns))
+        for ours, theirs in ratios:
+            cells = [times(results.ratios(one, ours, theirs, column)) for column in results.columns]
+            if any(cells):
+                table.add_row(f"{ours} / {theirs}{suffix}", *cells)
     return table
 
 

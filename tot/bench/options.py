@@ -229,7 +229,7 @@ class AnswersOptions(WaysOptions):
     way: list[str] = Field(
         [],
         description="A way to answer, as 'NAME: option=value; option=value', with options of tot eval, or peer=llama "
-        "or peer=vllm with samples=N and file=FILE. Repeat for more; each is compared with the first. By default "
+        "or peer=vllm with samples=N and file=PRECISION. Repeat for more; each is compared with the first. By default "
         "one answer, votes and searches of each program.",
     )
     escalate: str | None = Field(

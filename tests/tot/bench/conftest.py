@@ -32,7 +32,8 @@ for line in sys.stdin:
         print(json.dumps({"error": "too many sequences"}), flush=True)
         continue
     print("chatter", flush=True)
-    print(json.dumps({"seconds": 0.5, "tokens": tokens - (load["model"] == "short")}), flush=True)
+    reply = {"seconds": 0.5, "prefill": 0.25, "tokens": tokens - (load["model"] == "short")}
+    print(json.dumps(reply), flush=True)
 """
 
 
@@ -50,7 +51,8 @@ def paced(log: list[tuple[str, int]]) -> Callable[..., Peer]:
         def run(waves: Waves) -> Measured:
             samples = sum(len(request.samples) for wave in waves for request in wave)
             log.append((name, samples))
-            return {"seconds": seconds(samples), "tokens": drawn(waves)}
+            spent = seconds(samples)
+            return {"seconds": spent, "prefill": spent / 2, "tokens": drawn(waves)}
 
         return Peer(name, run, "scripted", **options)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tot.bench.answers import SEARCHING, TITLE, VOTING, _default_ways
+from tot.bench.answers import SEARCHING, TITLE, VOTING, _default_ways, _work
 from tot.bench.engines import SideError
 from tot.bench.options import AnswersOptions
 from tot.bench.peers.asking import Reader
@@ -118,7 +118,7 @@ def test_answers_of_all_sides_are_scored_and_compared(bench: Any) -> None:
     assert [cell["index"] for cell in ours] == [0, 1, 2]
     assert all(0 < cell["tokens"] <= 3 and cell["seconds"] > 0 for cell in ours)
     assert "| llama.cpp, votes | 3 | 66.7% (20.8% to 93.9%) | +0.0% (" in out
-    assert "| 0.5 | 0.5 | 1.00x | 6 |" in out
+    assert "| 0.2 | 0.2 | 1.00x | 6 |" in out
     picture = Path("picture.svg").read_text()
     assert all(f"<!-- {text} -->" in picture for text in ("llama.cpp, votes", "tot", "seconds per question"))
 
@@ -199,11 +199,12 @@ def test_a_missing_peer_is_left_out(bench: Any) -> None:
     assert (status, "no way can run: install a peer with `make peers`" in err) == (2, True)
 
 
-def test_the_fastest_file_is_used_also_after_resuming(bench: Any) -> None:
-    way = ("--way", "llama.cpp: peer=llama; file=own; file=Q8_0")
+def test_the_fastest_setting_is_used_also_after_resuming(bench: Any) -> None:
+    way = ("--way", "llama.cpp: peer=llama; file=Q8_0")
     status, out, _ = bench(*way, "--limit", "1")
     assert status == 0
-    assert "llama.cpp: peer of m.gguf Q8_0, the fastest of own (0.50 s), Q8_0 (0.25 s)" in out
+    assert all(f"{trial} s" in out for trial in ("default setting: 0.50", "Q8_0: 0.25", "5 lookup drafts: 0.25"))
+    assert "llama.cpp: peer of m.gguf Q8_0" in out
     Path("asked.jsonl").unlink()
     assert bench(*way, "--limit", "2")[0] == 0
     assert len(requests()) == 2  # a warm-up and the new question: no trial
@@ -238,7 +239,7 @@ def test_peers_get_only_prompts_that_end_at_a_token(bench: Any, tiny: Any) -> No
 
 
 def test_a_peer_that_never_answers_leaves_no_row(bench: Any) -> None:
-    Path("python").write_text(Path("python").read_text().replace("seed == 1", "seed >= 0"))
+    Path("python").write_text(Path("python").read_text().replace("seed == 1", "'seed' in asked"))
     Path("dies").touch()
     status, out, err = bench(*WAYS[:2])
     assert status == 2
@@ -266,6 +267,13 @@ def test_a_truncated_text_is_read_as_the_task_reads_it(tiny: Any) -> None:
 
 def _start() -> Any:
     return work().task.start("Ada?")
+
+
+def test_a_way_runs_on_a_model_server() -> None:
+    asked = AnswersOptions(data="rows.jsonl", task="numbers.py:Numbers", model="m.gguf")
+    server = {"decoder": "openai", "decoder_option": "base_url=http://127.0.0.1:9/v1"}
+    assert _work(asked, server).config.loading == {"base_url": "http://127.0.0.1:9/v1"}
+    assert _work(asked, {}).config.loading["prefix_cache"] is False
 
 
 def test_peers_need_a_local_model() -> None:

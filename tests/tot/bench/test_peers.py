@@ -11,15 +11,20 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tot.bench.engines import SideError
+from tot.bench.harness import Measured
 from tot.bench.options import PeersOptions
 from tot.bench.peers import peers
 from tot.bench.peers.peers import run
-from tot.bench.peers.sides import Peer, open_ours, open_sides
-from tot.bench.workloads import branches, mixed_ids, requests
+from tot.bench.peers.settings import Setting
+from tot.bench.peers.sides import _TRIAL_NEW, _TRIAL_PROMPT, Peer, open_ours, open_sides
+from tot.bench.workloads import Waves, branches, drawn, mixed_ids, requests
 from tot.cli.app import main
 from tot.decoders import LocalDecoder, load_decoder
 
 pytestmark = pytest.mark.benches
+
+METRICS = ("", ": prefill tokens/s", ": decoding tokens/s")
 
 
 @pytest.fixture
@@ -65,8 +70,13 @@ def test_numbers_are_written_and_ratios_printed(
     ]
     assert {cell["tokens"] for cell in decoded if cell["column"] == 15} == {45}
     rows = [line.split("|")[1].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
-    assert rows[-4:] == ["tot", "vLLM", "tot / vLLM", "tot: GiB resident"]
+    names = [f"{side}{metric}" for metric in METRICS for side in ("tot", "vLLM", "tot / vLLM")]
+    assert rows[-10:] == [*names, "tot: GiB resident"]
     assert all(2**25 < cell["resident"] < 2**38 for cell in decoded if cell["side"] == "tot")
+    assert {(cell["prefilled"], cell["decoded"]) for cell in decoded if cell["side"] == "vLLM"} == {
+        (50 / 500, count * 2 / 500) for count in (1, 15)
+    }
+    assert all(0 < cell["prefill"] < cell["seconds"] for cell in decoded)
 
 
 def test_a_step_and_a_search_are_measured(
@@ -104,7 +114,7 @@ def test_an_interrupted_run_prints_its_results(among: Any, paced: Any, capsys: p
     options = PeersOptions(branches=(1, 4), rounds=1, new_tokens=6, parts=("decode",), patience=1e9)
     with pytest.raises(KeyboardInterrupt):
         run(options, Console(width=150))
-    (row,) = (line for line in capsys.readouterr().out.splitlines() if "│ vLLM" in line)
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if "│ vLLM " in line)
     assert row.split("│")[2].strip() == "3.0"
 
 
@@ -133,11 +143,45 @@ def test_a_missing_peer_is_skipped_with_a_hint_how_to_install_it(
     with ExitStack() as stack:
         sides = open_sides(PeersOptions(model="any", llama=nowhere, sides=("llama",)), stack, messages.append)
     assert [side.name for side in sides] == ["tot"]
-    assert messages[1:] == [
-        f"llama.cpp, {precision} is left out: {nowhere} does not exist: run `make peers`, or give an interpreter with "
-        "--llama PYTHON"
-        for precision in ("BF16", "F16", "Q8_0", "Q4_1")
+    assert messages[1] == (
+        f"llama.cpp is left out: {nowhere} does not exist: run `make peers`, or give an interpreter with --llama PYTHON"
+    )
+
+
+def test_llama_runs_with_the_fastest_setting_of_each_number_of_branches(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """F16 prefills faster, Q4_0 decodes faster."""
+
+    class Worker:
+        def __init__(self, setting: Setting) -> None:
+            self.setting, self.about = setting, "scripted"
+
+        def run(self, waves: Waves) -> Measured:
+            if self.setting.file == "BF16":
+                raise SideError("no such kernel")
+            prefill = 1.0 if self.setting.file == "F16" else 2.0
+            decoding = {"Q4_0": 0.001, "F16": 0.01}.get(self.setting.file, 0.1) * (1 if self.setting.flash else 0.5)
+            return {"seconds": prefill + decoding * drawn(waves), "prefill": prefill}
+
+    monkeypatch.setattr("tot.bench.peers.sides.load_decoder", lambda name, model, **options: tiny())
+    monkeypatch.setattr("tot.bench.peers.sides.find_model", lambda name: tmp_path / "a.Q4_1.gguf")
+    monkeypatch.setattr(
+        "tot.bench.peers.sides.llama_process", lambda model, python, stack, setting, tokens: Worker(setting)
+    )
+    messages: list[str] = []
+    options = PeersOptions(
+        model="any", sides=("llama",), branches=(1, 30), prompt_tokens=len(_TRIAL_PROMPT), new_tokens=_TRIAL_NEW
+    )
+    with ExitStack() as stack:
+        sides = open_sides(options, stack, messages.append)
+    assert [side.name for side in sides] == [
+        "tot",
+        "llama.cpp, F16, no flash attention",
+        "llama.cpp, Q4_0, no flash attention",
     ]
+    assert "BF16: left out, no such kernel" in messages
+    assert "default setting: 1: 3.70 s, 30: 53.00 s" in messages
 
 
 @pytest.mark.real

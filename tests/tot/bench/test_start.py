@@ -20,7 +20,7 @@ import json, sys
 load = json.loads(sys.stdin.readline())
 print(json.dumps({{"about": load["model"]}}), flush=True)
 (wave,) = json.loads(sys.stdin.readline())["waves"]
-print(json.dumps({{"seconds": 1.0, "tokens": {tokens}}}), flush=True)
+print(json.dumps({{"seconds": 1.0, "prefill": 0.5, "tokens": {tokens}}}), flush=True)
 """
 
 

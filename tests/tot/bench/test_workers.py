@@ -22,7 +22,7 @@ def test_replies_are_found_in_other_output(worker: Any) -> None:
     assert side.about == "fake 1.0 with well"
     for measured in (side.run(WAVES), side.run(WAVES)):
         assert measured.pop("resident") > 2**20
-        assert measured == {"seconds": 0.5, "tokens": 8}
+        assert measured == {"seconds": 0.5, "prefill": 0.25, "tokens": 8}
 
 
 def test_the_error_of_a_dead_worker_has_its_last_lines(worker: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from tot.bench.engines import SideError
 from tot.bench.options import AnswersOptions
+from tot.bench.peers.settings import BOUND, EXACT, FLASH, LOOKUP, Setting, Stage, fastest
 from tot.bench.peers.sides import llama_process, vllm_process
 from tot.bench.peers.worker import PeerWorker
 from tot.decoders.decoder import LocalDecoder
@@ -25,7 +26,7 @@ from tot.task.world import HasAnswer
 from tot.tree.thought import Thought
 
 _TRIAL_TOKENS = 48
-"""Tokens of the text that chooses between several files."""
+"""Tokens of the texts that choose a setting."""
 
 
 class PeerWay(BaseModel):
@@ -37,7 +38,7 @@ class PeerWay(BaseModel):
     samples: int = Field(1, ge=1)
     """Answers that vote. A single one is decoded greedily."""
     file: tuple[str, ...] = ()
-    """Files or precisions for llama.cpp: the fastest is used. The default is the model's own file."""
+    """Precisions that llama.cpp tries besides the model's own file."""
 
     @field_validator("file", mode="before")
     @classmethod
@@ -109,28 +110,29 @@ def ask(worker: PeerWorker, reader: Reader, samples: int, question: str, seed: i
 
 
 def open_peer(
-    asked: AnswersOptions, way: PeerWay, reader: Reader, prompts: Sequence[Sequence[int]], stack: ExitStack
-) -> dict[str, PeerWorker]:
-    """Open a peer with each of its files, and room for the longest of the prompts. Raises SideError."""
-    room = max(map(len, prompts)) + way.samples * int(reader.sampling["max_tokens"])
+    asked: AnswersOptions, way: PeerWay, setting: Setting, reader: Reader, longest: int, stack: ExitStack
+) -> PeerWorker:
+    """Open a peer with room for a prompt of `longest` tokens. Raises SideError."""
+    room = longest + way.samples * int(reader.sampling["max_tokens"])
     if way.peer == "vllm":
-        if way.file:
-            raise OptionError(f"file={way.file[0]} is for peer=llama: vLLM gets --model")
-        return {"": vllm_process(asked.model, asked.vllm, stack, room)}
-    workers = {}
-    for file in way.file or ("own",):
-        model, precision = (file, "own") if file.endswith(".gguf") else (asked.model, file)
-        workers[file] = llama_process(model, asked.llama, stack, precision, room)
-    return workers
+        return vllm_process(asked.model, asked.vllm, stack, setting, context=room)
+    return llama_process(asked.model, asked.llama, stack, setting, tokens=room)
 
 
-def fastest(workers: Mapping[str, PeerWorker], reader: Reader, prompt: Sequence[int]) -> tuple[str, dict[str, float]]:
-    """Return the file that writes a text fastest, and the seconds of each. The other workers are closed."""
-    if len(workers) == 1:
-        return next(iter(workers)), {}
-    text = {**reader.sampling, "max_tokens": _TRIAL_TOKENS, "temperature": 0.0, "ends": []}
-    seconds = {file: min(one.complete(prompt, 1, **text)[0] for _ in range(3)) for file, one in workers.items()}
-    best = min(seconds, key=lambda file: seconds[file])
-    for file in seconds.keys() - {best}:
-        workers[file].close()
-    return best, seconds
+def fastest_setting(
+    asked: AnswersOptions, way: PeerWay, reader: Reader, prompt: Sequence[int], say: Callable[[str], None]
+) -> Setting:
+    """Return the setting that writes a way's samples fastest. Raises SideError if the peer does not work."""
+    if way.peer == "vllm" and way.file:
+        raise OptionError(f"file={way.file[0]} is for peer=llama: vLLM gets --model")
+    files: Stage = [{"file": file} for file in way.file] or EXACT
+    text = {**reader.sampling, "ends": []} | ({"temperature": 0.0} if way.samples == 1 else {})
+
+    def measure(setting: Setting) -> dict[str, float]:
+        with ExitStack() as stack:
+            worker = open_peer(asked, way, setting, reader, len(prompt), stack)
+            worker.complete(prompt, way.samples, **{**text, "max_tokens": 1})
+            return {"": worker.complete(prompt, way.samples, **{**text, "max_tokens": _TRIAL_TOKENS})[0]}
+
+    (best,) = fastest((files, FLASH, LOOKUP) if way.peer == "llama" else (BOUND, LOOKUP), measure, say)
+    return best

@@ -17,16 +17,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import llama_cpp as llama  # type: ignore[import-not-found,unused-ignore]
+import numpy as np
+from llama_cpp.llama_speculative import (  # type: ignore[import-not-found,unused-ignore]
+    LlamaPromptLookupDecoding,
+)
 
 BATCH = 2048
 Prompt = tuple[int, ...]
 
 
 class Sample(NamedTuple):
-    """A text in progress: its sequence, the position of its first token, its maximum length and its tokens."""
+    """A text in progress: its sequence, its prompt, its maximum length and its tokens."""
 
     sequence: int
-    start: int
+    prompt: Prompt
     length: int
     tokens: list[int]
 
@@ -34,7 +38,7 @@ class Sample(NamedTuple):
 class LlamaEngine:
     """A model and one context of `cells` tokens, for llama.cpp's maximum number of sequences."""
 
-    def __init__(self, path: Path, threads: int, cells: int) -> None:
+    def __init__(self, path: Path, threads: int, cells: int, flash: bool = True, lookup: int = 0) -> None:
         self.model = llama.llama_model_load_from_file(str(path).encode(), llama.llama_model_default_params())
         if not self.model:
             raise RuntimeError(f"llama.cpp cannot load {path}")
@@ -43,6 +47,7 @@ class LlamaEngine:
         options.n_seq_max = self.sequences = llama.llama_max_parallel_sequences()
         options.n_threads = options.n_threads_batch = threads
         options.kv_unified = True
+        options.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash else llama.LLAMA_FLASH_ATTN_TYPE_DISABLED
         self.context = llama.llama_init_from_model(self.model, options)
         if not self.context:
             raise RuntimeError(f"llama.cpp cannot create a context of {cells} tokens")
@@ -51,6 +56,8 @@ class LlamaEngine:
         self.sampler = sampler(temperature=1.0)
         self.held: dict[Prompt, int] = {}
         """Prompts in the key-value cache, and their sequences."""
+        self.drafter = LlamaPromptLookupDecoding(num_pred_tokens=lookup) if lookup else None
+        self.prefill_seconds = 0.0
 
     def run(self, waves: Sequence[Sequence[dict[str, Any]]]) -> int:
         """Run all waves with an empty cache. Return the number of tokens sampled."""
@@ -67,10 +74,10 @@ class LlamaEngine:
     def forget(self) -> None:
         """Clear the key-value cache."""
         llama.llama_memory_clear(self.memory, False)
-        self.held = {}
+        self.held, self.prefill_seconds = {}, 0.0
 
     def wave(self, requests: Sequence[dict[str, Any]], ends: Collection[int] = ()) -> list[list[int]]:
-        """Prefill the prompts, then decode one token of every sample per step. Return the samples' tokens."""
+        """Prefill the prompts, then decode every sample at each step. Return the samples' tokens."""
         lengths: dict[Prompt, list[int]] = {}
         for request in requests:
             lengths.setdefault(tuple(request["prompt"]), []).extend(request["new"])
@@ -79,24 +86,48 @@ class LlamaEngine:
         if len(lengths) + count > len(free):
             raise RuntimeError(f"{len(lengths)} prompts and {count} samples need more than {len(free)} sequences")
         homes = {prompt: free.pop() for prompt in lengths}
+        began = time.perf_counter()
         firsts = self.prefill(homes, lengths)
+        self.prefill_seconds += time.perf_counter() - began
         samples: list[Sample] = []
         for prompt, wanted in lengths.items():
             for length, token in zip(wanted, firsts[prompt], strict=True):
                 sequence = free.pop()
                 llama.llama_memory_seq_cp(self.memory, homes[prompt], sequence, 0, len(prompt))
-                samples.append(Sample(sequence, len(prompt), length, [token]))
+                samples.append(Sample(sequence, prompt, length, [token]))
         running = samples
         while running := [one for one in running if len(one.tokens) < one.length and one.tokens[-1] not in ends]:
-            for row, one in enumerate(running):
-                self.put(row, one.tokens[-1], one.start + len(one.tokens) - 1, [one.sequence], reads=True)
-            self.decode(len(running))
-            for row, one in enumerate(running):
-                one.tokens.append(self.draw(row))
+            self.step(running, ends)
         for sequence in set(range(self.sequences)).difference(homes.values()):
             llama.llama_memory_seq_rm(self.memory, sequence, -1, -1)
         self.held = homes
         return [one.tokens for one in samples]
+
+    def step(self, samples: Sequence[Sample], ends: Collection[int]) -> None:
+        """Decode the last token of every sample and its drafts, and sample until a token differs from its draft."""
+        drafts = [self.draft(one) for one in samples]
+        rows = 0
+        for one, draft in zip(samples, drafts, strict=True):
+            for position, token in enumerate([one.tokens[-1], *draft], len(one.prompt) + len(one.tokens) - 1):
+                self.put(rows, token, position, [one.sequence], reads=True)
+                rows += 1
+        self.decode(rows)
+        row = 0
+        for one, draft in zip(samples, drafts, strict=True):
+            for i, expected in enumerate([*draft, None]):
+                one.tokens.append(self.draw(row + i))
+                if one.tokens[-1] != expected or expected in ends:
+                    break
+            row += 1 + len(draft)
+            if draft:
+                llama.llama_memory_seq_rm(self.memory, one.sequence, len(one.prompt) + len(one.tokens) - 1, -1)
+
+    def draft(self, one: Sample) -> list[int]:
+        """Return the tokens that followed the text's last n-gram where it occurred before."""
+        if self.drafter is None:
+            return []
+        found = self.drafter(np.array([*one.prompt, *one.tokens], dtype=np.intc))
+        return [int(token) for token in found[: one.length - len(one.tokens) - 1]]
 
     def prefill(self, homes: dict[Prompt, int], lengths: dict[Prompt, list[int]]) -> dict[Prompt, list[int]]:
         """Compute uncached tokens, shared stretches once, and return the first tokens of the samples."""
@@ -172,7 +203,7 @@ def stretches(prompts: Sequence[Prompt], start: int = 0) -> Iterator[tuple[Seque
 
 
 def at_precision(source: Path, precision: str, folder: Path) -> Path:
-    """Return the model file in another precision (BF16, F16, Q8_0), converted once; `source` itself for "own"."""
+    """Return the model file in another precision (F16, Q4_0, ...), converted once; `source` itself for "own"."""
     if precision == "own":
         return source
     made = folder / f"{source.stem}-as-{precision}.gguf"
@@ -192,7 +223,7 @@ def serve(replies: Any) -> None:
     """The first command loads the model; each other command has waves to run, or a prompt to complete."""
     load = json.loads(sys.stdin.readline())
     path = at_precision(Path(load["model"]), load["precision"], Path(load["folder"]))
-    engine = LlamaEngine(path, load["threads"], load["cells"])
+    engine = LlamaEngine(path, load["threads"], load["cells"], load.get("flash", True), load.get("lookup", 0))
     replies({"about": f"llama.cpp of llama-cpp-python {llama.__version__}, {path.name}"})
     for line in sys.stdin:
         try:
@@ -202,7 +233,7 @@ def serve(replies: Any) -> None:
                 done: dict[str, Any] = {"tokens": engine.run(command["waves"])}
             else:
                 done = {"samples": engine.complete(**command["complete"])}
-            replies({"seconds": time.perf_counter() - began, **done})
+            replies({"seconds": time.perf_counter() - began, "prefill": engine.prefill_seconds, **done})
         except RuntimeError as error:
             replies({"error": str(error)})
 

@@ -88,7 +88,7 @@ def run(asked: NeighboursOptions, console: Console) -> None:
 def _llama(asked: NeighboursOptions, stack: ExitStack, console: Console) -> list[Peer]:
     """Return llama.cpp's side with the precision of the model's file; [] if it is not installed."""
     try:
-        return [open_llama(asked, stack, "own", LLAMA)]
+        return [open_llama(asked, stack, LLAMA)]
     except SideError as error:
         console.print(f"{LLAMA} is left out: {error}", style="dim")
         return []

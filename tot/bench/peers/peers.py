@@ -1,8 +1,8 @@
 """`tot bench peers`: compare our decoder with transformers, llama.cpp and vLLM on branches and whole searches.
 
-All sides use the same weights, prompts and numbers of new tokens, and include prefill. Peers that are not installed are
-left out. A failing side is reported, and the others continue. The part `limit` compares a step's time with the limit of
-memory bandwidth and arithmetic.
+All sides use the same weights, prompts and numbers of new tokens. Rates include prefill, then prefill and decoding
+follow apart. Peers that are not installed are left out. A failing side is reported, and the others continue. No side
+drafts tokens. The part `limit` compares a step's time with the limit of memory bandwidth and arithmetic.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ from tot.bench.workloads import (
     rows,
 )
 from tot.decoders.decoder import LocalDecoder
+from tot.decoders.engine.engine import Engine
 from tot.decoders.machine import describe, limit, matrix_rate, read_bandwidth
 from tot.decoders.request import Request, Sampling
-from tot.decoders.timeline import Load
+from tot.decoders.timeline import Load, Timeline
 from tot.registry import load_task
 from tot.report.profile import Demand
 from tot.task.task import Task
@@ -55,6 +56,8 @@ from tot.task.task import Task
 THOUGHTS, BREADTH, DEPTH = (3, 5), 3, 4
 STEPS = 64
 STEP_COUNTS = (1, 4, 8, 15, 32)
+_PREFILL = Metric("prefill tokens/s", lambda measured: measured.get("prefilled"))
+_DECODING = Metric("decoding tokens/s", lambda measured: measured.get("decoded"))
 _HELD = Metric(
     "GiB resident", lambda measured: measured["resident"] / 2**30 if "resident" in measured else None, plain(".2f")
 )
@@ -140,11 +143,17 @@ def decode(peers: Peers) -> None:
         return branches(rotated(ids, _WARM_UP_PLACE + places[count]), count, min(_WARM_UP_TOKENS, asked.new_tokens))
 
     def run(side: Peer, waves: Waves) -> Measured:
-        """Run a side. Add the resident memory of this process if our side is the only one in it."""
-        measured = side.run(waves)
+        """Run a side. Add the rates of prefill and decoding, and the memory if our side is alone in this process."""
+        measured = side.run(waves) if side.decoder is None else _with_prefill(side, side.decoder.engine, waves)
+        if prefill := measured.get("prefill"):
+            (request,) = waves[0]
+            measured["prefilled"] = len(request.prompt) / prefill
+            if asked.new_tokens > 1:
+                measured["decoded"] = (measured["tokens"] - len(request.new)) / (measured["seconds"] - prefill)
         alone = side.decoder is not None and set(asked.sides) <= {"llama", "vllm"}
         return measured | {"resident": resident()} if alone else measured
 
+    others = [_PREFILL, _DECODING, _HELD]
     title = f"{asked.model}: new tokens/s, {asked.new_tokens} each after {len(ids)} tokens, by branches"
     peers.decoded = peers.compare(
         title,
@@ -154,8 +163,17 @@ def decode(peers: Peers) -> None:
         rounds=asked.rounds,
         warm_up=warming,
         size=rows,
-        table=lambda results: by_column(results, RATE, title, ratios=_pairs(results), others=[_HELD]),
+        table=lambda results: by_column(results, RATE, title, ratios=_pairs(results), others=others),
     )
+
+
+def _with_prefill(side: Peer, engine: Engine, waves: Waves) -> Measured:
+    """Run one of our sides on a request. Add the seconds to the first token of each sample, all of equal length."""
+    engine.timeline = timeline = Timeline()
+    measured = side.run(waves)
+    engine.timeline = None
+    steps = [span.ended for span in timeline.spans if span.kind == "sampling"]
+    return measured | {"prefill": steps[-waves[0][0].new[0]] - timeline.spans[0].began}
 
 
 def _pairs(results: Measurements) -> list[tuple[str, str]]:

@@ -24,6 +24,8 @@ def serve(replies: Any) -> None:
         max_model_len=load["context"],
         enable_prefix_caching=True,
         skip_tokenizer_init=True,
+        disable_log_stats=False,  # outputs have the seconds to their first tokens
+        **drafts(load["lookup"]),
         **share_of_free_memory(torch),
     )
     replies({"about": f"vLLM {vllm.__version__}, {load['dtype']}"})
@@ -33,12 +35,19 @@ def serve(replies: Any) -> None:
             model.reset_prefix_cache()
             began = time.perf_counter()
             if "waves" in command:
-                done: dict[str, Any] = {"tokens": sum(draw(vllm, model, wave) for wave in command["waves"])}
+                drawn = [draw(vllm, model, wave) for wave in command["waves"]]
+                done: dict[str, Any] = {name: sum(one[name] for one in drawn) for name in drawn[0]}
             else:
                 done = {"samples": complete(vllm, model, **command["complete"])}
             replies({"seconds": time.perf_counter() - began, **done})
         except Exception as error:  # the benchmark continues without this side  # noqa: BLE001
             replies({"error": f"{type(error).__name__}: {error}"})
+
+
+def drafts(lookup: int) -> dict[str, Any]:
+    """Return vLLM's option for drafts of `lookup` tokens by n-grams."""
+    config = {"method": "ngram", "num_speculative_tokens": lookup, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+    return {"speculative_config": config} if lookup else {}
 
 
 def share_of_free_memory(torch: Any) -> dict[str, float]:
@@ -49,8 +58,8 @@ def share_of_free_memory(torch: Any) -> dict[str, float]:
     return {"gpu_memory_utilization": 0.8 * free / total}
 
 
-def draw(vllm: Any, model: Any, wave: list[dict[str, Any]]) -> int:
-    """Sample a wave. Return the number of tokens sampled."""
+def draw(vllm: Any, model: Any, wave: list[dict[str, Any]]) -> dict[str, float]:
+    """Sample a wave. Return the number of tokens sampled, and the seconds until every sample had its first one."""
     samples = [(request["prompt"], length) for request in wave for length in request["new"]]
     outputs = model.generate(
         [{"prompt_token_ids": prompt} for prompt, _ in samples],
@@ -60,7 +69,10 @@ def draw(vllm: Any, model: Any, wave: list[dict[str, Any]]) -> int:
         ],
         use_tqdm=False,
     )
-    return sum(len(output.token_ids) for request in outputs for output in request.outputs)
+    return {
+        "tokens": sum(len(output.token_ids) for request in outputs for output in request.outputs),
+        "prefill": max(request.metrics.first_token_latency for request in outputs),
+    }
 
 
 def complete(vllm: Any, model: Any, prompt: list[int], ends: list[int], **sampling: float) -> list[list[int]]:

@@ -63,7 +63,7 @@ class PeerWorker:
         requests = [[{"prompt": work.prompt, "new": work.samples} for work in wave] for wave in waves]
         reply = self._ask({"waves": requests})
         measured = checked(float(reply["seconds"]), int(reply["tokens"]), drawn(waves))
-        return measured | {"resident": resident(self._process.pid)}
+        return measured | {"resident": resident(self._process.pid), "prefill": float(reply["prefill"])}
 
     def complete(self, prompt: Sequence[int], n: int, **options: Any) -> tuple[float, list[list[int]]]:
         """Return the seconds and the token ids of n texts of a prompt, with an empty cache. Raises SideError."""
