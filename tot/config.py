@@ -142,8 +142,8 @@ class SearchConfig(BaseModel):
     """Functions with type hints, or their names."""
     prompts: Literal["papers", "chat"] | None = Field(
         None,
-        description="papers: few-shot prompts. chat: prompts in the model's chat format. The default is chat for "
-        "models with a chat template.",
+        description="papers: our few-shot prompts, in the papers' form. chat: prompts in the model's chat format. The "
+        "default is chat for models with a chat template.",
     )
     """None uses few-shot prompts if the task has no others, or if the search or the decoder needs them (RAP, FastCoT,
     PDOS)."""

@@ -126,6 +126,16 @@ def test_the_cap_is_the_smallest_with_enough_agreement() -> None:
     assert find_cap(caps[:4], curve[:4], loss=0.0, agreement=0.95)[0] == 30
 
 
+def test_the_papers_rule_limits_only_the_loss() -> None:
+    curve = [made_up(0.2, 0.7), made_up(0.5, 0.5), made_up(0.3, 0.8), made_up(0.5, 1.0)]
+    caps = [0, 10, 20, 30]
+    assert find_cap(caps, curve, loss=0.1)[0] == 10  # of few unchanged answers, and the next cap loses more
+    assert find_cap(caps, curve, loss=0.2)[0] == 10
+    assert find_cap(caps, curve, loss=0.3)[0] == 0
+    assert find_cap(caps, curve, loss=0.1, agreement=0.5)[0] == 30
+    assert find_cap(caps[::2], curve[::2], loss=0.1)[0] is None
+
+
 # -- in the tree ---------------------------------------------------------------------------------------------------
 
 
@@ -300,7 +310,9 @@ def test_the_benchmark_prints_its_tables(capfd: pytest.CaptureFixture[str]) -> N
     assert main(["bench", "fastcot", *options, "--timed", "3", "--limit", "8", "--out", "n.json"]) == 0
     printed = capfd.readouterr().out
     for title in (
-        "calibrated on 4 questions",
+        "FastCoT, calibrated on 4 questions",
+        "FastCoT, the paper's rule, cap ",
+        "forward passes",
         "answers of CoT",
         "without by-products",
         "window 25",
@@ -309,7 +321,8 @@ def test_the_benchmark_prints_its_tables(capfd: pytest.CaptureFixture[str]) -> N
         assert title in printed
     numbers = json.loads(Path("n.json").read_text())
     alone, packed = (numbers[f"rationales, {together} at a time"]["cells"] for together in (1, 8))
-    assert [cell["side"] for cell in packed] == ["CoT", "FastCoT"]
+    assert [cell["side"] for cell in packed] == ["CoT", "FastCoT", "FastCoT, the paper's rule"]
+    assert all(0 < cell["parts"]["verify"] < cell["seconds"] for cell in (*alone, *packed))
     assert [len([cell for cell in alone if cell["side"] == side]) for side in ("CoT", "no rationale")] == [3, 3]
     assert [cell["same"] for cell in alone if cell["side"] == "FastCoT, no cap"] == [1.0] * 3
 

@@ -91,7 +91,7 @@ def test_decoders_and_searches_that_need_marked_texts_get_the_papers_prompts(
             assert not caplog.messages
             assert prompts(**options) == prompts(**options) == "papers"
             (message,) = caplog.messages
-            assert message.startswith("decoder pdos needs the papers' few-shot prompts, which replace the model's chat")
+            assert message.startswith("decoder pdos needs few-shot prompts, which replace the model's chat")
         assert prompts(search="rap", **model) == "papers"
         assert prompts(decoder=decoder, **rap(GSM8K)) == "papers"
         assert prompts(search="mcts", **model) == "chat"

@@ -27,7 +27,7 @@ from tot.decoders.errors import OptionError
 from tot.decoders.files import write_json
 from tot.evaluation.estimate import spread
 
-FORMAT = 5
+FORMAT = 6
 """Version of the results file format."""
 NOT_AT_ALL = 3.0
 """A cell predicted to take longer than the patience runs in the first round only. Above this multiple of the patience,

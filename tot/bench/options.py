@@ -124,7 +124,7 @@ class PDOSBench(Computed):
     more: ClassVar = frozenset({"rounds"})
     prompt: Literal["skeleton", "example", "both", "none"] = Field(
         "both",
-        description="How the prompt explains the step format: the skeleton prompt, a worked example, both, or not at "
+        description="How the prompt explains the step format: our skeleton prompt, a worked example, both, or not at "
         "all, for a model that was trained on it.",
     )
     tasks: tuple[Literal["retrieval", "planning", "qa"], ...] = Field(

@@ -47,7 +47,7 @@ def calibrate_command(
         "fastcot-calibration.json"
     ),
 ) -> None:
-    """Find the smallest cap that keeps accuracy and answers (section 4.4), and save the curve."""
+    """Find the smallest cap that keeps accuracy and answers, and save the curve. Reports the paper's cap, too."""
     from statistics import fmean
 
     from tot.decoders.engine.open_models import open_engine
@@ -76,6 +76,7 @@ def calibrate_command(
     save(curves(lines, "iterations", "%", levels), out.with_suffix(".png"))
     output = console()
     output.print(f"{len(rationales)} questions, window {window}: {note}")
+    output.print(f"the paper's rule, which limits only the loss: {find_cap(iterations, answers, loss)[1]}")
     if cap is not None:
         options = f"--decoder-option cap={cap} --decoder-option window={window}"
         output.print(f"use: --prompts {prompts} --decoder fastcot {options}")

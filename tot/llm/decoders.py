@@ -217,7 +217,7 @@ def need_few_shot(decoders: Iterable[str | Decoder]) -> bool:
 def _warn_of_few_shot(name: str) -> None:
     """Warn once per process and decoder."""
     log.warning(
-        "decoder %s needs the papers' few-shot prompts, which replace the model's chat prompts: set prompts='chat' or "
+        "decoder %s needs few-shot prompts, which replace the model's chat prompts: set prompts='chat' or "
         "prompts='papers' to choose",
         name,
     )

@@ -46,7 +46,7 @@ class Search(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     few_shot: ClassVar[bool] = False
-    """Whether the search is designed for the papers' few-shot prompts."""
+    """Whether the search is designed for few-shot prompts in the papers' form."""
     whole: ClassVar[bool] = False
     """Whether the search samples whole solutions in one completion."""
     greedy_draft: ClassVar[bool] = False

@@ -129,7 +129,7 @@ class Task(World, Dataset):
         return other
 
     def in_papers(self) -> Self:
-        """Return the task with the papers' prompts."""
+        """Return the task with our few-shot prompts, in the papers' form."""
         return self._papers or self
 
     def start(self, question: str) -> State:

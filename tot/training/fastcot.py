@@ -235,20 +235,23 @@ def _after(
 
 
 def find_cap(
-    iterations: Sequence[int], answers: Sequence[Answers], loss: float, agreement: float
+    iterations: Sequence[int], answers: Sequence[Answers], loss: float, agreement: float | None = None
 ) -> tuple[int | None, str]:
-    """Return the smallest cap such that it and all larger caps stay within the limits (section 4.4), and a description.
+    """Return the cap of a stop rule, and a description. Without such a cap, it is None.
 
-    The limits are an accuracy at most `loss` below that with whole rationales, and a share of at least `agreement` of
-    unchanged answers. Without such a cap, it is None.
+    The paper's rule (section 4.4) is the smallest cap with an accuracy at most `loss` below that with whole rationales.
+    With `agreement`, our rule also asks for at least this share of unchanged answers, and that all larger caps stay
+    within both limits.
     """
     full, found = statistics.fmean(answers[0].full), None
     for iteration, truncated in sorted(zip(iterations, answers, strict=True), key=lambda pair: -pair[0]):
-        if truncated.accuracy < full - loss or truncated.agreement < agreement:
+        if truncated.accuracy >= full - loss and truncated.agreement >= (agreement or 0.0):
+            found = iteration, truncated
+        elif agreement is not None:
             break
-        found = iteration, truncated
     if found is None:
-        return None, f"no cap keeps accuracy within {100 * loss:g} points and {100 * agreement:g}% of the answers"
+        kept = "" if agreement is None else f" and {100 * agreement:g}% of the answers"
+        return None, f"no cap keeps accuracy within {100 * loss:g} points{kept}"
     cap, at_cap = found
     note, low = at_cap.against_whole()
     if low < -loss:

@@ -1,6 +1,6 @@
 """`tot train-draft`: train a draft on the completions and hidden states of a target during searches.
 
-Half of the questions get the task's default search, the others breadth-first search with the papers' prompts. All
+Half of the questions get the task's default search, the others breadth-first search with few-shot prompts. All
 completions are recorded while they are decoded. Intermediate files are in the draft's folder, so that an interrupted
 run can resume.
 """

@@ -186,7 +186,7 @@ def test_the_tables_have_all_sides(folder: Path, tmp_path: Path, monkeypatch: py
     numbers = json.loads(out.read_text())
     printed = screen.getvalue()
     rows = [line.split("│")[1].strip() for line in printed.splitlines() if line.startswith("│")]
-    assert rows == [*SIDES] * 3
+    assert rows == [*SIDES, *SIDES[1:]] * 3
     assert "steps right" in printed
     assert all(cell["right steps"] is not None for cell in numbers["retrieval, 4 people"]["cells"])
     assert "for questions that lost some: 1 of 2" in printed
@@ -197,6 +197,9 @@ def test_the_tables_have_all_sides(folder: Path, tmp_path: Path, monkeypatch: py
         ours, theirs = cells["CoD + pdos, given"], cells["CoD"]
         ratio = theirs["seconds"] / ours["seconds"]
         assert f"{ratio:.2f}x" in printed
+        assert ours["seconds"] == ours["prefill"] + ours["decoding"]
+        assert f"{cells['normal']['decoding'] / ours['decoding']:.2f}x" in printed
+        assert f"{ours['mark'] - cells['normal']['mark']:+.2f} (one value)" in printed
 
 
 @pytest.mark.parametrize(

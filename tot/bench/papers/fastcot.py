@@ -1,8 +1,9 @@
 """`tot bench fastcot`: speed and accuracy of FastCoT, in the layout of the paper's tables.
 
-A random half of the questions calibrates the cap (section 4.4). The other half measures answers by iteration (figure 6)
-and window (figure 8), and after partly masked rationales (figure 5). Then time: rationales one at a time and packed
-(table 1), and its breakdown (table 2).
+A random half of the questions calibrates the cap, by our stop rule and by the paper's (section 4.4). The other half
+measures answers by iteration (figure 6) and window (figure 8), and after partly masked rationales (figure 5). Then the
+time of decoding, without the prefill of the question: rationales one at a time and packed (table 1), with the parts of
+it that this engine has (table 2: it pads no batch and strips no cache).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tot.bench.engines import about
+from tot.bench.engines import about, metrics_of
 from tot.bench.harness import SECONDS, Bench, Measured, Measurements, Metric, Side, by_metric, percent, timed
 from tot.bench.options import FastCoTBench
 from tot.decoders.decoder import LocalDecoder, load_decoder
@@ -30,8 +31,10 @@ SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Masked shares of a rationale."""
 TOGETHER = 8
 """Rationales per packed batch."""
-LOSS, AGREEMENT = 0.03, 0.9
-"""Accuracy that a cap may lose, and the minimum share of unchanged answers."""
+LOSS = 0.03
+"""Accuracy that a cap may lose."""
+RULES = {"FastCoT": 0.9, "FastCoT, the paper's rule": None}
+"""The stop rules: the minimum share of unchanged answers; the paper's rule has none."""
 Answering = Callable[[Sequence[Rationale]], list[Answers]]
 Curves = dict[str, list[Answers]]
 """By side, the answers at each point of its curve."""
@@ -52,16 +55,18 @@ def run(options: FastCoTBench, console: Console) -> None:
         sides = {"FastCoT": partial(_around, engine, iterations, width, (True,))}
         table = partial(_curves, "accuracy", "iterations", iterations)
         curve = _answers(bench, "calibration", calibrating, sides, table)["FastCoT"]
-        found, note = find_cap(iterations, curve, LOSS, AGREEMENT)
-        bench.show(f"calibrated on {len(calibrating)} questions: {note}")
-        bench.keep(cap=found)
-        cap = iterations[len(iterations) // 2] if found is None else found
+        caps = {}
+        for rule, agreement in RULES.items():
+            found, note = find_cap(iterations, curve, LOSS, agreement)
+            bench.show(f"{rule}, calibrated on {len(calibrating)} questions: {note}")
+            caps[rule] = iterations[len(iterations) // 2] if found is None else found
+        bench.keep(caps=caps)
         if "answers" in options.parts:
-            _by_window(bench, engine, testing, iterations, width, cap)
+            _by_window(bench, engine, testing, iterations, width, caps)
         if "masks" in options.parts:
             _masked(bench, engine, testing, options.seeds)
         if "times" in options.parts:
-            _times(bench, engine, testing[: options.timed], width, cap)
+            _times(bench, engine, testing[: options.timed], width, caps)
 
 
 def _answers(
@@ -107,7 +112,12 @@ def _around(
 
 
 def _by_window(
-    bench: Bench, engine: Engine, rationales: Sequence[Rationale], iterations: Sequence[int], width: int, cap: int
+    bench: Bench,
+    engine: Engine,
+    rationales: Sequence[Rationale],
+    iterations: Sequence[int],
+    width: int,
+    caps: Mapping[str, int],
 ) -> None:
     """Figures 8 and 6: accuracy by window and by cap.
 
@@ -133,10 +143,10 @@ def _by_window(
     sides = {_named(window): partial(_around, engine, iterations, window, both) for window in windows}
     curves = _answers(bench, "answers by window", rationales, sides, table)
     curve = curves[_named(width)]
-    no_rationale, at_cap = curve[0], curve[iterations.index(cap)]
     bench.show(
-        f"{len(rationales)} test questions; {no_rationale.whole.count(None)} have no valid answer after the whole "
-        f"rationale. cap {cap}: {at_cap.against_whole()[0]}. No rationale: {no_rationale.against_whole()[0]}"
+        f"{len(rationales)} test questions; {curve[0].whole.count(None)} have no valid answer after whole rationales",
+        f"no rationale: {curve[0].against_whole()[0]}",
+        *(f"{rule}, cap {cap}: {curve[iterations.index(cap)].against_whole()[0]}" for rule, cap in caps.items()),
     )
     by_cap = {
         "FastCoT": curve[:count],
@@ -175,14 +185,14 @@ def _curves(metric: str, axis: str, points: Sequence[Any], sides: Curves) -> Tab
     return table
 
 
-def _times(bench: Bench, engine: Engine, rationales: Sequence[Rationale], window: int, cap: int) -> None:
+def _times(bench: Bench, engine: Engine, rationales: Sequence[Rationale], window: int, caps: Mapping[str, int]) -> None:
     """Tables 1 and 2: the same questions one at a time and packed."""
-    cut: Mapping[str, Any] = {"window": window, "cap": cap}
-    cot, fastcot = load_decoder("ar", engine=engine), load_decoder("fastcot", engine=engine, **cut)
-    no_rationale = load_decoder("fastcot", engine=engine, cap=0)
+    cot, no_rationale = load_decoder("ar", engine=engine), load_decoder("fastcot", engine=engine, cap=0)
+    ruled = {rule: load_decoder("fastcot", engine=engine, window=window, cap=cap) for rule, cap in caps.items()}
+    cap = caps["FastCoT"]
     alone = {
         "CoT": cot,
-        "FastCoT": fastcot,
+        **ruled,
         "FastCoT, no cap": load_decoder("fastcot", engine=engine, window=window),
         "cut": load_decoder("fastcot", engine=engine, window=0, cap=cap, glimpse=False),
         **{f"window {c}": load_decoder("fastcot", engine=engine, window=c, cap=cap) for c in WINDOWS},
@@ -190,10 +200,13 @@ def _times(bench: Bench, engine: Engine, rationales: Sequence[Rationale], window
     }
 
     def answered(decoder: LocalDecoder, batch: Sequence[Rationale]) -> Measured:
+        engine.call(engine.accounts.clear)
         seconds, completions = timed(lambda: decoder.generate([one.request for one in batch]))
+        spent = metrics_of(engine, "answer").seconds
         answers = [one.answer(completion) for one, completion in zip(batch, completions, strict=True)]
         return {
             "seconds": seconds,
+            "parts": dict(spent),
             "right": statistics.fmean(one.right(answer) for one, answer in zip(batch, answers, strict=True)),
             "answers": [one.read(answer) for one, answer in zip(batch, answers, strict=True)],
             "iterations": sum(completion.usage.forwards for completion in completions),
@@ -210,9 +223,10 @@ def _times(bench: Bench, engine: Engine, rationales: Sequence[Rationale], window
         for cell in results.cells:
             base = results.of("CoT").get(cell["round"], cell)
             cell["same"] = statistics.fmean(a == b for a, b in zip(cell["answers"], base["answers"], strict=True))
-        return by_metric(results, _TIMES, ["CoT"], f"{len(rationales)} questions, cap {cap}, seconds of each turn")
+        used = ", ".join(f"{rule}: cap {cap}" for rule, cap in caps.items())
+        return by_metric(results, _TIMES, ["CoT"], f"{len(rationales)} questions, {used}; seconds of decoding")
 
-    for batch_size, decoders in {1: alone, TOGETHER: {"CoT": cot, "FastCoT": fastcot}}.items():
+    for batch_size, decoders in {1: alone, TOGETHER: {"CoT": cot, **ruled}}.items():
         bench.compare(
             f"rationales, {batch_size} at a time",
             [Side(name, partial(answered, decoder)) for name, decoder in decoders.items()],
@@ -223,9 +237,18 @@ def _times(bench: Bench, engine: Engine, rationales: Sequence[Rationale], window
         )
 
 
+def _summed(heading: str, of: Callable[[Measured], float]) -> Metric:
+    return Metric(heading, of, lambda values: f"{sum(values):.1f}")
+
+
 _TIMES = [
     SECONDS,
-    Metric("in all", lambda measured: measured["seconds"], lambda values: f"{sum(values):.1f}"),
+    _summed("in all", lambda measured: measured["seconds"]),
+    _summed("forward passes", lambda measured: measured["parts"]["verify"]),
+    _summed("sampling", lambda measured: measured["parts"]["sampling"]),
+    _summed(
+        "other", lambda measured: measured["seconds"] - measured["parts"]["verify"] - measured["parts"]["sampling"]
+    ),
     Metric("accuracy", lambda measured: measured["right"], percent),
     Metric("answers of CoT", lambda measured: measured["same"], percent),
     Metric("iterations", lambda measured: measured["iterations"], lambda values: f"{sum(values):.0f}"),

@@ -2,11 +2,13 @@
 
 The ways compared are normal decoding and PDOS on the same prompt; both on a prompt that asks for drafts (CoD:
 chain-of-draft, Xu et al., 2025); and an outline whose points are one batch (SoT: skeleton-of-thought, Ning et al.,
-2024). Prompts explain the step format with the skeleton prompt (PDOS, appendix A), a worked example or both.
+2024). Prompts explain the step format with our skeleton prompt (in the form of PDOS, appendix A), a worked example or
+both.
 
-Time is decoding time at temperature 0, without prefill. Tokens are counted in the finished text, without skeletons;
-"said" also leaves out titles and markers. Slots are the peak number of key-value slots relative to normal decoding of
-the same text.
+Seconds are the total time at temperature 0, from an empty cache: the prefill of the prompt (one new token), then the
+answer from a cache with only the prompt. The rate of new tokens is of the second part, as the paper's. Tokens are
+counted in the finished text, without skeletons; "said" also leaves out titles and markers. Slots are the peak number of
+key-value slots relative to normal decoding of the same text.
 """
 
 from __future__ import annotations
@@ -20,9 +22,10 @@ from itertools import groupby
 from statistics import fmean
 
 from rich.console import Console
+from rich.table import Table
 
 from tot.bench.engines import about, forget, metrics_of
-from tot.bench.harness import Bench, Measured, Metric, Side, percent, plain, timed
+from tot.bench.harness import Bench, Measured, Measurements, Metric, Side, percent, plain, timed, times
 from tot.bench.options import PDOSBench
 from tot.bench.papers.pdos_questions import (
     PDOSQuestion,
@@ -37,6 +40,7 @@ from tot.decoders.engine.engine import Engine
 from tot.decoders.methods.options import PDOSOptions
 from tot.decoders.methods.pdos.steps_format import StepsFormat
 from tot.decoders.request import Message, Request, Sampling
+from tot.evaluation.estimate import bootstrap, paired
 from tot.evaluators.likelihood import expected
 
 MARKS = (1, 2, 3, 4, 5)
@@ -50,16 +54,21 @@ You mark answers. Take account of whether the answer is right, of how much it he
 3 - right in the main and of some use, readable.
 4 - right and of use, with small faults.
 5 - right in all it says, complete, clear and in good order."""
+_DECODING = Metric("decoding", lambda measured: measured["decoding"], plain(".1f"), less=True)
 METRICS = [
-    Metric("seconds", lambda measured: measured["seconds"], plain(".1f"), less=True),
-    Metric("new tokens/s", lambda measured: measured["tokens"] / measured["seconds"], plain(".1f")),
-    Metric("said, tokens/s", lambda measured: measured["said"] / measured["seconds"], plain(".1f")),
+    Metric("total seconds", lambda measured: measured["seconds"], plain(".1f"), less=True),
+    Metric("prefill", lambda measured: measured["prefill"], plain(".1f")),
+    _DECODING,
+    Metric("new tokens/s", lambda measured: measured["tokens"] / measured["decoding"], plain(".1f")),
+    Metric("said, tokens/s", lambda measured: measured["said"] / measured["decoding"], plain(".1f")),
     Metric("right", lambda measured: measured["right"], percent),
     Metric("steps right", lambda measured: measured["right steps"], percent),
-    Metric("mark", lambda measured: measured["mark"], plain(".2f")),
+    Metric("mark", lambda measured: measured["mark"], lambda values: f"{fmean(values):.2f}"),
     Metric("slots", lambda measured: measured["slots"], plain(".3f")),
     Metric("format kept", lambda measured: measured["kept_format"], percent),
 ]
+_QUALITY = {"right": (paired, "+.0%"), "steps right": (paired, "+.0%"), "mark": (bootstrap, "+.2f")}
+"""The interval of a metric's differences, and their format."""
 Messages = tuple[Message, ...]
 
 
@@ -73,7 +82,7 @@ class Way:
     given: bool = False
     outline: bool = False
     """Skeleton-of-thought: an outline, then all of its points as one batch, joined in order. The prompts of the points
-    contain the outline, so their prefill is part of the time."""
+    contain the outline; their prefill is part of the decoding."""
     prompt: str = "both"
     """How the prompt explains the step format; see `PDOSBench.prompt`."""
 
@@ -98,18 +107,21 @@ class Way:
         return (turns[0], Message(role="assistant", content=answer), *turns[1:]) if with_example else tuple(turns)
 
     def ask(self, question: PDOSQuestion) -> Measured:
-        """Answer a question with only its prompt in the cache."""
+        """Answer a question with an empty cache."""
         messages, engine = self.messages(question), self.decoder.engine
         forget(self.decoder)
-        self.decoder.generate([Request(prompt=messages, sampling=Sampling(max_tokens=1))])
+        first = Request(prompt=messages, sampling=Sampling(max_tokens=1))
+        prefill, _ = timed(lambda: self.decoder.generate([first]))
         engine.call(engine.accounts.clear)
         engine.call(partial(_watch, engine))
-        seconds, (text, prompt, steps) = timed(lambda: self._decode(question, messages))
+        decoding, (text, prompt, steps) = timed(lambda: self._decode(question, messages))
         tokens = len(engine.codec.encode(text))
         account = metrics_of(engine)
         format_kept = steps > 1 and account.skeletons > account.broken == 0
         return {
-            "seconds": seconds,
+            "seconds": prefill + decoding,
+            "prefill": prefill,
+            "decoding": decoding,
             "tokens": tokens,
             "said": len(engine.codec.encode(said(text, self.form))),
             "text": text,
@@ -192,16 +204,36 @@ def run(asked: PDOSBench, console: Console) -> None:
             return measured | {"right": right, "right steps": steps, "mark": mark}
 
         sides = [Side(way.name, partial(answered, way)) for way in compared]
+        own = [replace(one, heading="its own mark") if one.heading == "mark" else one for one in METRICS]
+        for way in compared[:3]:  # warm up
+            way.ask(planning(2, 0))
         for name, questions in kinds(asked, partial(_fits, compared[0]), bench).items():
-            bench.compare(
+            results = bench.compare(
                 name,
                 sides,
                 lambda _, turn, questions=questions: questions[turn],  # type: ignore[misc]
                 rounds=len(questions),
-                warm_up=lambda _, questions=questions: questions[0],  # type: ignore[misc]
-                metrics=METRICS,
+                metrics=own if asked.judge is None else METRICS,
                 against=["normal", "CoD"],
             )
+            bench.show(_differences(name, results))
+
+
+def _differences(title: str, results: Measurements) -> Table:
+    """Build a table of the speed of decoding alone and of the quality, both paired with normal decoding."""
+    quality = [one for one in METRICS if one.heading in _QUALITY and results.values(one, "normal")]
+    headings = ["decoding alone", *(f"{one.heading}, minus normal (95% interval)" for one in quality)]
+    table = Table("", *headings, title=f"{title}, against normal")
+
+    def difference(metric: Metric, side: str) -> str:
+        interval, form = _QUALITY[metric.heading]
+        pairs = zip(results.values(metric, side), results.values(metric, "normal"), strict=False)
+        return interval([a - b for a, b in pairs]).format(form)
+
+    for side in results.sides[1:]:
+        speed = times(results.ratios(_DECODING, side, "normal"))
+        table.add_row(side, speed, *(difference(metric, side) for metric in quality))
+    return table
 
 
 def kinds(asked: PDOSBench, holds: Callable[[PDOSQuestion], bool], bench: Bench) -> dict[str, list[PDOSQuestion]]:
@@ -233,7 +265,7 @@ def _fits(normal: Way, question: PDOSQuestion) -> bool:
 
 
 def mark_of(judge: Decoder, question: PDOSQuestion, answer: str) -> float:
-    """Return a model's mark from 1 to 5 (PDOS, section 4.2 and appendix C).
+    """Return a model's mark from 1 to 5, with our rubric in the form of PDOS, appendix C.
 
     It is the expected value over all five marks, scored as the judge's next tokens, so a mark always exists.
     """
