@@ -1,4 +1,4 @@
-"""Texts that teach a model the format of parallel steps, which PDOS names as future work (Yu et al., 2025).
+"""Texts that teach a model the format of parallel steps of PDOS (Yu et al., 2025), which does not train.
 
 A made-up question with its right answer gives four texts: the answer in steps; a skeleton after some of its titles; and
 two ends of the answer, each from the title of a step on, since a parallel step has not seen the steps before it.
