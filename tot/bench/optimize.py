@@ -43,7 +43,7 @@ _WORKER = Path(__file__).parent / "peers" / "openevolve_worker.py"
 
 
 class EvolvingWay(BaseModel):
-    """OpenEvolve's loop, with its default islands and archive."""
+    """OpenEvolve's loop, with as many processes as the searches write programs at the same time."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -52,10 +52,6 @@ class EvolvingWay(BaseModel):
     """Number of programs."""
     seconds: float | None = Field(None, gt=0)
     """Stop after this time."""
-    parallel: int = Field(8, ge=1)
-    """How many programs are written at the same time."""
-    diffs: bool = False
-    """Whether the model writes search/replace blocks instead of whole programs."""
 
 
 def run(asked: OptimizeOptions, console: Console) -> None:
@@ -77,11 +73,16 @@ def run(asked: OptimizeOptions, console: Console) -> None:
         decoders: list[LocalDecoder] = []
         for config in configs.values():
             decoders += local_decoders(config, stack)
+        parallel = max((decoder.cheap_samples for decoder in decoders), default=8) if peers else 0
         for problem in asked.problems:
             folder = _folder(problem, stack)
             task = Optimize(folder=folder, minimize=not asked.maximize)
             held_out = held_out_of(task, folder)
-            evolved = {name: partial(_evolved, task, held_out, asked.model, folder, way) for name, way in peers.items()}
+            load = {"model": asked.model, "folder": str(folder.absolute()), "minimize": not asked.maximize}
+            evolved = {
+                name: partial(_evolved, task, held_out, load | way.model_dump() | {"parallel": parallel})
+                for name, way in peers.items()
+            }
             searched = {name: partial(_searched, task, held_out, one, decoders) for name, one in configs.items()}
             sides = [Side(name, (searched | evolved)[name]) for name in ways]
             bench.compare(
@@ -111,12 +112,9 @@ def _searched(
     return {"seconds": seconds, **described(task, held_out, solution)}
 
 
-def _evolved(
-    task: Optimize, held_out: Scorer | None, model: str, folder: Path, way: EvolvingWay, seed: int
-) -> Measured:
-    """Run OpenEvolve in its own process, with the model behind `tot serve`. The seconds begin when both run."""
-    options = way.model_dump() | {"model": model, "folder": str(folder.absolute()), "minimize": task.options.minimize}
-    worker = PeerWorker(Path(sys.executable), _WORKER, options, patience=max(3600.0, 2 * (way.seconds or 0)))
+def _evolved(task: Optimize, held_out: Scorer | None, load: dict[str, Any], seed: int) -> Measured:
+    """Run OpenEvolve in its own process, with the model behind `tot serve`. The seconds begin when all of them run."""
+    worker = PeerWorker(Path(sys.executable), _WORKER, load, patience=max(3600.0, 2 * (load["seconds"] or 0)))
     try:
         found = worker.evolve(seed)
     finally:

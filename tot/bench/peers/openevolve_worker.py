@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import re
 import subprocess
@@ -15,11 +16,14 @@ import tempfile
 import threading
 import time
 import urllib.request
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from openevolve import OpenEvolve, __version__  # type: ignore[import-not-found,import-untyped,unused-ignore]
+from openevolve import (  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    OpenEvolve,
+    __version__,
+    process_parallel,
+)
 from openevolve.config import (  # type: ignore[import-not-found,import-untyped,unused-ignore]
     Config,
     DatabaseConfig,
@@ -28,31 +32,86 @@ from openevolve.config import (  # type: ignore[import-not-found,import-untyped,
     LLMModelConfig,
     PromptConfig,
 )
+from openevolve.evaluation_result import (  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    EvaluationResult,
+)
 
 from tot.tasks.optimize import Optimize
 
-FAILED = -1e9
-"""The score of a program that fails; OpenEvolve needs a number."""
 EVALUATOR = """
 from pathlib import Path
-from openevolve.evaluation_result import EvaluationResult
-from tot.tasks.optimize import Optimize
+from tot.bench.peers.openevolve_worker import Evaluator
 
-task = Optimize(folder=Path({folder!r}), minimize={minimize!r})
+evaluator = Evaluator(Path({folder!r}), {minimize!r}, Path({log!r}))
 
 
 def evaluate(path):
-    scored = task.scorer.score(Path(path).read_text())
-    value = task.value_of(scored)
-    if value is None:
-        value = {failed!r}
-    return EvaluationResult(metrics={{"combined_score": value}}, artifacts={{"output": scored.text}})
+    return evaluator.evaluate(Path(path))
 """
+
+
+class Evaluator:
+    """Rates the programs in a process of OpenEvolve, with the problem's scorer."""
+
+    def __init__(self, folder: Path, minimize: bool, log: Path) -> None:
+        self.task = Optimize(folder=folder, minimize=minimize, repeats=1)
+        self._start = self.task.value_of(self.task.scorer.score((folder / "start.py").read_text("utf-8")))
+        self._log = log
+
+    def evaluate(self, path: Path) -> EvaluationResult:
+        """Return the fitness and the scorer's output. The log gets a letter for each program that works."""
+        scored = self.task.scorer.score(path.read_text("utf-8"))
+        value = self.task.value_of(scored)
+        if value is not None:
+            with self._log.open("a") as log:
+                log.write("x")
+        output = scored.text if scored.score is None else f"Score: {scored.score:.6g}\n{scored.text}"
+        return EvaluationResult(metrics={"combined_score": self.fitness(value)}, artifacts={"output": output})
+
+    def fitness(self, value: float | None) -> float:
+        """Return a positive number that grows with the value: 1 for the start, 0 for a program that fails.
+
+        OpenEvolve draws parents by fitness, and treats all negative numbers alike.
+        """
+        if value is None:
+            return 0.0
+        start = self._start or 0.0
+        return math.exp(max(-50.0, min((value - start) / (abs(start) or 1.0), 50.0)))
+
+
+class Evolution(OpenEvolve):  # type: ignore[misc,unused-ignore]
+    """An evolution whose seconds begin when all of its processes run."""
+
+    def __init__(self, address: str, limit: float | None, *options: Any, **named: Any) -> None:
+        super().__init__(*options, **named)
+        self._address, self._limit = address, limit
+        self.counted: dict[str, Any] = {}
+        """The seconds, the new tokens, and the replies whose programs were rated or refused."""
+
+    async def _run_evolution_with_checkpoints(self, *options: Any) -> None:
+        controller, processes = self.parallel_controller, self.config.evaluator.parallel_evaluations
+        ready: set[int] = set()
+        while len(ready) < processes:
+            ready |= set(controller.executor.map(prepared, range(processes)))
+        before, began = new_tokens(self._address), time.perf_counter()
+        if self._limit is not None:
+            asyncio.get_running_loop().call_later(self._limit, controller.request_shutdown)
+        await super()._run_evolution_with_checkpoints(*options)
+        self.counted["seconds"] = time.perf_counter() - began
+        self.counted["tokens"] = new_tokens(self._address) - before
+        self.counted["thoughts"] = controller.completed_iterations
+
+
+def prepared(_: int) -> int:
+    """Load the evaluator of a process of OpenEvolve, and return the process's id."""
+    process_parallel._lazy_init_worker_components()
+    time.sleep(0.1)  # long enough for the other processes to take a task
+    return os.getpid()
 
 
 def start_server(model: str) -> str:
     """Start `tot serve`, which ends with this process, and return its address."""
-    command = [sys.executable, "-m", "tot.cli.app", "serve", "--model", model, "--port", "0"]
+    command = [sys.executable, "-m", "tot.cli.app", "serve", "--model", model, "--port", "0", "--no-prefix-cache"]
     process = subprocess.Popen(command, text=True, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
     lines = []
     for line in process.stderr or ():
@@ -65,18 +124,24 @@ def start_server(model: str) -> str:
 
 
 def configuration(load: dict[str, Any], address: str, seed: int, description: str) -> Config:
-    """Return OpenEvolve's configuration: its defaults, except for the model, the description and whole programs."""
+    """Return OpenEvolve's configuration: its example function_minimization's for small models, with whole programs."""
     with urllib.request.urlopen(f"{address}/v1/models") as reply:
         name = json.load(reply)["data"][0]["id"]
     server: dict[str, Any] = {"api_base": f"{address}/v1", "api_key": "none", "timeout": 600}
+    better = "lower" if load["minimize"] else "higher"
+    told = f"{description}\n\nThe {better} the score, the higher the fitness. Use only Python's standard library."
     return Config(
         log_level="ERROR",
         random_seed=seed,
         max_iterations=load["iterations"],
-        diff_based_evolution=load["diffs"],
-        llm=LLMConfig(**server, max_tokens=1024, models=[LLMModelConfig(name=name, **server)]),
-        prompt=PromptConfig(system_message=f"{description}\n\nUse only Python's standard library."),
-        database=DatabaseConfig(log_prompts=False),
+        diff_based_evolution=False,
+        llm=LLMConfig(
+            **server, temperature=0.7, top_p=0.95, max_tokens=1024, models=[LLMModelConfig(name=name, **server)]
+        ),
+        prompt=PromptConfig(system_message=told),
+        database=DatabaseConfig(
+            population_size=50, archive_size=20, num_islands=3, elite_selection_ratio=0.2, log_prompts=False
+        ),
         evaluator=EvaluatorConfig(parallel_evaluations=load["parallel"], cascade_evaluation=False),
     )
 
@@ -91,26 +156,17 @@ def new_tokens(address: str) -> int:
 async def evolve(load: dict[str, Any], address: str, seed: int) -> dict[str, Any]:
     """Evolve until the iterations or the seconds end. Return the best program."""
     folder = Path(load["folder"])
-    task = Optimize(folder=folder, minimize=load["minimize"])
-    before = new_tokens(address)
     with tempfile.TemporaryDirectory() as out:
-        evaluator = Path(out) / "evaluator.py"
-        evaluator.write_text(EVALUATOR.format(folder=str(folder), minimize=load["minimize"], failed=FAILED))
-        config = configuration(load, address, seed, task.example())
-        running = OpenEvolve(str(folder / "start.py"), str(evaluator), config, output_dir=out)
-        began = time.perf_counter()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(running.run(), load["seconds"])
-        seconds = time.perf_counter() - began
+        evaluator, log = Path(out) / "evaluator.py", Path(out) / "working"
+        evaluator.write_text(EVALUATOR.format(folder=str(folder), minimize=load["minimize"], log=str(log)))
+        config = configuration(load, address, seed, Optimize(folder=folder).example())
+        start = str(folder / "start.py")
+        running = Evolution(address, load["seconds"], start, str(evaluator), config, output_dir=out)
+        await running.run()
         best = running.database.get_best_program()
-    scores = [program.metrics.get("combined_score", FAILED) for program in running.database.programs.values()]
-    return {
-        "seconds": seconds,
-        "program": best.code if best is not None else None,
-        "thoughts": len(scores) - 1,
-        "failed": sum(score <= FAILED for score in scores),
-        "tokens": new_tokens(address) - before,
-    }
+        working = len(log.read_text()) - 1  # without the start
+    failed = max(0, running.counted["thoughts"] - working)
+    return {"program": best.code if best is not None else None, "failed": failed, **running.counted}
 
 
 def serve(replies: Any) -> None:

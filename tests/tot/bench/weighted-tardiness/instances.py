@@ -1,0 +1,3 @@
+"""The seeds of the instances of a search."""
+
+SEEDS = range(5)

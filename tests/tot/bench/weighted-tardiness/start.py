@@ -1,0 +1,3 @@
+def priority(duration, due, weight, now):
+    """Return a job's priority: the job with the highest one runs next."""
+    return -due
