@@ -23,7 +23,7 @@ pytestmark = pytest.mark.benches
 PROBLEMS = Path(__file__).parents[3] / "tasks" / "problems"
 
 
-def scored(problem: str, program: str, held_out: bool = False) -> float:
+def scored(problem: str | Path, program: str, held_out: bool = False) -> float:
     task = Optimize(folder=PROBLEMS / problem, repeats=1)
     scorer = held_out_of(task, PROBLEMS / problem) if held_out else task.scorer
     assert scorer is not None
@@ -39,9 +39,10 @@ def scored(problem: str, program: str, held_out: bool = False) -> float:
         ("traveling-salesman", 7.86, 7.86),
         ("sorting-network", 286, 205),
         ("oscillator", -0.47, -0.92),
+        (Path(__file__).parent / "weighted-tardiness", 0.5, 0.73),
     ],
 )
-def test_the_reference_is_at_least_as_good_as_the_start(problem: str, start: float, reference: float) -> None:
+def test_the_reference_is_at_least_as_good_as_the_start(problem: str | Path, start: float, reference: float) -> None:
     assert scored(problem, "start.py") == pytest.approx(start, abs=0.005)
     assert scored(problem, "reference.py") == pytest.approx(reference, abs=0.005)
 
@@ -148,7 +149,7 @@ def test_the_table_has_the_start_the_reference_and_all_ways(
 @pytest.mark.real
 def test_openevolve_has_the_same_model_and_scorer(folder: Path, smollm2: str, tmp_path: Path) -> None:
     out = tmp_path / "numbers.json"
-    ways = ["openevolve: peer=openevolve; iterations=3; parallel=1", "in time: peer=openevolve; seconds=5"]
+    ways = ["openevolve: peer=openevolve; iterations=3", "in time: peer=openevolve; seconds=5"]
     printed = table_of(Path(smollm2), folder, ways, 1, out)
     assert "openevolve" in printed
     whole, stopped = json.loads(out.read_text())[str(folder)]["cells"]
@@ -157,6 +158,24 @@ def test_openevolve_has_the_same_model_and_scorer(folder: Path, smollm2: str, tm
     assert whole["score"] <= 9.0  # never worse than the start
     assert whole["held out"] == whole["score"] + 1
     assert stopped["seconds"] < 30
+
+
+def test_openevolve_gets_a_positive_fitness_that_grows_as_the_score_improves(folder: Path, tmp_path: Path) -> None:
+    from tot.bench.peers.openevolve_worker import Evaluator
+
+    def rated(returned: object) -> Any:
+        program = tmp_path / "program.py"
+        program.write_text(f"def number():\n    return {returned}\n")
+        return evaluator.evaluate(program)
+
+    evaluator = Evaluator(folder, True, tmp_path / "log")
+    fitness = [rated(number).metrics["combined_score"] for number in (9, 1, -99)]  # 1: the start
+    assert fitness[0] > fitness[1] == 1 > fitness[2] > 0
+    failed = rated("1 / 0")
+    assert failed.metrics["combined_score"] == 0
+    assert "ZeroDivisionError" in failed.artifacts["output"]
+    assert rated(4).artifacts["output"].startswith("Score: 6")
+    assert (tmp_path / "log").read_text() == "xxxx"  # four programs work
 
 
 def test_a_program_that_fails_on_the_held_out_instances_counts_as_the_start(folder: Path) -> None:
