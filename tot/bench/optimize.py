@@ -43,7 +43,7 @@ _WORKER = Path(__file__).parent / "peers" / "openevolve_worker.py"
 
 
 class EvolvingWay(BaseModel):
-    """OpenEvolve's loop, with as many processes as the searches write programs at the same time."""
+    """OpenEvolve's loop. It has one process for each program that the searches write at the same time."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

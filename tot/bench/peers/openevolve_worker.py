@@ -129,7 +129,7 @@ def configuration(load: dict[str, Any], address: str, seed: int, description: st
         name = json.load(reply)["data"][0]["id"]
     server: dict[str, Any] = {"api_base": f"{address}/v1", "api_key": "none", "timeout": 600}
     better = "lower" if load["minimize"] else "higher"
-    told = f"{description}\n\nThe {better} the score, the higher the fitness. Use only Python's standard library."
+    system = f"{description}\n\nThe {better} the score, the higher the fitness. Use only Python's standard library."
     return Config(
         log_level="ERROR",
         random_seed=seed,
@@ -138,7 +138,7 @@ def configuration(load: dict[str, Any], address: str, seed: int, description: st
         llm=LLMConfig(
             **server, temperature=0.7, top_p=0.95, max_tokens=1024, models=[LLMModelConfig(name=name, **server)]
         ),
-        prompt=PromptConfig(system_message=told),
+        prompt=PromptConfig(system_message=system),
         database=DatabaseConfig(
             population_size=50, archive_size=20, num_islands=3, elite_selection_ratio=0.2, log_prompts=False
         ),
