@@ -9,6 +9,10 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 _Model = TypeVar("_Model", bound=BaseModel)
+REMOVED = {
+    "early-exit": "give a small model of the same family, or lookup",
+}
+"""Removed commands, parts and drafts, with a replacement."""
 
 
 class TotError(Exception):
@@ -61,6 +65,8 @@ def reason(error: BaseException) -> str:
 
 def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
     """Return a one-line message about a name that is not among the choices."""
+    if replacement := REMOVED.get(name.partition(":")[0]):
+        return f"{kind} {name!r} was removed: {replacement}"
     known = sorted(choices)
     near = difflib.get_close_matches(name, known, n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""

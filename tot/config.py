@@ -95,7 +95,7 @@ class SearchConfig(BaseModel):
     object."""
     model_options: dict[str, Any] = Field(
         {},
-        description="Option of the decoder, as name=value: k=4, k_config=2,2,1, draft=early-exit:6.",
+        description="Option of the decoder, as name=value: k=4, k_config=2,2,1, draft=small.gguf.",
         json_schema_extra={"flag": "--decoder-option"},
     )
     """Options of the decoder, and `tokenizer` for a loaded model."""

@@ -11,7 +11,6 @@ from tot.decoders.drafting.levels import LevelDrafter, Tip
 from tot.decoders.engine.radix_cache import Branch, RadixCacheFullError
 from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.errors import ModelError
-from tot.decoders.kernels.backend import Backend
 from tot.decoders.kernels.native.forward import Quantization
 from tot.decoders.models.loaded import LoadedModel
 
@@ -30,12 +29,11 @@ class ModelDrafter(LevelDrafter[Branch]):
         kv_budget: int | str | None,
         vocabulary: int,
         quantize: Quantization | None = None,
-        shared: Backend | None = None,
     ) -> None:
-        """`quantize` and `shared` are as in `Runner`."""
+        """`quantize` is as in `Runner`."""
         super().__init__(vocabulary)
         self.loaded = loaded
-        self.runner: Runner = Runner(loaded, kv_budget, quantize, shared)
+        self.runner: Runner = Runner(loaded, kv_budget, quantize)
         self.forwards = 0
         self._rows = int(loaded.config.vocab_size)
         self._branches: dict[int, Branch] = {}

@@ -1,9 +1,8 @@
-"""Open the drafter that the option `draft` names: lookup, a model, the target's first layers, or several."""
+"""Open the drafter that the option `draft` names: lookup, a model, or several."""
 
 from __future__ import annotations
 
 import logging
-import re
 import warnings
 from contextlib import ExitStack
 from functools import partial
@@ -12,13 +11,11 @@ from typing import Any
 
 from tot.decoders.drafting.draft_model import ModelDrafter, check_vocabulary
 from tot.decoders.drafting.drafters import Drafter, DrafterChain
-from tot.decoders.drafting.early_exit import first_layers
 from tot.decoders.drafting.levels import LevelDrafter
 from tot.decoders.drafting.lookup import LookupDrafter
 from tot.decoders.drafting.state_drafter import DraftNetwork, StateDrafter, is_trained
 from tot.decoders.engine.engine import Engine
-from tot.decoders.errors import ModelError, OptionError, TotError
-from tot.decoders.kernels.backend import Backend
+from tot.decoders.errors import REMOVED, ModelError, OptionError, TotError, unknown
 from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.models.loading import open_model
 from tot.decoders.models.model_names import draft_folder, model_key
@@ -30,10 +27,9 @@ def make_drafter(draft: Any, engine: Engine, stack: ExitStack) -> Drafter:
     """Return a drafter for an engine's model. `stack` closes the resources opened for it.
 
     Args:
-        draft: None or "lookup" for prompt lookup; "early-exit" or "early-exit:6" for the target's first layers;
-            "trained" for the draft that `tot train-draft` made for this target; another name, a path or a model object
-            for that model; a list or a text with commas for several, each for the texts without a draft so far. A
-            Drafter is returned as it is, and its owner closes it.
+        draft: None or "lookup" for prompt lookup; "trained" for the draft that `tot train-draft` made for this target;
+            another name, a path or a model object for that model; a list or a text with commas for several, each for
+            the texts without a draft so far. A Drafter is returned as it is, and its owner closes it.
 
     Decoders of one engine share the draft models that they name. Warns if the draft is not smaller than its target.
     Raises ModelError if the draft's tokens differ from the target's.
@@ -50,23 +46,17 @@ def make_drafter(draft: Any, engine: Engine, stack: ExitStack) -> Drafter:
     if draft is None or draft == "lookup":
         return LookupDrafter()
     target = engine.loaded
-    if isinstance(draft, str) and re.fullmatch(r"early-exit(:\d{1,4})?", draft):
-        layers = draft.partition(":")[2]
-        first = first_layers(target, int(layers) if layers else None)
-        shallow = _model_drafter(first, engine, shared=engine.runner.backend)
-        stack.callback(shallow.close)
-        return shallow
     if draft == "trained":
         draft = draft_folder(target.name)
         if not (draft / "config.json").exists():
             raise OptionError(f"no draft was trained for {target.name}: run `tot train-draft`, or give another draft")
+    if isinstance(draft, str) and draft.partition(":")[0] in REMOVED:
+        raise OptionError(unknown("draft", draft, ()))
     if isinstance(draft, str | Path) and is_trained(Path(draft)):
         return StateDrafter(_network(Path(draft), target))
     named = isinstance(draft, str | Path)
     if not named and not hasattr(draft, "config"):
-        raise OptionError(
-            f"draft={draft!r} is not a model: give a name, a path, a model object, lookup, trained or early-exit:N"
-        )
+        raise OptionError(f"draft={draft!r} is not a model: give a name, a path, a model object, lookup, trained")
     load = partial(_load_drafter, draft, named, engine)
     if named:
         shared: ModelDrafter = stack.enter_context(engine.drafters.use(model_key(draft), load))
@@ -106,16 +96,15 @@ def _load_drafter(draft: Any, named: bool, engine: Engine) -> ModelDrafter:
     return drafter
 
 
-def _model_drafter(loaded: LoadedModel, engine: Engine, shared: Backend | None = None) -> ModelDrafter:
+def _model_drafter(loaded: LoadedModel, engine: Engine) -> ModelDrafter:
     """Make a drafter with the target's number of cache slots, so that every admitted request has room.
 
     Its weights are quantized like the target's if possible.
     """
-    preferred = None if shared is not None else engine.runner.quantize
     make = partial(ModelDrafter, loaded, engine.cache.capacity, engine.loaded.config.vocab_size)
-    for quantize in dict.fromkeys((preferred, None)):
+    for quantize in dict.fromkeys((engine.runner.quantize, None)):
         try:
-            return make(quantize, shared)
+            return make(quantize)
         except OptionError as error:
             reason = error
     raise OptionError(f"no room for the draft's keys and values beside the target's: {reason}")

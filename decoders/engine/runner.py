@@ -95,9 +95,7 @@ class Runner:
         loaded: LoadedModel,
         kv_budget: int | str | None = None,
         quantize: Quantization | None = None,
-        shared: Backend | None = None,
     ) -> None:
-        """`shared` is the backend of a model whose first layers this model uses."""
         self.loaded = loaded
         self.quantize = quantize
         self.device, self.dtype = loaded.device, loaded.dtype
@@ -109,7 +107,7 @@ class Runner:
         self.cache = RadixCache(self._capacity(kv_budget))
         if kv_budget is None:
             self.bound_idle()
-        self.backend: Backend = open_backend(loaded, quantize, shared)
+        self.backend: Backend = open_backend(loaded, quantize)
         """Computes the forwards."""
         self.on_forward: Callable[[int, int, float], None] | None = None
         """Called with rows, keys and seconds of each forward that read at least half of its rows."""

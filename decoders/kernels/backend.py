@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, get_args
 
 from tot.decoders.errors import OptionError, unknown
-from tot.decoders.kernels.native.forward import NativeForward, Quantization, native_forward
+from tot.decoders.kernels.native.forward import Quantization, native_forward
 from tot.decoders.kernels.native.packing import GROUP
 from tot.decoders.kernels.native.shared_prefixes import Run
 from tot.decoders.models.families import FAMILIES
@@ -51,8 +51,8 @@ class Backend(Protocol):
         """Free the store and the packed weights."""
 
 
-def open_backend(loaded: LoadedModel, quantize: Quantization | None = None, shared: Backend | None = None) -> Backend:
-    """Open the fastest backend for a model. `shared` is the backend of a model with the same layers.
+def open_backend(loaded: LoadedModel, quantize: Quantization | None = None) -> Backend:
+    """Open the fastest backend for a model.
 
     Raises OptionError for a quantization that is unknown or unavailable here, ModelError as the backends do.
     """
@@ -63,7 +63,7 @@ def open_backend(loaded: LoadedModel, quantize: Quantization | None = None, shar
             "quantize=gguf uses the integers of a .gguf file, and this model was not loaded from one: use int8-dynamic "
             "or load a .gguf file"
         )
-    native = native_forward(loaded, quantize, shared if isinstance(shared, NativeForward) else None)
+    native = native_forward(loaded, quantize)
     if native is not None:
         return native
     if quantize is not None:

@@ -26,7 +26,7 @@ class AutoOptions(MethodOptions):
     """Whatever pays by the measured costs: prompt lookup, a Jacobi window, a draft model, or plain decoding."""
 
     draft: Any = None
-    """A draft model, used for texts where it is best: a name, a hub id, a folder, a GGUF file or "early-exit:6". None
+    """A draft model, used for texts where it is best: a name, a hub id, a folder or a GGUF file. None
     uses the draft that `tot train-draft` made for the target, if it exists."""
 
 
@@ -34,9 +34,8 @@ class DraftingOptions(MethodOptions):
     """Options of methods with a drafter."""
 
     draft: Any = None
-    """None uses prompt lookup, which drafts a single chain; "early-exit:6" drafts with the target's first layers;
-    otherwise a draft model: a name, a hub id, a folder or a GGUF file. Several names with commas: each drafts for the
-    texts without a draft so far."""
+    """None uses prompt lookup, which drafts a single chain; otherwise a draft model: a name, a hub id, a folder or a
+    GGUF file. Several names with commas: each drafts for the texts without a draft so far."""
 
 
 class SDOptions(DraftingOptions):

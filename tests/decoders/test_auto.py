@@ -254,10 +254,14 @@ def test_a_trained_draft_is_used_by_default(
     assert tokens(got) == tokens(load_decoder(engine=engines()).generate(requests_))
 
 
-def test_a_draft_can_be_named(engines: Callable[[], Engine], costs: Callable[[LatencyModel], None]) -> None:
+def test_a_draft_can_be_named(
+    engines: Callable[[], Engine], costs: Callable[[LatencyModel], None], tmp_path: Path
+) -> None:
     costs(FREE)
     engine, requests_ = engines(), requests(2, tokens=80)
-    with load_decoder("auto", engine=engine, draft="early-exit:1") as auto:
+    engine.loaded.model.save_pretrained(tmp_path)
+    engine.loaded.tokenizer.save_pretrained(tmp_path)
+    with load_decoder("auto", engine=engine, draft=str(tmp_path)) as auto:
         got = auto.generate(requests_)
         assert total(got, "accepted") > 0
         assert statistics(auto)["generate"].chance(("level", 0, 1.0)) != 0.8  # which is the prior

@@ -150,7 +150,7 @@ def test_closing_a_decoder_frees_a_model_that_it_loaded(
 ) -> None:
     make_model().save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    decoder = load_decoder("sd", tmp_path, kv_budget=500, draft="early-exit:1")
+    decoder = load_decoder("sd", tmp_path, kv_budget=500, draft=str(tmp_path))
     held = weakref.ref(decoder.model)
     decoder.close()
     gc.collect()

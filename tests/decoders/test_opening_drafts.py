@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tot.decoders import Engine, ModelError, OptionError, Request, Sampling, load_decoder, load_model
 from tot.decoders.drafting.draft_model import check_vocabulary
+from tot.decoders.drafting.drafters import DrafterChain
 from tot.decoders.drafting.opening import make_drafter
 
 
@@ -42,6 +43,17 @@ def test_a_draft_with_other_tokens_is_refused_and_the_target_is_released(
     with pytest.raises(ModelError, match=r"differs .* 2 of 279 tokens"):
         load_decoder("sd", target, tokenizer=tokenizer, kv_budget=100, draft=tmp_path)
     assert target.config._attn_implementation == "sdpa"
+
+
+def test_removed_and_invalid_drafts_are_refused(make_model: Callable[..., Any], tokenizer: Any) -> None:
+    with Engine(load_model(make_model(), tokenizer=tokenizer), 100) as engine, ExitStack() as stack:
+        with pytest.raises(OptionError, match="draft 'early-exit:4' was removed: give a small model"):
+            make_drafter("early-exit:4", engine, stack)
+        with pytest.raises(OptionError, match="draft=3 is not a model: give a name, a path, a model object"):
+            make_drafter(3, engine, stack)
+        chain = make_drafter("lookup,lookup", engine, stack)
+        assert isinstance(chain, DrafterChain)
+        assert make_drafter(chain, engine, stack) is chain
 
 
 OPENS = """

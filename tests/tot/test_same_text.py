@@ -11,10 +11,10 @@ from tot.decoders import Engine, load_decoder, load_model
 
 QUESTION = "A gardener plants 7 rows of tulips with 9 tulips in each row. Rabbits eat 15 of them. How many are left?"
 DECODERS: list[Any] = [
-    ("sd", {"draft": "early-exit:4"}),
-    pytest.param("mcsd", {"draft": "early-exit:4"}, marks=pytest.mark.slow),
+    ("sd", {"draft": "smollm2-135m"}),
+    pytest.param("mcsd", {"draft": "smollm2-135m"}, marks=pytest.mark.slow),
     pytest.param("seed", {}, marks=pytest.mark.slow),
-    ("seed", {"policy": "rounds", "draft": "lookup,early-exit:4"}),
+    ("seed", {"policy": "rounds", "draft": "lookup,smollm2-135m"}),
     ("auto", {}),
     ("jacobi", {}),
     ("lookahead", {"adapt": False, "window": 3, "ngram": 3, "guesses": 2}),

@@ -93,7 +93,7 @@ class DecodersOptions(Computed):
 class ScheduleOptions(Computed):
     """Measure forwards of a target and a draft model, and simulate where SEED's schedules are faster."""
 
-    draft: str = Field("early-exit", description="Draft model, as for the decoder option draft of tot solve.")
+    draft: str = Field(description="Draft model, as for the decoder option draft of tot solve.")
     k: int = Field(3, ge=1, le=16, description="Drafted tokens per verification.")
     acceptance: float = Field(0.8, ge=0, le=1, description="Share of drafted tokens that are accepted.")
     texts: Counts = Field((1, 3, 8, 32), description="Comma-separated numbers of texts that are decoded together.")

@@ -77,20 +77,17 @@ class _Product(NamedTuple):
 
 
 class NativeForward:
-    """The C backend, with packed weights and a key-value store.
-
-    If `shared`, the backend of a model with the same layers, is given, its packed weights are reused.
-    """
+    """The C backend, with packed weights and a key-value store."""
 
     module = None
     """No transformers module is used."""
 
-    def __init__(self, loaded: LoadedModel, kind: PackedKind, shared: NativeForward | None = None) -> None:
+    def __init__(self, loaded: LoadedModel, kind: PackedKind) -> None:
         self.weights = kind
         """Format of the packed weights. float32 weights that are exact in bfloat16 are packed as bfloat16."""
         self._config, self._dtype = loaded.config, loaded.dtype
         self._store_dtype = loaded.store_dtype or loaded.dtype
-        self._packed: dict[str, _Product] = {} if shared is None else shared._packed
+        self._packed: dict[str, _Product] = {}
         """By product: the number of the layer and its name in C, such as "0.qkv"."""
         ropes, self._layer_ropes = layer_ropes(loaded.config)
         self._rotary = [RotaryTable(loaded.config, rope) for rope in ropes]
@@ -313,34 +310,29 @@ def _shape(weights: Weights, parts: Sequence[str]) -> tuple[int, int]:
     return sum(shape[0] for shape in shapes), shapes[0][1]
 
 
-def native_forward(
-    loaded: LoadedModel, quantize: Quantization | None = None, shared: NativeForward | None = None
-) -> NativeForward | None:
-    """Return the C backend for a model, or None if it is unavailable here. `shared` as for NativeForward.
+def native_forward(loaded: LoadedModel, quantize: Quantization | None = None) -> NativeForward | None:
+    """Return the C backend for a model, or None if it is unavailable here.
 
     Integers of the files are always packed, and the floats of a GGUF file without integers are packed exactly."""
     heads = Heads.of(loaded.config)
-    supported = shared is not None or (_is_supported(loaded.config) and _has_plain_layers(loaded))
+    supported = _is_supported(loaded.config) and _has_plain_layers(loaded)
     if not supported or not kernels_run(heads.dim, heads.query // heads.kv, loaded.dtype, loaded.device):
         return None
     weights = loaded.weights
-    if shared is not None:
-        kind = shared.weights
-    else:
-        parts = [part for parts in _products(loaded.config, False, False).values() for part in parts]
-        linear = [f"{part}.weight" for part in parts]
-        if weights.quantized:
-            quantize = quantize or "int8-dynamic"
-        elif quantize == "gguf":
-            quantize = None
-        kind = quantize or _exact_kind(weights, linear)
-        if quantize is not None and any(weights.shapes[name][1] % GROUP for name in linear):
-            return None
-        size = _BYTES[kind] * sum(math.prod(weights.shapes[name]) for name in linear)
-        # A module's weights stay in memory next to the packed copy, so pack only if memory is plentiful.
-        needed = size if loaded.module is None else _FREE_MEMORY_FACTOR * size
-        if not room_for("the weights for the forward in C", needed, loaded.device):
-            return None
+    parts = [part for parts in _products(loaded.config, False, False).values() for part in parts]
+    linear = [f"{part}.weight" for part in parts]
+    if weights.quantized:
+        quantize = quantize or "int8-dynamic"
+    elif quantize == "gguf":
+        quantize = None
+    kind = quantize or _exact_kind(weights, linear)
+    if quantize is not None and any(weights.shapes[name][1] % GROUP for name in linear):
+        return None
+    size = _BYTES[kind] * sum(math.prod(weights.shapes[name]) for name in linear)
+    # A module's weights stay in memory next to the packed copy, so pack only if memory is plentiful.
+    needed = size if loaded.module is None else _FREE_MEMORY_FACTOR * size
+    if not room_for("the weights for the forward in C", needed, loaded.device):
+        return None
     weight_format = kind if kind in ("float32", "bfloat16") else "whole"
     half = loaded.store_dtype == np.float16
     functions = library(*compiling.forward(heads.dim, loaded.dtype == np.float32, weight_format, lanes(), half))
@@ -348,7 +340,7 @@ def native_forward(
         return None
     if not sizes_agree(functions, "forward_sizes", [*map(sizeof, (Matrix, Layer, Model, Batch)), lanes()]):
         return None
-    backend = NativeForward(loaded, kind, shared)
+    backend = NativeForward(loaded, kind)
     backend.use(functions)
     return backend
 

@@ -14,14 +14,12 @@ import torch
 from torch import Tensor
 
 from tot.decoders import Request, Sampling, load_decoder, load_model
-from tot.decoders.drafting.early_exit import first_layers
 from tot.decoders.kernels.native.forward import NativeForward
 from tot.decoders.kernels.native.library import lanes, library
 from tot.decoders.kernels.native.packing import packed
 from tot.decoders.kernels.native.tiles import kernels_run
 from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.models.loading import open_model
-from tot.decoders.models.shapes import EMBEDDING
 from tot.decoders.models.weights import Weights, hash_weights
 from tot.decoders.training.cllm.trajectories import identity
 from tot.evaluation.fingerprint import hash_model
@@ -87,16 +85,6 @@ def test_weights_of_files_are_held_once_and_weights_of_a_module_twice(
     beside = NativeForward(LoadedModel.of(model), weights)  # its embedding is the module's own
     assert 1 + low - 0.15 < held(model, beside) / alone < 1 + high
     assert held(model) == alone
-
-
-def test_an_early_exit_draft_shares_the_targets_packed_weights(saved: Path) -> None:
-    loaded = open_model(saved, dtype="bf16")
-    whole = NativeForward(loaded, "int8-dynamic")
-    before = held(loaded, whole)
-    shallow = first_layers(loaded, 2)
-    draft = NativeForward(shallow, "int8-dynamic", shared=whole)
-    assert held(shallow, draft, whole) < 1.02 * before + loaded.weights.array(EMBEDDING).nbytes
-    assert shallow.module is None
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -176,7 +164,5 @@ def test_a_model_loaded_by_name_is_held_once_and_decodes_like_a_given_one(folder
         stored = held(runner.backend._store)
         assert decoder.generate([REQUEST])[0].tokens == expected
         assert held(decoder.engine) - stored < (1.2 if quantize == "none" else 0.6) * alone
-        with load_decoder("sd", engine=decoder.engine, draft="early-exit:2") as drafts:
-            assert drafts.generate([REQUEST])[0].tokens == expected
         with load_decoder("sd", engine=decoder.engine, draft=str(folder)) as drafts:
             assert drafts.generate([REQUEST])[0].tokens == expected

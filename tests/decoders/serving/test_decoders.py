@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+import torch
 
 from tot.decoders import Message, Request, Sampling, load_decoder
 
@@ -22,8 +24,14 @@ def test_exact_methods_return_the_text_of_ar(client: openai.OpenAI, says: Any, m
     assert reply.model == f"tiny:{method}"
 
 
-def test_drafts_are_counted_in_the_usage(serve: Any, says: Any) -> None:
-    server = serve(options={"k": "3", "draft": "early-exit:1"})
+def test_drafts_are_counted_in_the_usage(serve: Any, says: Any, tiny: Any, tmp_path: Path) -> None:
+    with tiny() as decoder:
+        model = decoder.model
+        for weight in model.parameters():
+            weight.data += 0.05 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+        model.save_pretrained(tmp_path)
+        decoder.tokenizer.save_pretrained(tmp_path)
+    server = serve(options={"k": "3", "draft": str(tmp_path)})
     request: dict[str, Any] = {"messages": says("Go on."), **HOT, "temperature": 0.0}  # language: ok
     with server.client() as client:
         drafting, plain = (client.chat.completions.create(model=model, **request) for model in ("tiny:sd", "tiny"))

@@ -98,7 +98,7 @@ def test_the_map_of_schedules(tiny: Callable[..., Any], tmp_path: Path, capfd: p
     decoder.model.save_pretrained(tmp_path / "model")
     decoder.tokenizer.save_pretrained(tmp_path / "model")
     asked = ("--model", str(tmp_path / "model"), "--texts", "1,8", "--shares", "0.1", "--out", str(tmp_path / "n.json"))
-    assert main(["bench", "schedule", *asked, "--draft", "early-exit:1"]) == 0
+    assert main(["bench", "schedule", *asked, "--draft", str(tmp_path / "model")]) == 0
     printed = capfd.readouterr().out
     assert printed.count("rounds, of packed seed") == 4 * 2  # machines, shares
     assert "a draft device per text, rows cost nothing" in printed
