@@ -63,6 +63,11 @@ def reason(error: BaseException) -> str:
     return " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
 
 
+def describe(error: BaseException) -> str:
+    """Return the type and the message of an error; an empty message adds no colon."""
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
+
+
 def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
     """Return a one-line message about a name that is not among the choices."""
     if replacement := REMOVED.get(name.partition(":")[0]):

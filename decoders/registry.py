@@ -17,7 +17,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from tot.decoders.errors import OptionError, TaskError, unknown
+from tot.decoders.errors import OptionError, TaskError, describe, unknown
 
 _CHECKOUT = Path(__file__).resolve().parents[1] / "pyproject.toml"
 _SPEC = re.compile(r"\s*(?P<name>.*?\.py\s*:[^:]*|[^:]*)(?::(?P<options>.*))?", re.DOTALL)
@@ -126,5 +126,5 @@ def _module(path: Path) -> Any:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # a user's file can raise anything
-        raise TaskError(f"{path} can't be run: {type(error).__name__}: {error}") from error
+        raise TaskError(f"{path} can't be run: {describe(error)}") from error
     return module

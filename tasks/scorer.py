@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from tot.decoders.errors import OptionError
+from tot.decoders.errors import OptionError, describe
 from tot.sandbox import Files, Sandbox
 from tot.tasks.checks import ended_early, run_judge
 
@@ -111,7 +111,7 @@ class Scorer:
         try:
             result = self.source(program)
         except (Exception, SystemExit) as error:  # the user's code may raise anything  # noqa: BLE001
-            return Scored(text=f"The scorer failed: {type(error).__name__}: {error}"[:_SHOWN])
+            return Scored(text=f"The scorer failed: {describe(error)}"[:_SHOWN])
         return self._read(result, "")
 
     def _run_script(self, source: str | bytes, program: str) -> Scored:

@@ -6,6 +6,9 @@
 Names are imported when first used: `import tot` is fast, and `tot.decoders` does not need the search layer.
 """
 
-import lazy_loader as lazy
+try:
+    import lazy_loader as lazy
 
-__getattr__, __dir__, __all__ = lazy.attach_stub(__name__, __file__)
+    __getattr__, __dir__, __all__ = lazy.attach_stub(__name__, __file__)
+except KeyboardInterrupt:  # the command `tot` imports the package before it handles Ctrl-C
+    raise SystemExit(130) from None

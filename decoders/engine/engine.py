@@ -27,7 +27,7 @@ from tot.decoders.engine.sampling import Sampled
 from tot.decoders.engine.scheduler import Scheduler, Step
 from tot.decoders.engine.sequence import BatchDrafter, Handle, Job, PolicyFactory
 from tot.decoders.engine.text import TextCodec
-from tot.decoders.errors import ContextError, ModelError, RequestError, TotError
+from tot.decoders.errors import ContextError, ModelError, RequestError, TotError, describe
 from tot.decoders.kernels.native.forward import Quantization
 from tot.decoders.machine import checked_threads, use_threads
 from tot.decoders.models.loaded import LoadedModel
@@ -231,7 +231,7 @@ class Engine:
         except BaseException as error:  # for example in a policy's growth() or release(): no caller may wait for ever
             log.exception("the engine has failed")
             with self._condition:
-                self.failed = ModelError(f"the engine has failed ({type(error).__name__}: {error}): make a new one")
+                self.failed = ModelError(f"the engine has failed ({describe(error)}): make a new one")
                 for job in [*self._scheduler.running, *self._scheduler.waiting, *self._inbox]:
                     job.handle.finish(self.failed)
                 for future, _ in self._calls:
@@ -382,7 +382,7 @@ class Engine:
         if isinstance(error, _NotFiniteError):  # later requests must not reuse these keys and values
             self.cache.clear()
         if not isinstance(error, TotError):
-            error = ModelError(f"decoding failed: {type(error).__name__}: {error}")
+            error = ModelError(f"decoding failed: {describe(error)}")
         job.handle.finish(error)
 
 

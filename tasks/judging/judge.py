@@ -148,7 +148,7 @@ def short(text: str) -> str:
 
 
 def description(error: BaseException) -> str:
-    return getattr(error, "program", None) or short(f"{type(error).__name__}: {error}")
+    return getattr(error, "program", None) or short(f"{type(error).__name__}: {error}".removesuffix(": "))
 
 
 def failure(test: str, space: dict[str, Any]) -> str | None:

@@ -201,6 +201,26 @@ def test_a_full_disk_is_reported_and_the_run_resumes(run: Any, scripted: Any, tm
     assert lines(tmp_path / "out") == lines(tmp_path / "whole")
 
 
+def test_samples_that_failed_are_tried_again(run: Any, scripted: Any, tmp_path: Path) -> None:
+    class Server(scripted):  # type: ignore[misc]
+        down = range(0)
+
+        def generate(self, requests: Any) -> Any:
+            completions = super().generate(requests)
+            if len(self.batches) in self.down:
+                raise ConnectionError("the server is down")
+            return completions
+
+    run(Server({}), out="whole")
+    server = Server({})
+    server.down = range(7, 12)
+    failed = run(server, concurrency=1).errors
+    assert 0 < failed < 8
+    results = run(Server({}), resume=True)
+    assert (results.errors, results.searched) == (0, failed)
+    assert lines(tmp_path / "out") == lines(tmp_path / "whole")
+
+
 # -- errors -----------------------------------------------------------------------------------------------------
 
 

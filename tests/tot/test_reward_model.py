@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -271,3 +273,22 @@ def test_a_search_gets_its_values_from_the_reward_model(
     assert solution.value == max(node.value for node in tree if node.depth == 2 and node.value is not None)
     assert len(scored) == 6
     assert {request.purpose for request in decoder.requests} == {"generate", "answer"}
+
+
+def test_concurrent_searches_load_a_model_once(
+    head: Any, bytewise: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head(labels=1).save_pretrained(tmp_path)
+    bytewise().save_pretrained(tmp_path)
+    loads, load = [], PreTrainedTokenizerFast.from_pretrained
+
+    def slow(*args: Any, **options: Any) -> Any:
+        loads.append(args)
+        time.sleep(0.2)  # without a lock, all threads are in here together
+        return load(*args, **options)
+
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", slow)
+    with ThreadPoolExecutor(4) as threads:
+        scores = list(threads.map(lambda _: RewardModel(model=str(tmp_path)).scores(TEXTS), range(4)))
+    assert len(loads) == 1
+    assert all(each == pytest.approx(scores[0]) for each in scores)

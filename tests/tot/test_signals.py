@@ -123,3 +123,13 @@ def test_a_process_that_is_interrupted_while_a_model_loads_ends_at_once(tmp_path
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "tot: interrupted; no sample was finished\n")
     assert [path.name for path in (tmp_path / "out").iterdir()] == []
+
+
+@pytest.mark.processes
+def test_an_interrupt_before_the_command_can_handle_it_ends_it_quietly(tmp_path: Path) -> None:
+    """Importing the package imports lazy_loader first."""
+    (tmp_path / "lazy_loader.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    path = os.pathsep.join(map(str, [tmp_path, Path.cwd(), *sys.path]))
+    command = [sys.executable, "-m", "tot", "--version"]
+    ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")

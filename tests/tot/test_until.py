@@ -6,6 +6,7 @@ import asyncio
 import gc
 import itertools
 import json
+import math
 import random
 from collections.abc import Sequence
 from fractions import Fraction
@@ -17,6 +18,7 @@ import pytest
 from tot import BFS, MCTS, Refine, SelfConsistency, Task, solve
 from tot.decoders import Completion, Meter, OptionError, Request, RequestError, Usage
 from tot.llm.replies import Proposal
+from tot.search.certainty import Curve, Features, to_json
 from tot.search.checkpoint import Checkpoint
 from tot.search.in_progress import InProgress
 from tot.search.votes import Ballot, stays_ahead
@@ -402,3 +404,40 @@ def test_weights_move_the_posterior() -> None:
     assert posterior(0.5) < posterior(1.0) < posterior(2.0)
     assert stays_ahead([], 5) == 0
     assert stays_ahead([Ballot("a", 0.0), Ballot("b", 0.0)], 0) == 0.5
+
+
+@pytest.mark.parametrize("ballots", [1, 8, 9])
+def test_the_posterior_is_one_exactly_when_the_answer_is_decided(ballots: int) -> None:
+    assert (stays_ahead([Ballot("a")] * ballots, 16 - ballots) == 1) == (ballots == 9)
+
+
+def test_the_posterior_of_many_ballots_equals_its_definition() -> None:
+    # The leader, its rival and the others have 3, 2 and 1 in Polya's urn; the leader is one ballot ahead.
+    def rising(start: int, steps: int) -> Fraction:
+        return Fraction(math.comb(start + steps - 1, steps))
+
+    n = 64
+    ahead = sum(
+        rising(3, i) * rising(2, j) * (Fraction(1) if 1 + i > j else Fraction(1, 2))
+        for i in range(n + 1)
+        for j in range(min(n - i, i + 1) + 1)
+    )
+    assert stays_ahead([Ballot("a"), Ballot("a"), Ballot("b")], n) == pytest.approx(float(ahead / rising(6, n)))
+
+
+def test_until_one_stops_after_nine_equal_answers_of_sixteen(chained: Any) -> None:
+    search = SelfConsistency(samples=16, until=1.0, at_once=1)
+    assert vote(chained, *["so 1"] * 16, search=search)[0].votes == (9, 9)
+
+
+@pytest.mark.parametrize(("replies", "known"), [("no", False), ("so 3", True)])
+def test_the_certainty_is_not_that_of_a_second_model_without_an_answer(
+    chained: Any, tmp_path: Path, replies: str, known: bool
+) -> None:
+    coefficients = Features(share=2, agree=0, weight=0)
+    fitted = Curve(task=chained.name, model=None, questions=50, intercept=-1, coefficients=coefficients, weights=(0, 1))
+    (tmp_path / "curves.json").write_text(json.dumps(to_json([fitted])))
+    small, large = Streamed("a 1", "b 2", "c 1", "d 1"), Streamed(*[replies] * 6)
+    small.model, large.model = "small", "large"  # type: ignore[attr-defined]
+    solution = escalated(chained, small, large, certainty=str(tmp_path / "curves.json"))
+    assert (solution.answer, solution.certainty is not None) == ("3" if known else "1", known)

@@ -14,7 +14,7 @@ from pydantic_core import PydanticUndefined
 from rich.table import Table
 from rich.text import Text
 
-from tot.decoders.errors import OptionError, unknown
+from tot.decoders.errors import OptionError, describe, unknown
 from tot.report.terminal import console
 
 KINDS = ("tasks", "searches", "generators", "evaluators", "decoders")
@@ -66,7 +66,7 @@ def _summary_of(registry: Any, name: str) -> str:
     try:
         return summary(_described(registry[name]))
     except Exception as error:  # another distribution's part may fail to import  # noqa: BLE001
-        return f"cannot be imported ({type(error).__name__}: {error})"
+        return f"cannot be imported ({describe(error)})"
 
 
 def _described(part: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tot.decoders.budget import Meter
 from tot.decoders.decoder import Decoder
-from tot.decoders.errors import ModelError, OptionError
+from tot.decoders.errors import ModelError, OptionError, describe
 from tot.decoders.request import Purpose, Usage
 from tot.evaluation.options import EvaluationRun
 from tot.evaluation.questions import Question
@@ -90,7 +90,7 @@ async def attempt(
     except (ModelError, OptionError):
         raise
     except Exception as error:  # a task's own code may raise anything; only this question fails  # noqa: BLE001
-        sample["error"] = f"{type(error).__name__}: {error}"
+        sample["error"] = describe(error)
     sample |= {
         "thoughts": 0 if session is None else len(session.tree) - 1,
         "usage": backend.by_purpose,

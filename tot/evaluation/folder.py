@@ -56,8 +56,9 @@ class Folder:
             self.changed_versions = self._begin(options, record, resume)
             with writing(path, _FREE_SPACE):
                 (path / "trees").mkdir(exist_ok=True)
-                self._file: IO[bytes] = (path / "samples.jsonl").open("ab", buffering=0)
+                (path / "samples.jsonl").touch()
                 self._read()
+                self._file: IO[bytes] = (path / "samples.jsonl").open("ab", buffering=0)
         except BaseException:
             self._discard()
             self._release()
@@ -95,15 +96,17 @@ class Folder:
         write_text(self.path / "config.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
 
     def _read(self) -> None:
-        """Read the keys of the finished samples, and truncate an incomplete last line."""
-        path, end = self.path / "samples.jsonl", 0
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n"):
-                    os.truncate(path, end)
-                    break
-                self.done.add(_key(path, number, line))
-                end += len(line)
+        """Read the keys of the finished samples. Drop failed ones, to try them again, and an incomplete last line."""
+        path, kept = self.path / "samples.jsonl", []
+        with regular(path).open("rb") as file:
+            lines = list(file)
+        for number, line in enumerate(lines, 1):
+            if line.endswith(b"\n") and (sample := _parsed(path, number, line))["error"] is None:
+                self.done.add((sample["index"], sample["repeat"]))
+                kept.append(line)
+        if kept != lines:
+            with replacing(path) as file:
+                file.writelines(kept)
 
     @property
     def samples(self) -> Iterator[dict[str, Any]]:
@@ -112,7 +115,7 @@ class Folder:
     def add(self, sample: dict[str, Any], tree: dict[str, Any] | None) -> None:
         """Write a sample and its tree, both JSON data, to disk. Raises TaskError if the write fails."""
         if tree is not None:
-            write_json(self.path / "trees" / f"{sample['id']}.json", tree)
+            write_json(self.path / "trees" / f"{sample['id']}.json", tree, otherwise=_FREE_SPACE)
         text = json.dumps(sample, ensure_ascii=False, default=str) + "\n"
         line = text.encode("utf-8", "backslashreplace")  # lone surrogates become JSON escapes
         with writing(self.path / "samples.jsonl", _FREE_SPACE):
@@ -136,7 +139,7 @@ class Folder:
         if in_order != lines:
             with writing(path, _FREE_SPACE), replacing(path) as file:
                 file.writelines(in_order)
-        write_json(self.path / "results.json", results)
+        write_json(self.path / "results.json", results, otherwise=_FREE_SPACE)
 
     def close(self) -> None:
         """Release the folder. Without a finished sample, delete the files that the run created."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from tot.decoders.errors import OptionError, TaskError, TotError
+from tot.decoders.errors import OptionError, TaskError, TotError, describe
 from tot.evaluation.data import read
 from tot.task.task import Task
 
@@ -128,4 +128,4 @@ def _reading(row: dict[str, Any]) -> Iterator[None]:
     except TotError as error:
         raise TaskError(f"is not a valid question: {error}") from None
     except Exception as error:  # a task's own code may raise anything  # noqa: BLE001
-        raise TaskError(f"can't be read by the task: {type(error).__name__}: {error}") from None
+        raise TaskError(f"can't be read by the task: {describe(error)}") from None

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tot.config import SearchConfig
-from tot.decoders.errors import OptionError, TotError, unknown
+from tot.decoders.errors import OptionError, TotError, describe, unknown
 from tot.evaluation import fingerprint
 from tot.evaluation.attempt import Finish, Pending, attempt, running
 from tot.evaluation.data import located
@@ -190,7 +190,7 @@ class _Session:
             if self.tracker is not None:
                 self.tracker.start(self.folder.path.name, self.evaluation.to_json())
         except Exception as error:  # third-party code may raise anything
-            reason = f"{type(error).__name__}: {error}"
+            reason = describe(error)
             raise OptionError(f"the tracker can't start ({reason}): set it up, or leave --track out") from error
 
     def _track(self, event: Callable[[Tracker], None]) -> None:
@@ -200,7 +200,7 @@ class _Session:
                 event(self.tracker)
         except Exception as error:  # third-party code may raise anything  # noqa: BLE001
             self.tracker = None
-            self._note(f"the tracker failed and is disabled: {type(error).__name__}: {error}")
+            self._note(f"the tracker failed and is disabled: {describe(error)}")
 
     def _note(self, text: str) -> None:
         self.folder.log(text)

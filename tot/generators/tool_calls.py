@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, ValidationError, validate_call
 
-from tot.decoders.errors import OptionError, readable
+from tot.decoders.errors import OptionError, describe, readable
 from tot.running import in_thread
 from tot.tree.thought import Observation
 
@@ -69,7 +69,7 @@ class Tool:
         except ValidationError as error:
             return f"{self.name}: {readable(error)}"
         except Exception as error:  # whatever a tool raises  # noqa: BLE001
-            return f"{type(error).__name__}: {error}"
+            return describe(error)
         return result if isinstance(result, str) else repr(result)
 
     async def _run(self, arguments: Sequence[Any], named: dict[str, Any]) -> Any:

@@ -19,7 +19,7 @@ from typing import Any
 
 from tot.decoders.budget import Meter
 from tot.decoders.decoder import AsyncDecoder, Decoder, Pending
-from tot.decoders.errors import OptionError, RequestError, TotError
+from tot.decoders.errors import OptionError, RequestError, TotError, describe
 from tot.decoders.request import Completion, FinishReason, Message, Part, Purpose, Request, Usage, before_stop
 from tot.decoders.thinking import find_thinking, split
 from tot.llm.replies import is_cut
@@ -288,7 +288,7 @@ class Backend:
         except TotError:
             raise
         except (Exception, SystemExit) as error:
-            raise RequestError(f"decoder {self.name(purpose)} raised {type(error).__name__}: {error}") from error
+            raise RequestError(f"decoder {self.name(purpose)} raised {describe(error)}") from error
 
     def _check_choices(self, request: Request, completion: Completion) -> None:
         """Raise OptionError if the decoder did not score all choices. Not every decoder can."""

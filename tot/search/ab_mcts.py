@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from tot.decoders.request import Purpose
-from tot.search.base import Count, Search, SearchState
+from tot.search.base import Count, Search, SearchState, by_value
 from tot.search.steps import Steps
 from tot.tree.tree import Node
 
@@ -96,8 +96,7 @@ class _Run:
         self._wider[node.id].append(score)
         if children:
             self._subtree[children[0].id].append(score)
-            if score is not None and (search.best.value is None or score > search.best.value):
-                search.best = children[0]
+            search.best = by_value([search.best, *children])[0] if search.best.parent is not None else children[0]
         for ancestor in search.tree.path(node)[1:]:
             self._subtree[ancestor.id].append(score)
             if ancestor.parent is not None:

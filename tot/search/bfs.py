@@ -52,7 +52,7 @@ class BFS(MergingSearch, VotesUntilSure):
             selected = self._select([*ended, *children], search)
             frontier = search.emit("on_level", selected)
             best = next(iter(by_value(frontier)), None)
-            if best is not None and best.value is not None:
+            if best is not None and (best.value is not None or search.best.value is None):
                 search.best = best
             if self.until is not None and self.is_sure(
                 self.ballots(search), sum(not node.terminal for node in frontier)
@@ -71,7 +71,7 @@ class BFS(MergingSearch, VotesUntilSure):
         children = yield search.evaluate(children)
         children = search.emit("on_level", by_value(children)[:shares])
         best = by_value(search.complete())[0]
-        if best.value is not None:
+        if best.value is not None or search.best.value is None:
             search.best = best
         if self.until is not None and any(map(search.is_end, children)):
             ballots = self.ballots(search)

@@ -99,7 +99,8 @@ def curve_for(task: Task, search: Search, decoders: Mapping[Any, Any], path: str
 
     None if no shipped curve was fitted for the task and model, or the solutions of the search share thoughts: the
     shipped curves are for independent solutions. If a search asks a larger model where it is not sure, the curve is the
-    larger model's. Raises OptionError if the file can't be read, or a given file has no curve for the task and model.
+    larger model's, and the session drops it if that model gives no answer. Raises OptionError if the file can't be
+    read, or a given file has no curve for the task and model.
     """
     if path is None and not search.whole:
         return None

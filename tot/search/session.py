@@ -298,6 +298,8 @@ class SearchSession:
         self.ballots, winners = cast(search.checked, question, answered, equal)
         winner = [answered[i] for i in winners]
         search.best = by_value([node for node, _ in winner])[0]
+        if search.requested.purpose == "escalate" and search.best.decoder != self._backend.name("escalate"):
+            self.curve = None  # it is the second model's, which gave no answer
         total = math.fsum(ballot.weight for ballot in self.ballots)
         for (node, answer), ballot in zip(answered, self.ballots, strict=True):
             node.answer = shown_answer(answer)

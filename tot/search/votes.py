@@ -88,14 +88,23 @@ def stays_ahead(ballots: Sequence[Ballot], remaining: int) -> float:
         weights[ballot.answer] = weights.get(ballot.answer, 0.0) + ballot.weight / mean
     first, second, *others = [*sorted(weights.values(), reverse=True), 0.0]
     leader, rival, rest = 1 + first, 1 + second, 1 + math.fsum(others)
-    total = 0.0
-    for i in range(remaining + 1):  # more ballots for the leader
-        for j in range(remaining - i + 1):  # more ballots for its rival
-            margin = first + i - second - j
-            if margin >= 0:
-                k = remaining - i - j
-                total += math.exp(_rising(leader, i) + _rising(rival, j) + _rising(rest, k)) * (1 if margin else 0.5)
-    return total * math.exp(-_rising(leader + rival + rest, remaining))
+    ahead = round(first - second, 9)
+    lead = math.floor(ahead)
+
+    def of_rival(count: int, missed: int) -> float:
+        """Return the probability that the rival gets `count` of the ballots that the leader misses."""
+        if count > missed:
+            return 0.0
+        return math.exp(_rising(rival, count) + _rising(rest, missed - count) - _rising(rival + rest, missed))
+
+    lost = overtaken = 0.0  # `overtaken`: the rival gets more than `limit` of the missed ballots
+    for missed in range(remaining + 1):
+        limit = lead + remaining - missed
+        tied = of_rival(limit, missed)
+        share = _rising(leader, remaining - missed) + _rising(rival + rest, missed)
+        lost += math.exp(share - _rising(leader + rival + rest, remaining)) * (overtaken + tied * (lead == ahead) / 2)
+        overtaken += tied * (rival + limit) / (rival + rest + missed) + of_rival(limit, missed + 1)
+    return 1 - lost
 
 
 def _rising(start: float, steps: int) -> float:

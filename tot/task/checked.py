@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
-from tot.decoders.errors import TaskError, TotError
+from tot.decoders.errors import TaskError, TotError, describe
 from tot.decoders.request import Message
 from tot.task.task import Task
 from tot.task.world import HasAct, HasActions, HasAnswer, HasElection, HasHeuristic, HasMeasured, HasTerminal
@@ -104,7 +104,7 @@ class CheckedTask:
         except TotError:
             raise
         except Exception as error:  # a failed action does not end the run  # noqa: BLE001
-            return Observation(text=f"{type(error).__name__}: {error}"[:_OBSERVED])
+            return Observation(text=describe(error)[:_OBSERVED])
         if result is not None and not isinstance(result, Observation):
             raise TaskError(f"{self._name}.act gave {result!r}: return an Observation, or None if nothing was executed")
         if result is not None and len(result.text) > _OBSERVED:
@@ -234,9 +234,7 @@ class CheckedTask:
         except Exception as error:  # user code may raise anything
             state = next((argument for argument in arguments if isinstance(argument, State)), None)
             after = f" after {state.text!r}" if state is not None and state.thoughts else ""
-            raise TaskError(
-                f"{self._name}.{method} raised {type(error).__name__}: {error}{after}: fix the task"
-            ) from error
+            raise TaskError(f"{self._name}.{method} raised {describe(error)}{after}: fix the task") from error
 
 
 def _as_float(number: float) -> float:
@@ -254,4 +252,4 @@ def user_code(what: str) -> Iterator[None]:
     except TotError:
         raise
     except Exception as error:
-        raise TaskError(f"{what} raised {type(error).__name__}: {error}") from error
+        raise TaskError(f"{what} raised {describe(error)}") from error
