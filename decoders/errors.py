@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 _Model = TypeVar("_Model", bound=BaseModel)
 REMOVED = {
     "early-exit": "give a small model of the same family, or lookup",
+    "halving": "choose ab-mcts or refine",
 }
 """Removed commands, parts and drafts, with a replacement."""
 

@@ -41,7 +41,6 @@ from .search.best_first import BestFirst as BestFirst
 from .search.bfs import BFS as BFS
 from .search.checkpoint import Checkpoint as Checkpoint
 from .search.dfs import DFS as DFS
-from .search.halving import SequentialHalving as SequentialHalving
 from .search.mcts import MCTS as MCTS
 from .search.refine import Refine as Refine
 from .search.self_consistency import SelfConsistency as SelfConsistency

@@ -21,7 +21,6 @@ from tot.search.baselines import Act, WholeSolutions
 from tot.search.best_first import BestFirst
 from tot.search.bfs import BFS
 from tot.search.dfs import DFS
-from tot.search.halving import SequentialHalving
 from tot.search.mcts import MCTS
 from tot.search.refine import Refine
 from tot.search.self_consistency import SelfConsistency
@@ -47,7 +46,7 @@ def check_parts(task: Task, search: Any, generator: Any, evaluator: Any, *, own:
     if not isinstance(search, Search):
         return
     _check_search(task, search)
-    grows = isinstance(search, ABMCTS | Act | BestFirst | BFS | DFS | MCTS | Refine | SequentialHalving)
+    grows = isinstance(search, ABMCTS | Act | BestFirst | BFS | DFS | MCTS | Refine)
     if grows:
         _check_generator(task, generator)
     if _evaluates(task, search):
@@ -79,7 +78,7 @@ def _prunes(task: Task, search: Any) -> bool:
     """Return whether the values of unfinished states decide which of them are expanded."""
     if isinstance(search, BFS):
         return search.select != "all" and search.thoughts != 1
-    return isinstance(search, ABMCTS | BestFirst | DFS | MCTS | SequentialHalving) and _evaluates(task, search)
+    return isinstance(search, ABMCTS | BestFirst | DFS | MCTS) and _evaluates(task, search)
 
 
 def _evaluates(task: Task, search: Search) -> bool:
@@ -87,7 +86,7 @@ def _evaluates(task: Task, search: Search) -> bool:
         return search.rank == "value" or (search.rank == "auto" and not isinstance(task, HasHeuristic))
     if isinstance(search, WholeSolutions):
         return search.weighted
-    return isinstance(search, ABMCTS | BFS | DFS | MCTS | Refine | SequentialHalving)
+    return isinstance(search, ABMCTS | BFS | DFS | MCTS | Refine)
 
 
 def _check_search(task: Task, search: Search) -> None:

@@ -122,7 +122,7 @@ class SearchConfig(BaseModel):
     )
     search: Any = Field(
         None,
-        description="bfs, dfs, best-first, mcts, rap, ab-mcts, halving, refine, act, cot, self-consistency or "
+        description="bfs, dfs, best-first, mcts, rap, ab-mcts, refine, act, cot, self-consistency or "
         "best-of-n, with options after a colon: mcts:iterations=20,exploration=2. The default of search, generator and "
         "evaluator is the task's own.",
     )

@@ -247,11 +247,11 @@ class Seeded:
         return [one for seed in seeds for one in Numbers(seed % 97 - 48 if seed % 7 else "1 / 0").write()]
 
 
-@pytest.mark.parametrize("search", ["ab-mcts:iterations=24,together=5", "halving:drafts=6,iterations=24"])
-def test_a_resumed_run_has_the_same_lineage(folder: Path, tmp_path: Path, search: str) -> None:
+def test_a_resumed_run_has_the_same_lineage(folder: Path, tmp_path: Path) -> None:
     def lineage(solution: Any) -> list[tuple[int | None, float | None]]:
         return [(node.parent, node.value) for node in solution.tree]
 
+    search = "ab-mcts:iterations=24,together=5"
     trace = tmp_path / "run.jsonl"
     checkpoint = Checkpoint.create(trace)
     whole = run(Optimize(folder=folder), Seeded(), 0, search=search, checkpoint=checkpoint, reproducible=True)

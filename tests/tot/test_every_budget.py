@@ -26,7 +26,6 @@ ENDLESS = {
     "best-of-n": "best-of-n:samples=1000000",
     "bfs": "bfs:depth=1000000",
     "dfs": "dfs:depth=1000000",
-    "halving": "halving:drafts=64,iterations=1000",
     "mcts": "mcts:depth=1000000,iterations=1000000",
     "rap": "rap:depth=1000000,iterations=1000000",
     "refine": "refine:depth=1000000",
@@ -34,7 +33,7 @@ ENDLESS = {
     "self-consistency until": "self-consistency:samples=500,until=1,at_once=4",
 }
 """Built-in searches with limits that hardly a test reaches; `cot` always ends."""
-REFUSED = ("ab-mcts", "act", "bfs", "dfs", "best-first", "mcts", "halving")
+REFUSED = ("ab-mcts", "act", "bfs", "dfs", "best-first", "mcts")
 
 
 class Growing(Task):
@@ -104,9 +103,7 @@ def test_a_budget_ends_a_search_whose_decoder_counts_nothing(search: str, kind: 
         evaluator=evaluator,
         budget={kind: BUDGETS[kind]},
     )
-    short = (
-        search in ("halving", "refine", "self-consistency until") and solution.stopped is None
-    )  # they end by themselves
+    short = search in ("refine", "self-consistency until") and solution.stopped is None  # they end by themselves
     assert short or str(solution.stopped).startswith(f"budget: {kind} (")
 
 
@@ -139,7 +136,7 @@ def blocked() -> Iterator[Any]:
     end.set()
 
 
-@pytest.mark.parametrize("search", ["ab-mcts", "act", "bfs", "dfs", "mcts", "refine", "halving"])
+@pytest.mark.parametrize("search", ["ab-mcts", "act", "bfs", "dfs", "mcts", "refine"])
 def test_a_limit_on_seconds_ends_a_search_whose_scorer_hangs(search: str, blocked: Any) -> None:
     solution = solve(Optimize(score=blocked), "a number", decoder=Programs(), search=search, budget={"seconds": 0.2})
     assert str(solution.stopped).startswith("budget: seconds (")

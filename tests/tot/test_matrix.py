@@ -34,7 +34,6 @@ SEARCH = {
     "mcts with fast heuristics": "mcts:iterations=2,thoughts=2,depth=3,fast=heuristic",
     "mcts with fast confidence": "mcts:iterations=2,thoughts=2,depth=3,fast=confidence",
     "ab-mcts": "ab-mcts:iterations=3,together=2,depth=3",
-    "halving": "halving:drafts=2,iterations=4,depth=3",
     "refine": "refine:thoughts=2,depth=3",
     "rap": "rap:iterations=2,depth=3",
     "cot": "cot",

@@ -37,7 +37,6 @@ from tot import (
     RewardModel,
     Sample,
     SelfConsistency,
-    SequentialHalving,
     State,
     Task,
     Value,
@@ -64,7 +63,6 @@ KNOWN = {"search": SEARCHES, "generator": GENERATORS, "evaluator": EVALUATORS}
         ("search", "dfs", DFS()),
         ("search", "best-first", BestFirst()),
         ("search", "mcts", MCTS()),
-        ("search", "halving:drafts=4", SequentialHalving(drafts=4)),
         ("search", "rap", RAP()),
         ("search", "cot", ChainOfThought()),
         ("search", "self-consistency", SelfConsistency()),
@@ -140,6 +138,7 @@ def test_an_installed_plug_in_is_known_to_programs_and_not_to_the_tests(tmp_path
     ("kind", "text", "message"),
     [
         ("search", "bsf", r"unknown search 'bsf' \(did you mean bfs\?\): choose one of ab-mcts, act, best-first, "),
+        ("search", "halving:drafts=4", "search 'halving' was removed: choose ab-mcts or refine"),
         ("search", "", r"unknown search '': choose one of ab-mcts, act"),
         ("generator", "sampel:x=2", r"unknown generator 'sampel' \(did you mean sample\?\): choose one of continue, "),
         ("evaluator", "judge", r"unknown evaluator 'judge': choose one of agreement, classify, confidence, "),

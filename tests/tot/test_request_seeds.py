@@ -64,7 +64,6 @@ SEARCHES = [
     "rap:iterations=6",
     "ab-mcts:iterations=12,together=4",
     "refine:thoughts=3",
-    "halving:drafts=4,iterations=12",
 ]
 
 

@@ -23,7 +23,6 @@ IN_SHORT = {
     "dfs": "dfs:thoughts=2,depth=2",
     "best-first": "best-first:thoughts=2,depth=2",
     "ab-mcts": "ab-mcts:iterations=2,depth=2",
-    "halving": "halving:drafts=2,iterations=3,depth=3",
     "mcts": "mcts:thoughts=2,depth=2,iterations=1",
     "refine": "refine:thoughts=2,depth=2",
     "rap": "rap:thoughts=2,depth=2,iterations=1",

@@ -373,7 +373,7 @@ def test_the_source_of_a_vote_names_the_model() -> None:
 
 @pytest.mark.parametrize(
     "search",
-    ["act", "best-first", "best-of-n", "bfs", "cot", "dfs", "halving", "mcts", "refine", "self-consistency"],
+    ["act", "best-first", "best-of-n", "bfs", "cot", "dfs", "mcts", "refine", "self-consistency"],
 )
 def test_a_second_model_that_no_part_asks_is_refused(letters: Any, scripted: Any, search: str) -> None:
     decoder = {"generate": scripted({}), "escalate": scripted({})}

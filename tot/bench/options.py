@@ -263,7 +263,6 @@ class OptimizeOptions(BenchOptions):
         [
             "best of n: search=best-of-n:samples=64",
             "ab-mcts: search=ab-mcts:iterations=64",
-            "halving: search=halving:drafts=16,iterations=64",
             "refine: search=refine:thoughts=9,depth=9",
         ],
         description="A way to search, as 'NAME: option=value; option=value', with options of tot solve. Repeat for "
