@@ -40,7 +40,11 @@ _NAMES = _METRIC | {
 _UNITS = {
     name: unit for unit, names in _NAMES.items() for base in (unit, *names.split()) for name in (base, f"{base}s")
 }
-_UNITS |= {"mph": "mi/h", "kph": "km/h", "kmh": "km/h"} | {unit: unit for unit in _NAMES}
+_ORDINALS = {"first": "1st", "second": "2nd", "third": "3rd", "fourth": "4th", "fifth": "5th", "sixth": "6th"}
+_ORDINALS |= {"seventh": "7th", "eighth": "8th", "ninth": "9th", "tenth": "10th", "eleventh": "11th", "twelfth": "12th"}
+_ORDINAL = re.compile(rf"\b([2-9])0-({'|'.join(word for word in [*_ORDINALS][:9] if word != 'second')})\b")
+_UNITS |= {"mph": "mi/h", "kph": "km/h", "kmh": "km/h", "2nd": "s"} | {unit: unit for unit in _NAMES}
+"""With "2nd", because "second" may be the unit."""
 
 _MONTHS = "jan feb mar apr may jun jul aug sep oct nov dec".split()  # noqa: SIM905
 _MONTH = (
@@ -109,6 +113,7 @@ def words(text: str, exact: bool = False) -> list[str]:
     """
     text = unicodedata.normalize("NFKC", spelled(plain_digits(text))).translate(_PLAIN)
     text = _NAMED_MARK.sub(lambda match: match[1] + _MARKS[match[2]], text).lower()
+    text = _ORDINAL.sub(lambda match: match[1] + _ORDINALS[match[2]], text)  # spelled() made it 20-first
     for pattern, order in _DATES:
         text = pattern.sub(lambda match, order=order: _date(*(match[i] if i else "" for i in order)), text)  # type: ignore[misc]
     text = _CLOCK.sub(lambda match: f"{int(match[1]) % 12 + 12 * (match[3] == 'p')}:{match[2] or '00'}", text)
@@ -146,6 +151,7 @@ def same_date(date: str, wanted: str) -> bool:
 
 
 def _forms(token: str) -> list[str]:
+    token = _ORDINALS.get(token, token)
     if is_number(token):
         return [_number(token)]
     if (attached := _NUMBER_WITH_UNIT.fullmatch(token)) and attached[2].split("/")[0] in _UNITS:  # 5km

@@ -40,8 +40,8 @@ _SCALED = re.compile(
     rf"(?:[^\S\n]{{0,2}}({'|'.join([*_SCALES][1:])})|({'|'.join(_SHORT)}))(?![\w'’])"
 )
 _POWER = re.compile(
-    r"(?:(?<![0-9.,^])([0-9]{1,18}(?:\.[0-9]{1,18})?)\s?(?:x|×|\*|·|\\times|\\cdot)\s?)?(?<![\w.,^])10(?:\^|\*\*)"
-    r"(?:\{([-+−]?[0-9]{1,2})\}|([-+−]?[0-9]{1,2}))(?!\w|\.[0-9])"
+    r"(?:(?<![0-9.,^])([0-9]{1,18}(?:\.[0-9]{1,18})?)\s?(?:x|×|\*|·|\\times|\\cdot)\s?)?(?<![\w.,^])([0-9]{1,3})"
+    r"(?:\^|\*\*)(?:\{([-+−]?[0-9]{1,2})\}|([-+−]?[0-9]{1,2}))(?!\w|\.[0-9]|\^)"
 )
 
 
@@ -58,8 +58,8 @@ def spelled(text: str, running: bool = True) -> str:
 
 
 def scaled(text: str) -> str:
-    """Convert "1.5 million", "20k" and powers of ten to digits."""
-    text = _POWER.sub(lambda match: _product(match[1] or "1", Decimal(10) ** _exponent(match)), text)
+    """Convert "1.5 million", "20k" and powers such as "3 x 10^6" and "2^{10}" to digits."""
+    text = _POWER.sub(_power, text)
     return _SCALED.sub(
         lambda match: _product(match[1].replace(",", "") + (match[2] or ""), (_SCALES | _SHORT)[match[3] or match[4]]),
         text,
@@ -87,8 +87,11 @@ def _sum(words: str) -> int:
     return total + group
 
 
-def _exponent(match: re.Match[str]) -> int:
-    return int((match[2] or match[3]).replace("−", "-"))
+def _power(match: re.Match[str]) -> str:
+    """Return the digits of a power of ten, or of a whole power below 10^18; any other power as it is."""
+    base, exponent = int(match[2]), int((match[3] or match[4]).replace("−", "-"))
+    exact = base == 10 or (exponent >= 0 and base**exponent < 10**18)
+    return _product(match[1] or "1", Decimal(base) ** exponent) if exact else match[0]
 
 
 def _product(number: str, scale: Decimal | int) -> str:

@@ -7,7 +7,8 @@ makes these functions raise, except a malformed `number` passed to `normalize`; 
 A number is digits of any script with thousands commas (`1,234`; `1, 2` and `1,2` are two numbers), decimals (`3.5`,
 `.5`) and an exponent of at most two digits (`1e5`). A minus (`-`, `−` or `–`) is a sign if it touches the number or its
 currency mark and does not follow a word, closing bracket, percent sign or other minus: `10-3` has 10 and 3, `step-3`
-has 3. An exponent after `^` is not a number: `36 cm^2` has 36. Thousands may also be grouped as `12{,}500`, `12\,500`,
+has 3. An exponent after `^` is not a number: `36 cm^2` has 36. Nor is a base, unless the power is computed: `2^{10}` is
+1024, `2^x` has no number. Thousands may also be grouped as `12{,}500`, `12\,500`,
 `12'500` or by narrow spaces. An announced answer, or a whole text, may also be a fraction or a mixed number (`1/2`,
 `½`, `\frac12`, `2 1/2`), or have thousands grouped by plain spaces. `1.5 million`, `20k` and `3 \times 10^6` are one
 number; an announced answer may also be in words (`minus five`). A time of day (`2:30 pm`) is not a number.
@@ -26,8 +27,10 @@ from tot.tasks.number_words import scaled, spelled
 _SPACE = r"[^\S\n]"
 _CURRENCY = r"(?:\\?[$€£¥₹])"
 _SIGN = rf"(?:(?<![\w)\]}}%^−–-])(?<![0-9][$€£¥₹])[-−–]{_CURRENCY}?)"
-_WHOLE = r"(?<![0-9^])(?<!\^\{)(?:[0-9]{1,3}(?:,[0-9]{3}(?![0-9]))++|[0-9]++)"
-_NUMBER = rf"(?:{_SIGN}?(?:{_WHOLE}(?:\.[0-9]++)?|(?<![\w.)\]])\.[0-9]++)(?:[eE][+-]?[0-9]{{1,2}}(?!\w|\.[0-9]))?)"
+_NO_EXPONENT = r"(?<!\^)(?<!\^\{)(?<!\^[-−–])(?<!\^\{[-−–])"
+_WHOLE = rf"(?<![0-9]){_NO_EXPONENT}(?>[0-9]{{1,3}}(?:,[0-9]{{3}}(?![0-9]))++|[0-9]++)"
+_DECIMAL = rf"(?:{_WHOLE}(?:\.[0-9]++)?+|(?<![\w.)\]])\.[0-9]++)"
+_NUMBER = rf"(?:{_SIGN}?{_DECIMAL}(?:[eE][+-]?[0-9]{{1,2}}(?!\w|\.[0-9]))?+(?!\)?\^[\w{{(−-]))"
 _FRACTION = rf"(?:{_SIGN}?[0-9]{{1,15}}{_SPACE}*+/{_SPACE}*+[1-9][0-9]{{0,14}}(?![0-9/]|[.,][0-9]))"
 
 _SPACED = rf"(?:{_SIGN}?(?<![0-9.,])[0-9]{{1,3}}(?:{_SPACE}[0-9]{{3}})++(?![0-9/]|[.,][0-9]))"  # 12 500

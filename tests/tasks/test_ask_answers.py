@@ -210,3 +210,15 @@ def test_marks_of_names_and_formulas_stay_with_their_words() -> None:
 )
 def test_hostile_text_has_words(piece: str) -> None:
     assert words(piece * 2000) == words(piece * 2000)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("first", "1st"), ("The second.", "2nd"), ("the twelfth", "12th"), ("the twenty-first century", "21st century")],
+)
+def test_ordinals_in_words_and_digits_are_one_answer(first: str, second: str) -> None:
+    assert words(first) == words(second) != words("the 4th")
+
+
+def test_seconds_are_not_ordinals() -> None:
+    assert words("a 20-second timer") == words("a 20 s timer")

@@ -5,6 +5,7 @@ from fractions import Fraction
 import pytest
 
 from tot.tasks import GSM8K
+from tot.tasks.numbers import flexible_answer
 
 TASK = GSM8K()
 
@@ -160,3 +161,24 @@ def test_equal_numbers_are_the_same_vote(one: str, other: str) -> None:
 def test_a_reference_may_be_a_number_or_a_solution(reference: object) -> None:
     assert TASK.score("18", reference) == 1.0
     assert TASK.score("17", reference) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("The answer is 2^{10}", "1024"),
+        ("The answer is $2^{10}$.", "1024"),
+        ("It is 2**10.", "1024"),
+        ("The answer is 2¹⁰", "1024"),
+        ("The answer is 3 x 2^4", "48"),
+        ("The answer is 2^{x}", None),
+        ("The answer is 2.5^x", None),
+        ("The answer is 1,234^x", None),
+        ("So it is 2^{100}.", None),
+        ("The answer is 2^{-1}", None),
+        ("5 cm^-2", "5"),
+        ("36 cm^2", "36"),
+    ],
+)
+def test_a_power_is_computed_or_not_a_number(text: str, number: str | None) -> None:
+    assert flexible_answer(text) == number
