@@ -61,7 +61,7 @@ def run(asked: AnswersOptions, console: Console) -> None:
     ways = read_ways(asked.way)
     peers = {name: validated(PeerWay, way, f"--way {name}") for name, way in ways.items() if "peer" in way}
     works = {name: _work(asked, way) for name, way in ways.items() if name not in peers}
-    rows = Questions(base.task, asked.data, asked.limit, asked.offset)
+    rows = Questions(base.task, base.options.data, asked.limit, asked.offset)
     _, bad = rows.survey()
     questions = [row for row in rows if isinstance(row, Question)]
     with ExitStack() as stack:

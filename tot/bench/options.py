@@ -211,7 +211,7 @@ class StartOptions(InRounds):
 class WaysOptions(BenchOptions):
     """Options of benchmarks that compare ways to answer the same questions."""
 
-    data: str = Field(description="Questions with answers, as for tot eval.")
+    data: str | None = Field(None, description="Questions with answers, as for tot eval; by default the task's own.")
     task: str = Field("gsm8k", description="The task of these questions.")
     limit: int = Field(100, ge=1, description="Number of questions.")
     offset: int = Field(0, ge=0, description="Rows to skip first.")

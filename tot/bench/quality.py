@@ -332,7 +332,7 @@ def time_each(asked: QualityOptions, works: Mapping[str, EvaluationRun], bench: 
     """Measure seconds per question of each way, one question at a time; the ways take turns."""
     first = next(iter(works.values()))
     asked_questions = [
-        one for one in Questions(first.task, asked.data, asked.timed, asked.offset) if isinstance(one, Question)
+        one for one in Questions(first.task, first.options.data, asked.timed, asked.offset) if isinstance(one, Question)
     ]
 
     def answered(work: EvaluationRun, question: str) -> Measured:
