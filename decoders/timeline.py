@@ -6,21 +6,18 @@ is detailed.
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
 LANE = "engine"
 """The lane of the engine's steps."""
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 _NOTHING = nullcontext()
 
 
@@ -150,17 +147,6 @@ def add_spans(seconds: Mapping[str, float]) -> None:
     for kind, duration in seconds.items():
         timeline.spans.append(Span(LANE, kind, began, began + duration))
         began += duration
-
-
-def timed(kind: str, function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Wrap a function so that each call is recorded as a span."""
-
-    @functools.wraps(function)
-    def run(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        with span(kind):
-            return function(*args, **kwargs)
-
-    return run
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Runner: one model over one RadixCache, and the packed forward that computes any set of branches at once.
 
-Linear layers see all new tokens as one row of a batch; attention follows the plan of `attention.py`. A token that two
-branches share is computed once. The runner knows nothing of requests or decoding methods.
+Linear layers see all new tokens as one row of a batch. A token that two branches share is computed once. The runner
+knows nothing of requests or decoding methods.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Chunk:
 class Forward:
     """The result of one forward."""
 
-    logits: Any
-    """(rows read, vocab), float32; a torch tensor on a GPU, otherwise an array."""
+    logits: Array
+    """(rows read, vocab), float32."""
     rows: list[list[int]]
     """For each chunk, the row of `logits` of each of its reads."""
     own_from: list[int]
@@ -119,7 +119,7 @@ class Runner:
         self._closed = False
 
     def close(self) -> None:
-        """Close the backend: a transformers module gets its own attention and linear layers back."""
+        """Close the backend: a transformers module gets its own attention back."""
         if not self._closed:
             self._closed = True
             self.backend.close()
@@ -206,7 +206,7 @@ class Runner:
 
     def _run(
         self, runs: list[Run], writes: list[list[int]], reads: list[tuple[int, int]], layers: Sequence[int]
-    ) -> tuple[Any, Array | None]:
+    ) -> tuple[Array, Array | None]:
         """Pack the rows of `runs`. Returns logits (rows read, vocab), and states if `layers` is not empty."""
         order: list[int]
         pieces: Any  # a type of the backend

@@ -79,17 +79,17 @@ def _token_hashes(size: int) -> Array:
 
 
 def read(logits: Any, reads: Sequence[Read]) -> list[Sampled]:
-    """Serve one read per row. `logits` is (rows, vocab) in float32: an array, or a torch tensor on any device.
+    """Serve one read per row. `logits` is (rows, vocab) in float32, on the CPU.
 
     Rows that are not finite give NaN log-probabilities. Ties at temperature 0 go to the token with the lowest id.
     """
     targets = [target.draw or target if isinstance(target, Raw) else target for target in reads]
-    functions, logits = _compiled(), _on_cpu(logits)
-    if functions is not None and isinstance(logits, np.ndarray):
+    functions, logits = _compiled(), np.asarray(logits)
+    if functions is not None:
         tokens, logprobs = _read(functions, logits, targets)
     else:
         tokens, logprobs = _reference().read(logits, targets)
-    rows = [_row(logits, i) if isinstance(target, Raw) else None for i, target in enumerate(reads)]
+    rows = [logits[i] if isinstance(target, Raw) else None for i, target in enumerate(reads)]
     return list(map(Sampled, tokens, logprobs, rows))
 
 
@@ -99,8 +99,8 @@ def candidates(logits: Any, draws: Sequence[Draw], count: int) -> list[list[int]
     `logits` is as for `read`. A row has fewer tokens if the filters leave fewer. At temperature 0 the tokens are the
     most likely ones.
     """
-    functions, logits = _compiled(), _on_cpu(logits)
-    if functions is not None and isinstance(logits, np.ndarray):
+    functions, logits = _compiled(), np.asarray(logits)
+    if functions is not None:
         tokens = _draw(functions, logits, draws, count)
     else:
         tokens = _reference().top_tokens(logits, draws, count)
@@ -109,18 +109,7 @@ def candidates(logits: Any, draws: Sequence[Draw], count: int) -> list[list[int]
 
 def distribution(logits: Any, draw: Draw) -> Array:
     """Return the probability of drawing each token, (vocab,) in float64: after temperature, filtered, renormalised."""
-    return np.asarray(_reference().distribution(logits, draw).cpu().numpy())
-
-
-def _on_cpu(logits: Any) -> Any:
-    """Return a torch tensor on the CPU as an array without copying it, and any other logits as they are."""
-    if isinstance(logits, np.ndarray) or logits.device.type != "cpu":
-        return logits
-    return logits.detach().numpy()
-
-
-def _row(logits: Any, row: int) -> Array:
-    return np.asarray(logits[row] if isinstance(logits, np.ndarray) else logits[row].cpu().numpy())
+    return np.asarray(_reference().distribution(logits, draw).numpy())
 
 
 def _reference() -> Any:

@@ -1,4 +1,4 @@
-"""Sampling in torch: the reference of sampling.c, and the implementation on GPUs and without a C compiler.
+"""Sampling in torch: the reference of sampling.c, and the implementation without a C compiler.
 
 The noise, the filters and the order of ties are the same as in C.
 """
@@ -22,7 +22,6 @@ from tot.decoders.engine.sampling import (
     log_of,
     noise_key,
 )
-from tot.decoders.kernels.copies import to_device
 
 _BITS = 24
 
@@ -38,9 +37,9 @@ def _mix(words: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=4)
-def _token_hashes(size: int, device: torch.device) -> Tensor:
+def _token_hashes(size: int) -> Tensor:
     """Return the hash of every token id: the part of the noise that all rows share."""
-    return _mix(torch.arange(size, dtype=torch.int32, device=device))
+    return _mix(torch.arange(size, dtype=torch.int32))
 
 
 def _gaps(keys: Tensor, hashes: Tensor) -> Tensor:
@@ -64,9 +63,7 @@ def gumbel(keys: Tensor, tokens: Tensor) -> Tensor:
 
 
 def read(logits: Any, targets: Sequence[Draw | int | Raw]) -> tuple[list[int], list[float]]:
-    """Return the token and the log-probability of each row, as `read_rows` in sampling.c.
-
-    The results return from the device in one copy."""
+    """Return the token and the log-probability of each row, as `read_rows` in sampling.c."""
     logits = torch.as_tensor(logits)
     given = [target if isinstance(target, int) else 0 for target in targets]
     rows = [i for i, target in enumerate(targets) if isinstance(target, Draw)]
@@ -74,15 +71,14 @@ def read(logits: Any, targets: Sequence[Draw | int | Raw]) -> tuple[list[int], l
     if len(rows) == len(targets):
         tokens = top_tokens(logits, draws, 1)[:, 0].clamp_min(0)  # a row of NaN has no best token
     else:
-        tokens = to_device(given, torch.int64, logits.device)
+        tokens = torch.tensor(given, dtype=torch.int64)
         if rows:
-            chosen = to_device(rows, torch.int64, logits.device)
+            chosen = torch.tensor(rows, dtype=torch.int64)
             tokens = tokens.index_copy(0, chosen, top_tokens(logits[chosen], draws, 1)[:, 0].clamp_min(0))
     normaliser = torch.logsumexp(logits, dim=-1)
     logprobs = logits.gather(1, tokens[:, None])[:, 0] - normaliser
     logprobs = torch.where(torch.isfinite(normaliser), logprobs, torch.nan)
-    tokens_read, logprobs_read = torch.stack([tokens.double(), logprobs.double()]).tolist()  # exact in float64
-    return list(map(int, tokens_read)), logprobs_read
+    return tokens.tolist(), logprobs.tolist()
 
 
 def top_tokens(logits: Any, draws: Sequence[Draw], count: int) -> Tensor:
@@ -94,7 +90,7 @@ def top_tokens(logits: Any, draws: Sequence[Draw], count: int) -> Tensor:
         return _most_likely(logits, count)
     if not greedy:
         return _drawn(_prepare(logits, draws), draws, count)
-    rows = to_device([*greedy, *drawn], torch.int64, logits.device)
+    rows = torch.tensor([*greedy, *drawn], dtype=torch.int64)
     chosen = [draws[i] for i in drawn]
     first, others = logits[rows[: len(greedy)]], logits[rows[len(greedy) :]]
     top = torch.cat([_most_likely(first, count), _drawn(_prepare(others, chosen), chosen, count)])
@@ -114,13 +110,13 @@ def distribution(logits: Any, draw: Draw) -> Tensor:
 def _prepare(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     """Return the logits divided by the temperatures and filtered. Rows of greedy draws are unchanged."""
     clamped = [clamped_temperature(draw) or 1.0 for draw in draws]
-    scaled = logits / to_device(clamped, torch.float32, logits.device)[:, None]
+    scaled = logits / torch.tensor(clamped, dtype=torch.float32)[:, None]
     rows = [i for i, draw in enumerate(draws) if has_filters(draw)]
     if not rows:
         return scaled
     if len(rows) == len(draws):
         return filtered(scaled, draws)
-    chosen = to_device(rows, torch.int64, logits.device)
+    chosen = torch.tensor(rows, dtype=torch.int64)
     return scaled.index_copy(0, chosen, filtered(scaled[chosen], [draws[i] for i in rows]))
 
 
@@ -136,13 +132,13 @@ def _most_likely(logits: Tensor, count: int) -> Tensor:
 
 def _drawn(scaled: Tensor, draws: Sequence[Draw], count: int) -> Tensor:
     """Return the top tokens by `scaled` + G, (rows, vocab) -> (rows, count)."""
-    keys = to_device([noise_key(draw) for draw in draws], torch.int64, scaled.device)
+    keys = torch.tensor([noise_key(draw) for draw in draws], dtype=torch.int64)
     width = min(count, scaled.shape[1])
     largest = scaled.topk(min(8 * count, scaled.shape[1]), dim=-1)
     scores = largest.values.double() + gumbel(keys[:, None], largest.indices)
     threshold = scores.topk(width, dim=-1).values[:, -1]  # `width` tokens score at least this
     # scaled + G >= threshold  <=>  1 - u <= 1 - exp(-w), which is at most w = exp(scaled - threshold).
-    gaps = _gaps(keys[:, None], _token_hashes(scaled.shape[1], scaled.device))
+    gaps = _gaps(keys[:, None], _token_hashes(scaled.shape[1]))
     bound = threshold.float()
     bound -= 1e-6 * bound.abs() + 1e-3  # float32 rounds: lower the bound
     max_gaps = torch.exp(scaled - bound[:, None]).mul_(2.0**_BITS).add_(1)
@@ -150,8 +146,8 @@ def _drawn(scaled: Tensor, draws: Sequence[Draw], count: int) -> Tensor:
     order = (scaled[rows, tokens].double() + _noise(gaps[rows, tokens])).argsort(descending=True, stable=True)
     order = order[rows[order].argsort(stable=True)]  # by row, then best first, ties by token id
     rows, tokens = rows[order], tokens[order]
-    rank = torch.arange(len(rows), device=rows.device) - torch.searchsorted(rows, rows)
-    top = torch.full((len(scaled), count + 1), -1, device=scaled.device)
+    rank = torch.arange(len(rows)) - torch.searchsorted(rows, rows)
+    top = torch.full((len(scaled), count + 1), -1)
     top[rows, rank.clamp_max(count)] = tokens  # the last column takes all that are not among the first
     return top[:, :count]
 
@@ -163,14 +159,13 @@ def filtered(scaled: Tensor, draws: Sequence[Draw]) -> Tensor:
     than top_p of the remaining probability. `kept_of` in sampling.c applies the same rules.
     """
     vocab = scaled.shape[1]
-    limits = to_device(
+    limits = torch.tensor(
         [
             [(draw.top_k or vocab) for draw in draws],
             [draw.top_p if draw.top_p < 1 else math.inf for draw in draws],
             [log_of(draw.min_p) for draw in draws],
         ],
-        torch.float64,
-        scaled.device,
+        dtype=torch.float64,
     )
     values, order = scaled.sort(descending=True, stable=True, dim=-1)
     last = limits[0].clamp_max(vocab).long() - 1

@@ -1,6 +1,6 @@
-"""Backends for a packed forward pass: all of it in C, or the transformers model with attention in C or torch.
+"""Backends for a packed forward pass: in C, or as a reference the transformers module.
 
-`open_backend` selects the backend of a model. All backends have the same interface.
+`open_backend` selects the backend of a model. Both have the same interface.
 """
 
 from __future__ import annotations
@@ -21,9 +21,6 @@ from tot.decoders.models.weights import GGUFWeights
 class Backend(Protocol):
     """One model and its key-value store."""
 
-    module: Any
-    """The transformers module, if the backend runs one."""
-
     @property
     def name(self) -> str:
         """Description of the implementation and the weight format."""
@@ -38,13 +35,12 @@ class Backend(Protocol):
     def cut(self, runs: Sequence[Run]) -> tuple[list[int], Any]:
         """Split the attention of new rows into pieces. Returns the packing order of the runs, and the pieces."""
 
-    def forward(self, rows: Array, keep: Array, pieces: Any, layers: Sequence[int] = ()) -> tuple[Any, Array | None]:
+    def forward(self, rows: Array, keep: Array, pieces: Any, layers: Sequence[int] = ()) -> tuple[Array, Array | None]:
         """Compute rows, and write their keys and values into slots.
 
         `rows` (3, rows) holds the token, the position and the slot of each row; `keep` (kept,) the rows to read, both
-        int64. Returns their logits (kept, vocab), in a torch tensor if they are on a GPU, and, if `layers` is given,
-        their hidden states at these layers (kept, layers, hidden), both float32. Layers are numbered as in
-        `Request.states`.
+        int64. Returns their logits (kept, vocab), and, if `layers` is given, their hidden states at these layers
+        (kept, layers, hidden), both float32. Layers are numbered as in `Request.states`.
         """
 
     def close(self) -> None:
@@ -52,7 +48,7 @@ class Backend(Protocol):
 
 
 def open_backend(loaded: LoadedModel, quantize: Quantization | None = None) -> Backend:
-    """Open the fastest backend for a model.
+    """Open the backend in C if it runs the model here, else the reference.
 
     Raises OptionError for a quantization that is unknown or unavailable here, ModelError as the backends do.
     """
@@ -70,7 +66,7 @@ def open_backend(loaded: LoadedModel, quantize: Quantization | None = None) -> B
         raise OptionError(
             f"quantize={quantize} needs a model of the families {', '.join(FAMILIES)} whose layers' inputs are "
             f"multiples of {GROUP}, a CPU with AVX2 or NEON, a C compiler, and memory for the packed weights: "
-            "omit quantize"
+            "omit quantize, and torch computes float weights"
         )
     from tot.decoders.kernels.module import TransformersForward  # imports torch
 

@@ -1,56 +1,57 @@
-"""The backend of a transformers module: its own layers, with packed attention in C or torch."""
+"""The reference backend: a transformers module on a CPU or GPU, whose attention reads the slots of each branch.
+
+Models stay unmodified: `packed_attention` is registered with transformers. It attends to one branch after another with
+torch's operations, which is simple, not fast.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from tot.decoders.errors import ModelError
-from tot.decoders.kernels.attention import ATTENTION, Plan, attend_blocks, make_blocks, packed_attention
-from tot.decoders.kernels.copies import to_device
-from tot.decoders.kernels.graphs import Graphs, Rows
-from tot.decoders.kernels.linear import PackedLinears
-from tot.decoders.kernels.native.attention import kernel_for
 from tot.decoders.kernels.native.shared_prefixes import Run
-from tot.decoders.kernels.native.tiles import make_tiles
 from tot.decoders.machine import fit_torch
-from tot.decoders.models.families import window_of
-from tot.decoders.models.kv_store import SCRATCH, Store
+from tot.decoders.models.kv_store import Store
 from tot.decoders.models.loaded import LoadedModel
-from tot.decoders.models.shapes import Array, Heads
+from tot.decoders.models.shapes import Array
+
+ATTENTION = "tot_packed"
+"""The name under which transformers finds `packed_attention`."""
+
+
+class Plan(NamedTuple):
+    """The attention of one forward pass."""
+
+    store: Store
+    write: Tensor
+    """(rows,): the slot of each row."""
+    branches: Sequence[tuple[int, Tensor]]
+    """The rows of each branch, and (keys,): its slots up to the last of these rows."""
 
 
 class TransformersForward:
-    """The transformers module, with attention in C if a kernel supports its heads, otherwise in torch.
+    """The transformers module and its key-value store. Raises ModelError if another backend uses the module."""
 
-    Raises ModelError if another backend uses the module.
-    """
+    name = "transformers"
 
     def __init__(self, loaded: LoadedModel) -> None:
         model: Any = loaded.model
         if model.config._attn_implementation == ATTENTION:
             raise ModelError("this model is held by another Engine: close that one, or share it by engine=")
-        heads, dtype = Heads.of(loaded.config), getattr(torch, loaded.dtype.name)
-        self._device = device = torch.device(loaded.device)
-        self.module = model
-        kernel = kernel_for(heads.dim, heads.query // heads.kv, dtype, device)
-        self.name = f"transformers, attention in {'torch' if kernel is None else 'C'}"
+        dtype = getattr(torch, loaded.dtype.name)
+        self._module: Any = model
+        self._device = torch.device(loaded.device)
         self.weight_bytes: float = dtype.itemsize
-        blocks = partial(make_blocks, heads_per_kv=heads.query // heads.kv, dtype=dtype, device=device)
-        self._make: Callable[..., tuple[list[int], Any]] = make_tiles if kernel else blocks
-        self._window = window_of(loaded.config)
-        self._attend = kernel or attend_blocks
-        self._linears = PackedLinears(model)
         self._store = Store((), ())
-        self._allocate = partial(Store.allocate, loaded.config, make=partial(_slots, dtype=dtype, device=device))
-        bytes_a_key = 2 * heads.kv * heads.dim * dtype.itemsize
-        graphs = partial(Graphs, self._compute, self._window, dtype, device, bytes_a_key)
-        self._graphs = graphs() if device.type == "cuda" else None
+        make = partial(torch.empty, dtype=dtype, device=self._device)
+        self._allocate = partial(Store.allocate, loaded.config, make=make)
         self._own_attention = model.config._attn_implementation
         from transformers import AttentionInterface  # takes two seconds, which the backend in C does without
 
@@ -60,50 +61,98 @@ class TransformersForward:
     def reserve(self, slots: int) -> None:
         self._store = self._allocate(slots)
 
-    def cut(self, runs: Sequence[Run]) -> tuple[list[int], Any]:
-        if self._graphs is not None and (rows := self._graphs.cut(runs)) is not None:
-            return list(range(len(runs))), rows
-        order, pieces = self._make(runs)
-        by_window: dict[int | None, Any] = {None: pieces}
-        if self._window is not None:
-            by_window[self._window] = self._make([runs[run] for run in order], window=self._window)[1]
-        return order, by_window
+    def cut(self, runs: Sequence[Run]) -> tuple[list[int], Sequence[tuple[int, Tensor]]]:
+        paths = [torch.as_tensor(run.path, dtype=torch.int64, device=self._device) for run in runs]
+        return list(range(len(runs))), [(run.rows, path) for run, path in zip(runs, paths, strict=True)]
 
     @torch.inference_mode()
-    def forward(self, rows: Array, keep: Array, pieces: Any, layers: Sequence[int] = ()) -> tuple[Any, Array | None]:
-        if self._graphs is not None and isinstance(pieces, Rows):
-            logits, states = self._graphs.forward(rows, keep, pieces, layers)
-        else:
-            numbers = to_device(np.concatenate([rows.reshape(-1), keep]), torch.int64, self._device)
-            tokens, positions, write, kept = torch.split(numbers, [*[rows.shape[1]] * 3, len(keep)])
-            logits, states = self._compute(tokens[None], positions[None], write, kept, pieces, layers)
-        on_cpu = logits.device.type == "cpu"
-        return logits.numpy() if on_cpu else logits, None if states is None else states.cpu().numpy()
-
-    def _compute(
-        self, tokens: Tensor, positions: Tensor, write: Tensor, keep: Tensor, pieces: Any, layers: Sequence[int] = ()
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, rows: Array, keep: Array, pieces: Sequence[tuple[int, Tensor]], layers: Sequence[int] = ()
+    ) -> tuple[Array, Array | None]:
         fit_torch()
-        plan = Plan(*self._store, write, self._attend, pieces)
-        result = self.module(
-            input_ids=tokens,
-            position_ids=positions,
+        tokens, positions, write = torch.as_tensor(rows, device=self._device)
+        kept = torch.as_tensor(keep, device=self._device)
+        result = self._module(
+            input_ids=tokens[None],
+            position_ids=positions[None],
             use_cache=False,
-            logits_to_keep=keep,
+            logits_to_keep=kept,
             output_hidden_states=bool(layers),
-            plan=plan,
+            plan=Plan(self._store, write, pieces),
         )
-        states = [result.hidden_states[layer][0, keep].float() for layer in layers]
-        return result.logits[0].float(), torch.stack(states, dim=1) if states else None
+        states = [result.hidden_states[layer][0, kept].float().cpu().numpy() for layer in layers]
+        return result.logits[0].float().cpu().numpy(), np.stack(states, axis=1) if states else None
 
     def close(self) -> None:
-        self._linears.close()
         self._store = Store((), ())
-        self.module.set_attn_implementation(self._own_attention)
-        self.module = self._graphs = None
+        self._module.set_attn_implementation(self._own_attention)
+        self._module = None
 
 
-def _slots(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    slots = torch.empty(shape, dtype=dtype, device=device)
-    slots[:, SCRATCH] = 0
-    return slots
+def packed_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    plan: Plan | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Write the rows' keys and values into their slots, then attend from each row to its branch. `s_aux` are sinks.
+
+    Shapes: query (1, heads, rows, head_dim); key, value (1, kv_heads, rows, head_dim). Returns (1, rows, heads,
+    head_dim). `attention_mask` is always None: the plan defines the visible keys.
+    """
+    if plan is None:
+        raise RuntimeError("this model is held by an Engine: call engine.close() before using it elsewhere")
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    keys, values = plan.store.keys[layer], plan.store.values[layer]
+    keys[:, plan.write], values[:, plan.write] = key[0], value[0]
+    scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    parts = zip(query[0].split([rows for rows, _ in plan.branches], dim=1), plan.branches, strict=True)
+    attended = [
+        attend(part, keys[:, slots], values[:, slots], scale, sliding_window, softcap or 0.0, s_aux)
+        for part, (_, slots) in parts
+    ]
+    return torch.cat(attended, dim=1).transpose(0, 1)[None], None
+
+
+def attend(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    window: int | None = None,
+    cap: float = 0.0,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Compute causal attention from the last rows of a text to its keys.
+
+    With a `window`, rows attend to that number of tokens. Scores are soft-capped at `cap` unless it is 0. `sinks`
+    (heads,) are scores without values. Shapes: query (heads, rows, head_dim); keys, values (kv_heads, keys, head_dim).
+    Returns (heads, rows, head_dim).
+    """
+    (heads, rows, _), (kv_heads, length, _) = query.shape, keys.shape
+    position = torch.arange(length, device=keys.device)
+    row = position[length - rows :, None]
+    visible = position <= row
+    if window is not None:
+        visible &= position > row - window
+    visible = visible.repeat(heads // kv_heads, 1)  # the query heads of a key-value head are rows
+    folded = query.reshape(kv_heads, -1, query.shape[2])
+    inexact = query.is_cuda and query.dtype == torch.float32  # fused kernels round float32 products
+    if not (cap or inexact or sinks is not None):
+        out = scaled_dot_product_attention(folded[None], keys[None], values[None], visible, scale=scale)
+        return out.reshape(heads, rows, -1)
+    scores = torch.matmul(folded.float(), keys.float().mT) * scale  # float16 would overflow
+    if cap:
+        scores = cap * torch.tanh(scores / cap)
+    scores = scores.masked_fill(~visible, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.float().view(kv_heads, -1, 1).repeat_interleave(rows, dim=1)], dim=2)
+    weights = torch.softmax(scores, dim=2)[:, :, :length]
+    return torch.matmul(weights, values.float()).to(query.dtype).reshape(heads, rows, -1)

@@ -201,8 +201,3 @@ def activation_of(config: Any) -> str:
     name = family_of(config).activation
     activation = str(getattr(config, name)) if name else ACTIVATIONS[-1]
     return "gelu_pytorch_tanh" if activation == "gelu" and config.model_type == "gemma" else activation
-
-
-def window_of(config: Any) -> int | None:
-    """Return the size of the sliding window in tokens, or None if no layer has one."""
-    return next((window for window in layer_windows(config) if window is not None), None)

@@ -25,7 +25,7 @@ class Store(NamedTuple):
 
     @classmethod
     def allocate(cls, config: Any, slots: int, make: Callable[[tuple[int, int, int]], Any]) -> Store:
-        """Allocate `slots` slots, including SCRATCH. `make` makes an array of a shape, with zeros in SCRATCH."""
+        """Allocate `slots` slots, including SCRATCH. `make` makes an array of a shape."""
         heads = Heads.of(config)
 
         def arrays() -> tuple[Any, ...]:

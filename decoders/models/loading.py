@@ -210,15 +210,13 @@ def _open_folder(
             dtype = stored.dtype
         elif config.model_type in FAMILIES:
             with suppress(LookupError):  # transformers accepts more weight names
-                stored = FolderWeights(folder, config, dtype, getattr(settings, "quantization_config", None))
+                stored = FolderWeights(folder, config, dtype)
         ends = _end_ids(folder, config)
     except (TotError, MemoryError):
         raise
     except Exception as error:  # three libraries read these files, and tokenizers raises plain Exception
         raise unreadable(name, error) from error
-    if isinstance(stored, FolderWeights) and stored.quantized:
-        load = partial(_refuse_module, name)
-    elif unread is None:
+    if unread is None:
         load = partial(_load_module, folder, name, dtype, device)
     else:
         load = partial(_load_whole_gguf, unread, folder.parent.parent, dtype, device, tokenizer)
@@ -270,14 +268,6 @@ def _load_module(folder: Path, name: str, dtype: np.dtype[Any], device: str) -> 
     if report["missing_keys"]:  # transformers initializes them with random values
         raise ModelError(f"{name} can't be loaded: its files lack {min(report['missing_keys'])}; download it again")
     return _place(model, name, dtype, device)
-
-
-def _refuse_module(name: str) -> Any:
-    raise ModelError(
-        f"the quantized weights of {name} are computed by the C engine only, which needs a CPU with AVX2 or NEON, a C "
-        "compiler, and memory for the packed weights: use a .gguf file of the model, or run it in a server, such as "
-        "vLLM, and ask it with --decoder openai"
-    )
 
 
 def _load_whole_gguf(path: Path, cache_dir: Path, dtype: np.dtype[Any], device: str, tokenizer: Any) -> Any:

@@ -42,9 +42,8 @@ Quantize = Literal["auto", "none", "int8-dynamic", "gguf"]
 - "auto": "gguf" for a .gguf file without an explicit dtype, if it is supported; otherwise, and for the embedded model,
   "none".
 
-"gguf" and "int8-dynamic" also quantize the inputs of linear layers to eight bits. So do folders whose files are
-quantized (compressed-tensors, AWQ, GPTQ): their integers are used in every case. A .gguf file of floats is not
-quantized by "gguf"."""
+"gguf" and "int8-dynamic" need the backend in C, and also quantize the inputs of linear layers to eight bits. A .gguf
+file of floats is not quantized by "gguf"."""
 
 
 @dataclass(frozen=True)

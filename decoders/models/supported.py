@@ -43,9 +43,11 @@ def check_supported(config: Any) -> None:
             "server, such as llama-server or vLLM, and ask it with --decoder openai"
         )
     if (quantization := getattr(config, "quantization_config", None)) is not None:
-        from tot.decoders.models.safetensors_integers import layout_of  # imports numpy
-
-        layout_of(quantization)
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+        raise ModelError(
+            f"safetensors quantized by the method {method!r:.60} can't be read here: use a .gguf file of the model, or "
+            "run it in a server, such as vLLM, and ask it with --decoder openai"
+        )
 
 
 def _length_dependent_rope(config: Any) -> str | None:

@@ -24,7 +24,6 @@ from tot.decoders.models.gguf_model import FIRST, Source, is_router, sources_of
 from tot.decoders.models.gguf_numbers import Whole, floats_of, numbers_of
 from tot.decoders.models.gguf_parts import gguf_parts
 from tot.decoders.models.gguf_reader import GGUFFile, read_gguf
-from tot.decoders.models.safetensors_integers import layout_of, stacked
 from tot.decoders.models.shapes import EMBEDDING, HEAD, Array, Shape, weight_shapes
 from tot.decoders.models.stored_parts import Part, stored_parts
 
@@ -86,38 +85,23 @@ class ModuleWeights(Weights):
 
 
 class FolderWeights(Weights):
-    """The weights in the safetensors files of a folder, in `dtype` or quantized, for families in FAMILIES.
+    """The weights in the safetensors files of a folder, in `dtype`, for families in FAMILIES.
 
-    `quantization` is `quantization_config` in config.json. Raises LookupError if a weight has another name, ModelError
-    if a shape differs from config.json, and the errors of safetensors for damaged files.
+    Raises LookupError if a weight has another name, ModelError if a shape differs from config.json, and the errors of
+    safetensors for damaged files.
     """
 
-    def __init__(self, folder: Path, config: Any, dtype: DTypeLike, quantization: Any = None) -> None:
+    def __init__(self, folder: Path, config: Any, dtype: DTypeLike) -> None:
         from safetensors import safe_open
 
         self.shapes = weight_shapes(config)
         self._dtype = dtype
-        files, self._layout = _files_of(folder), layout_of(quantization)
-        known = set(files)
-        if (layout := self._layout) is not None:
-            known |= {f"{name.removesuffix(layout.scale)}weight" for name in files if name.endswith(f".{layout.scale}")}
-        self._parts = stored_parts(config, known)
+        files = _files_of(folder)
+        self._parts = stored_parts(config, files)
         if config.tie_word_embeddings:
             self._parts[HEAD] = self._parts[EMBEDDING]
         stored = {one: part.shape for part in self._parts.values() for one in part.names}
-        self._layers: dict[str, dict[str, Shape]] = {}
-        """The tensors of each quantized layer, by the name of its weight."""
-        for name, shape in list(stored.items()):
-            stem = name.removesuffix("weight")
-            if layout is None or f"{stem}{layout.scale}" not in files or len(shape) != 2 or name == EMBEDDING:
-                continue
-            del stored[name]
-            self._layers[name] = {f"{stem}{tensor}": size for tensor, size in layout.tensors(shape).items()}
-            stored |= self._layers[name]
-        self.quantized = bool(self._layers)
         if missing := stored.keys() - files.keys():
-            if self.quantized:
-                raise ModelError(f"the files of the model lack {min(missing)}: download it again")
             raise LookupError(min(missing))
         self._files = {name: files[name] for name in stored}
         self.files = sorted({path for path, _ in self._files.values()})
@@ -125,22 +109,12 @@ class FolderWeights(Weights):
             with safe_open(path, "np") as file:
                 for name, own in ((name, own) for name, (holder, own) in self._files.items() if holder == path):
                     _check_shape(name, tuple(file.get_slice(own).get_shape()), stored[name])
-                    if self._layout is not None and name.endswith(".g_idx"):
-                        self._layout.check_order(file.get_tensor(own))
 
-    def __getitem__(self, name: str) -> Array | Whole:
+    def __getitem__(self, name: str) -> Array:
         part = self._parts[name]
-        if part.names[0] in self._layers:
-            layers = [part.view(self._read_layer(stored)) for stored in part.names]
-            return layers[0] if len(layers) == 1 else stacked(layers)
         arrays = [part.view(self._read(stored, part.shape)) for stored in part.names]
         whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
         return whole.reshape(self.shapes[name]).astype(self._dtype, copy=False)
-
-    def _read_layer(self, stored: str) -> Whole:
-        assert self._layout is not None
-        tensors = self._layers[stored].items()
-        return self._layout.read({name.rpartition(".")[2]: self._read(name, shape) for name, shape in tensors})
 
     def _read(self, stored: str, shape: Shape) -> Array:
         from safetensors import SafetensorError, safe_open

@@ -81,11 +81,6 @@ SAMPLING = ("sampling", "-O3", "-fno-trapping-math", "-ffp-contract=off")
 POOL = ("pool", "-O1")
 
 
-def attention(head_dim: int, float32: bool) -> tuple[str, ...]:
-    """Return the C file and options of the attention library, in float32 or else bfloat16."""
-    return "attention", *_model(head_dim, float32)
-
-
 def forward(head_dim: int, float32: bool, weights: str, lanes: int, half_store: bool = False) -> tuple[str, ...]:
     """Return the C file and options of the forward library. `weights`: "float32", "bfloat16", or "whole" (integers).
 
@@ -93,11 +88,8 @@ def forward(head_dim: int, float32: bool, weights: str, lanes: int, half_store: 
     """
     faster = ("-O3",) if weights == "whole" and lanes == 8 else ()  # 10% faster on this level
     store = ("-DHALF_STORE",) if half_store else ()
-    return "forward", *_model(head_dim, float32), *store, *_WEIGHTS[weights], *faster
-
-
-def _model(head_dim: int, float32: bool) -> tuple[str, ...]:
-    return *_VECTORS, f"-DHEAD_DIM={head_dim}", *(("-DFLOAT32",) if float32 else ())
+    model = f"-DHEAD_DIM={head_dim}", *(("-DFLOAT32",) if float32 else ())
+    return "forward", *_VECTORS, *model, *store, *_WEIGHTS[weights], *faster
 
 
 def source(name: str) -> bytes:
@@ -162,7 +154,6 @@ def _all_libraries() -> Iterator[tuple[str, ...]]:
     for level in LEVELS:
         libraries: list[tuple[str, ...]] = [SAMPLING]
         for head_dim, float32 in product(HEADS, (True, False) if level.bfloat16 else (True,)):
-            libraries.append(attention(head_dim, float32))
             kinds = [kind for kind in _WEIGHTS if float32 or kind != "float32"]
             libraries += [forward(head_dim, float32, kind, level.lanes) for kind in kinds]
             if level.half_store and not level.bfloat16:

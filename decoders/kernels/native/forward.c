@@ -9,8 +9,8 @@
 void (*run_parallel)(void (*work)(void *argument, int thread), void *argument, int threads);
 
 // Python compares these with the sizes of its own structures.
-const int64_t attention_sizes[] = {sizeof(Piece), sizeof(Tiles), sizeof(Attention)};
-const int64_t forward_sizes[] = {sizeof(Matrix), sizeof(Layer), sizeof(Model), sizeof(Batch), LANES};
+const int64_t forward_sizes[] = {sizeof(Piece), sizeof(Tiles), sizeof(Matrix), sizeof(Layer), sizeof(Model),
+                                 sizeof(Batch), LANES};
 
 enum { LINEAR, ATTENTION, OTHER };
 

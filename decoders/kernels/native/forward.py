@@ -11,7 +11,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from ctypes import POINTER, byref, c_double, c_int, c_int64, c_uint8, c_void_p, sizeof
+from ctypes import POINTER, byref, c_double, c_int, c_int64, c_uint8, c_void_p
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -33,8 +33,8 @@ from tot.decoders.kernels.native.packing import (
     room_for,
 )
 from tot.decoders.kernels.native.shared_prefixes import Run
-from tot.decoders.kernels.native.structures import KINDS, Batch, Layer, Matrix, Model
-from tot.decoders.kernels.native.tiles import SIZES, CTiles, Tiles, kernels_run, make_tiles
+from tot.decoders.kernels.native.structures import KINDS, SIZES, Batch, Layer, Matrix, Model
+from tot.decoders.kernels.native.tiles import CTiles, Tiles, kernels_run, make_tiles
 from tot.decoders.machine import processor, threads
 from tot.decoders.models.families import (
     ACTIVATIONS,
@@ -78,9 +78,6 @@ class _Product(NamedTuple):
 
 class NativeForward:
     """The C backend, with packed weights and a key-value store."""
-
-    module = None
-    """No transformers module is used."""
 
     def __init__(self, loaded: LoadedModel, kind: PackedKind) -> None:
         self.weights = kind
@@ -336,9 +333,7 @@ def native_forward(loaded: LoadedModel, quantize: Quantization | None = None) ->
     weight_format = kind if kind in ("float32", "bfloat16") else "whole"
     half = loaded.store_dtype == np.float16
     functions = library(*compiling.forward(heads.dim, loaded.dtype == np.float32, weight_format, lanes(), half))
-    if functions is None or not sizes_agree(functions, "attention_sizes", SIZES):
-        return None
-    if not sizes_agree(functions, "forward_sizes", [*map(sizeof, (Matrix, Layer, Model, Batch)), lanes()]):
+    if functions is None or not sizes_agree(functions, "forward_sizes", (*SIZES, lanes())):
         return None
     backend = NativeForward(loaded, kind)
     backend.use(functions)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from ctypes import POINTER, byref, c_int64, c_uint8, c_void_p, sizeof
+from ctypes import POINTER, byref, c_int64, c_uint8, c_void_p
 
 import numpy as np
 
 from tot.decoders.kernels.native import compiling
 from tot.decoders.kernels.native.library import address, empty, lanes, level, library, sizes_agree
 from tot.decoders.kernels.native.packing import GROUP, packed
-from tot.decoders.kernels.native.structures import Batch, Layer, Matrix, Model
+from tot.decoders.kernels.native.structures import SIZES, Matrix
 from tot.decoders.models.shapes import Array
 
 Product = Callable[[Array], Array]
@@ -30,8 +30,7 @@ def _functions() -> ctypes.CDLL | None:
     if level() is None:
         return None
     functions = library(*compiling.forward(64, True, "whole", lanes(), False))
-    sizes = [*map(sizeof, (Matrix, Layer, Model, Batch)), lanes()]
-    if functions is None or not sizes_agree(functions, "forward_sizes", sizes):
+    if functions is None or not sizes_agree(functions, "forward_sizes", (*SIZES, lanes())):
         return None
     functions.product.argtypes = [POINTER(Matrix), c_void_p, c_int64, c_void_p, c_void_p]
     functions.product.restype = None

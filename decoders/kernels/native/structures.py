@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import Structure, c_double, c_float, c_int64, c_uint8, c_void_p
+from ctypes import Structure, c_double, c_float, c_int32, c_int64, c_uint8, c_void_p, sizeof
 
 from tot.decoders.kernels.native.tiles import CTiles
 
@@ -65,3 +65,7 @@ class Batch(Structure):
         *((name, c_int64) for name in ("rows", "kept", "state_count", "threads")),
         ("saturated", c_void_p),
     ]
+
+
+SIZES = (6 * sizeof(c_int32), *map(sizeof, (CTiles, Matrix, Layer, Model, Batch)))
+"""Bytes of the structs Piece, Tiles, Matrix, Layer, Model and Batch."""

@@ -1,4 +1,4 @@
-"""Packed attention in C (attention.c), with AVX-512, AVX2 or NEON, in tiles of consecutive rows.
+"""Packed attention in C (attention.h), with AVX-512, AVX2 or NEON, in tiles of consecutive rows.
 
 A path segment that several rows share is one piece for all rows of a tile. The rest of each row's path is a piece of
 its own. The kernel computes an online softmax over the pieces, so nothing is padded or merged.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from ctypes import Structure, c_float, c_int32, c_int64, c_void_p, sizeof
+from ctypes import Structure, c_int64, c_void_p
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -103,25 +103,8 @@ class CTiles(Structure):
         return cls(*addresses, len(tiles.starts) - 1, tiles.rows)
 
 
-class CAttention(Structure):
-    """The struct Attention of attention.h."""
-
-    _fields_ = [
-        *((name, c_void_p) for name in ("query", "keys", "values", "out")),
-        *((name, c_int64) for name in ("head_stride", "row_stride", "kv_head_stride", "slot_stride")),
-        *((name, c_int64) for name in ("rows", "kv_heads", "groups")),
-        ("sinks", c_void_p),
-        ("scale", c_float),
-        ("cap", c_float),
-    ]
-
-
-SIZES = (6 * sizeof(c_int32), sizeof(CTiles), sizeof(CAttention))
-"""Bytes of the structs Piece, Tiles and Attention."""
-
-
 def kernels_run(head_dim: int, groups: int, dtype: np.dtype[Any], device: str) -> bool:
-    """Return whether attention.c supports such a model on this processor."""
+    """Return whether attention.h supports such a model on this processor."""
     if device != "cpu" or groups > _MAX_GROUPS or head_dim > _MAX_HEAD_DIM:
         return False
     step = 16 if dtype == np.float32 else 32
@@ -131,6 +114,6 @@ def kernels_run(head_dim: int, groups: int, dtype: np.dtype[Any], device: str) -
     if level() not in suitable:
         missing = ", ".join(sorted(suitable[-1].needs - processor_flags())) if suitable else ""
         cause = f"this processor lacks {missing}" if missing else "the C kernels do not support this processor level"
-        log_once(logging.INFO, f"{cause}, so attention in {dtype} uses torch, which is slower")
+        log_once(logging.INFO, f"{cause}, so torch computes in {dtype}, which is slower")
         return False
     return True

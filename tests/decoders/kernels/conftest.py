@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
+import shutil
+import subprocess
 from collections.abc import Callable
+from ctypes import byref, c_float, c_int32, c_int64, c_void_p, sizeof
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +21,67 @@ from torch import Tensor, nn
 from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.kernels.native import compiling, forward, packed_file, packing
 from tot.decoders.kernels.native import library as native
-from tot.decoders.kernels.native.tiles import kernels_run
+from tot.decoders.kernels.native.tiles import CTiles, Tiles, kernels_run
+from tot.decoders.machine import threads
 
 VOCAB = 300
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+
+
+class CAttention(ctypes.Structure):
+    """The struct Attention of attention.h."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("query", "keys", "values", "out")),
+        *((name, c_int64) for name in ("head_stride", "row_stride", "kv_head_stride", "slot_stride")),
+        *((name, c_int64) for name in ("rows", "kv_heads", "groups")),
+        ("sinks", c_void_p),
+        ("scale", c_float),
+        ("cap", c_float),
+    ]
+
+
+@pytest.fixture(scope="session")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, torch.dtype], Callable[..., Tensor]]:
+    """Map a head dimension and a number format to attention.h: (query, keys, values, tiles, scale, cap) -> result.
+
+    Shapes: query (heads, rows, head_dim); keys, values (kv_heads, slots, head_dim); result (rows, heads, head_dim)."""
+    folder = tmp_path_factory.mktemp("attention")
+
+    @cache
+    def functions(head_dim: int, float32: bool) -> ctypes.CDLL:
+        level, path = native.level(), folder / f"{head_dim}-{float32}.so"
+        options = ("-O1", *((level and level.options) or ()), f"-DHEAD_DIM={head_dim}", *["-DFLOAT32"] * float32)
+        code = Path(__file__).with_name("attention.c")
+        command = ["cc", "-shared", "-fPIC", "-w", *options, f"-I{compiling.SOURCES}", str(code), "-o", str(path)]
+        subprocess.run([*command, "-lm", "-pthread"], check=True)
+        opened, pool = ctypes.CDLL(str(path)), native._opened(*compiling.POOL)
+        assert pool is not None
+        sizes = (c_int64 * 3).in_dll(opened, "attention_sizes")
+        assert tuple(sizes) == (6 * sizeof(c_int32), sizeof(CTiles), sizeof(CAttention))
+        c_void_p.in_dll(opened, "run_parallel").value = ctypes.cast(pool.run_parallel, c_void_p).value
+        return opened
+
+    def make(head_dim: int, dtype: torch.dtype) -> Callable[..., Tensor]:
+        numbers = np.dtype(bfloat16 if dtype == torch.bfloat16 else np.float32)
+        if not kernels_run(head_dim, 1, numbers, "cpu") or shutil.which("cc") is None:
+            pytest.skip("needs a C compiler, and a processor with AVX2 (or bfloat16 products)")
+        attend = functions(head_dim, dtype == torch.float32).attend
+
+        def call(query: Tensor, keys: Tensor, values: Tensor, tiles: Tiles, scale: float, cap: float = 0.0) -> Tensor:
+            heads, rows, _ = query.shape
+            out = torch.empty((rows, heads, head_dim), dtype=dtype)
+            attention = CAttention(
+                *(tensor.data_ptr() for tensor in (query, keys, values, out)),
+                *(query.stride(0), query.stride(1), keys.stride(0), keys.stride(1)),
+                *(rows, len(keys), heads // len(keys), None, scale, cap),
+            )
+            attend(byref(attention), byref(CTiles.of(tiles)), c_int64(threads()))
+            return out
+
+        return call
+
+    return make
 
 
 OTHERS = [level.name for level in compiling.LEVELS[1:] if level.name != "avx512"]

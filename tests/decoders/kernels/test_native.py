@@ -158,7 +158,7 @@ def test_a_missing_compiler_is_logged_once(
 ) -> None:
     monkeypatch.setattr(native.shutil, "which", lambda name: None)
     assert native.library("sampling", *OPTIONS) is None
-    assert native.library("attention", *OPTIONS) is None
+    assert native.library("forward", *OPTIONS) is None
     assert caplog.messages == ["no C compiler was found, so decoding is slower: install cc, gcc or clang"]
 
 
@@ -172,7 +172,7 @@ def test_missing_processor_features_are_logged_once(
     with caplog.at_level(logging.INFO):
         for _ in range(2):
             assert not tiles.kernels_run(64, 1, np.dtype(np.float32), "cpu")
-    problem = "this processor lacks f16c, fma, so attention in float32 uses torch, which is slower"
+    problem = "this processor lacks f16c, fma, so torch computes in float32, which is slower"
     assert caplog.messages == [problem]
 
 

@@ -14,7 +14,7 @@ import pytest
 from transformers import AutoConfig
 
 from tot.decoders.errors import ModelError
-from tot.decoders.models.families import FAMILIES, window_of
+from tot.decoders.models.families import FAMILIES
 from tot.decoders.models.loading import load_model
 from tot.decoders.models.supported import check_supported
 
@@ -111,21 +111,13 @@ def test_tested_families_pass(family: str, options: dict[str, Any]) -> None:
     check_supported(SimpleNamespace(**config.to_dict()))  # also in the spelling of config.json
 
 
-@pytest.mark.parametrize(
-    ("family", "options", "window"),
-    [
-        ("llama", {}, None),
-        ("qwen2", {"sliding_window": 32768, "use_sliding_window": False}, None),
-        ("qwen2", {"sliding_window": 32768, "use_sliding_window": True, "max_window_layers": 2}, None),
-        ("qwen2", {"sliding_window": 77, "use_sliding_window": True, "max_window_layers": 1}, 77),
-        ("mistral", {"sliding_window": 4096}, 4096),
-        ("phi3", {"sliding_window": 2047}, 2047),
-        ("gemma2", {"sliding_window": 33}, 33),
-        ("gemma3_text", {"sliding_window": 33, "layer_types": ["full_attention"] * 2}, None),
-    ],
-)
-def test_a_window_counts_only_if_a_layer_uses_it(family: str, options: dict[str, Any], window: int | None) -> None:
-    assert window_of(AutoConfig.for_model(family, num_hidden_layers=2, **options)) == window
+@pytest.mark.parametrize("method", ["awq", "gptq", "compressed-tensors", "mxfp4"])
+def test_quantized_safetensors_are_refused(method: str, one_line: Callable[..., str]) -> None:
+    config = AutoConfig.for_model("llama", num_hidden_layers=2)
+    config.quantization_config = {"quant_method": method, "bits": 4}
+    with pytest.raises(ModelError) as error:
+        check_supported(config)
+    assert one_line(error).startswith(f"safetensors quantized by the method '{method}' can't be read here: use a .gguf")
 
 
 def test_an_unsupported_folder_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:

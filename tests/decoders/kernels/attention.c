@@ -1,11 +1,10 @@
-// Attention only, for models whose forward pass runs in torch.
+// Attention alone, for ctypes.
 
 #include "attention.h"
 #include "threads.h"
 
 void (*run_parallel)(void (*work)(void *argument, int thread), void *argument, int threads);
 
-// Python compares these with the sizes of its own structures.
 const int64_t attention_sizes[] = {sizeof(Piece), sizeof(Tiles), sizeof(Attention)};
 
 typedef struct {

@@ -1,10 +1,8 @@
-"""Packed attention in tiles, and the C kernel that reads them."""
+"""Packed attention in tiles, and attention.h, which reads them."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,31 +10,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from ml_dtypes import bfloat16
 from torch import Tensor
 
-from tot.decoders.engine.runner import Chunk, Runner
-from tot.decoders.kernels import backend, module
-from tot.decoders.kernels.native import library as native
-from tot.decoders.kernels.native.attention import Kernel, kernel_for
 from tot.decoders.kernels.native.shared_prefixes import Run
-from tot.decoders.kernels.native.tiles import make_tiles
+from tot.decoders.kernels.native.tiles import kernels_run, make_tiles
 from tot.decoders.machine import use_threads
-from tot.decoders.models.loaded import LoadedModel
 
-CPU = torch.device("cpu")
-OPTIONS = ("-DHEAD_DIM=32", "-DFLOAT32")
+Kernel = Callable[..., Callable[..., Tensor]]
 formats = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-
-
-@pytest.fixture(scope="module")
-def kernel() -> Callable[..., Kernel]:
-    def make(head_dim: int, dtype: torch.dtype) -> Kernel:
-        made = kernel_for(head_dim, 1, dtype, CPU)
-        if made is None:
-            pytest.skip("needs a C compiler, and a processor with AVX2 (or bfloat16 products)")
-        return made
-
-    return make
 
 
 @st.composite
@@ -103,7 +85,7 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, paths: list[list[int]
 )
 @given(runs=texts(), window=windows, cap=st.sampled_from([0.0, 2.0, 50.0]))
 def test_the_kernel_computes_softmax_attention(
-    kernel: Callable[..., Kernel],
+    kernel: Kernel,
     dtype: torch.dtype,
     head_dim: int,
     kv_heads: int,
@@ -136,7 +118,7 @@ def branches(rows: int, shared: int, own: int) -> list[Run]:
 @pytest.mark.parametrize("rows", [1, 2, 7, 20])
 @pytest.mark.parametrize(("shared", "own"), [(2500, 3), (1100, 400), (30, 1200)])
 def test_long_texts_are_divided_among_threads_and_joined(
-    kernel: Callable[..., Kernel], dtype: torch.dtype, rows: int, shared: int, own: int
+    kernel: Kernel, dtype: torch.dtype, rows: int, shared: int, own: int
 ) -> None:
     runs = branches(rows, shared, own)
     order, tiles = make_tiles(runs)
@@ -162,7 +144,7 @@ def test_long_texts_are_divided_among_threads_and_joined(
     ],
     ids=["short", "one long row", "long rows"],
 )
-def test_threads_change_no_bit(kernel: Callable[..., Kernel], dtype: torch.dtype, runs: list[Run]) -> None:
+def test_threads_change_no_bit(kernel: Kernel, dtype: torch.dtype, runs: list[Run]) -> None:
     _, tiles = make_tiles(runs)
     rows = sum(run.rows for run in runs)
     query, keys, values = torch.randn(6, rows, 64).to(dtype), *torch.randn(2, 2, 2600, 64).to(dtype)
@@ -177,19 +159,7 @@ def test_threads_change_no_bit(kernel: Callable[..., Kernel], dtype: torch.dtype
 
 
 @formats
-def test_a_query_may_have_any_strides(kernel: Callable[..., Kernel], dtype: torch.dtype) -> None:
-    _, tiles = make_tiles([Run(np.arange(1, 20, dtype=np.int32), 10)])
-    query, keys, values = torch.randn(4, 9, 32).to(dtype), *torch.randn(2, 4, 20, 32).to(dtype)
-    expected = kernel(32, dtype)(query, keys, values, tiles, 0.2)
-    for view in (
-        query.transpose(0, 1).contiguous().transpose(0, 1),
-        query.transpose(1, 2).contiguous().transpose(1, 2),
-    ):
-        assert torch.equal(kernel(32, dtype)(view, keys, values, tiles, 0.2), expected)
-
-
-@formats
-def test_scores_far_apart_do_not_overflow(kernel: Callable[..., Kernel], dtype: torch.dtype) -> None:
+def test_scores_far_apart_do_not_overflow(kernel: Kernel, dtype: torch.dtype) -> None:
     _, tiles = make_tiles([Run(np.arange(1, 80, dtype=np.int32), 78)])
     keys, values = torch.zeros(1, 80, 32, dtype=dtype), torch.zeros(1, 80, 32, dtype=dtype)
     keys[0, 40, 0], values[0, 40] = 1e4, 3.0  # far above all others, so that earlier keys lose all weight
@@ -200,103 +170,12 @@ def test_scores_far_apart_do_not_overflow(kernel: Callable[..., Kernel], dtype: 
     assert kernel(32, dtype)(query, keys, values, tiles, 1.0).tolist() == [[[0.0] * 32]]
 
 
-# -- in a model ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(params=[torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
-def heads_of_32(
-    request: pytest.FixtureRequest,
-    make_model: Callable[..., Any],
-    kernel: Callable[..., Kernel],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Any:
-    """A model that runs as a transformers module."""
-    kernel(32, request.param)
-    monkeypatch.setattr(backend, "native_forward", lambda *_: None)
-    return make_model("gemma", head_dim=32).to(request.param)
-
-
-def test_a_model_computes_the_same_with_and_without_the_kernel(
-    heads_of_32: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    logits = []
-    for where in ("C", "torch"):
-        if where == "torch":
-            monkeypatch.setattr(module, "kernel_for", lambda *_: None)
-        runner = Runner(LoadedModel.of(heads_of_32), 2000)
-        assert runner.backend.name == f"transformers, attention in {where}"
-        with torch.inference_mode():
-            texts = [[*range(5, 205), 10 + i, *range(100, 100 + 9 * i)] for i in range(6)]
-            branches = [runner.cache.open(text) for text in texts]
-            chunks = [Chunk(branch, 0, len(branch), [0]) for branch in branches]
-            logits.append(torch.from_numpy(runner.forward(chunks).logits))
-        runner.close()
-    spread = logits[1].std()
-    assert (logits[0] - logits[1]).abs().max() < (0.1 if heads_of_32.dtype == torch.bfloat16 else 1e-4) * spread
-    assert spread > 0.1
-
-
-# -- compiling ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: Callable[..., Kernel]) -> Iterator[Path]:
-    kernel(32, torch.float32)
-    monkeypatch.setenv("TOT_CACHE", str(tmp_path))
-    native._opened.cache_clear()
-    yield tmp_path / "native"
-    native._opened.cache_clear()
-
-
-def test_the_kernel_is_compiled_once_and_again_only_if_damaged(
-    empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert native.library("attention", *OPTIONS) is not None
-    (library,) = empty_cache.glob("attention-*")
-    made = library.stat().st_mtime_ns
-    native._opened.cache_clear()
-    assert native.library("attention", *OPTIONS) is not None
-    assert library.stat().st_mtime_ns == made
-    other = tmp_path / "elsewhere" / "native" / library.name
-    other.parent.mkdir(parents=True)
-    other.write_bytes(library.read_bytes()[:100])
-    monkeypatch.setenv("TOT_CACHE", str(tmp_path / "elsewhere"))
-    native._opened.cache_clear()
-    assert native.library("attention", *OPTIONS) is not None
-    assert other.stat().st_size == library.stat().st_size
-    assert [entry.name for entry in other.parent.glob("attention-*")] == [library.name]
-
-
-def test_without_a_compiler_torch_computes_attention(
-    heads_of_32: Any, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(native.shutil, "which", lambda name: None)
-    runner = Runner(LoadedModel.of(heads_of_32), 100)
-    assert runner.backend.name == "transformers, attention in torch"
-    with torch.inference_mode():
-        branch = runner.cache.open([5, 6, 7])
-        assert math.isfinite(float(runner.forward([Chunk(branch, 0, 3, [0])]).logits.sum()))
-    runner.close()
-
-
-def test_a_compiler_that_fails_is_logged_and_torch_is_used(
-    empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    broken = tmp_path / "cc"
-    broken.write_text("#!/bin/sh\necho out of registers >&2\nexit 1\n")
-    broken.chmod(0o755)
-    monkeypatch.setattr(native.shutil, "which", lambda name: str(broken))
-    assert kernel_for(32, 1, torch.float32, CPU) is None
-    assert "attention.c can't be compiled, so decoding is slower: out of registers" in caplog.text
-    assert list(empty_cache.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("head_dim", "groups", "dtype"),
     [
-        *[(48, 1, torch.bfloat16), (24, 1, torch.float32), (512, 1, torch.float32), (64, 17, torch.float32)],
-        (64, 1, torch.float16),
+        *[(48, 1, bfloat16), (24, 1, np.float32), (512, 1, np.float32), (64, 17, np.float32)],
+        (64, 1, np.float16),
     ],
 )
-def test_unsupported_shapes_are_left_to_torch(head_dim: int, groups: int, dtype: torch.dtype) -> None:
-    assert kernel_for(head_dim, groups, dtype, CPU) is None
+def test_unsupported_shapes_are_left_to_torch(head_dim: int, groups: int, dtype: Any) -> None:
+    assert not kernels_run(head_dim, groups, np.dtype(dtype), "cpu")

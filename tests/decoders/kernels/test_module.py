@@ -1,0 +1,131 @@
+"""The reference backend: a transformers module with attention by torch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tot.decoders import ModelError, Request, Sampling, load_decoder
+from tot.decoders.engine.runner import Chunk, Runner
+from tot.decoders.kernels import backend
+from tot.decoders.kernels.module import TransformersForward, attend
+from tot.decoders.models.families import FAMILIES
+from tot.decoders.models.loaded import LoadedModel
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
+
+
+@pytest.fixture
+def _in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run every model as a transformers module."""
+    monkeypatch.setattr(backend, "native_forward", lambda *_: None)
+
+
+def random_rows(dtype: torch.dtype, rows: int = 7, length: int = 40, size: float = 1.0) -> tuple[Tensor, ...]:
+    """Return queries of 6 heads, and keys and values of 2 heads."""
+    random = torch.Generator().manual_seed(rows)
+    shapes = ((6, rows, 16), (2, length, 16), (2, length, 16))
+    query, keys, values = (torch.randn(*shape, generator=random, dtype=torch.float64) for shape in shapes)
+    return (query * size).to(dtype), (keys * size).to(dtype), values.to(dtype)
+
+
+def by_definition(
+    query: Tensor, keys: Tensor, values: Tensor, window: int | None, cap: float, sinks: Tensor | None
+) -> Tensor:
+    """Compute softmax attention in float64, one head and one row at a time."""
+    out = torch.zeros(query.shape, dtype=torch.float64)
+    rows, length = query.shape[1], keys.shape[1]
+    for head in range(len(query)):
+        for i in range(rows):
+            end = length - rows + i + 1
+            seen = slice(0 if window is None else max(0, end - window), end)
+            scores = keys[head // 3, seen].double() @ query[head, i].double() * 0.3
+            scores = cap * torch.tanh(scores / cap) if cap else scores
+            scores = torch.cat([scores, sinks[head : head + 1].double()]) if sinks is not None else scores
+            out[head, i] = scores.softmax(0)[: end - seen.start] @ values[head // 3, seen].double()
+    return out
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-5), (torch.float16, 3e-3), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("size", [1.0, 90.0])
+@pytest.mark.parametrize(
+    ("window", "cap", "sink"), [(None, 0.0, False), (9, 0.0, False), (9, 5.0, False), (None, 0.0, True)]
+)
+def test_attention_is_softmax_attention(
+    device: str, dtype: torch.dtype, close: float, size: float, window: int | None, cap: float, sink: bool
+) -> None:
+    """With a size of 90, products are beyond the range of float16."""
+    sinks = torch.linspace(-2, 6, 6) if sink else None
+    for rows in (1, 7, 40):
+        query, keys, values = random_rows(dtype, rows, size=size)
+        exact = by_definition(query, keys, values, window, cap, sinks)
+        on_device = (tensor.to(device) for tensor in (query, keys, values))
+        out = attend(*on_device, 0.3, window, cap, None if sinks is None else sinks.to(device))
+        assert out.dtype == dtype
+        torch.testing.assert_close(out.cpu().double(), exact, atol=close, rtol=close)
+
+
+@pytest.mark.parametrize("cap", [0.0, 5.0])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_attention_hides_no_nan_key(dtype: torch.dtype, cap: float) -> None:
+    query, keys, values = random_rows(dtype)
+    keys[0, 3, 3] = float("nan")
+    finite = attend(query, keys, values, 0.3, cap=cap).isfinite().all(-1)
+    assert finite[3:].all()
+    assert not finite[:3].any()
+
+
+@pytest.mark.usefixtures("_in_torch")
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_branches_get_the_logits_of_the_model_alone(
+    known: Callable[..., Any], text: Callable[..., Any], logits_alone: Callable[..., Tensor], family: str, device: str
+) -> None:
+    """Branches share a prefix, and are longer than the windows."""
+    model = known(family)
+    reference, runner = copy.deepcopy(model), Runner(LoadedModel.of(model.to(device)), 2000)
+    assert isinstance(runner.backend, TransformersForward)
+    texts = [[*text(60), *text(5 + 9 * i, seed=i)] for i in range(5)]
+    branches = [runner.cache.open(tokens) for tokens in texts]
+    result = runner.forward([Chunk(branch, 0, len(branch), [0]) for branch in branches])
+    for tokens, (row,) in zip(texts, result.rows, strict=True):
+        logits = torch.from_numpy(result.logits[row])
+        torch.testing.assert_close(logits, logits_alone(reference, tokens)[-1], atol=1e-3, rtol=1e-4)
+    runner.close()
+
+
+@pytest.mark.usefixtures("_in_torch")
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("method", ["sd", "seed", "jacobi"])
+def test_lossless_methods_give_the_same_tokens(
+    make_model: Callable[..., Any], tokenizer: Any, method: str, device: str
+) -> None:
+    requests = [
+        Request(prompt=f"the {i} in an {'ab ' * i}", sampling=Sampling(n=3, temperature=1.0, max_tokens=20, seed=i))
+        for i in range(3)
+    ]
+    tokens = []
+    for name in ("ar", method):
+        model = make_model("llama", readable=True)
+        with load_decoder(name, model, tokenizer=tokenizer, device=device, kv_budget=6000) as decoder:
+            tokens.append([one.tokens for one in decoder.generate(requests)])
+    assert tokens[0] == tokens[1]
+
+
+@pytest.mark.usefixtures("_in_torch")
+def test_a_module_is_held_by_one_engine_and_works_again_once_it_is_closed(make_model: Callable[..., Any]) -> None:
+    model, tokens = make_model("llama"), torch.tensor([[5, 6, 7]])
+    before = model(tokens).logits
+    runner = Runner(LoadedModel.of(model), 100)
+    with pytest.raises(RuntimeError, match=r"held by an Engine: call engine.close\(\)"):
+        model(tokens)
+    with pytest.raises(ModelError, match="held by another Engine"):
+        Runner(LoadedModel.of(model), 100)
+    runner.close()
+    assert torch.equal(model(tokens).logits, before)
