@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -36,12 +35,6 @@ def _mix(words: Tensor) -> Tensor:
     return words
 
 
-@lru_cache(maxsize=4)
-def _token_hashes(size: int) -> Tensor:
-    """Return the hash of every token id: the part of the noise that all rows share."""
-    return _mix(torch.arange(size, dtype=torch.int32))
-
-
 def _gaps(keys: Tensor, hashes: Tensor) -> Tensor:
     """Return 24 uniform bits for (key, hashed token id), int32; shapes broadcast."""
     low, high = keys.to(torch.int32), (keys >> 32).to(torch.int32)
@@ -52,14 +45,10 @@ def _gaps(keys: Tensor, hashes: Tensor) -> Tensor:
     return gaps
 
 
-def _noise(gaps: Tensor) -> Tensor:
-    """Gumbel noise in float64: -log(-log(u)), u = 1 - (gap + 1/2) / 2^24."""
-    return -torch.log(-torch.log1p(-(gaps.double() + 0.5) / 2**_BITS))
-
-
 def gumbel(keys: Tensor, tokens: Tensor) -> Tensor:
     """Gumbel noise in float64 for (key, token id) pairs; `keys` are int64 from `noise_key`, shapes broadcast."""
-    return _noise(_gaps(keys, _mix(tokens.to(torch.int32))))
+    gaps = _gaps(keys, _mix(tokens.to(torch.int32)))
+    return -torch.log(-torch.log1p(-(gaps.double() + 0.5) / 2**_BITS))  # -log(-log(u)), u = 1 - (gap + 1/2) / 2^24
 
 
 def read(logits: Any, targets: Sequence[Draw | int | Raw]) -> tuple[list[int], list[float]]:
@@ -68,13 +57,9 @@ def read(logits: Any, targets: Sequence[Draw | int | Raw]) -> tuple[list[int], l
     given = [target if isinstance(target, int) else 0 for target in targets]
     rows = [i for i, target in enumerate(targets) if isinstance(target, Draw)]
     draws = [target for target in targets if isinstance(target, Draw)]
-    if len(rows) == len(targets):
-        tokens = top_tokens(logits, draws, 1)[:, 0].clamp_min(0)  # a row of NaN has no best token
-    else:
-        tokens = torch.tensor(given, dtype=torch.int64)
-        if rows:
-            chosen = torch.tensor(rows, dtype=torch.int64)
-            tokens = tokens.index_copy(0, chosen, top_tokens(logits[chosen], draws, 1)[:, 0].clamp_min(0))
+    tokens = torch.tensor(given, dtype=torch.int64)
+    if rows:
+        tokens[rows] = top_tokens(logits[rows], draws, 1)[:, 0].clamp_min(0)  # a row of NaN has no best token
     normaliser = torch.logsumexp(logits, dim=-1)
     logprobs = logits.gather(1, tokens[:, None])[:, 0] - normaliser
     logprobs = torch.where(torch.isfinite(normaliser), logprobs, torch.nan)
@@ -83,18 +68,16 @@ def read(logits: Any, targets: Sequence[Draw | int | Raw]) -> tuple[list[int], l
 
 def top_tokens(logits: Any, draws: Sequence[Draw], count: int) -> Tensor:
     """Return the top tokens by filtered logits / T + G, (rows, vocab) -> (rows, count); -1 pads shorter rows."""
-    logits = torch.as_tensor(logits)
-    greedy = [i for i, draw in enumerate(draws) if not clamped_temperature(draw)]
-    drawn = [i for i, draw in enumerate(draws) if clamped_temperature(draw)]
-    if not drawn:
-        return _most_likely(logits, count)
-    if not greedy:
-        return _drawn(_prepare(logits, draws), draws, count)
-    rows = torch.tensor([*greedy, *drawn], dtype=torch.int64)
-    chosen = [draws[i] for i in drawn]
-    first, others = logits[rows[: len(greedy)]], logits[rows[len(greedy) :]]
-    top = torch.cat([_most_likely(first, count), _drawn(_prepare(others, chosen), chosen, count)])
-    return torch.empty_like(top).index_copy_(0, rows, top)
+    scores = _prepare(torch.as_tensor(logits), draws).double()
+    if drawn := [i for i, draw in enumerate(draws) if clamped_temperature(draw)]:
+        keys = torch.tensor([noise_key(draws[i]) for i in drawn], dtype=torch.int64)
+        scores[drawn] += gumbel(keys[:, None], torch.arange(scores.shape[1]))
+    if count == 1:
+        best = scores.argmax(-1, keepdim=True)
+    else:
+        best = scores.argsort(stable=True, dim=-1, descending=True)[:, :count]  # ties go to the lowest id
+    best = torch.where(scores.gather(1, best) > -torch.inf, best, -1)
+    return torch.nn.functional.pad(best, (0, count - best.shape[1]), value=-1)
 
 
 def distribution(logits: Any, draw: Draw) -> Tensor:
@@ -112,44 +95,9 @@ def _prepare(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     clamped = [clamped_temperature(draw) or 1.0 for draw in draws]
     scaled = logits / torch.tensor(clamped, dtype=torch.float32)[:, None]
     rows = [i for i, draw in enumerate(draws) if has_filters(draw)]
-    if not rows:
-        return scaled
-    if len(rows) == len(draws):
-        return filtered(scaled, draws)
-    chosen = torch.tensor(rows, dtype=torch.int64)
-    return scaled.index_copy(0, chosen, filtered(scaled[chosen], [draws[i] for i in rows]))
-
-
-def _most_likely(logits: Tensor, count: int) -> Tensor:
-    """Return the tokens of the highest logits, (rows, vocab) -> (rows, count); ties go to the lowest id."""
-    if count == 1:
-        best = logits.argmax(-1, keepdim=True)
-    else:
-        best = logits.argsort(stable=True, dim=-1, descending=True)[:, :count]
-    best = torch.where(logits.gather(1, best) > -torch.inf, best, -1)
-    return torch.nn.functional.pad(best, (0, count - best.shape[1]), value=-1)
-
-
-def _drawn(scaled: Tensor, draws: Sequence[Draw], count: int) -> Tensor:
-    """Return the top tokens by `scaled` + G, (rows, vocab) -> (rows, count)."""
-    keys = torch.tensor([noise_key(draw) for draw in draws], dtype=torch.int64)
-    width = min(count, scaled.shape[1])
-    largest = scaled.topk(min(8 * count, scaled.shape[1]), dim=-1)
-    scores = largest.values.double() + gumbel(keys[:, None], largest.indices)
-    threshold = scores.topk(width, dim=-1).values[:, -1]  # `width` tokens score at least this
-    # scaled + G >= threshold  <=>  1 - u <= 1 - exp(-w), which is at most w = exp(scaled - threshold).
-    gaps = _gaps(keys[:, None], _token_hashes(scaled.shape[1]))
-    bound = threshold.float()
-    bound -= 1e-6 * bound.abs() + 1e-3  # float32 rounds: lower the bound
-    max_gaps = torch.exp(scaled - bound[:, None]).mul_(2.0**_BITS).add_(1)
-    rows, tokens = ((gaps <= max_gaps) & (scaled > -torch.inf)).nonzero(as_tuple=True)
-    order = (scaled[rows, tokens].double() + _noise(gaps[rows, tokens])).argsort(descending=True, stable=True)
-    order = order[rows[order].argsort(stable=True)]  # by row, then best first, ties by token id
-    rows, tokens = rows[order], tokens[order]
-    rank = torch.arange(len(rows)) - torch.searchsorted(rows, rows)
-    top = torch.full((len(scaled), count + 1), -1)
-    top[rows, rank.clamp_max(count)] = tokens  # the last column takes all that are not among the first
-    return top[:, :count]
+    if rows:
+        scaled[rows] = filtered(scaled[rows], [draws[i] for i in rows])
+    return scaled
 
 
 def filtered(scaled: Tensor, draws: Sequence[Draw]) -> Tensor:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tot.decoders.engine import sampling, sampling_reference
 from tot.decoders.engine.sampling import Draw, candidates, distribution, noise_key, read
@@ -123,33 +120,6 @@ def test_a_large_vocabulary_is_filtered_the_same_in_c_and_torch(
     found = sampled(logits, hows)
     monkeypatch.setattr(sampling, "_compiled", lambda: None)
     assert sampled(logits, hows) == found
-
-
-class Counts(TorchDispatchMode):
-    """Counts the operations of torch by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.calls[func.overloadpacket.__name__] += 1
-        return func(*args, **(kwargs or {}))
-
-
-def test_torch_reads_any_number_of_rows_with_the_same_operations() -> None:
-    """A GPU sorts the vocabulary once, and the host waits for it once before it reads the result."""
-    sampling_reference._token_hashes(400, torch.device("cpu"))  # cached
-    calls = []
-    for rows in (2, 40):
-        logits = torch.stack([row_of("plain", 400, seed) for seed in range(rows)])
-        draws = [Draw(0.7, 40, 0.9, 0.05, 0, 0, position) for position in range(rows)]
-        with Counts() as counts:
-            sampling_reference.read(logits, draws)
-        calls.append(counts.calls)
-    assert calls[0] == calls[1]
-    assert calls[0]["sort"] == 1 + 2  # of the vocabulary; and of the few tokens that can be first, twice
-    assert sum(calls[0][name] for name in ("nonzero", "_local_scalar_dense")) == 1
 
 
 def test_the_token_that_reaches_top_p_is_the_last_one_kept() -> None:
