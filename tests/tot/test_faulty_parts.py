@@ -16,7 +16,6 @@ from tot.decoders import Completion, Usage
 from tot.decoders.errors import OptionError, TaskError, TotError
 from tot.search.ab_mcts import ABMCTS
 from tot.search.base import MergingSearch
-from tot.search.halving import SequentialHalving
 
 SEARCH = BFS(thoughts=2, breadth=1, depth=3)
 
@@ -246,7 +245,6 @@ def test_a_score_that_is_not_a_number_fails_its_row_and_keeps_the_answer(tmp_pat
         BFS(select="all", breadth=2, depth=3),
         DFS(),
         ABMCTS(iterations=4),
-        SequentialHalving(drafts=2, iterations=4),
     ],
 )
 def test_an_evaluator_without_values_leaves_a_thought_to_answer_from(search: Search) -> None:
