@@ -113,7 +113,7 @@ def packed_attention(
     keys, values = plan.store.keys[layer], plan.store.values[layer]
     keys[:, plan.write], values[:, plan.write] = key[0], value[0]
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
-    parts = zip(query[0].split([rows for rows, _ in plan.branches], dim=1), plan.branches, strict=True)
+    parts = zip(torch.split(query[0], [rows for rows, _ in plan.branches], dim=1), plan.branches, strict=True)
     attended = [
         attend(part, keys[:, slots], values[:, slots], scale, sliding_window, softcap or 0.0, s_aux)
         for part, (_, slots) in parts
