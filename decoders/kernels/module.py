@@ -1,7 +1,7 @@
 """The reference backend: a transformers module on a CPU or GPU, whose attention reads the slots of each branch.
 
 Models stay unmodified: `packed_attention` is registered with transformers. It attends to one branch after another with
-torch's operations, which is simple, not fast.
+torch's operations, which is simple, not fast. A model of a family outside FAMILIES is verified when it is opened.
 """
 
 from __future__ import annotations
@@ -15,15 +15,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from tot.decoders.errors import ModelError
+from tot.decoders.errors import ModelError, reason
 from tot.decoders.kernels.native.shared_prefixes import Run
 from tot.decoders.machine import fit_torch
+from tot.decoders.models.families import FAMILIES
 from tot.decoders.models.kv_store import Store
 from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.models.shapes import Array
 
 ATTENTION = "tot_packed"
 """The name under which transformers finds `packed_attention`."""
+_TEXTS = ([1, 2, 3, 4, 5, 6], [1, 2, 3, 7, 8, 9])
+"""The texts that verify a model: two branches with a common prefix. Each token is also the number of its slot."""
+_TOLERANCE = {"float32": 1e-3}
+"""Maximum error of a logit in a verification, in standard deviations of the logits, by number format."""
+_COARSE_TOLERANCE = 0.2
 
 
 class Plan(NamedTuple):
@@ -56,7 +62,32 @@ class TransformersForward:
         from transformers import AttentionInterface  # takes two seconds, which the backend in C does without
 
         AttentionInterface.register(ATTENTION, packed_attention)
-        model.set_attn_implementation(ATTENTION)
+        if loaded.config.model_type in FAMILIES:
+            model.set_attn_implementation(ATTENTION)
+        else:
+            self._verify(loaded.name, _TOLERANCE.get(loaded.dtype.name, _COARSE_TOLERANCE))
+
+    def _verify(self, name: str, tolerance: float) -> None:
+        """Raise ModelError unless packed branches get the logits of their texts alone."""
+        first, second = _TEXTS
+        tokens, positions = [*first, *second[3:]], [*range(6), *range(3, 6)]
+        problem = "it computes packed branches wrongly"
+        try:
+            with torch.inference_mode():
+                alone = self._module(input_ids=torch.tensor(_TEXTS, device=self._device), use_cache=False)
+            expected = alone.logits[:, -1].float().cpu().numpy()
+            self._module.set_attn_implementation(ATTENTION)
+            self.reserve(len(tokens) + 1)
+            _, branches = self.cut([Run(np.array(first, np.int32), 0), Run(np.array(second, np.int32), 3)])
+            logits, _ = self.forward(np.array([tokens, positions, tokens]), np.array([5, 8]), branches)
+            if np.abs(logits - expected).max() <= tolerance * expected.std():
+                return
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            problem = reason(error)
+        self.close()
+        raise ModelError(
+            f"{name} can't be run here ({problem}): run it in a server, such as vLLM, and ask it with --decoder openai"
+        )
 
     def reserve(self, slots: int) -> None:
         self._store = self._allocate(slots)

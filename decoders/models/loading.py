@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -202,9 +203,10 @@ def _open_folder(
     try:
         if tokenizer is None:
             tokenizer = _read_tokenizer(folder)
-        config = model_config(vars(settings))
+        config = read_whole_config(folder, settings)
         check_supported(config)  # again, with the defaults that config.json leaves out
-        Mixture.of(config)  # refuses impossible sizes
+        if config.model_type in FAMILIES:
+            Mixture.of(config)  # refuses impossible sizes
         if unread is not None:
             stored = GGUFWeights(unread, folder, config, dtype)
             dtype = stored.dtype
@@ -221,6 +223,16 @@ def _open_folder(
     else:
         load = partial(_load_whole_gguf, unread, folder.parent.parent, dtype, device, tokenizer)
     return LoadedModel(config, tokenizer, name, dtype, device, ends, load=load, stored=stored)
+
+
+def read_whole_config(folder: Path, settings: SimpleNamespace) -> Any:
+    """Complete the settings of a folder's config.json with the defaults of its family."""
+    if settings.model_type in FAMILIES:
+        return model_config(vars(settings))
+    from transformers import AutoConfig
+
+    with quiet_transformers():
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config()
 
 
 def _read_tokenizer(folder: Path) -> Any:

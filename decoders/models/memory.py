@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tot.decoders.errors import ModelError
-from tot.decoders.models.config import model_config
 from tot.decoders.models.gguf_model import build_config
 from tot.decoders.models.gguf_reader import read_gguf
 from tot.decoders.models.kv_store import MOST_TOKENS
-from tot.decoders.models.loading import resolve_dtype, unreadable
+from tot.decoders.models.loading import read_whole_config, resolve_dtype, unreadable
 from tot.decoders.models.model_names import find_model
 from tot.decoders.models.shapes import slot_bytes
 from tot.decoders.models.supported import check_supported, read_config
@@ -40,7 +39,7 @@ class Need(NamedTuple):
             if path.is_dir():
                 settings = read_config(path)
                 check_supported(settings)
-                config = model_config(vars(settings))
+                config = read_whole_config(path, settings)
                 weights = sum(file.stat().st_size for file in path.glob("*.safetensors"))
             else:
                 file = read_gguf(path)

@@ -1,7 +1,7 @@
 """Checks whether the engine supports a model, from its config alone, before weights are downloaded or read.
 
-The engine replaces a model's attention with its own. A family is supported once its logits have been verified. Layers
-other than full and sliding attention are rejected by name.
+The engine replaces a model's attention with its own. Families beside those of FAMILIES run if transformers can replace
+their attention. Layers other than full and sliding attention are rejected by name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def check_supported(config: Any) -> None:
     unusual = ""
     if isinstance(layers, int) and layers > _MOST_LAYERS:  # all would be built before missing weights are noticed
         unusual = f"models of {layers:,} layers"
-    elif family not in FAMILIES:
+    elif family not in FAMILIES and not _has_replaceable_attention(str(family)):
         unusual = f"models of the family {family!r}"
     elif other_layers:
         unusual = f"{' and '.join(sorted(other_layers))} layers ({family})"
@@ -48,6 +48,15 @@ def check_supported(config: Any) -> None:
             f"safetensors quantized by the method {method!r:.60} can't be read here: use a .gguf file of the model, or "
             "run it in a server, such as vLLM, and ask it with --decoder openai"
         )
+
+
+def _has_replaceable_attention(family: str) -> bool:
+    """Return whether transformers has a language model of this family and can replace its attention."""
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    architecture = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(family, ""), None)
+    return bool(getattr(architecture, "_supports_attention_backend", False))
 
 
 def _length_dependent_rope(config: Any) -> str | None:

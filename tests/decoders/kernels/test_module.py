@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from tot.decoders import ModelError, Request, Sampling, load_decoder
+from tot.decoders import ModelError, Request, Sampling, load_decoder, load_model
 from tot.decoders.engine.runner import Chunk, Runner
-from tot.decoders.kernels import backend
+from tot.decoders.kernels import backend, module
 from tot.decoders.kernels.module import TransformersForward, attend
 from tot.decoders.models.families import FAMILIES
 from tot.decoders.models.loaded import LoadedModel
@@ -116,6 +118,58 @@ def test_lossless_methods_give_the_same_tokens(
         with load_decoder(name, model, tokenizer=tokenizer, device=device, kv_budget=6000) as decoder:
             tokens.append([one.tokens for one in decoder.generate(requests)])
     assert tokens[0] == tokens[1]
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 1024},
+    "olmo2": {"num_key_value_heads": 2},
+    "phi": {},
+    "mixtral": {"num_key_value_heads": 2, "num_local_experts": 4, "sliding_window": 20},
+    "cohere": {"num_key_value_heads": 2},
+}
+"""Families outside FAMILIES, with their settings."""
+
+
+def other_model(family: str, **changes: Any) -> Any:
+    sizes: dict[str, Any] = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "max_position_embeddings": 1024}
+    ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    own = OTHERS[family]
+    settings = {**({} if family == "gpt2" else sizes), **ends, **own, **changes}
+    config = AutoConfig.for_model(family, vocab_size=300, initializer_range=0.3, **settings)
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_other_families_are_loaded_and_get_the_logits_of_the_model_alone(
+    text: Callable[..., Any], logits_alone: Callable[..., Tensor], tokenizer: Any, family: str, tmp_path: Path
+) -> None:
+    model = other_model(family)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    runner = Runner(load_model(tmp_path, dtype="fp32"), 2000)
+    texts = [[*text(60), *text(5 + 9 * i, seed=i)] for i in range(3)]
+    branches = [runner.cache.open(tokens) for tokens in texts]
+    result = runner.forward([Chunk(branch, 0, len(branch), [0]) for branch in branches])
+    for tokens, (row,) in zip(texts, result.rows, strict=True):
+        logits = torch.from_numpy(result.logits[row])
+        torch.testing.assert_close(logits, logits_alone(model, tokens)[-1], atol=1e-3, rtol=1e-4)
+    runner.close()
+
+
+def test_a_model_whose_packed_branches_differ_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keys of another branch are visible."""
+
+    def careless(query: Tensor, keys: Tensor, values: Tensor, scale: float, *_: Any) -> Tensor:
+        return attend(query, keys.flip(1), values, scale)
+
+    model = other_model("phi")
+    before = model(torch.tensor([[5, 6, 7]])).logits
+    monkeypatch.setattr(module, "attend", careless)
+    with pytest.raises(ModelError, match=r"can't be run here \(it computes packed branches wrongly\): run it in a"):
+        Runner(LoadedModel.of(model, name="phi"), 100)
+    assert torch.equal(model(torch.tensor([[5, 6, 7]])).logits, before)
 
 
 @pytest.mark.usefixtures("_in_torch")

@@ -138,7 +138,7 @@ def test_local_models_are_listed(
     cache_on_hub(tmp_path, "org/tiny", folder)
     odd = tmp_path / "odd"
     odd.mkdir()
-    (odd / "config.json").write_text('{"model_type": "gpt2"}')
+    (odd / "config.json").write_text('{"model_type": "bloom"}')
     cache_on_hub(tmp_path, "org/odd", odd)
     cached_model(tiny.path, tmp_path / "cache" / "models")  # a name that --model does not take
     code = """
@@ -153,7 +153,7 @@ assert "torch" not in sys.modules
     lines = output.splitlines()
     assert len(lines) == 3, errors
     assert lines[0].startswith("smollm2-135m|embedded|")
-    assert lines[1].startswith("org/odd|hub cache|True|models of the family 'gpt2' can't be run")
+    assert lines[1].startswith("org/odd|hub cache|True|models of the family 'bloom' can't be run")
     assert lines[2] == "org/tiny|hub cache|True|"
 
 

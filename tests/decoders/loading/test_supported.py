@@ -22,8 +22,10 @@ from tot.decoders.models.supported import check_supported
 @pytest.mark.parametrize(
     ("family", "options", "named"),
     [
-        ("gpt2", {}, "family 'gpt2'"),
-        ("gpt_neox", {}, "family 'gpt_neox'"),
+        ("bloom", {}, "family 'bloom'"),
+        ("falcon", {}, "family 'falcon'"),
+        ("mamba", {}, "family 'mamba'"),
+        ("t5", {}, "family 't5'"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "bidirectional attention (gemma3_text)"),
         ("llama", {"layer_types": ["full_attention", "linear_attention"]}, "linear_attention layers (llama)"),
         ("llama", {"layer_types": ["chunked_attention"] * 2}, "chunked_attention layers (llama)"),
@@ -121,12 +123,12 @@ def test_quantized_safetensors_are_refused(method: str, one_line: Callable[..., 
 
 
 def test_an_unsupported_folder_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
-    AutoConfig.for_model("gpt2").save_pretrained(tmp_path)
+    AutoConfig.for_model("bloom").save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"not weights")
-    with pytest.raises(ModelError, match="family 'gpt2'"):
+    with pytest.raises(ModelError, match="family 'bloom'"):
         load_model(tmp_path)
 
 
 def test_an_unsupported_model_object_is_refused() -> None:
-    with pytest.raises(ModelError, match="family 'gpt2'"):
-        load_model(SimpleNamespace(config=AutoConfig.for_model("gpt2")), tokenizer="mine")
+    with pytest.raises(ModelError, match="family 'bloom'"):
+        load_model(SimpleNamespace(config=AutoConfig.for_model("bloom")), tokenizer="mine")
