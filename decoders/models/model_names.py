@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from tot.decoders.errors import ModelError, reason, unknown
+from tot.decoders.models.families import FAMILIES
 from tot.decoders.models.gguf_parts import gguf_parts
 from tot.decoders.models.supported import check_supported, missing_weights, read_config
 
@@ -222,7 +223,11 @@ def list_models(cache_dir: Path | None = None) -> list[ModelEntry]:
 
 def _note(folder: Path) -> str:
     try:
-        check_supported(read_config(folder))
+        settings = read_config(folder)
+        family = getattr(settings, "model_type", None)
+        if family not in FAMILIES:  # checking more would import torch, which takes seconds
+            return f"of the family {family!r}, which runs slowly in transformers, or not at all"
+        check_supported(settings)
     except ModelError as error:
         return str(error)
     return missing_weights(folder)

@@ -153,7 +153,7 @@ assert "torch" not in sys.modules
     lines = output.splitlines()
     assert len(lines) == 3, errors
     assert lines[0].startswith("smollm2-135m|embedded|")
-    assert lines[1].startswith("org/odd|hub cache|True|models of the family 'bloom' can't be run")
+    assert lines[1].startswith("org/odd|hub cache|True|of the family 'bloom', which runs slowly in transformers")
     assert lines[2] == "org/tiny|hub cache|True|"
 
 
