@@ -12,7 +12,7 @@ import queue
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -35,8 +35,7 @@ class Rounds(Speculation):
         self, engine: Engine, drafter: Drafter, options: SEEDOptions, executor: Executor | None = None
     ) -> None:
         super().__init__(engine, drafter, SpeculativeConfig(options.k_config, options.rule, options.adapt))
-        device = engine.runner.device
-        self._worker = executor or draft_worker(device)
+        self._worker = executor or draft_worker()
         self._inline = _Inline()
         self._overlap = True if executor is not None else options.overlap
         self._drafted: Future[Any] | None = None
@@ -48,7 +47,6 @@ class Rounds(Speculation):
         """Sequences whose drafts are in progress or queued."""
         self._verifying: tuple[int, float] | None = None
         """Key of the draft in verification, and its start on the timeline."""
-        self._stream = _new_stream(device)
 
     def draft_all(self, sequences: Sequence[DecodingSequence]) -> None:
         """Submit a draft for each branch that has none in progress, and take the front of the queue."""
@@ -90,10 +88,8 @@ class Rounds(Speculation):
     def _draft(self, key: int, context: DraftContext) -> tuple[Drafted, float]:
         """Draft for a branch, and return the draft and the seconds it took. Runs in the executor."""
         began = time.perf_counter()
-        with _on(self._stream), self.span(f"branch {key}", key):
+        with self.span(f"branch {key}", key):
             (draft,) = self.drafter.draft([context], self.planner([context]))
-            if self._stream is not None:
-                self._stream.synchronize()
         return Drafted(context, draft), time.perf_counter() - began
 
     def _enqueue(self, key: int, future: Future[tuple[Drafted, float]]) -> None:
@@ -138,27 +134,9 @@ class _Inline(Executor):
         return future
 
 
-def _new_stream(device: str) -> Any:
-    """Return a stream on which the device's work does not wait for the target's; None on the CPU."""
-    if device == "cpu":
-        return None
-    import torch
-
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-def _on(stream: Any) -> AbstractContextManager[Any]:
-    """Return a context whose work runs on a stream."""
-    if stream is None:
-        return nullcontext()
-    import torch
-
-    return torch.cuda.stream(stream)
-
-
-def draft_worker(device: str) -> Executor:
+def draft_worker() -> Executor:
     """Return an executor with one thread, which leaves the other cores to the target."""
-    return ThreadPoolExecutor(1, "tot-draft", partial(use_threads, 1) if device == "cpu" else None)
+    return ThreadPoolExecutor(1, "tot-draft", partial(use_threads, 1))
 
 
 def open_rounds(engine: Engine, options: SEEDOptions, stack: ExitStack) -> OpenedMethod:

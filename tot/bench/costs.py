@@ -90,7 +90,7 @@ def measure(engine: Engine, drafter: Drafter, context: int = 400) -> Machine:
         return Machine(target, drafter.latency(context) or LatencyModel((1,), (0.0,)))
     drafting = engine.call(partial(_Probe, drafter.runner, context))
     alone = engine.call(drafting.by_rows)
-    with draft_worker(engine.runner.device) as worker:
+    with draft_worker() as worker:
         apart = worker.submit(drafting.again, 1, _after(_SECONDS)).result()
         ended = threading.Event()
         future = worker.submit(drafting.again, 1, ended.is_set)
