@@ -12,6 +12,8 @@ _Model = TypeVar("_Model", bound=BaseModel)
 REMOVED = {
     "early-exit": "give a small model of the same family, or lookup",
     "halving": "choose ab-mcts or refine",
+    "train-draft": "give a small model of the same family as the draft",
+    "trained": "give a small model of the same family, or lookup",
 }
 """Removed commands, parts and drafts, with a replacement."""
 

@@ -102,8 +102,6 @@ class Verified(NamedTuple):
     """Number of draft tokens that are now part of the text; one more token was drawn after them."""
     tokens: Sequence[int]
     """The tokens by which the text grew."""
-    states: np.ndarray[Any, np.dtype[np.float16]] | None = None
-    """(layers of the drafter, hidden): the target's states that the last token was drawn from."""
 
 
 class Drafter(ABC):
@@ -111,8 +109,6 @@ class Drafter(ABC):
 
     runner: Runner | None = None
     """The runner of its model, if it has one."""
-    layers: Sequence[int] = ()
-    """Layers of the target whose states it drafts from."""
     judges_itself = False
     """Whether it learns the acceptance of its drafts without verification. Other drafters draft in timed trials."""
 
@@ -141,7 +137,6 @@ class DrafterChain(Drafter):
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = drafters
         self.runner = next((drafter.runner for drafter in drafters if drafter.runner is not None), None)
-        self.layers = next((drafter.layers for drafter in drafters if drafter.layers), ())
         self.judges_itself = all(drafter.judges_itself for drafter in drafters)
 
     def latency(self, context: float) -> LatencyModel | None:

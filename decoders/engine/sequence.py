@@ -105,8 +105,6 @@ class Policy(ABC):
     """A decoding method applied to one request. It owns the branches that it forks from `job.branch`."""
 
     batch_drafter: BatchDrafter | None = None
-    layers: Sequence[int] = ()
-    """Layers whose states it reads with each token, after the layers of the request."""
 
     def decoding(self) -> list[DecodingSequence]:
         """Return the samples that are about to draw tokens, for the batch drafter."""
@@ -183,7 +181,7 @@ class Job:
     @property
     def layers(self) -> tuple[int, ...]:
         """Layers whose states are read with each token."""
-        return (*self.request.states, *self.policy.layers)
+        return self.request.states
 
     @property
     def running(self) -> list[Output]:

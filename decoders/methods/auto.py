@@ -16,7 +16,7 @@ from typing import Any
 from tot.decoders.drafting.drafters import Draft, DraftContext, Drafter, DrafterChain
 from tot.decoders.drafting.levels import LevelDrafter, level
 from tot.decoders.drafting.lookup import LookupDrafter
-from tot.decoders.drafting.opening import make_drafter, trained_drafter
+from tot.decoders.drafting.opening import make_drafter
 from tot.decoders.drafting.planner import SpeculationPlanner
 from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import OptionError
@@ -68,4 +68,4 @@ def make_auto_drafter(draft: Any, engine: Engine, stack: ExitStack) -> AutoDraft
     named = None if draft is None else make_drafter(draft, engine, stack)
     if named is not None and not isinstance(named, LevelDrafter):
         raise OptionError(f"draft={draft!r} is not a model: auto includes lookup; give a model, or leave draft out")
-    return AutoDrafter(trained_drafter(engine, stack) if named is None else named)
+    return AutoDrafter(named)

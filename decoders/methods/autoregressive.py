@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 from tot.decoders.engine.output import Output
 from tot.decoders.engine.runner import Chunk
@@ -109,13 +108,6 @@ class Autoregressive(Policy):
         (sampled,) = next(rows)
         sequence.pending = [sampled.token]
         sequence.output.add(sampled)
-
-    def split(self, sampled: Sampled) -> tuple[Sampled, Any]:
-        """Return a token with the states of the request's layers only, and the states of the policy's own layers."""
-        if not self.layers or sampled.states is None:
-            return sampled, None
-        asked = len(self._job.request.states)
-        return sampled._replace(states=sampled.states[:asked] if asked else None), sampled.states[asked:]
 
     def _begin_answer(self, sequence: DecodingSequence) -> None:
         """Begin the answer or the scoring of choices after a rationale.

@@ -26,8 +26,7 @@ class AutoOptions(MethodOptions):
     """Whatever pays by the measured costs: prompt lookup, a Jacobi window, a draft model, or plain decoding."""
 
     draft: Any = None
-    """A draft model, used for texts where it is best: a name, a hub id, a folder or a GGUF file. None
-    uses the draft that `tot train-draft` made for the target, if it exists."""
+    """A draft model, used for texts where it is best: a name, a hub id, a folder or a GGUF file."""
 
 
 class DraftingOptions(MethodOptions):

@@ -205,7 +205,6 @@ class Speculative(Autoregressive):
     def __init__(self, job: Job, speculation: Speculation) -> None:
         super().__init__(job)
         self.batch_drafter = self._speculation = speculation
-        self.layers = speculation.drafter.layers
         self._paths: dict[int, list[_Path]] = {}
         """By sample: the path to each leaf of the draft."""
         self._probes: dict[int, list[Branch]] = {}
@@ -262,7 +261,6 @@ class Speculative(Autoregressive):
             parent = node
             sampled, node = speculation.rule.choose(drawn[parent], output.draw(), draft, parent)
             missed = speculation.learn(context, draft, parent, node)
-            sampled, states = self.split(sampled)
             if output.add(sampled):
                 break
             nodes += [] if node is None else [node]
@@ -286,7 +284,7 @@ class Speculative(Autoregressive):
             output.trajectory.append((len(output.tokens) - accepted - 1, tuple(draft.tokens)))
         by_node = {node: sampled.token for node, sampled in drawn.items()}
         grown = [*(draft.tokens[node] for node in nodes), sampled.token]
-        speculation.observe(Verified(context, draft, by_node, probed, accepted, grown, states))
+        speculation.observe(Verified(context, draft, by_node, probed, accepted, grown))
         if output.finish_reason is not None:
             speculation.end(sequence.key)
 

@@ -7,7 +7,6 @@ only for a hub id that is not complete in the hub cache, and once.
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.util
 import json
 import logging
@@ -75,7 +74,7 @@ KNOWN_MODELS = {
 class ModelEntry:
     """A locally available model.
 
-    `kind` is "embedded", "trained draft" or "hub cache"; `size` is in bytes; `note` describes a problem.
+    `kind` is "embedded" or "hub cache"; `size` is in bytes; `note` describes a problem.
     """
 
     name: str
@@ -177,38 +176,19 @@ def gguf_text(path: Path, key: str) -> str:
         return data[at + 8 : at + 8 + min(length, _GGUF_HEAD)].decode(errors="replace")
 
 
-def draft_folder(target: str) -> Path:
-    """Return the folder of the draft model trained for a target model."""
-    from tot.decoders.models.gguf_cache import cache_folder
-
-    readable = re.sub(r"[^\w.-]+", "-", target).strip("-.")[-60:]
-    digest = hashlib.sha256(target.encode()).hexdigest()[:8]
-    return cache_folder() / "drafts" / f"{readable}-{digest}"
-
-
 def list_models(cache_dir: Path | None = None) -> list[ModelEntry]:
-    """List the models that need no download: known models, trained drafts, and the hub cache.
+    """List the models that need no download: known models and the hub cache.
 
     `cache_dir` replaces $TOT_CACHE. Imports neither torch nor transformers.
     """
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
-    from tot.decoders.models.gguf_cache import cache_folder
-
     entries = []
     for name, known in KNOWN_MODELS.items():
         path = known.gguf()
         note = "" if path else f"not installed: {known.advice}; without it the hub's {known.hub_id} is used"
         entries.append(ModelEntry(name, "embedded", path, path.stat().st_size if path else 0, note))
-    for report in sorted(((cache_dir or cache_folder()) / "drafts").glob("*/report.json")):
-        try:
-            size = sum(file.stat().st_size for file in report.parent.glob("*.safetensors"))
-            target = json.loads(report.read_text())["model"]
-            entries.append(ModelEntry(str(report.parent), "trained draft", report.parent, size, f"for {target}"))
-        except (OSError, ValueError, LookupError, TypeError, RecursionError):
-            note = f"{report.name} can't be read: delete the folder, and train the draft again"
-            entries.append(ModelEntry(report.parent.name, "trained draft", report.parent, 0, note))
     try:
         repositories = sorted(scan_cache_dir().repos, key=lambda repository: repository.repo_id)
     except CacheNotFound:

@@ -16,28 +16,6 @@ def _listed(layers: object) -> object:
 Layers = Annotated[tuple[int, ...], BeforeValidator(_listed)]
 
 
-class DraftOptions(BaseModel):
-    """Size and training of a draft."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    tokens: int = Field(300_000, ge=1, description="Minimum number of tokens to record.")
-    layers: Layers = Field(
-        (),
-        description="Layers of the target whose states it reads, comma-separated; the default is the layers after one "
-        "third, two thirds and all of them.",
-    )
-    width: int = Field(512, ge=8, le=8192, description="Size of its vectors.")
-    known: int = Field(8192, ge=1, description="Number of frequent tokens that it drafts.")
-    steps: int = Field(4, ge=1, le=16, description="Tokens drafted one after another in training.")
-    epochs: float = Field(4.0, gt=0, description="Training epochs.")
-    batch: int = Field(256, ge=1)
-    """Positions per step."""
-    learning_rate: float = Field(1e-3, gt=0)
-    """Peak learning rate: a linear warmup over 5% of the steps, then a cosine decay to a tenth."""
-    seed: int = Field(0, ge=0, description="Seed of the run.")
-
-
 class CollectOptions(BaseModel):
     """Options for collecting the trajectories of a consistency LLM."""
 

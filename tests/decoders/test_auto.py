@@ -12,7 +12,6 @@ import pytest
 
 from tot.decoders import Completion, Engine, LocalDecoder, OptionError, Request, Sampling, load_decoder, load_model
 from tot.decoders.drafting.latency_model import LatencyModel
-from tot.decoders.models.model_names import draft_folder
 
 Make = Callable[..., LocalDecoder]
 FREE = LatencyModel((1, 64), (0.01, 0.011))
@@ -236,24 +235,6 @@ def engines(
         assert one.cache.live == 0
 
 
-def test_a_trained_draft_is_used_by_default(
-    engines: Callable[[], Engine], costs: Callable[[LatencyModel], None]
-) -> None:
-    costs(FREE)
-    engine = engines()
-    folder = draft_folder("tiny")
-    engine.loaded.model.save_pretrained(folder)
-    engine.loaded.tokenizer.save_pretrained(folder)
-    requests_ = requests(2, tokens=80)
-    with load_decoder("auto", engine=engine) as auto:
-        assert auto.drafter is not None
-        assert auto.drafter.runner is not None
-        got = auto.generate(requests_)
-        assert total(got, "accepted") > 0
-        assert statistics(auto)["generate"].chance(("level", 0, 1.0)) != 0.8  # which is the prior
-    assert tokens(got) == tokens(load_decoder(engine=engines()).generate(requests_))
-
-
 def test_a_draft_can_be_named(
     engines: Callable[[], Engine], costs: Callable[[LatencyModel], None], tmp_path: Path
 ) -> None:
@@ -271,17 +252,3 @@ def test_a_draft_can_be_named(
 def test_a_lookup_draft_is_refused_because_auto_looks_up_itself(engines: Callable[[], Engine]) -> None:
     with pytest.raises(OptionError, match="draft='lookup' is not a model: auto includes lookup"):
         load_decoder("auto", engine=engines(), draft="lookup")
-
-
-def test_an_unreadable_draft_is_left_out(
-    engines: Callable[[], Engine], costs: Callable[[LatencyModel], None], caplog: pytest.LogCaptureFixture
-) -> None:
-    costs(FREE)
-    folder = draft_folder("tiny")
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
-    with load_decoder("auto", engine=engines()) as auto:
-        assert auto.drafter is not None
-        assert auto.drafter.runner is None
-        assert len(auto.generate(requests(1))) == 1
-    assert "cannot use the trained draft of tiny" in caplog.text

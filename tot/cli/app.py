@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from tot.decoders.errors import TotError, readable, reason
+from tot.decoders.errors import REMOVED, TotError, readable, reason, unknown
 from tot.report.terminal import PlainFormatter, complain
 from tot.running import LOADING
 
@@ -36,7 +36,6 @@ COMMANDS = {
     "list": "tot.cli.listing:list_command",
     "models": "tot.cli.models:models_command",
     "cache": "tot.cli.models:cache_command",
-    "train-draft": "tot.cli.training:train_draft_command",
     "train-value": "tot.cli.training:train_value_command",
     "instances": "tot.cli.training:instances_command",
     "bench": "tot.cli.bench:app",
@@ -187,7 +186,7 @@ def _usage_message(error: Any, first: str) -> str:
     if context is None or not message.lower().startswith("no such"):
         return message
     command = context.command
-    if context.parent is None and (instead := _with_solve(first)):
+    if context.parent is None and (instead := _instead_of(first)):
         return instead
     names = list(getattr(command, "commands", {})) or [
         option for p in command.params for option in p.opts if option[0] == "-"
@@ -199,10 +198,12 @@ def _usage_message(error: Any, first: str) -> str:
     return f"{complaint}: choose one of {', '.join(names)}"
 
 
-def _with_solve(first: str) -> str | None:
-    """Return the right command if the first argument is a task or a question instead of a command."""
+def _instead_of(first: str) -> str | None:
+    """Return the right command if the first argument is a removed command, a task or a question."""
     from tot.registry import TASKS
 
+    if first in REMOVED:
+        return unknown("command", first, ())
     if first in TASKS:
         return f'{first} is a task, not a command: type tot solve {first} "your question"'
     return f"{first!r} is not a command: to ask it, type tot solve {shlex.quote(first)}" if " " in first else None

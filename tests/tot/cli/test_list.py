@@ -59,19 +59,19 @@ def test_a_part_that_cannot_be_imported_does_not_hide_the_others(tot: Any, monke
 
 
 def test_the_cache_is_shown_and_emptied(tot: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what tot made is deleted, without trained models: the folder may be anybody's home."""
+    """Only what tot made is deleted: the folder may be anybody's home."""
     cache = tmp_path / "cache"
     monkeypatch.setenv("TOT_CACHE", str(cache))
     assert tot("cache")[1].endswith(f"0.0 MiB  in {cache}\n")
-    for name in ("models", "prefixes", "drafts", "photos", "elsewhere"):
+    for name in ("models", "prefixes", "latency", "photos", "elsewhere"):
         (cache / name).mkdir(parents=True)
         (cache / name / "a.bin").write_bytes(bytes(3 * 2**20))
     (cache / "native").symlink_to(cache / "elsewhere")
     assert re.search(r"^ +3\.0 MiB  models: converted", tot("cache")[1], re.MULTILINE)
     assert re.search(r"^ +3\.0 MiB  prefixes: keys and values of prompts$", tot("cache")[1], re.MULTILINE)
     out = tot("cache", "--clear")[1]
-    assert out.endswith(f"9.0 MiB  in {cache}\nDeleted, except {cache / 'drafts'}.\n")
-    assert sorted(path.name for path in cache.iterdir()) == ["drafts", "elsewhere", "native", "photos"]
+    assert out.endswith(f"9.0 MiB  in {cache}\nDeleted.\n")
+    assert sorted(path.name for path in cache.iterdir()) == ["elsewhere", "native", "photos"]
     assert (cache / "native" / "a.bin").exists()
 
 

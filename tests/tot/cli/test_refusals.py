@@ -32,6 +32,7 @@ from tot.decoders.errors import reason
         (("gsm8k", "q"), r'gsm8k is a task, not a command: type tot solve gsm8k "your question"'),
         (("What is it?",), r"'What is it\?' is not a command: to ask it, type tot solve 'What is it\?'"),
         (("solve", "hello"), r"unknown task 'hello': choose one of .*; if it is a question, type tot solve ask hello"),
+        (("train-draft",), r"command 'train-draft' was removed: give a small model of the same family"),
         (("help", "solv"), r"No such command 'solv' \(did you mean solve\?\): see tot --help"),
         (
             ("solve", "gsm8k", "q", "--breath", "2"),
@@ -40,7 +41,7 @@ from tot.decoders.errors import reason
         (
             ("--quiet",),
             r"No such option: --quiet: choose one of solve, eval, calibrate, report, serve, mcp, list, models, cache, "
-            "train-draft, train-value, instances, bench, cllm, fastcot",
+            "train-value, instances, bench, cllm, fastcot",
         ),
         (("solve", "gsm8k", "q", "two"), r"Got unexpected extra argument\(s\) \(two\)"),
         (("solve", "gsm9k", "q"), r"unknown task 'gsm9k' \(did you mean gsm8k\?\): choose one of .*, gsm8k, .*"),
