@@ -13,6 +13,8 @@ REMOVED = {
     "early-exit": "give a small model of the same family, or lookup",
     "halving": "choose ab-mcts or refine",
     "train-draft": "give a small model of the same family as the draft",
+    "head": "choose logprob, which needs no training",
+    "train-value": "choose the evaluator logprob, which needs no training",
     "trained": "give a small model of the same family, or lookup",
 }
 """Removed commands, parts and drafts, with a replacement."""

@@ -6,7 +6,6 @@ from .decoders.errors import TotError as TotError
 from .evaluation.run import evaluate as evaluate
 from .evaluators.base import Evaluator as Evaluator
 from .evaluators.combine import Combine as Combine
-from .evaluators.head import Head as Head
 from .evaluators.heuristic import Agreement as Agreement
 from .evaluators.heuristic import Confidence as Confidence
 from .evaluators.heuristic import Heuristic as Heuristic

@@ -2,18 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-
-from tot.decoders.models.model_names import Quantize
-
-
-def _listed(layers: object) -> object:
-    return tuple(filter(None, layers.split(","))) if isinstance(layers, str) else layers
-
-
-Layers = Annotated[tuple[int, ...], BeforeValidator(_listed)]
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class CollectOptions(BaseModel):
@@ -47,20 +36,4 @@ class TrainOptions(BaseModel):
     gradient_checkpointing: bool = Field(False, description="Use less memory and more time.")
     checkpoint_every: int = Field(200, ge=1)
     """Steps between checkpoints."""
-    seed: int = Field(0, ge=0, description="Seed of the run.")
-
-
-class ValueOptions(BaseModel):
-    """Training data of a value head."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    limit: int = Field(400, ge=10, description="Questions; one in five is held out for selection and calibration.")
-    samples: int = Field(8, ge=2, description="Solutions per question, which share prefixes.")
-    layers: Layers = Field(
-        (), description="Layers whose states are tried, comma-separated; default: four in the upper half."
-    )
-    concurrency: int = Field(16, ge=1, description="Questions searched concurrently.")
-    dtype: Literal["auto", "bf16", "fp16", "fp32"] = Field("auto", description="As for tot eval.")
-    quantize: Quantize = Field("auto", description="As for tot eval.")
     seed: int = Field(0, ge=0, description="Seed of the run.")

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from tot import BFS, Continue, Head, Task, solve
 from tot.decoders import Completion, Request, RequestError, Sampling, load_decoder
 from tot.decoders.kernels.native.forward import NativeForward
-from tot.decoders.models.loaded import LoadedModel
-from tot.evaluators.head import ValueHead
 
 LAYERS = (2, 0, 1)
 METHODS = [
@@ -151,36 +146,3 @@ def test_requests_for_states_that_do_not_exist_are_refused(tiny: Any) -> None:
         assert done.states is not None
     with pytest.raises(ValueError, match="choices alone are only scored"):
         Request(prompt="a", choices=("b", "c"), states=(1,))
-
-
-class Message(Task):
-    """A task whose thoughts are forty tokens of one message."""
-
-    depth = 6
-    templates: ClassVar = {
-        "thought": "{% block user %}{{ question }}{% endblock %}"
-        "{% block assistant %}So:{% for t in thoughts %}{{ t.thought }}{% endfor %}{% endblock %}",
-        "answer": "{{ question }}",
-    }
-    sampling: ClassVar[Mapping[str, Mapping[str, Any]]] = {"thought": {"max_tokens": 40, "temperature": 1.0}}
-
-
-def test_values_of_completed_pieces_need_no_call(
-    make_model: Callable[..., Any], tokenizer: Any, tmp_path: Path
-) -> None:
-    model = make_model(readable=True)
-    about = {"model": "m", "identity": LoadedModel.of(model).identity, "prompts": "papers", "layer": 1}
-    ValueHead(torch.zeros(48), torch.ones(48), torch.randn(48), torch.zeros(()), about).save(tmp_path / "head")
-    head = Head(path=str(tmp_path / "head"))
-    with load_decoder("ar", model, tokenizer=tokenizer, kv_budget=6000) as decoder:
-        (whole,) = decoder.generate([Request(prompt="Why?", sampling=Sampling(max_tokens=200, temperature=1.0))])
-        often = Counter(filter(str.isalnum, whole.text)).most_common(1)[0][0]
-        search = BFS(thoughts=4, breadth=8, select="all")
-        options = {"decoder": decoder, "search": search, "generator": Continue(until=often)}
-        thoughts = [node.thought for node in solve(Message, "Why?", evaluator=head, **options).tree if node.thought]
-        drawn = [thought.drawn["thought"] for thought in thoughts]
-        completed = [
-            one for one in drawn if one.text.rstrip().endswith(often) or one.tokens[-1] in decoder.engine.codec.end_ids
-        ]
-        cut = len(drawn) - len(completed)
-        assert decoder.engine.accounts["evaluate"].tokens <= cut < len(completed) > 3

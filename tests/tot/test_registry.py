@@ -115,7 +115,6 @@ def test_a_text_names_an_object_with_options(kind: str, text: str, meant: Any) -
 def test_every_known_name_is_covered_above() -> None:
     (mark,) = [m for m in test_a_text_names_an_object_with_options.pytestmark if m.name == "parametrize"]
     covered = {(kind, text.partition(":")[0].strip()) for kind, text, _ in mark.args[1]}
-    covered.add(("evaluator", "head"))  # needs a file, so it is in test_train_value.py
     assert covered == {(kind, name) for kind, known in KNOWN.items() for name in known}
 
 

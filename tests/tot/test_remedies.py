@@ -80,8 +80,8 @@ def test_every_flag_in_a_message_exists() -> None:
 
 
 def test_every_command_in_a_message_exists() -> None:
-    named_commands = matches(r"\btot (bench [a-z]+|cllm [a-z]+|fastcot [a-z]+|train-[a-z]+|(?<=`tot )[a-z]+)")
-    assert {"cllm collect", "train-value"} <= named_commands
+    named_commands = matches(r"\btot (bench [a-z]+|cllm [a-z]+|fastcot [a-z]+|(?<=`tot )[a-z]+)")
+    assert {"cllm collect"} <= named_commands
     assert named_commands - commands().keys() == set()
 
 

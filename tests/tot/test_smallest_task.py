@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import product
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-import torch
 
 from tot import RewardModel, Task, solve
 from tot.decoders import LocalDecoder, TotError
 from tot.decoders.request import ChoiceLogprob
-from tot.evaluators.head import ValueHead
 from tot.registry import EVALUATORS, GENERATORS, SEARCHES
 
 IN_SHORT = {
@@ -50,15 +47,6 @@ def decoder(tiny: Any) -> Iterator[LocalDecoder]:
 
 
 @pytest.fixture
-def head(decoder: LocalDecoder, tmp_path: Path) -> Path:
-    """A value head with zero weights."""
-    size, path = decoder.model.config.hidden_size, tmp_path / "head"
-    about = {"model": "tiny", "identity": decoder.engine.loaded.identity, "prompts": "papers", "layer": 1}
-    ValueHead(torch.zeros(size), torch.ones(size), torch.zeros(size), torch.zeros(()), about).save(path)
-    return path
-
-
-@pytest.fixture
 def rewards(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reward model that needs no weights."""
     monkeypatch.setattr(RewardModel, "scores", lambda self, texts: [float(len(thoughts)) for _, thoughts in texts])
@@ -90,9 +78,9 @@ def test_every_search_is_covered() -> None:
 
 @pytest.mark.parametrize(("search", "generator"), list(product(IN_SHORT, GENERATORS)))
 def test_every_combination_works_or_names_the_missing_part(
-    search: str, generator: str, decoder: LocalDecoder, rewards: None, head: Path
+    search: str, generator: str, decoder: LocalDecoder, rewards: None
 ) -> None:
-    files = {"reward-model": ":model=none_here", "head": f":path={head}"}
+    files = {"reward-model": ":model=none_here"}
     for evaluator in EVALUATORS:
         parts = {"search": IN_SHORT[search], "generator": generator, "evaluator": evaluator}
         parts["evaluator"] += files.get(evaluator, "")

@@ -36,7 +36,6 @@ COMMANDS = {
     "list": "tot.cli.listing:list_command",
     "models": "tot.cli.models:models_command",
     "cache": "tot.cli.models:cache_command",
-    "train-value": "tot.cli.training:train_value_command",
     "instances": "tot.cli.training:instances_command",
     "bench": "tot.cli.bench:app",
     "cllm": "tot.cli.cllm:app",

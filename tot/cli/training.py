@@ -1,33 +1,11 @@
-"""`tot train-value` and `tot instances`: train value heads, and generate questions."""
+"""`tot instances`: generate questions."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-
-from tot.cli.options import takes, writable
-from tot.decoders.errors import validated
-from tot.decoders.training.options import ValueOptions
-
-
-@takes(ValueOptions)
-def train_value_command(
-    questions: Annotated[str, typer.Option(help="TASK=FILE: questions with answers, such as gsm8k=train.jsonl.")],
-    model: Annotated[str, typer.Option(help="The model of the states: a name, a hub id, a folder or a .gguf file.")],
-    out: Annotated[Path, typer.Option(help="The head's file, .safetensors.")],
-    folder: Annotated[
-        Path | None, typer.Option(help="Folder of intermediate files, to resume from; by default beside the head.")
-    ] = None,
-    *,
-    given: dict[str, Any],
-) -> None:
-    """Train a head that predicts from hidden states whether a path is correct. An interrupted run resumes."""
-    from tot.report.terminal import console
-    from tot.training.value import run
-
-    run(questions, model, validated(ValueOptions, given, "train-value"), writable(out), folder, console())
 
 
 def instances_command(

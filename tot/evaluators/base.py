@@ -28,11 +28,6 @@ class Evaluator(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     @property
-    def layers(self) -> tuple[int, ...]:
-        """Layers of the generating model whose hidden states at the ends of texts this evaluator reads."""
-        return ()
-
-    @property
     def compares(self) -> bool:
         """Whether a value depends on other branches, so that these must not run ahead."""
         return False

@@ -35,10 +35,6 @@ class Combine(Evaluator):
         return self
 
     @property
-    def layers(self) -> tuple[int, ...]:
-        return tuple(layer for evaluator in self.evaluators for layer in getattr(evaluator, "layers", ()))
-
-    @property
     def compares(self) -> bool:
         return any(getattr(evaluator, "compares", False) for evaluator in self.evaluators)
 

@@ -11,23 +11,18 @@ import re
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
-from tot.decoders.errors import OptionError
 from tot.decoders.request import Completion, Message, Purpose, Request, Sampling
 from tot.llm.backend import Backend
 from tot.llm.parallel_steps import with_room
-from tot.llm.prefix import as_written, drawn_for, scoring, tokens_of, with_said, with_text
+from tot.llm.prefix import as_written, drawn_for, scoring, with_text
 from tot.llm.replies import Evaluation, Reply, is_cut
 from tot.llm.seeds import derive
 from tot.task.checked import CheckedTask
 from tot.task.task import Task
-from tot.tree.thought import Drawn, State, Thought
+from tot.tree.thought import State, Thought
 from tot.tree.tree import Node, ThoughtTree
-
-if TYPE_CHECKING:
-    import numpy as np
-
 
 _T = TypeVar("_T")
 _ANSWER_TOKENS = 32
@@ -50,9 +45,7 @@ class Context:
         seed: int = 0,
         max_tokens: int | None = None,
         filters: Mapping[str, float] | None = None,
-        layers: Sequence[int] = (),
     ) -> None:
-        """Create a context. `layers`: keep their hidden states at the ends of texts, for evaluators that read them."""
         self.task = cast(Task, task)
         """The task. Its methods raise TaskError if they fail."""
         self.tree = tree
@@ -69,9 +62,6 @@ class Context:
         self.evaluations: dict[Hashable, Evaluation] = {}
         self.evaluating: dict[Hashable, asyncio.Future[None]] = {}
         """The end of each running evaluation."""
-        self._layers = tuple(layers)
-        self._endings: dict[Hashable, np.ndarray[Any, Any]] = {}
-        """Hidden states (layers, hidden) at the end of each sampled text, by the tokens of its path."""
 
     def to(self, purpose: Purpose, turn: int | None = None) -> Context:
         """Return this context for another purpose, and another turn of expanding the same nodes."""
@@ -170,8 +160,7 @@ class Context:
             trigger = task.trigger(template, cut=self._backend.cuts_rationales(self.purpose))
         if titles and self.writes_steps:
             steps, sampling = tuple(titles), with_room(sampling, len(titles))
-        states = self._layers if self.purpose == "generate" else ()  # evaluators can't read another model's states
-        request = Request(prompt=prompt, sampling=sampling, purpose=self.purpose, steps=steps, states=states)
+        request = Request(prompt=prompt, sampling=sampling, purpose=self.purpose, steps=steps)
         if trigger is not None:  # the text before the trigger is a rationale
             sampling = sampling.model_copy(update={"stop": (*sampling.stop, trigger)})
             room = min(_ANSWER_TOKENS, sampling.max_tokens)
@@ -184,18 +173,10 @@ class Context:
             completions = [
                 replace(new, usage=old.usage + new.usage) for old, new in zip(completions, whole, strict=True)
             ]
-        replies = [
+        return [
             Reply(template, request, completion, self.decoder, int(failed))
             for completion, failed in zip(completions, unread, strict=True)
         ]
-        for reply in replies if states else ():
-            one = reply.completion
-            # The last row is the state at the end of the text only if another token was sampled after it.
-            if one.states is not None and (one.finish_reason == "eos" or len(one.states) > len(one.tokens)):
-                drawn = Thought(parts={template: one.text}, drawn=reply.drawn(template))
-                if (key := tokens_of((*thoughts, drawn))) is not None:
-                    self._endings[key] = one.states[-1].copy()
-        return replies
 
     async def score(
         self,
@@ -222,32 +203,6 @@ class Context:
         request = scoring(prompt, labels, sampling, self.purpose, end=end, close=close, trigger=trigger)
         (completion,) = await self._backend.complete(request)
         return Reply(template, request, completion, self.decoder)
-
-    async def ending(self, node: Node, layers: Sequence[int]) -> tuple[Any, Reply | None]:
-        """Return the hidden states at the end of a path's text, (layers, hidden) in float16, and a reply or None.
-
-        If the states are cached from decoding the text, there is no reply. Otherwise a request computes them. The
-        states are None if the budget cut that request off.
-        """
-        thoughts = self.state(node).thoughts
-        if {*layers} <= {*self._layers} and (cached := self._endings.get(tokens_of(thoughts))) is not None:
-            return cached[[self._layers.index(layer) for layer in layers]], None
-        *before, thought = thoughts
-        *begun, template = thought.parts
-        first = Thought(parts={name: thought.parts[name] for name in begun}, drawn=thought.drawn) if begun else None
-        parent = self.tree[node.parent or 0]
-        prompt = self.to("generate").prompt(template, self.state(parent), first)
-        drawn = thought.drawn.get(template) or Drawn(text=thought.parts[template], tokens=())
-        last = Thought(parts={template: drawn.text}, drawn={template: drawn} if drawn.tokens else {})
-        prompt = as_written(with_said(prompt, drawn.text), (*before, *filter(None, [first]), last))
-        request = Request(prompt=prompt, sampling=Sampling(max_tokens=1), purpose=self.purpose, states=tuple(layers))
-        (completion,) = await self._backend.complete(request)
-        reply = Reply(template, request, completion, self.decoder)
-        if reply.cut:
-            return None, reply
-        if completion.states is None:
-            raise OptionError(f"decoder {self.decoder} returns no hidden states: use one that runs a local model")
-        return completion.states[0], reply
 
     def room(self, template: str, thoughts: Sequence[Thought]) -> int:
         """Return the remaining tokens of a message for `template` that begins with these thoughts.

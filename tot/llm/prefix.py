@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from tot.decoders.request import Message, Purpose, Request, Sampling
 from tot.tree.thought import Thought
-
-
-def tokens_of(thoughts: Sequence[Thought]) -> Hashable:
-    """Return a key of a path from its sampled tokens, or None if parts of it were not sampled locally."""
-    drawn = [
-        (name, drawn.tokens)
-        for thought in thoughts
-        for name in thought.parts
-        if (drawn := thought.drawn.get(name)) is not None and drawn.tokens
-    ]
-    whole = len(drawn) == sum(len(thought.parts) for thought in thoughts)
-    names = tuple(dict.fromkeys(name for name, _ in drawn))
-    return (names, tuple(token for _, tokens in drawn for token in tokens)) if whole else None
 
 
 def drawn_for(thoughts: Sequence[Thought]) -> int:
@@ -47,13 +33,6 @@ def scoring(
         choices=tuple(f"{space}{label}{end}" for label in labels),
         close_choices=close,
     )
-
-
-def with_said(prompt: Sequence[Any], text: str) -> tuple[Message, ...]:
-    """Append a text to the assistant's message of a prompt."""
-    last = prompt[-1]
-    begun = last.content if last.role == "assistant" else ""
-    return (*prompt[: -1 if begun else None], Message(role="assistant", content=begun + text))
 
 
 def with_text(prompt: tuple[Message, ...], text: str) -> tuple[Message, ...]:

@@ -98,9 +98,7 @@ class SearchSession:
         # A subclass may override `propose`, and evaluators that compare need all thoughts.
         self.search.one_by_one = type(generator) is Sample and not ordered
         about: dict[str, Any] = {"seed": seed, "max_tokens": max_tokens}
-        judges = filter(None, (evaluator, getattr(search, "fast_evaluator", None)))
-        layers = sorted({layer for judge in judges for layer in getattr(judge, "layers", ())})
-        self.context = Context(self.search.checked, self.tree, backend, filters=filters, layers=layers, **about)
+        self.context = Context(self.search.checked, self.tree, backend, filters=filters, **about)
         self._evaluating, self._answering = self.context.to("evaluate"), self.context.to("answer")
         if search.whole:
             self.search.distinct = distinct_solutions(self.context, self.tree.root, generator, self._templates)

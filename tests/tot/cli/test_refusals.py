@@ -41,7 +41,7 @@ from tot.decoders.errors import reason
         (
             ("--quiet",),
             r"No such option: --quiet: choose one of solve, eval, calibrate, report, serve, mcp, list, models, cache, "
-            "train-value, instances, bench, cllm, fastcot",
+            "instances, bench, cllm, fastcot",
         ),
         (("solve", "gsm8k", "q", "two"), r"Got unexpected extra argument\(s\) \(two\)"),
         (("solve", "gsm9k", "q"), r"unknown task 'gsm9k' \(did you mean gsm8k\?\): choose one of .*, gsm8k, .*"),
