@@ -21,7 +21,7 @@ solve: $(VENV)/solve
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p tot
+	$(BIN)/mypy -p tot -p benchmarks
 	$(BIN)/lint-imports
 
 # Fast tests and one slow test of each kind, with one process per core.
@@ -64,7 +64,7 @@ test-soak: $(VENV)/ready
 test-arm: $(VENV)/ready
 	tests/arm.sh build/arm
 
-# The engines that `tot bench peers` compares with, each in its own environment.
+# The engines that `python -m benchmarks peers` compares with, each in its own environment.
 peers: $(VENV)/ready $(VLLM)/ready $(LLAMA)/ready
 
 # The tree in README and the page that docs/guide.md links to.
@@ -149,7 +149,7 @@ cllm: $(VENV)/ready
 	test -f $(CLLM)/base/config.json || $(BIN)/tot cllm train --data $(CLLM)/solutions --out $(CLLM)/base --learning-rate 2e-4 --accumulate 8 --ar-weight 1
 	$(BIN)/tot cllm collect $(ASKED) --model $(CLLM)/base --limit 400 --offset 1400 --out $(CLLM)/trajectories
 	test -f $(CLLM)/tuned/config.json || $(BIN)/tot cllm train --model $(CLLM)/base --data $(CLLM)/trajectories --out $(CLLM)/tuned --learning-rate 1e-4 --accumulate 8 --epochs 2
-	$(BIN)/tot cllm eval --base $(CLLM)/base --model $(CLLM)/tuned --questions blocksworld_direct=$(DATA) --shuffle-seed 0 --limit 40 --max-tokens 160
+	$(BIN)/python -m benchmarks cllm --base $(CLLM)/base --model $(CLLM)/tuned --questions blocksworld_direct=$(DATA) --shuffle-seed 0 --limit 40 --max-tokens 160
 
 clean:
 	rm -rf build dist

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 _Model = TypeVar("_Model", bound=BaseModel)
 REMOVED = {
+    "bench": "run python -m benchmarks in a clone of the repository",
     "early-exit": "give a small model of the same family, or lookup",
     "halving": "choose ab-mcts or refine",
     "train-draft": "give a small model of the same family as the draft",

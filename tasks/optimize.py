@@ -43,7 +43,7 @@ _HINTS = (
     "Replace the whole idea of the program by a better one.",
 )
 INSTANCES, HELD_OUT, REFERENCE = "instances.py", "held_out.py", "reference.py"
-"""The scorer's instances; and for `tot bench optimize` alone, others that replace them, and a known program."""
+"""The scorer's instances; and for the benchmark `optimize` alone, others that replace them, and a known program."""
 
 
 def _packages(given: Any) -> Any:

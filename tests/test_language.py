@@ -15,7 +15,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PARTS = ("tot", "decoders", "tasks", "tests", "docs", "notebooks", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+PARTS = (
+    "tot",
+    "decoders",
+    "tasks",
+    "benchmarks",
+    "tests",
+    "docs",
+    "notebooks",
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+)
 QUOTED = {
     "decoders/methods/pdos/steps_format.py": ("go on",),
     "tasks/word_problems.py": ("as many",),

@@ -1,4 +1,4 @@
-"""`tot cllm collect`, `steps`, `train` and `eval` in sequence on a tiny model; errors for invalid input."""
+"""`tot cllm collect` and `train`, and the benchmark `cllm`, in sequence on a tiny model; errors for invalid input."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.__main__ import main as benchmark
 from tot.cli.app import main
 from tot.decoders import OptionError
 from tot.decoders.errors import TaskError
@@ -72,10 +73,14 @@ def _here(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def tot(capfd: pytest.CaptureFixture[str]) -> Tot:
-    """Run `tot cllm` in this process; return the status, standard output and standard error."""
+    """Run `tot cllm`, or the benchmark `cllm` or `steps`; return the status, standard output and standard error."""
 
     def run(*arguments: str) -> tuple[int, str, str]:
-        status = main(["cllm", *arguments])
+        command, *options = arguments
+        if command in ("collect", "train"):
+            status = main(["cllm", command, *options])
+        else:
+            status = benchmark([command, *options])
         out, err = capfd.readouterr()
         return status, out, err
 
@@ -118,7 +123,7 @@ def test_trajectories_are_collected_trained_on_and_evaluated(tot: Tot) -> None:
     assert len(lines) >= 4
 
     status, out, err = tot(
-        "eval", "--model", "made", "--base", "base", "--n", "5", "--dtype", "fp32", "--out", "n.json", *SHORT, *RIDDLES
+        "cllm", "--model", "made", "--base", "base", "--n", "5", "--dtype", "fp32", "--out", "n.json", *SHORT, *RIDDLES
     )
     assert (status, err) == (0, "")
     rows = cells(out)
@@ -164,7 +169,7 @@ def test_a_model_is_trained_on_answers_in_parallel_steps(tot: Tot) -> None:
 
 
 def test_a_model_against_itself_is_measured_once(tot: Tot) -> None:
-    status, out, _ = tot("eval", "--model", "base", "--base", "base", "--n", "4", *SHORT, *RIDDLES, "--limit", "2")
+    status, out, _ = tot("cllm", "--model", "base", "--base", "base", "--n", "4", *SHORT, *RIDDLES, "--limit", "2")
     assert status == 0
     assert [row[0] for row in cells(out)] == [*(f"base + {method}" for method in METHODS), "base"]
 
@@ -178,7 +183,7 @@ def test_each_question_gets_an_empty_pool_of_lookahead(tot: Tot, monkeypatch: py
         return draft(self, contexts, planner)
 
     monkeypatch.setattr(LookaheadDrafter, "draft", watched)
-    assert tot("eval", "--model", "base", "--base", "base", *SHORT, *RIDDLES, "--limit", "2")[0] == 0
+    assert tot("cllm", "--model", "base", "--base", "base", *SHORT, *RIDDLES, "--limit", "2")[0] == 0
     assert [len(keys) for keys in texts.values()] == [1] * 6  # two sides: the warm-up and two questions
 
 
@@ -253,7 +258,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("command", ["collect", "eval"])
+@pytest.mark.parametrize("command", ["collect", "cllm"])
 @pytest.mark.parametrize(("arguments", "message"), BAD)
 def test_invalid_questions_are_a_one_line_error(
     tot: Tot, command: str, arguments: tuple[str, ...], message: str
@@ -300,7 +305,7 @@ def test_trajectories_of_another_model_are_rejected(tot: Tot, tiny: Any) -> None
 
 
 def test_an_output_folder_is_rejected_before_any_request(tot: Tot) -> None:
-    status, _, err = tot("eval", "--model", "base", "--base", "base", *RIDDLES, "--out", "nowhere/n.json")
+    status, _, err = tot("cllm", "--model", "base", "--base", "base", *RIDDLES, "--out", "nowhere/n.json")
     assert status == 2
     assert "--out nowhere/n.json: the folder" in err
 

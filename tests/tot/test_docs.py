@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.__main__ import main as benchmark
 from tot import ThoughtTree
 from tot.cli.app import main
 
@@ -44,14 +45,16 @@ def test_every_make_target_exists() -> None:
 
 
 def test_every_command_and_its_options_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    invocations = commands("tot")
-    assert {command[1] for command in invocations} >= {"solve", "models", "eval", "bench", "report", "cllm", "serve"}
-    for _, *words in invocations:
-        name = words[:2] if words[0] in ("bench", "cllm", "fastcot") else words[:1]
-        assert main([*name, "--help"]) == 0
+    invocations = [(main, words) for _, *words in commands("tot")]
+    benchmarks = [(benchmark, words) for _, _, _, *words in commands("python -m benchmarks")]
+    assert {words[0] for _, words in invocations} >= {"solve", "models", "eval", "report", "cllm", "serve"}
+    assert {words[0] for _, words in benchmarks} >= {"answers", "decoders", "peers", "quality"}
+    for program, words in invocations + benchmarks:
+        name = words[:2] if program is main and words[0] in ("cllm", "fastcot") else words[:1]
+        assert program([*name, "--help"]) == 0
         described = capsys.readouterr().out
         for option in (word for word in words if word.startswith("--")):
-            assert re.search(rf"^ +{option}\b", described, re.MULTILINE), f"tot {' '.join(name)} has no {option}"
+            assert re.search(rf"^ +{option}\b", described, re.MULTILINE), f"{' '.join(name)} has no {option}"
 
 
 def test_the_example_page_has_a_verified_answer_and_is_small() -> None:

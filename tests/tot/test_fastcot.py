@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from benchmarks.__main__ import main as benchmark
 from tot import BFS, ChainOfThought, Explain, Sample, Task, evaluate, solve
 from tot.cli.app import main
 from tot.decoders import Engine, OptionError, Usage, load_decoder
@@ -307,7 +308,7 @@ def test_thinking_before_a_rationale_is_not_masked(riddle: Task, monkeypatch: py
 @pytest.mark.usefixtures("_here")
 def test_the_benchmark_prints_its_tables(capfd: pytest.CaptureFixture[str]) -> None:
     options = ("--data", "rows.jsonl", "--task", "riddle.py:Riddle", "--model", "base", "--max-tokens", "16")
-    assert main(["bench", "fastcot", *options, "--timed", "3", "--limit", "8", "--out", "n.json"]) == 0
+    assert benchmark(["fastcot", *options, "--timed", "3", "--limit", "8", "--out", "n.json"]) == 0
     printed = capfd.readouterr().out
     for title in (
         "FastCoT, calibrated on 4 questions",
@@ -332,7 +333,7 @@ def test_the_benchmark_prints_its_tables(capfd: pytest.CaptureFixture[str]) -> N
 def test_an_interrupted_benchmark_resumes_with_equal_results(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["bench", "fastcot", "--data", "rows.jsonl", "--task", "riddle.py:Riddle", "--model", "base"]
+    command = ["fastcot", "--data", "rows.jsonl", "--task", "riddle.py:Riddle", "--model", "base"]
     command += ["--max-tokens", "16", "--limit", "8", "--seeds", "2", "--parts", "answers,masks", "--dtype", "fp32"]
     decoded: list[tuple[str, int]] = []
     limit = [6]
@@ -344,19 +345,19 @@ def test_an_interrupted_benchmark_resumes_with_equal_results(
         return decode_whole(engine, batch, window)
 
     def default(window: int) -> None:
-        monkeypatch.setattr("tot.bench.papers.fastcot.FastCoTOptions", lambda: SimpleNamespace(window=window))
+        monkeypatch.setattr("benchmarks.papers.fastcot.FastCoTOptions", lambda: SimpleNamespace(window=window))
 
     monkeypatch.setattr("tot.training.fastcot.BATCH", 3)
-    monkeypatch.setattr("tot.bench.papers.fastcot.decode_whole", watched)
+    monkeypatch.setattr("benchmarks.papers.fastcot.decode_whole", watched)
     default(5)
-    assert main([*command, "--out", "stopped.json"]) == 130
+    assert benchmark([*command, "--out", "stopped.json"]) == 130
     limit[0] = 10**9
     default(3)  # the run of the file is resumed
-    assert main([*command, "--out", "stopped.json"]) == 0
+    assert benchmark([*command, "--out", "stopped.json"]) == 0
     again = capfd.readouterr().out
     stopped, decoded[:] = list(decoded), []
     default(5)
-    assert main([*command, "--out", "whole.json"]) == 0
+    assert benchmark([*command, "--out", "whole.json"]) == 0
     assert len(stopped) == len(decoded)
     assert sorted(stopped) == sorted(decoded)  # nothing was decoded twice
     for table in ("accuracy after the share left", "agreement after iterations", "by window"):

@@ -12,7 +12,6 @@ import pytest
 COMMANDS = [
     "--help",
     "solve --help",
-    "bench --help",
     "serve --help",
     "models",
     "solve gsm8k q --search beam",

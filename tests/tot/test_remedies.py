@@ -13,6 +13,7 @@ import typer
 
 import tot
 import tot.tasks
+from benchmarks.commands import app
 from tot import solve
 from tot.cli.app import make_app
 from tot.decoders import OptionError
@@ -20,7 +21,7 @@ from tot.registry import EVALUATORS, GENERATORS, SEARCHES, named
 from tot.tasks import MultipleChoice
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("tot", "decoders", "tasks")
+FOLDERS = ("tot", "decoders", "tasks", "benchmarks")
 OTHER_PROGRAMS = {"--no-deps", "--head", "--address"}
 """Flags of pip and ray."""
 
@@ -60,7 +61,7 @@ def matches(pattern: str) -> set[Any]:
 
 
 def commands() -> dict[str, Any]:
-    """Return every command by path, such as "bench decoders"."""
+    """Return every command by path, such as "cllm train"."""
     by_path: dict[str, Any] = {}
 
     def walk(command: Any, path: str) -> None:
@@ -69,6 +70,7 @@ def commands() -> dict[str, Any]:
             walk(child, f"{path} {name}".strip())
 
     walk(typer.main.get_command(make_app()), "")
+    walk(typer.main.get_command(app), "benchmarks")
     return by_path
 
 
@@ -80,7 +82,7 @@ def test_every_flag_in_a_message_exists() -> None:
 
 
 def test_every_command_in_a_message_exists() -> None:
-    named_commands = matches(r"\btot (bench [a-z]+|cllm [a-z]+|fastcot [a-z]+|(?<=`tot )[a-z]+)")
+    named_commands = matches(r"\btot (cllm [a-z]+|fastcot [a-z]+|(?<=`tot )[a-z]+)")
     assert {"cllm collect"} <= named_commands
     assert named_commands - commands().keys() == set()
 

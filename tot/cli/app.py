@@ -37,7 +37,6 @@ COMMANDS = {
     "models": "tot.cli.models:models_command",
     "cache": "tot.cli.models:cache_command",
     "instances": "tot.cli.training:instances_command",
-    "bench": "tot.cli.bench:app",
     "cllm": "tot.cli.cllm:app",
     "fastcot": "tot.cli.fastcot:app",
 }
@@ -82,15 +81,16 @@ def make_app(name: str = "") -> typer.Typer:
     return app
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None, app: typer.Typer | None = None, program: str = "tot") -> int:
     """Run a command, by default the command line's, and return its exit status.
 
-    An error that the user can correct is one line on standard error, with exit status 2.
+    An error that the user can correct is one line on standard error, with exit status 2. `app` is the command line of
+    another program.
     """
     if arguments is not None:
-        return _run(arguments)
+        return _run(arguments, app, program)
     try:
-        status = _run(sys.argv[1:])
+        status = _run(sys.argv[1:], app, program)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process ends: ignore a second Ctrl-C
     if any(thread.name == LOADING for thread in threading.enumerate()):
@@ -101,7 +101,7 @@ def main(arguments: list[str] | None = None) -> int:
     return status
 
 
-def _run(given: list[str]) -> int:
+def _run(given: list[str], app: typer.Typer | None, program: str) -> int:
     if given[:1] == ["help"]:
         given = [*given[1:], "--help"]
     for name in ("stdout", "stderr"):
@@ -115,8 +115,8 @@ def _run(given: list[str]) -> int:
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
-            command = typer.main.get_command(make_app(given[0] if given else ""))
-            status = int(command.main(args=given, prog_name="tot", standalone_mode=False, obj=given) or 0)
+            command = typer.main.get_command(app or make_app(given[0] if given else ""))
+            status = int(command.main(args=given, prog_name=program, standalone_mode=False, obj=given) or 0)
             sys.stdout.flush()
             return status
         except ValidationError as error:
@@ -125,7 +125,7 @@ def _run(given: list[str]) -> int:
             return _say(" ".join(str(error).split()))
         except typer.TyperException as error:
             message = error.format_message()
-            if message.startswith("Usage:"):  # `tot` and `tot bench` alone print their help
+            if message.startswith("Usage:"):  # a program alone prints its help
                 complain(message)
                 return 2
             return _say(_usage_message(error, given[0] if given else ""))

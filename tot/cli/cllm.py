@@ -1,4 +1,4 @@
-"""`tot cllm collect`, `steps`, `train` and `eval`: write texts to train on, and train and evaluate consistency LLMs."""
+"""`tot cllm collect` and `train`: write texts to train on, and train consistency LLMs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from tot.bench.options import CLLMOptions
-from tot.cli.bench import add
 from tot.cli.options import is_given, takes
 from tot.decoders.errors import OptionError
 from tot.decoders.training.options import CollectOptions, TrainOptions
@@ -71,25 +69,6 @@ def collect_command(
             )
 
 
-@app.command("steps")
-def steps_command(
-    out: Annotated[Path, typer.Option(help="The folder to write texts to; an incomplete one is resumed.")],
-    model: Annotated[str, typer.Option(help="The model to train: a name, a hub id or a folder.")] = "smollm2-135m",
-    questions: Annotated[int, typer.Option(min=1, help="Number of questions, each with four texts.")] = 200,
-    seed: Annotated[int, typer.Option(help="Seed of the questions.")] = 0,
-) -> None:
-    """Write made-up questions with answers in parallel steps, to train a model on the format of pdos."""
-    from tot.bench.papers.pdos_teaching import taught
-    from tot.decoders.engine.text import TextCodec
-    from tot.decoders.models.loading import load_model
-    from tot.decoders.training.cllm.trajectories import given
-
-    loaded = load_model(model)
-    with counting("writing", 4 * questions) as tell:
-        texts = taught(questions, seed, TextCodec(loaded.tokenizer))
-        given(loaded, texts, out, lambda count: tell(count, f"{count} texts"))
-
-
 @app.command("train")
 @takes(TrainOptions)
 def train_command(
@@ -114,6 +93,3 @@ def train_command(
         )
     save(losses(out / "losses.jsonl"), out / "losses.png")
     console().print(f"{out}: the model, losses.jsonl and losses.png")
-
-
-add(app, "eval", CLLMOptions, "papers.cllm:run")

@@ -24,14 +24,15 @@ from tot.decoders.errors import reason
             r"No such command 'solv' \(did you mean solve\?\): see tot --help",
         ),
         (
-            ("bench", "fast"),
-            r"No such command 'fast' \(did you mean fastcot\?\): see tot bench --help",
+            ("cllm", "colect"),
+            r"No such command 'colect' \(did you mean collect\?\): see tot cllm --help",
         ),
         (("solve",), r"no task is given: give .* gsm8k, or path/to/file\.py:ClassName, or a question in quotes"),
         (("ask",), r'ask is a task, not a command: type tot solve ask "your question"'),
         (("gsm8k", "q"), r'gsm8k is a task, not a command: type tot solve gsm8k "your question"'),
         (("What is it?",), r"'What is it\?' is not a command: to ask it, type tot solve 'What is it\?'"),
         (("solve", "hello"), r"unknown task 'hello': choose one of .*; if it is a question, type tot solve ask hello"),
+        (("bench", "peers"), r"command 'bench' was removed: run python -m benchmarks in a clone"),
         (("train-draft",), r"command 'train-draft' was removed: give a small model of the same family"),
         (("help", "solv"), r"No such command 'solv' \(did you mean solve\?\): see tot --help"),
         (
@@ -41,7 +42,7 @@ from tot.decoders.errors import reason
         (
             ("--quiet",),
             r"No such option: --quiet: choose one of solve, eval, calibrate, report, serve, mcp, list, models, cache, "
-            "instances, bench, cllm, fastcot",
+            "instances, cllm, fastcot",
         ),
         (("solve", "gsm8k", "q", "two"), r"Got unexpected extra argument\(s\) \(two\)"),
         (("solve", "gsm9k", "q"), r"unknown task 'gsm9k' \(did you mean gsm8k\?\): choose one of .*, gsm8k, .*"),

@@ -1,0 +1,289 @@
+"""The benchmark `answers`: sides take turns at the same questions, and a stopped run keeps its finished answers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.answers import SEARCHING, TITLE, VOTING, _default_ways, _work
+from benchmarks.engines import SideError
+from benchmarks.options import AnswersOptions
+from benchmarks.peers.asking import Reader
+from tot.config import SearchConfig
+from tot.evaluation.options import EvaluationRun
+
+pytestmark = pytest.mark.benches
+
+TASK = """
+import asyncio
+import os
+import signal
+
+from tot import Task
+
+class Numbers(Task):
+    templates = {"thought": "{{ question }}", "chain": "{{ question }}", "answer": "{{ question }}"}
+    sampling = {"chain": {"max_tokens": 3}}
+    search = "self-consistency"
+
+    def parse_answer(self, text):
+        return next((letter for letter in text if letter.isdigit()), None)
+
+    def parse_truncated(self, text):
+        return None
+
+class Lines(Numbers):
+    sampling = {"chain": {"max_tokens": 3, "stop": ("\\n",)}}
+    search = "bfs"
+
+class Stops(Numbers):
+    async def act(self, state, thought):
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(60)
+"""
+PEER = """#!{python}
+import json, sys
+from pathlib import Path
+load = json.loads(sys.stdin.readline())
+print(json.dumps({{"about": "peer of " + Path(load["model"]).name + " " + load.get("precision", "")}}), flush=True)
+TEXTS = [["1", "9", "9"], ["5", "2", "2"], ["3", "4", "3"]]  # by question; the greedy answers come first
+for line in sys.stdin:
+    asked = json.loads(line)["complete"]
+    seed = asked.get("seed", 0)
+    if Path("dies").exists() and seed == 1:
+        sys.exit("out of memory")
+    with open("asked.jsonl", "a") as log:
+        log.write(json.dumps(asked) + "\\n")
+    texts = TEXTS[seed][: asked["n"]]
+    ids = [[3 + ord(text) - 33, *[2] * (asked["max_tokens"] > 1)] for text in texts]
+    print(json.dumps({{"seconds": {{"Q8_0": 0.25}}.get(load.get("precision"), 0.5), "samples": ids}}), flush=True)
+"""
+"""Digits are single tokens of the tiny tokenizer, whose token 2 ends a text."""
+WAYS = (
+    *("--way", "llama.cpp: peer=llama"),
+    *("--way", "llama.cpp, votes: peer=llama; samples=3"),
+    *("--way", "tot: search=cot"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("benchmarks.peers.peers.BUSY", 1000.0)
+    decoder = tiny()
+    purposes = ("generate", "evaluate", "answer")
+    monkeypatch.setattr(SearchConfig, "open", lambda self, stack: dict.fromkeys(purposes, decoder))
+    Path("numbers.py").write_text(TASK)
+    Path("m.gguf").write_bytes(b"GGUF")
+    rows = [{"question": f"{word}?", "answer": str(number)} for number, word in enumerate(("Ada", "Bo", "Cy"), 1)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("python").write_text(PEER.format(python=sys.executable))
+    Path("python").chmod(0o755)
+
+
+@pytest.fixture
+def bench(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run the benchmark with the scripted peer. Returns the status and the output without line breaks."""
+
+    def run(*arguments: str, task: str = "numbers.py:Numbers", llama: str = "python") -> tuple[int, str, str]:
+        command = ("answers", "--task", task, "--data", "rows.jsonl", "--model", "m.gguf", "--out", "n.json")
+        status = main([*command, "--llama", llama, "--vllm", "nowhere/python", *arguments])
+        out, err = capfd.readouterr()
+        return status, " ".join(out.split()), " ".join(err.split())
+
+    return run
+
+
+def cells(side: str) -> list[dict[str, Any]]:
+    return [cell for cell in json.loads(Path("n.json").read_text())[TITLE]["cells"] if cell["side"] == side]
+
+
+def requests() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path("asked.jsonl").read_text().splitlines()]
+
+
+def test_answers_of_all_sides_are_scored_and_compared(bench: Any) -> None:
+    status, out, _ = bench(*WAYS, "--picture", "picture.svg", "--markdown")
+    assert status == 0
+    plain, votes, ours = (cells(side) for side in ("llama.cpp", "llama.cpp, votes", "tot"))
+    assert [(cell["index"], cell["answer"], cell["score"]) for cell in plain] == [(0, "1", 1), (1, "5", 0), (2, "3", 1)]
+    assert [cell["answer"] for cell in votes] == ["9", "2", "3"]
+    assert [cell["tokens"] for cell in votes] == [6, 6, 6]
+    assert [cell["index"] for cell in ours] == [0, 1, 2]
+    assert all(0 < cell["tokens"] <= 3 and cell["seconds"] > 0 for cell in ours)
+    assert "| llama.cpp, votes | 3 | 66.7% (20.8% to 93.9%) | +0.0% (" in out
+    assert "| 0.2 | 0.2 | 1.00x | 6 |" in out
+    picture = Path("picture.svg").read_text()
+    assert all(f"<!-- {text} -->" in picture for text in ("llama.cpp, votes", "tot", "seconds per question"))
+
+
+def test_a_signal_stops_the_run_and_the_interrupted_answer_is_not_kept(bench: Any) -> None:
+    status, _, err = bench("--way", "llama.cpp: peer=llama", "--way", "tot: search=cot", task="numbers.py:Stops")
+    assert (status, err) == (130, "")
+    assert cells("tot") == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--picture", "absent/a.svg"), "--picture absent/a.svg: the folder"),
+        (("--picture", "a.doc"), "unknown kind of picture '.doc'"),
+        (("--way", "a: search=cot", "--way", "a: search=bfs"), "--way 'a' is given twice"),
+    ],
+)
+def test_invalid_options_are_refused_before_any_question(bench: Any, options: tuple[str, ...], message: str) -> None:
+    status, _, err = bench(*options)
+    assert (status, message in err) == (2, True)
+    assert not Path("n.json").exists()
+
+
+def test_one_answer_is_greedy_and_votes_are_sampled_as_the_task_samples(bench: Any) -> None:
+    assert bench(*WAYS, "--limit", "1")[0] == 0
+    greedy, votes = requests()[-2:]
+    assert greedy["prompt"] == votes["prompt"]
+    assert (greedy["n"], greedy["temperature"], votes["n"], votes["temperature"]) == (1, 0.0, 3, 0.7)
+    assert greedy["max_tokens"] == 3
+    assert 2 in greedy["ends"]
+
+
+def test_a_dead_peer_keeps_its_answers_and_resumes(bench: Any) -> None:
+    Path("dies").touch()
+    status, out, err = bench(*WAYS)
+    assert status == 2
+    assert "llama.cpp and llama.cpp, votes failed; the finished answers are kept: run the same command again" in err
+    assert "llama.cpp failed: it ended with status 1 | out of memory" in out
+    assert [len(cells(side)) for side in ("llama.cpp", "llama.cpp, votes", "tot")] == [1, 1, 3]
+    before = cells("tot")
+    Path("dies").unlink()
+    Path("asked.jsonl").unlink()
+    assert bench(*WAYS)[0] == 0
+    assert sorted({asked["seed"] for asked in requests()[2:]}) == [1, 2]  # two warm-ups come first
+    assert [cell["index"] for cell in cells("llama.cpp")] == [0, 1, 2]
+    assert cells("tot") == before
+
+
+def test_a_higher_limit_extends_a_finished_run(bench: Any) -> None:
+    assert bench(*WAYS, "--limit", "1")[0] == 0
+    before = cells("tot")
+    status, out, _ = bench(*WAYS, "--limit", "3")
+    assert (status, "resuming n.json" in out) == (0, True)
+    assert (cells("tot")[:1], len(cells("tot"))) == (before, 3)
+    status, out, _ = bench(*WAYS, "--limit", "2", "--markdown")
+    assert "| llama.cpp, votes | 2 | 50.0% (" in out
+    assert len(cells("tot")) == 3
+
+
+def test_resuming_with_other_options_is_refused(bench: Any) -> None:
+    assert bench(*WAYS, "--limit", "1")[0] == 0
+    before = Path("n.json").read_bytes()
+    status, _, err = bench(*WAYS, "--offset", "1")
+    assert status == 2
+    assert "n.json was measured with other offset: delete it, or give another --out" in err
+    assert Path("n.json").read_bytes() == before
+
+
+def test_a_missing_peer_is_left_out(bench: Any) -> None:
+    status, out, _ = bench(*WAYS, "--way", "vLLM: peer=vllm", "--limit", "1", llama="none/python")
+    assert status == 0
+    assert "llama.cpp, votes is left out: none/python does not exist: run `make peers`" in out
+    assert "vLLM is left out: " in out
+    assert {cell["side"] for cell in json.loads(Path("n.json").read_text())[TITLE]["cells"]} == {"tot"}
+    Path("n.json").unlink()
+    status, _, err = bench(*WAYS[:2], llama="none/python")
+    assert (status, "no way can run: install a peer with `make peers`" in err) == (2, True)
+
+
+def test_the_fastest_setting_is_used_also_after_resuming(bench: Any) -> None:
+    way = ("--way", "llama.cpp: peer=llama; file=Q8_0")
+    status, out, _ = bench(*way, "--limit", "1")
+    assert status == 0
+    assert all(f"{trial} s" in out for trial in ("default setting: 0.50", "Q8_0: 0.25", "5 lookup drafts: 0.25"))
+    assert "llama.cpp: peer of m.gguf Q8_0" in out
+    Path("asked.jsonl").unlink()
+    assert bench(*way, "--limit", "2")[0] == 0
+    assert len(requests()) == 2  # a warm-up and the new question: no trial
+    assert [cell["seconds"] for cell in cells("llama.cpp")] == [0.25, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--way", "a: peer=llama; votes=3"), "--way a, option votes: unknown (its options: peer, samples, file)"),
+        (("--way", "a: peer=sglang"), "--way a, option peer: Input should be 'llama' or 'vllm'"),
+        (("--way", "a: peer=llama; samples=0"), "--way a, option samples: Input should be greater than or equal to 1"),
+        (("--way", "a: search=cto"), "unknown search 'cto'"),
+        (("--way", "peer=llama"), "--way 'peer=llama' can't be read"),
+        ((*WAYS, "--escalate", "b.gguf"), "--escalate changes a default way: leave it out"),
+    ],
+)
+def test_invalid_ways_are_rejected_before_a_model_is_opened(
+    arguments: tuple[str, ...], message: str, bench: Any
+) -> None:
+    status, _, err = bench(*arguments)
+    assert status == 2
+    assert message in err
+    assert not Path("n.json").exists()
+
+
+def test_peers_get_only_prompts_that_end_at_a_token(bench: Any, tiny: Any) -> None:
+    status, out, _ = bench(*WAYS, "--limit", "1", task="numbers.py:Lines")
+    assert status == 0
+    assert "llama.cpp and llama.cpp, votes: left out, the prompt 'chain' of task numbers.py:Lines ends texts at" in out
+    assert {cell["side"] for cell in json.loads(Path("n.json").read_text())[TITLE]["cells"]} == {"tot"}
+
+
+def test_a_peer_that_never_answers_leaves_no_row(bench: Any) -> None:
+    Path("python").write_text(Path("python").read_text().replace("seed == 1", "'seed' in asked"))
+    Path("dies").touch()
+    status, out, err = bench(*WAYS[:2])
+    assert status == 2
+    assert "llama.cpp failed: it ended with status 1 | out of memory" in out
+    assert "llama.cpp failed; the finished answers are kept" in err
+
+
+def work(task: str = "Numbers", **options: Any) -> EvaluationRun:
+    return EvaluationRun.read({"task": f"numbers.py:{task}", "data": "rows.jsonl", "model": "m.gguf", **options})
+
+
+def test_a_truncated_text_is_read_as_the_task_reads_it(tiny: Any) -> None:
+    with tiny() as decoder:
+        reader = Reader.of(work(), decoder)
+        digit = decoder.engine.codec.encode("7")
+        assert reader.answer("Ada?", [*digit, 2]) == "7"
+        assert reader.answer("Ada?", digit * 3) is None
+        assert reader.answer("Ada?", [2]) is None
+        assert reader.prompt("Ada?") == decoder.engine.codec.encode_prompt(work().task.prompt("chain", _start()))
+        assert [reader.vote("Ada?", answers) for answers in (["2", "1", "1", None], ["2", "1"], [None], [])] == [
+            *("1", "2"),
+            *(None, None),
+        ]
+
+
+def _start() -> Any:
+    return work().task.start("Ada?")
+
+
+def test_a_way_runs_on_a_model_server() -> None:
+    asked = AnswersOptions(data="rows.jsonl", task="numbers.py:Numbers", model="m.gguf")
+    server = {"decoder": "openai", "decoder_option": "base_url=http://127.0.0.1:9/v1"}
+    assert _work(asked, server).config.loading == {"base_url": "http://127.0.0.1:9/v1"}
+    assert _work(asked, {}).config.loading["prefix_cache"] is False
+
+
+def test_peers_need_a_local_model() -> None:
+    with pytest.raises(SideError, match="peers get the token ids of a local model"):
+        Reader.of(work(), object())
+
+
+def test_default_ways_vote_where_the_task_votes() -> None:
+    asked = AnswersOptions(data="rows.jsonl")
+    assert _default_ways(asked, work()) == list(VOTING)
+    assert _default_ways(asked, work("Lines")) == list(SEARCHING)
+    larger = _default_ways(AnswersOptions(data="rows.jsonl", escalate="b.gguf"), work())
+    assert larger == [*VOTING, "tot, until sure, then a larger model:; escalate=b.gguf"]

@@ -1,0 +1,223 @@
+"""The benchmark `optimize`: the shipped problems, the table, and searches that resume."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from benchmarks.__main__ import main
+from benchmarks.optimize import described, held_out_of, run, table
+from benchmarks.options import OptimizeOptions
+from tot.decoders import Completion, LocalDecoder, Usage
+from tot.solver import solve
+from tot.tasks.optimize import Optimize
+
+pytestmark = pytest.mark.benches
+PROBLEMS = Path(__file__).parents[2] / "tasks" / "problems"
+
+
+def scored(problem: str | Path, program: str, held_out: bool = False) -> float:
+    task = Optimize(folder=PROBLEMS / problem, repeats=1)
+    scorer = held_out_of(task, PROBLEMS / problem) if held_out else task.scorer
+    assert scorer is not None
+    result = scorer.score((PROBLEMS / problem / program).read_text())
+    assert result.score is not None, result.text
+    return result.score
+
+
+@pytest.mark.parametrize(
+    ("problem", "start", "reference"),
+    [
+        ("bin-packing", 4.82, 4.82),
+        ("traveling-salesman", 7.86, 7.86),
+        ("sorting-network", 286, 205),
+        ("oscillator", -0.47, -0.92),
+        (Path(__file__).parent / "weighted-tardiness", 0.5, 0.73),
+    ],
+)
+def test_the_reference_is_at_least_as_good_as_the_start(problem: str | Path, start: float, reference: float) -> None:
+    assert scored(problem, "start.py") == pytest.approx(start, abs=0.005)
+    assert scored(problem, "reference.py") == pytest.approx(reference, abs=0.005)
+
+
+def test_the_true_formula_of_the_oscillator_has_no_error() -> None:
+    terms = "[math.sin(t), v**3, x**3, x * v, x * math.cos(x), x + v, x, v]"  # the last one depends on the two before
+    result = Optimize(folder=PROBLEMS / "oscillator").scorer.score(
+        f"import math\ndef terms(t, x, v):\n    return {terms}\n"
+    )
+    assert result.score == pytest.approx(-8, abs=0.001)
+    found = [result.parts[f"weight {i}"] for i in range(8)]
+    assert found[:5] == pytest.approx([0.8, -0.5, -0.2, -0.5, -1], abs=1e-6)
+    assert found[5:] == pytest.approx([0, 0, 0], abs=1e-6)
+
+
+@pytest.mark.parametrize("problem", ["bin-packing", "traveling-salesman", "oscillator"])
+def test_the_held_out_instances_differ(problem: str) -> None:
+    assert scored(problem, "start.py", held_out=True) != scored(problem, "start.py")
+
+
+@pytest.mark.parametrize(
+    ("problem", "program", "reason"),
+    [
+        ("bin-packing", "def priority(item, room):\n    return None\n", "TypeError"),
+        (
+            "traveling-salesman",
+            "def next_city(position, start, cities):\n    return len(cities)\n",
+            "must return an index",
+        ),
+        ("sorting-network", "def network(n):\n    return []\n", "does not sort"),
+        ("sorting-network", "def network(n):\n    return [(1, 0)]\n", "a comparator is"),
+        ("oscillator", "def terms(t, x, v):\n    return []\n", "a list of 1 to 10 numbers"),
+        ("oscillator", "def terms(t, x, v):\n    return [x] * (1 + (t > 1))\n", "different lengths"),
+        ("oscillator", "def terms(t, x, v):\n    return [1e999]\n", "not finite"),
+    ],
+)
+def test_invalid_programs_have_no_score(problem: str, program: str, reason: str) -> None:
+    result = Optimize(folder=PROBLEMS / problem).scorer.score(program)
+    assert result.score is None
+    assert reason in result.text
+
+
+class Numbers:
+    """A decoder that writes programs which return the given numbers."""
+
+    def __init__(self, *numbers: object) -> None:
+        self._numbers = iter(numbers)
+
+    def generate(self, requests: Any) -> list[Completion]:
+        texts = [f"```python\ndef number():\n    return {next(self._numbers)}\n```" for _ in requests]
+        return [Completion(text, (), 0.0, "eos", Usage(new_tokens=5)) for text in texts]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A problem: a number close to 10."""
+    path = tmp_path / "ten"
+    path.mkdir()
+    (path / "task.md").write_text("Return a number close to 10.")
+    (path / "start.py").write_text("def number():\n    return 1\n")
+    (path / "reference.py").write_text("def number():\n    return 8\n")
+    (path / "score.py").write_text(
+        "from candidate import number\nfrom instances import WANTED\nprint(abs(WANTED - number()))\n"
+    )
+    (path / "instances.py").write_text("WANTED = 10\n")
+    (path / "held_out.py").write_text("WANTED = 11\n")
+    return path
+
+
+def test_a_search_is_described_by_its_best_program(folder: Path) -> None:
+    task = Optimize(folder=folder, minimize=True)
+    decoder = Numbers(3, "1 / 0", 9, 9, 4)
+    solution = solve(task, task.example(), decoder=decoder, search="ab-mcts:iterations=5,together=1")
+    found = described(task, held_out_of(task, folder), solution)
+    assert (found["score"], found["held out"]) == (1.0, 2.0)
+    assert found["program"] == "def number():\n    return 9\n"
+    assert found["curve"][0] == [0, -9.0]
+    assert found["curve"][-1][1] == -1.0
+    assert found["thoughts"] == 5
+    assert found["failed"] >= 1
+    assert found["tokens"] == 25
+
+
+@pytest.mark.smoke
+def test_the_table_has_the_start_the_reference_and_all_ways(
+    folder: Path, tiny: Callable[[], LocalDecoder], tmp_path: Path
+) -> None:
+    model, out = tmp_path / "model", tmp_path / "numbers.json"
+    with tiny() as decoder:
+        decoder.model.save_pretrained(model)
+        decoder.tokenizer.save_pretrained(model)
+    ways = ["drafts: search=best-of-n:samples=2; max_tokens=8", "tree: search=ab-mcts:iterations=3; max_tokens=8"]
+    printed = [table_of(model, folder, ways, seeds, out) for seeds in (1, 2)]
+    assert "start" in printed[0]
+    assert "reference" in printed[0]
+    assert "minus drafts" in printed[0]
+    cells = json.loads(out.read_text())[str(folder)]["cells"]
+    assert [(cell["side"], cell["round"]) for cell in cells if cell["round"] == 0] == [("drafts", 0), ("tree", 0)]
+    assert len(cells) == 4  # the second run adds one seed
+    assert all(cell["score"] == 9.0 and cell["held out"] == 10.0 for cell in cells)  # the start
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_openevolve_has_the_same_model_and_scorer(folder: Path, smollm2: str, tmp_path: Path) -> None:
+    out = tmp_path / "numbers.json"
+    ways = ["openevolve: peer=openevolve; iterations=3", "in time: peer=openevolve; seconds=5"]
+    printed = table_of(Path(smollm2), folder, ways, 1, out)
+    assert "openevolve" in printed
+    whole, stopped = json.loads(out.read_text())[str(folder)]["cells"]
+    assert whole["thoughts"] <= 3
+    assert whole["tokens"] > 0
+    assert whole["score"] <= 9.0  # never worse than the start
+    assert whole["held out"] == whole["score"] + 1
+    assert stopped["seconds"] < 30
+
+
+def test_openevolve_gets_a_positive_fitness_that_grows_as_the_score_improves(folder: Path, tmp_path: Path) -> None:
+    from benchmarks.peers.openevolve_worker import Evaluator
+
+    def rated(returned: object) -> Any:
+        program = tmp_path / "program.py"
+        program.write_text(f"def number():\n    return {returned}\n")
+        return evaluator.evaluate(program)
+
+    evaluator = Evaluator(folder, True, tmp_path / "log")
+    fitness = [rated(number).metrics["combined_score"] for number in (9, 1, -99)]  # 1: the start
+    assert fitness[0] > fitness[1] == 1 > fitness[2] > 0
+    failed = rated("1 / 0")
+    assert failed.metrics["combined_score"] == 0
+    assert "ZeroDivisionError" in failed.artifacts["output"]
+    assert rated(4).artifacts["output"].startswith("Score: 6")
+    assert (tmp_path / "log").read_text() == "xxxx"  # four programs work
+
+
+def test_a_program_that_fails_on_the_held_out_instances_counts_as_the_start(folder: Path) -> None:
+    def cell(side: str, score: float, held_out: float | None) -> dict[str, Any]:
+        about = {"curve": [[0, -9.0]], "tokens": 10, "thoughts": 2, "failed": 0, "seconds": 1.0}
+        return {"side": side, "round": 0, "column": 0, "score": score, "held out": held_out, **about}
+
+    task = Optimize(folder=folder, minimize=True)
+    results = SimpleNamespace(
+        sides=["a", "b"], rounds=1, of=lambda name: {0: {"a": cell("a", 1.0, 2.0), "b": cell("b", 0.0, None)}[name]}
+    )
+    screen = StringIO()
+    Console(file=screen, width=240).print(table(results, task, held_out_of(task, folder), folder, "ten"))
+    rows = {
+        line.split("│")[1].strip(): [part.strip() for part in line.split("│")[2:]]
+        for line in screen.getvalue().splitlines()
+        if "│" in line
+    }
+    assert rows["start"][2] == "10"
+    assert rows["a"][4] == "1 of 1"  # better than 3, the reference
+    assert rows["b"][1:5] == ["0", "", "+8 (one value)", "0 of 1"]
+
+
+def table_of(model: Path, folder: Path, ways: list[str], seeds: int, out: Path) -> str:
+    screen = StringIO()
+    options = OptimizeOptions(model=str(model), problems=(str(folder),), way=ways, seeds=seeds, out=out)
+    run(options, Console(file=screen, width=240))
+    return screen.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--problems", "knapsack"), "unknown problem 'knapsack': choose bin-packing, oscillator, sorting-network, "),
+        (("--way", "search=bfs"), "can't be read: write 'NAME: option=value"),
+        (("--way", "a: search=bfs:width=2"), "option width"),
+        (("--way", "a: peer=openevolve; islands=2"), "islands"),
+        (("--seeds", "0"), "greater than or equal to 1"),
+    ],
+)
+def test_invalid_options_are_errors(
+    capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    assert main(["optimize", "--model", "none", *arguments]) == 2
+    assert message in capfd.readouterr().err
