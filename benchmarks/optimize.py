@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from importlib.resources import as_file
 from importlib.resources import files as resources
@@ -34,7 +33,7 @@ from tot.decoders.machine import describe
 from tot.decoders.models.loading import resolve_device
 from tot.evaluation.estimate import bootstrap
 from tot.solver import Solution
-from tot.tasks.optimize import HELD_OUT, INSTANCES, REFERENCE, Optimize
+from tot.tasks.optimize import REFERENCE, Optimize, held_out_of
 from tot.tasks.scorer import Scorer
 
 SEEDED = 1000
@@ -144,14 +143,6 @@ def described(task: Optimize, held_out: Scorer | None, solution: Solution) -> Me
         "thoughts": len(nodes) + rejected,
         "failed": failed + rejected,
     }
-
-
-def held_out_of(task: Optimize, folder: Path) -> Scorer | None:
-    """Return the task's scorer with other instances; None if the folder has none."""
-    path, scorer = folder / HELD_OUT, task.scorer
-    if not path.exists():
-        return None
-    return replace(scorer, files={**scorer.files, INSTANCES: path.read_bytes()}, seconds=6 * scorer.seconds)
 
 
 def _scores(task: Optimize, held_out: Scorer | None, program: str | None) -> dict[str, float | None]:

@@ -8,7 +8,7 @@ import math
 import re
 import tokenize
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.util import find_spec
 from io import BytesIO
@@ -43,7 +43,7 @@ _HINTS = (
     "Replace the whole idea of the program by a better one.",
 )
 INSTANCES, HELD_OUT, REFERENCE = "instances.py", "held_out.py", "reference.py"
-"""The scorer's instances; and for the benchmark `optimize` alone, others that replace them, and a known program."""
+"""The scorer's instances; others that replace them, for a test of the best program; and a known program."""
 
 
 def _packages(given: Any) -> Any:
@@ -250,6 +250,14 @@ class Optimize(Task):
             write_text(self.options.best, str(program))
         except (OSError, TaskError) as error:
             log.warning("the best program can't be written: %s", error)
+
+
+def held_out_of(task: Optimize, folder: Path) -> Scorer | None:
+    """Return the task's scorer with other instances; None if the folder has none."""
+    path, scorer = folder / HELD_OUT, task.scorer
+    if not path.exists():
+        return None
+    return replace(scorer, files={**scorer.files, INSTANCES: path.read_bytes()}, seconds=6 * scorer.seconds)
 
 
 def _shown(score: float | None) -> str:

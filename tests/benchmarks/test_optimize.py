@@ -13,11 +13,11 @@ import pytest
 from rich.console import Console
 
 from benchmarks.__main__ import main
-from benchmarks.optimize import described, held_out_of, run, table
+from benchmarks.optimize import described, run, table
 from benchmarks.options import OptimizeOptions
 from tot.decoders import Completion, LocalDecoder, Usage
 from tot.solver import solve
-from tot.tasks.optimize import Optimize
+from tot.tasks.optimize import Optimize, held_out_of
 
 pytestmark = pytest.mark.benches
 PROBLEMS = Path(__file__).parents[2] / "tasks" / "problems"
