@@ -6,8 +6,8 @@ All are immutable values, independent of models, tokenizers and decoding methods
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -99,9 +99,6 @@ class Request(_Value):
     steps: tuple[str, ...] = ()
     """Titles of independent steps, which `pdos` decodes in parallel first. Other decoders ignore them: the prompt must
     ask for the steps."""
-    states: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    """Layers whose hidden states are returned with the completion, for local models. Numbered as in transformers'
-    `output_hidden_states`: 0 is the embeddings, the last is the model's output after its norm."""
     whole_rationale: bool = False
     """Decode the whole rationale, even if the decoder could answer from a part of it."""
 
@@ -117,8 +114,6 @@ class Request(_Value):
             raise ValueError("the answer trigger is empty: leave it out, or give its text")
         if not all(title.strip() for title in self.steps):
             raise ValueError(f"step {[bool(title.strip()) for title in self.steps].index(False) + 1} has no title")
-        if self.states and self.choices and self.answer_trigger is None:
-            raise ValueError("states need sampled tokens, and choices alone are only scored: leave one out")
         if self.steps and self.choices and self.answer_trigger is None:
             raise ValueError("steps are decoded and choices alone are only scored: give an answer_trigger between them")
         return self
@@ -210,19 +205,10 @@ class Completion:
     trajectory: tuple[tuple[int, tuple[int, ...]], ...] = ()
     """For each step, if the decoder records it: (position, guesses for the tokens from there). `jacobi` records the
     guesses that a step verified, `fastcot` the remaining ones."""
-    states: Any = field(default=None, compare=False)
-    """(tokens, requested layers, hidden), a float16 array: the hidden states that each of `tokens` was
-    sampled from. Has an additional row if the token after the text was evaluated, so the last row is at the end of the
-    text if the model or `keep_stop` ended it."""
 
     def then(self, more: Completion) -> Completion:
         """Concatenate this completion and its continuation `more`."""
-        joined: dict[str, Any] = {name: getattr(self, name) + getattr(more, name) for name in _JOINED}
-        if self.states is not None and more.states is not None:
-            from numpy import concatenate
-
-            joined["states"] = concatenate([self.states[: len(self.tokens)], more.states])
-        return replace(more, **joined)
+        return replace(more, **{name: getattr(self, name) + getattr(more, name) for name in _JOINED})
 
     @property
     def thinking(self) -> str:

@@ -57,7 +57,7 @@ class Rejection(Coupled):
         accepted, residual = reject(target, tokens, draft.weights.get(node), uniform)
         token = tokens[accepted] if accepted is not None else _draw_token(residual, uniform())
         logprob = read(sampled.logits[None], [token])[0].logprob
-        return Sampled(token, logprob, states=sampled.states), None if accepted is None else children[accepted]
+        return Sampled(token, logprob), None if accepted is None else children[accepted]
 
 
 def reject(

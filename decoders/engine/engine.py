@@ -192,9 +192,6 @@ class Engine:
                 f"the prompt has {len(prompt)} tokens, the model's context holds {context}, "
                 f"and this request needs at least {context + 1 - room}: shorten the prompt"
             )
-        layers = self.runner.loaded.config.num_hidden_layers
-        if (highest := max(request.states, default=0)) > layers:
-            raise RequestError(f"the model has no layer {highest}: ask for states of layers 0 to {layers}")
         sampling = request.sampling
         limit, thinking = min(sampling.max_tokens, room), 0
         if sampling.keep_stop:  # a piece may need several tokens for its first character
@@ -285,10 +282,10 @@ class Engine:
             times.append(time.perf_counter())
             try:
                 with span("forward"):
-                    forward = self.runner.forward(step.chunks, step.layers)
+                    forward = self.runner.forward(step.chunks)
                 times.append(time.perf_counter())
                 with span("sampling"):
-                    reads = forward.sample(step.chunks, [job.layers for job in step.jobs])
+                    reads = forward.sample(step.chunks)
                 times.append(time.perf_counter())
             except Exception as error:  # for example out of memory: only the requests of this step fail
                 log.exception("a forward pass failed")

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
 
 from tot.decoders.engine.sampling import Draw, Sampled
 from tot.decoders.engine.text import TextCodec, TextStream
@@ -44,8 +41,6 @@ class Output:
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         """Log-probability of each token."""
-        self.states: list[np.ndarray[Any, np.dtype[np.float16]] | None] = []
-        """Hidden states of each token, and of the token after the text if that was sampled."""
         self.finish_reason: FinishReason | None = None
         self.choice_logprobs: tuple[ChoiceLogprob, ...] = ()
         self.parts: list[Part] = []
@@ -117,7 +112,6 @@ class Output:
         token = sampled.token
         self.tokens.append(token)
         self.logprobs.append(sampled.logprob)
-        self.states.append(sampled.states)
         ended = token in self._codec.end_ids or (token == self._codec.message_end and not self._thinking.awaits)
         if ended and not self._sampling.ignore_eos:
             return self._end("eos")
@@ -195,7 +189,7 @@ class Output:
         tokens, characters = [(t, c) for t, c in self._boundaries if c <= end or not self._text[end:c].strip()][-1]
         if tokens > self._first:
             self._dropped = len(self.tokens) - tokens
-            del self.tokens[tokens:], self.logprobs[tokens:], self.states[tokens + 1 :]
+            del self.tokens[tokens:], self.logprobs[tokens:]
             self._text = self._text[:characters]
 
     def end(self, reason: FinishReason) -> None:
@@ -272,7 +266,6 @@ class Output:
             choice_logprobs=self.choice_logprobs,
             parts=parts,
             trajectory=tuple(self.trajectory),
-            states=np.stack(states) if (states := [row for row in self.states if row is not None]) else None,
         )
 
     def _open_parts(self) -> list[Part]:

@@ -66,25 +66,14 @@ class Forward:
     """Number of rows that were computed."""
     keys: int = 0
     """Number of keys that the computed rows attended to, counted for each row."""
-    layers: Sequence[int] = ()
-    states: Array | None = None
-    """(rows read, layers, hidden), float16."""
 
-    def sample(self, chunks: Sequence[Chunk], layers: Sequence[Sequence[int]] = ()) -> list[list[Sampled]]:
-        """Serve the reads of the chunks. Returns one list per chunk, with the states of its `layers`."""
+    def sample(self, chunks: Sequence[Chunk]) -> list[list[Sampled]]:
+        """Serve the reads of the chunks. Returns one list per chunk."""
         reads = [item for chunk in chunks for item in chunk.reads]
         rows = [row for rows in self.rows for row in rows]
         logits = self.logits if rows == list(range(len(self.logits))) else self.logits[rows]
         sampled = iter(read(logits, reads) if reads else ())
-        results = [[next(sampled) for _ in chunk.reads] for chunk in chunks]
-        if self.states is not None:
-            for result, chunk_rows, chunk_layers in zip(results, self.rows, layers, strict=True):
-                if chunk_layers:
-                    chunk_states = self.states[chunk_rows][:, [self.layers.index(layer) for layer in chunk_layers]]
-                    result[:] = [
-                        token._replace(states=states) for token, states in zip(result, chunk_states, strict=True)
-                    ]
-        return results
+        return [[next(sampled) for _ in chunk.reads] for chunk in chunks]
 
 
 class Runner:
@@ -156,8 +145,8 @@ class Runner:
             )
         return capacity
 
-    def forward(self, chunks: Sequence[Chunk], layers: Sequence[int] = ()) -> Forward:
-        """Compute the missing positions of the chunks in one packed forward; read logits and the states of `layers`.
+    def forward(self, chunks: Sequence[Chunk]) -> Forward:
+        """Compute the missing positions of the chunks in one packed forward, and read logits.
 
         Positions before a chunk's `start` must be computed already, or belong to an earlier chunk of this call.
         """
@@ -190,24 +179,22 @@ class Runner:
                 run_to[new[-1]] = number
                 row_of.update((slot, (number, own - runs[number].start + i)) for i, slot in enumerate(new))
         if not runs:  # all positions are computed already, and no logits are read
-            return Forward(np.empty((0, 0), np.float32), [[] for _ in chunks], own_from, 0, 0, layers, None)
+            return Forward(np.empty((0, 0), np.float32), [[] for _ in chunks], own_from)
         reads = list(dict.fromkeys(row_of[slot] for chunk in chunks for slot in chunk.read_slots))
-        logits, states = self._run(runs, writes, reads, layers)
+        logits = self._run(runs, writes, reads)
         logit_rows = {row: i for i, row in enumerate(reads)}
         self.cache.mark_computed(slot for write in writes for slot in write if slot != SCRATCH)
         rows = [[logit_rows[row_of[slot]] for slot in chunk.read_slots] for chunk in chunks]
         keys = sum(run.rows * len(run.path) for run in runs)
-        return Forward(logits, rows, own_from, sum(run.rows for run in runs), keys, layers, states)
+        return Forward(logits, rows, own_from, sum(run.rows for run in runs), keys)
 
     def observe(self, forward: Forward, seconds: float) -> None:
         """Report the time of a forward and its sampling. Prompts, of which few rows are read, do not count."""
         if self.on_forward is not None and 2 * len(forward.logits) >= forward.computed > 0:
             self.on_forward(forward.computed, forward.keys, seconds)
 
-    def _run(
-        self, runs: list[Run], writes: list[list[int]], reads: list[tuple[int, int]], layers: Sequence[int]
-    ) -> tuple[Array, Array | None]:
-        """Pack the rows of `runs`. Returns logits (rows read, vocab), and states if `layers` is not empty."""
+    def _run(self, runs: list[Run], writes: list[list[int]], reads: list[tuple[int, int]]) -> Array:
+        """Pack the rows of `runs`. Returns logits (rows read, vocab)."""
         order: list[int]
         pieces: Any  # a type of the backend
         order, pieces = self.backend.cut(runs)
@@ -218,6 +205,4 @@ class Runner:
         write = [slot for run in order for slot in writes[run]]
         rows = np.array([tokens, positions, write], dtype=np.int64)
         keep = np.array([first[run] + offset for run, offset in reads], dtype=np.int64)
-        logits, states = self.backend.forward(rows, keep, pieces, layers)
-        limit = np.finfo(np.float16).max
-        return logits, None if states is None else states.clip(-limit, limit).astype(np.float16)
+        return self.backend.forward(rows, keep, pieces)

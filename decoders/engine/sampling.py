@@ -56,8 +56,6 @@ class Sampled(NamedTuple):
     logprob: float
     logits: Array | None = None
     """The row, (vocab,) in float32, if `Raw` requested it. Without a draw, the token is 0."""
-    states: Array | None = None
-    """(layers, hidden) in float16: the states that the token was drawn from, if requested."""
 
 
 def noise_key(draw: Draw) -> int:

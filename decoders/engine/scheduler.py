@@ -37,11 +37,6 @@ class Step:
     """The chunks that a job's policy proposed; the other chunks are of prompts."""
     failed: dict[Job, BaseException] = field(default_factory=dict)
 
-    @property
-    def layers(self) -> list[int]:
-        """Layers whose states a job reads."""
-        return sorted({layer for job in self.jobs for layer in job.layers})
-
     def add(self, job: Job, chunks: Sequence[Chunk]) -> slice:
         begin = len(self.chunks)
         self.chunks += chunks

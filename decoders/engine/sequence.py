@@ -179,11 +179,6 @@ class Job:
     started: float = field(default_factory=time.monotonic)
 
     @property
-    def layers(self) -> tuple[int, ...]:
-        """Layers whose states are read with each token."""
-        return self.request.states
-
-    @property
     def running(self) -> list[Output]:
         return [output for output in self.outputs if output.finish_reason is None]
 

@@ -35,12 +35,11 @@ class Backend(Protocol):
     def cut(self, runs: Sequence[Run]) -> tuple[list[int], Any]:
         """Split the attention of new rows into pieces. Returns the packing order of the runs, and the pieces."""
 
-    def forward(self, rows: Array, keep: Array, pieces: Any, layers: Sequence[int] = ()) -> tuple[Array, Array | None]:
+    def forward(self, rows: Array, keep: Array, pieces: Any) -> Array:
         """Compute rows, and write their keys and values into slots.
 
         `rows` (3, rows) holds the token, the position and the slot of each row; `keep` (kept,) the rows to read, both
-        int64. Returns their logits (kept, vocab), and, if `layers` is given, their hidden states at these layers
-        (kept, layers, hidden), both float32. Layers are numbered as in `Request.states`.
+        int64. Returns their logits (kept, vocab), float32.
         """
 
     def close(self) -> None:

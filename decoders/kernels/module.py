@@ -79,7 +79,7 @@ class TransformersForward:
             self._module.set_attn_implementation(ATTENTION)
             self.reserve(len(tokens) + 1)
             _, branches = self.cut([Run(np.array(first, np.int32), 0), Run(np.array(second, np.int32), 3)])
-            logits, _ = self.forward(np.array([tokens, positions, tokens]), np.array([5, 8]), branches)
+            logits = self.forward(np.array([tokens, positions, tokens]), np.array([5, 8]), branches)
             if np.abs(logits - expected).max() <= tolerance * expected.std():
                 return
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -97,9 +97,7 @@ class TransformersForward:
         return list(range(len(runs))), [(run.rows, path) for run, path in zip(runs, paths, strict=True)]
 
     @torch.inference_mode()
-    def forward(
-        self, rows: Array, keep: Array, pieces: Sequence[tuple[int, Tensor]], layers: Sequence[int] = ()
-    ) -> tuple[Array, Array | None]:
+    def forward(self, rows: Array, keep: Array, pieces: Sequence[tuple[int, Tensor]]) -> Array:
         fit_torch()
         tokens, positions, write = torch.as_tensor(rows, device=self._device)
         kept = torch.as_tensor(keep, device=self._device)
@@ -108,11 +106,10 @@ class TransformersForward:
             position_ids=positions[None],
             use_cache=False,
             logits_to_keep=kept,
-            output_hidden_states=bool(layers),
             plan=Plan(self._store, write, pieces),
         )
-        states = [result.hidden_states[layer][0, kept].float().cpu().numpy() for layer in layers]
-        return result.logits[0].float().cpu().numpy(), np.stack(states, axis=1) if states else None
+        logits: Array = result.logits[0].float().cpu().numpy()
+        return logits
 
     def close(self) -> None:
         self._store = Store((), ())

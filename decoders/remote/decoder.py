@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tot.decoders.budget import Meter
-from tot.decoders.errors import OptionError, RequestError, validated
+from tot.decoders.errors import OptionError, validated
 from tot.decoders.remote.abilities import FILTERS, Abilities, probe
 from tot.decoders.remote.body import Prompt, extended, seed_of
 from tot.decoders.remote.choices import Choices, ServerTokens
@@ -121,10 +121,6 @@ class RemoteDecoder:
         return await together([partial(self._one, request, meter) for request in requests])
 
     async def _one(self, request: Request, meter: Meter) -> list[Completion]:
-        if request.states:
-            raise RequestError(
-                f"a server does not return hidden states, and {self.model} runs on one: use a local decoder"
-            )
         sampling = request.sampling
         filters = [name for name in FILTERS if getattr(sampling, name) != Sampling.model_fields[name].default]
         if (self.probes or filters) and sampling.temperature:

@@ -12,7 +12,6 @@ void (*run_parallel)(void (*work)(void *argument, int thread), void *argument, i
 const int64_t forward_sizes[] = {sizeof(Piece), sizeof(Tiles), sizeof(Matrix), sizeof(Layer), sizeof(Model),
                                  sizeof(Batch), LANES};
 
-enum { LINEAR, ATTENTION, OTHER };
 
 static int64_t max_int64(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t min_int64(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -60,7 +59,7 @@ typedef struct {
 #define MOST_BYTES 1048576 // weights that a thread takes at once, if there are few rows
 
 // Steps of a forward pass, at most.
-static int64_t steps_of(const Model *m, const Batch *b) { return 12 * m->layer_count + b->state_count + 5; }
+static int64_t steps_of(const Model *m) { return 12 * m->layer_count + 5; }
 
 static Scratch scratch_at(float *memory, const Model *m, const Batch *b) {
     const int64_t query_width = m->heads * HEAD_DIM, max_width = max_width_of(m), rows = b->rows;
@@ -73,7 +72,7 @@ static Scratch scratch_at(float *memory, const Model *m, const Batch *b) {
 #define PLACE(type, field, count)                                                                                      \
     s.field = (type)(memory + s.floats);                                                                               \
     s.floats += ((count) + 15) / 16 * 16;
-    PLACE(Step *, steps, steps_of(m, b) * (int64_t)(sizeof(Step) / sizeof(float)))
+    PLACE(Step *, steps, steps_of(m) * (int64_t)(sizeof(Step) / sizeof(float)))
     for (int kind = 0; kind < KINDS; kind++) {
         PLACE(float *, units[kind], units_floats(m, b->tiles + kind))
     }
@@ -151,19 +150,8 @@ static Inputs prepare(const Job *job, Worker *worker, const void *rows, int64_t 
         stats = normed + 2 * FEW_ROWS * max_width;
         for (int64_t r = 0; r < count && !is_taken(worker, units); r++) PREPARE(r);
     } else
-        for (Span row = {0}; next_span(worker, OTHER, count, 1, &row);) PREPARE(row.from);
+        for (Span row = {0}; next_span(worker, count, 1, &row);) PREPARE(row.from);
     return (Inputs){INPUT(normed, input), stats};
-}
-
-// Copy the states of the kept rows before `layer`, if requested.
-static void copy_states(const Job *job, Worker *worker, int64_t layer) {
-    const Batch *b = job->batch;
-    const int64_t hidden = job->model->hidden;
-    for (int64_t i = 0; i < b->state_count; i++)
-        if (b->layers[i] == layer)
-            for (Span kept = {0}; next_span(worker, OTHER, b->kept, 1, &kept);)
-                memcpy(b->states + (kept.from * b->state_count + i) * hidden,
-                       job->scratch.state + b->keep[kept.from] * hidden, hidden * sizeof(float));
 }
 
 static int64_t units_of(const Matrix *matrix, int64_t unit) {
@@ -180,7 +168,7 @@ static int64_t most_units(const Matrix *matrix, int64_t unit, int64_t rows, int 
 // For each span of a product's strips, in units of `unit` strips.
 #define EACH_STRIPS(span, matrix, unit, tiled)                                                                         \
     for (Span span = {0};                                                                                              \
-         next_span(&worker, LINEAR, units_of(matrix, unit), most_units(matrix, unit, rows, tiled), &span);)
+         next_span(&worker, units_of(matrix, unit), most_units(matrix, unit, rows, tiled), &span);)
 
 // The heads [from, to) of the product of queries, keys and values: rotate queries and keys, and keep keys and values.
 static void place_heads(const Job *job, const Layer *layer, int64_t from, int64_t to) {
@@ -232,7 +220,7 @@ static void add_stored(const Job *job, const float *norm, const Groups *groups, 
 // A step that adds the stored results to the state of all rows, if there are any.
 static void add_all_stored(const Job *job, Worker *worker, const float *norm, const Groups *groups) {
     if (norm || groups)
-        for (Span row = {0}; next_span(worker, OTHER, job->batch->rows, 1, &row);)
+        for (Span row = {0}; next_span(worker, job->batch->rows, 1, &row);)
             add_stored(job, norm, groups, row.from, job->scratch.state + row.from * job->model->hidden);
 }
 
@@ -255,7 +243,7 @@ static void multiply_entries(const Job *job, Worker *worker, const Matrix *all, 
     const int64_t strips = strips_of(&one), units = units_of(&one, unit);
     // A late thread may have groups of a later layer, so the number of units must not depend on them.
     const int64_t most_used = min_int64(experts, job->batch->rows * job->model->chosen);
-    for (Span span = {0}; next_span(worker, LINEAR, units * most_used, most_units(&one, unit, 1, job->tiled), &span);)
+    for (Span span = {0}; next_span(worker, units * most_used, most_units(&one, unit, 1, job->tiled), &span);)
         for (int64_t begin = span.from / units * units; begin < span.to && begin / units < groups->used;
              begin += units) {
             const int64_t expert = groups->experts[begin / units];
@@ -276,13 +264,13 @@ static void run_experts(const Job *job, Worker *worker, const Layer *layer, Grou
     const int64_t rows = job->batch->rows, hidden = m->hidden, inner = m->intermediate;
     const int64_t row_stats = STATS * (hidden / GROUP);
     const Inputs input = prepare(job, worker, s->state, hidden * sizeof(float), layer->norm_mlp, hidden, 0, 0);
-    for (Span expert = {0}; next_span(worker, LINEAR, m->experts, MOST_BYTES / (4 * hidden) + 1, &expert);)
+    for (Span expert = {0}; next_span(worker, m->experts, MOST_BYTES / (4 * hidden) + 1, &expert);)
         for (int64_t r = 0; r < rows; r++)
             score_experts(&layer->router, s->normed + r * hidden, hidden, expert.from, expert.to,
                           s->scores + r * m->experts);
     *groups = group_rows(s->own + worker->thread * s->own_floats + s->groups, s->scores, rows, m->experts, m->chosen,
                          (int)m->normalized);
-    for (Span choice = {0}; next_span(worker, OTHER, rows * m->chosen, 8, &choice);)
+    for (Span choice = {0}; next_span(worker, rows * m->chosen, 8, &choice);)
         for (int64_t k = choice.from; k < choice.to; k++) {
             const int64_t r = k / m->chosen, entry = groups->entries[k];
             const Input *from = input_at(input.numbers, r * hidden, job->tiled);
@@ -303,17 +291,16 @@ static void run_layers(void *argument, int thread) {
     const Scratch *s = &job->scratch;
     const int64_t rows = b->rows, hidden = m->hidden, width = m->heads * HEAD_DIM, inner = m->intermediate;
     const int64_t qkv_width = width + 2 * m->kv_heads * HEAD_DIM;
-    Worker worker = worker_of(s->steps, thread, (int)b->threads, b->seconds);
+    Worker worker = worker_of(s->steps, thread, (int)b->threads);
     void *workspace = workspace_of(job, &worker, job->tiled);
     Groups own, *groups = NULL;   // of the layer before
     const float *norm_done = NULL;
 
-    for (Span row = {0}; next_span(&worker, OTHER, rows, 1, &row);)
+    for (Span row = {0}; next_span(&worker, rows, 1, &row);)
         embed(m, b->tokens[row.from], s->state + row.from * hidden);
     for (int64_t l = 0; l < m->layer_count; l++) {
         const Layer *layer = m->layers + l;
         add_all_stored(job, &worker, norm_done, groups);
-        copy_states(job, &worker, l);
         Inputs input = prepare(job, &worker, s->state, hidden * sizeof(float), layer->norm_in, hidden,
                                units_of(&layer->qkv, HEAD_STRIPS), FEW_ROWS);
         EACH_STRIPS(span, &layer->qkv, HEAD_STRIPS, job->tiled) {
@@ -328,7 +315,7 @@ static void run_layers(void *argument, int thread) {
         };
         const Tiles *tiles = b->tiles + layer->window;
         const Units *units = job->units + layer->window;
-        for (Span unit = {0}; next_span(&worker, ATTENTION, unit_count(tiles, &attention, units), 1, &unit);)
+        for (Span unit = {0}; next_span(&worker, unit_count(tiles, &attention, units), 1, &unit);)
             attend_unit(unit.from, &attention, tiles, units);
 #if WEIGHTS == 8
         input = prepare(job, &worker, s->attended, width * sizeof(Element), NULL, width, strips_of(&layer->out),
@@ -359,21 +346,18 @@ static void run_layers(void *argument, int thread) {
                      norm_done ? s->added : s->state, hidden, span.from, span.to, workspace);
     }
     const int tiled = are_tiled(b->kept);
-    for (Span kept = {0}; next_span(&worker, OTHER, b->kept, 1, &kept);) {
+    for (Span kept = {0}; next_span(&worker, b->kept, 1, &kept);) {
         const int64_t r = kept.from;
         float *normed = s->normed + r * hidden;
         add_stored(job, norm_done, groups, b->keep[r], normed);
         prepare_row(m, tiled, normed, m->norm, hidden, normed, input_at(s->input, r * hidden, tiled),
                     s->stats + r * STATS * (hidden / GROUP));
-        for (int64_t i = 0; i < b->state_count; i++)
-            if (b->layers[i] == m->layer_count)
-                memcpy(b->states + (r * b->state_count + i) * hidden, normed, hidden * sizeof(float));
     }
     EACH_STRIPS(span, &m->head, 1, tiled)
         multiply(&m->head, INPUT(s->normed, s->input), s->stats, b->kept, STORE, b->logits, m->head.outputs, span.from,
                  span.to, workspace_of(job, &worker, tiled));
     if (m->logit_cap > 0)
-        for (Span kept = {0}; next_span(&worker, OTHER, b->kept, 1, &kept);)
+        for (Span kept = {0}; next_span(&worker, b->kept, 1, &kept);)
             cap_logits(b->logits + kept.from * m->head.outputs, m->head.outputs, m->logit_cap);
 }
 
@@ -385,6 +369,6 @@ void forward(const Model *model, const Batch *batch) {
         const Tiles *tiles = batch->tiles + kind;
         job.units[kind] = units_in(units_floats(model, tiles) ? job.scratch.units[kind] : NULL, tiles, model->kv_heads);
     }
-    memset(job.scratch.steps, 0, steps_of(model, batch) * sizeof(Step));
+    memset(job.scratch.steps, 0, steps_of(model) * sizeof(Step));
     run_parallel(run_layers, &job, (int)batch->threads);
 }

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from ctypes import POINTER, byref, c_double, c_int, c_int64, c_uint8, c_void_p
+from ctypes import POINTER, byref, c_int, c_int64, c_uint8, c_void_p
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -53,7 +53,6 @@ from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.models.rotary import RotaryTable, layer_ropes
 from tot.decoders.models.shapes import EMBEDDING, EXPERTS, SINKS, Array, Heads, weight_shapes
 from tot.decoders.models.weights import GGUFWeights, Weights
-from tot.decoders.timeline import add_spans
 
 Quantization = Literal["int8-dynamic", "gguf"]
 _TABLE = 1024
@@ -205,23 +204,18 @@ class NativeForward:
         self._packed, self._references, self._model, self._scratch = {}, [], Model(), np.empty(0, np.float32)
         self._store = self._layers = None
 
-    def forward(
-        self, rows: Array, keep: Array, pieces: Sequence[Tiles], layers: Sequence[int] = ()
-    ) -> tuple[Array, Array | None]:
+    def forward(self, rows: Array, keep: Array, pieces: Sequence[Tiles]) -> Array:
         tokens, positions, write = rows
         count, kept = len(tokens), len(keep)
         tables = self._rope_tables(int(positions.max()) + 1)
         logits = empty((kept, self._config.vocab_size), np.float32)
-        states = empty((kept, len(layers), self._config.hidden_size), np.float32)
-        state_layers = np.array(layers, dtype=np.int64)
-        seconds, saturated = (c_double * 3)(), c_int()
+        saturated = c_int()
         batch = Batch(
             *(address(array, np.int64) for array in (tokens, positions, write, keep)),
             *((c_void_p * KINDS)(*(address(table[part], np.float32) for table in tables)) for part in (0, 1)),
-            *(address(array, np.float32) for array in (logits, states)),
-            address(state_layers, np.int64), None, ctypes.addressof(seconds),
+            address(logits, np.float32), None,
             (CTiles * KINDS)(*map(CTiles.of, pieces)),
-            count, kept, len(layers), threads(), ctypes.addressof(saturated),
+            count, kept, threads(), ctypes.addressof(saturated),
         )  # fmt: skip
         if len(self._scratch) < (needed := self._functions.scratch_floats(byref(self._model), byref(batch))):
             self._scratch = empty((needed,), np.float32)
@@ -232,8 +226,7 @@ class NativeForward:
                 f"{saturated.value:,} keys and values are beyond 65,504, the largest of float16, in which they are "
                 "stored: use dtype=fp32, and quantize=gguf to keep the integers of a .gguf file"
             )
-        add_spans({"linear": seconds[0], "attention": seconds[1]})
-        return logits, states if layers else None
+        return logits
 
     def _rope_tables(self, needed: int) -> list[tuple[Array, Array]]:
         """Return the cosines and sines (positions, rotary_dim) of at least `needed` positions, by kind."""

@@ -34,11 +34,8 @@ typedef struct {
     const int64_t *tokens, *rope_rows, *write, *keep;  // rows, rows, rows, kept
     const float *cosines[KINDS], *sines[KINDS];  // (positions, rotary_dim): row i uses entry rope_rows[i]
     float *logits;                         // (kept, vocabulary)
-    float *states;                         // (kept, state_count, hidden): inputs of these layers, or the final norm
-    const int64_t *layers;                 // (state_count,)
     float *scratch;
-    double *seconds;                       // (3,), measured by the first thread: LINEAR, ATTENTION, OTHER
     Tiles tiles[KINDS];
-    int64_t rows, kept, state_count, threads;
+    int64_t rows, kept, threads;
     atomic_int *saturated;                 // number of keys and values beyond the range in which they are stored
 } Batch;

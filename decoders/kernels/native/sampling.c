@@ -286,8 +286,8 @@ static void read_row(const Job *job, int64_t row, int thread) {
 
 static void read_some(void *argument, int thread) {
     Job *job = argument;
-    Worker worker = worker_of(&job->step, thread, (int)job->threads, NULL);
-    for (Span row = {0}; next_span(&worker, 0, job->rows, 1, &row);) read_row(job, row.from, thread);
+    Worker worker = worker_of(&job->step, thread, (int)job->threads);
+    for (Span row = {0}; next_span(&worker, job->rows, 1, &row);) read_row(job, row.from, thread);
 }
 
 // Sample `count` tokens a row.

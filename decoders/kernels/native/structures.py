@@ -60,9 +60,9 @@ class Batch(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("tokens", "rope_rows", "write", "keep")),
         *((name, c_void_p * KINDS) for name in ("cosines", "sines")),
-        *((name, c_void_p) for name in ("logits", "states", "layers", "scratch", "seconds")),
+        *((name, c_void_p) for name in ("logits", "scratch")),
         ("tiles", CTiles * KINDS),
-        *((name, c_int64) for name in ("rows", "kept", "state_count", "threads")),
+        *((name, c_int64) for name in ("rows", "kept", "threads")),
         ("saturated", c_void_p),
     ]
 

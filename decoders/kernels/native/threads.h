@@ -25,8 +25,7 @@ typedef struct {
 typedef struct {
     Step *step;
     int thread, threads;
-    double time, since, offered;
-    double *seconds;  // by phase, measured by the first thread; or NULL
+    double time, offered;
 } Worker;
 
 // The units [from, to) of a step.
@@ -34,9 +33,9 @@ typedef struct {
     int64_t from, to;
 } Span;
 
-static inline Worker worker_of(Step *steps, int thread, int threads, double *seconds) {
+static inline Worker worker_of(Step *steps, int thread, int threads) {
     const double time = now();
-    return (Worker){steps, thread, threads, time, time, time, thread ? NULL : seconds};
+    return (Worker){steps, thread, threads, time, time};
 }
 
 // Whether the current step has no units left to take.
@@ -59,7 +58,7 @@ static inline int take(Step *step, int range, int ranges, int64_t units, int64_t
 
 // Finish the units of `span`, zeros at first, and take at most `most` next ones of the step. When none are left, wait
 // until all are finished, go to the next step and return 0. Steps must be zeroed before.
-static inline int next_span(Worker *worker, int phase, int64_t units, int64_t most, Span *span) {
+static inline int next_span(Worker *worker, int64_t units, int64_t most, Span *span) {
     Step *step = worker->step;
     const int64_t count = span->to - span->from;
     if (count && atomic_fetch_add(&step->finished.value, (int)count) + count == units) wake(&step->finished, INT_MAX);
@@ -76,9 +75,5 @@ static inline int next_span(Worker *worker, int phase, int64_t units, int64_t mo
         if (take(step, (worker->thread + i) % ranges, ranges, units, most, span)) return 1;
     for (int done; (done = atomic_load(&step->finished.value)) < units;) wait_while(&step->finished, done);
     worker->step++;
-    if (worker->seconds) {
-        worker->seconds[phase] += (worker->time = now()) - worker->since;
-        worker->since = worker->time;
-    }
     return 0;
 }

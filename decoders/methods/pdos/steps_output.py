@@ -146,12 +146,11 @@ class SteppedOutput(Passage):
         self._drawn.append(sampled)
         self.tokens.append(sampled.token)
         self.logprobs.append(sampled.logprob)
-        self.states.append(sampled.states)
 
     def take_skeleton_as_text(self) -> None:
         """Add the skeleton as plain text, which may end in it, and stop looking for markers."""
         drawn = self._drawn
-        del self.tokens[self._first :], self.logprobs[self._first :], self.states[self._first :]
+        del self.tokens[self._first :], self.logprobs[self._first :]
         self._ignore_marker()
         self._open_part(self._limit)
         for sampled in drawn:
@@ -179,7 +178,6 @@ class SteppedOutput(Passage):
         steps, self._steps = [step for step in self._steps or () if step.output.tokens], None
         self.tokens[self._first :] = [token for step in steps for token in step.output.tokens]
         self.logprobs[self._first :] = [logprob for step in steps for logprob in step.output.logprobs]
-        self.states[self._first :] = [row for step in steps for row in step.output.states[: len(step.output.tokens)]]
         self.parts += [Part("step", step.text, len(step.output.tokens)) for step in steps]
 
     def begin_answer(self, trigger: str, limit: int) -> tuple[int, str]:

@@ -113,8 +113,8 @@ class Script(Watch):
                 return self.engine.codec.encode(document[len(written) :])[0]
         return None
 
-    def forward(self, chunks: Sequence[Chunk], layers: Sequence[int] = ()) -> Forward:
-        forward = super().forward(chunks, layers)
+    def forward(self, chunks: Sequence[Chunk]) -> Forward:
+        forward = super().forward(chunks)
         for chunk, rows in zip(chunks, forward.rows, strict=True):
             tokens = self.engine.cache.tokens(chunk.branch)
             for back, row in enumerate(reversed(rows)):

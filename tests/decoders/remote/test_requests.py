@@ -21,12 +21,6 @@ def ask(text: str = "q", **sampling: Any) -> Request:
     return Request(prompt=chat(text), sampling=Sampling(**sampling))
 
 
-def test_hidden_states_are_refused_for_servers(server: Any, remote: Any) -> None:
-    with pytest.raises(RequestError, match="a server does not return hidden states, and tiny runs on one"):
-        remote().generate([Request(prompt=chat("q"), states=(1,))])
-    assert server.posts == []
-
-
 # -- the body -----------------------------------------------------------------------------------------------------
 
 
