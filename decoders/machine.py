@@ -16,7 +16,6 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -31,9 +30,6 @@ MAX_THREADS = 1024
 _ARM = {"asimd": (16, 1), "asimddp": (16, 20), "bf16": (26, 14)}
 """Features of ARM processors: the getauxval entry in which Linux lists each, and its bit there."""
 _TILES = {"amx_tile", "amx_bf16"}
-_RUNS = 5
-_BYTES = 2**28
-_SIZE = 2048
 
 
 def describe(device: str, dtype: Any = None) -> str:
@@ -46,46 +42,6 @@ def describe(device: str, dtype: Any = None) -> str:
         hardware = f"{processor()}, {threads()} threads"
     number_format = "" if dtype is None else f", {dtype}"
     return f"{hardware}; torch {version('torch')}, transformers {version('transformers')}{number_format}"
-
-
-def read_bandwidth(device: str = "cpu", size: int = _BYTES) -> float:
-    """Measure the read bandwidth of all threads, in bytes per second, with a sum over `size` bytes.
-
-    `size` should exceed the caches. To bound the time to read weights, pass their size, so that caches have the same
-    effect.
-    """
-    import torch
-
-    values = torch.ones(size // 8, dtype=torch.int64, device=device)  # the sum of integers is vectorized
-    return size / _best(values.sum, device)
-
-
-def matrix_rate(dtype: str = "bfloat16", device: str = "cpu", size: int = _SIZE) -> float:
-    """Measure floating-point operations per second of a product of two `size` x `size` matrices (2 size³ of them)."""
-    import torch
-
-    left, right = (torch.rand(size, size, device=device).to(getattr(torch, dtype)) for _ in range(2))
-    return 2 * size**3 / _best(lambda: left @ right, device)
-
-
-def limit(weight_bytes: float, operations: float, bandwidth: float, rate: float) -> float:
-    """Return the minimum seconds of a forward pass: of reading its weights (bytes), or of its operations."""
-    return max(weight_bytes / bandwidth, operations / rate)
-
-
-def _best(work: Callable[[], object], device: str) -> float:
-    """Return the seconds of the fastest run, after a warm-up run."""
-    import torch
-
-    times = []
-    with torch.inference_mode():
-        for _ in range(_RUNS + 1):
-            began = time.perf_counter()
-            work()
-            if device != "cpu":
-                torch.cuda.synchronize(device)
-            times.append(time.perf_counter() - began)
-    return min(times[1:])
 
 
 def free_memory(device: str) -> int:

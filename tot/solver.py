@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Unpack
 from tot.compatibility import warn_of_noise
 from tot.config import SearchConfig
 from tot.decoders.budget import Meter
-from tot.decoders.errors import OptionError
 from tot.decoders.request import Usage
 from tot.llm.backend import Backend
 from tot.running import run_to_end
@@ -25,7 +24,6 @@ from tot.tree.saved import RUN
 from tot.tree.tree import ThoughtTree
 
 if TYPE_CHECKING:
-    from tot.report.profile import Profile
     from tot.search.options import SearchOptions
 
 
@@ -95,7 +93,6 @@ def solve(
     hooks: object | None = None,
     checkpoint: Checkpoint | None = None,
     watch: Watcher | None = None,
-    profile: Profile | None = None,
     **options: Unpack[SearchOptions],
 ) -> Solution:
     """Solve one question. Works in a script and inside a running event loop (Jupyter).
@@ -109,19 +106,13 @@ def solve(
         hooks: Functions that watch and steer the search (see `tot.search.hooks`).
         checkpoint: Records every step, and resumes a killed run.
         watch: Called with the session at the start and after every step.
-        profile: Receives the times of the engine, including other searches on it.
         options: Fields of `SearchConfig`, which override `config` (model, decoder, search, budget, max_tokens, seed…).
             Other names are options of the decoder.
 
     Raises:
         TotError: An error that the caller can fix.
     """
-    arguments: dict[str, Any] = {
-        "hooks": hooks,
-        "checkpoint": checkpoint,
-        "watch": watch,
-        "profile": profile,
-    }
+    arguments: dict[str, Any] = {"hooks": hooks, "checkpoint": checkpoint, "watch": watch}
     return run_to_end(asolve(task, question, config, **arguments, keep_best=True, **options))
 
 
@@ -133,7 +124,6 @@ async def asolve(
     hooks: object | None = None,
     checkpoint: Checkpoint | None = None,
     watch: Watcher | None = None,
-    profile: Profile | None = None,
     keep_best: bool = False,
     **options: Unpack[SearchOptions],
 ) -> Solution:
@@ -146,14 +136,8 @@ async def asolve(
     parts, filters = config.parts(task), config.filters_for(task)
     CheckedTask(task).start(question)  # reject an invalid question before a model is loaded
     curves_for(task, config.certainty)
-    if profile is not None and not config.weights:
-        from tot.report.profile import NO_ENGINE
-
-        raise OptionError(NO_ENGINE)
     with ExitStack() as stack:
         decoders = await config.aopen(stack)
-        if profile is not None:
-            stack.enter_context(profile.recording(decoders.values()))
         session = SearchSession(
             task,
             question,

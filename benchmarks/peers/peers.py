@@ -35,6 +35,7 @@ from benchmarks.harness import (
 )
 from benchmarks.options import PeersOptions
 from benchmarks.peers.sides import LLAMA, OURS, Peer, open_sides
+from benchmarks.roofline import Demand, limit, matrix_rate, read_bandwidth
 from benchmarks.workloads import (
     Waves,
     branches,
@@ -46,11 +47,10 @@ from benchmarks.workloads import (
 )
 from tot.decoders.decoder import LocalDecoder
 from tot.decoders.engine.engine import Engine
-from tot.decoders.machine import describe, limit, matrix_rate, read_bandwidth
+from tot.decoders.machine import describe
 from tot.decoders.request import Request, Sampling
-from tot.decoders.timeline import Load, Timeline
+from tot.decoders.timeline import Timeline
 from tot.registry import load_task
-from tot.report.profile import Demand
 from tot.task.task import Task
 
 THOUGHTS, BREADTH, DEPTH = (3, 5), 3, 4
@@ -231,16 +231,15 @@ def steps(peers: Peers) -> None:
 
     The share of the limit is reported for unquantized weights only.
     """
-    loaded, demand, ids = peers.ours.engine.loaded, Demand.of(peers.ours.engine), peers.prompt
+    loaded, ids = peers.ours.engine.loaded, peers.prompt
+    demand = Demand.of(loaded, peers.ours.engine.runner.backend.weight_bytes)
     peers.bench.say("bandwidth, matrix products …")
     bandwidth = read_bandwidth(loaded.device, demand.weight_bytes)
     rate = matrix_rate(loaded.dtype.name, loaded.device)
 
     def step(decoder: LocalDecoder, work: tuple[int, list[int]]) -> Measured:
         count, prompt = work
-        context = len(prompt) + STEPS // 2
-        load = Load({("generate", "decode"): count}, count, count * context, context)
-        operations = demand.operations(load)
+        operations = demand.operations(count, len(prompt) + STEPS // 2)
         shortest = limit(demand.weight_bytes, operations, bandwidth, rate)
         return {"seconds": step_seconds(decoder, prompt, count), "least": shortest if decoder is peers.ours else None}
 

@@ -32,7 +32,7 @@ from tot.decoders.kernels.native.forward import Quantization
 from tot.decoders.machine import checked_threads, use_threads
 from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.request import FinishReason, Purpose, Request
-from tot.decoders.timeline import LANE, Load, Span, Timeline, recorded, span
+from tot.decoders.timeline import Span, Timeline
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -241,8 +241,7 @@ class Engine:
                     self._prefixes.load(job.branch)
             progressed = False
             if self._scheduler.running:
-                with recorded(self.timeline):
-                    progressed = self._step()
+                progressed = self._step()
             with self._condition:
                 if not (progressed or self._woken):
                     self._condition.wait(_BUDGET_CHECK_SECONDS)
@@ -281,22 +280,18 @@ class Engine:
         if step.chunks:
             times.append(time.perf_counter())
             try:
-                with span("forward"):
-                    forward = self.runner.forward(step.chunks)
+                forward = self.runner.forward(step.chunks)
                 times.append(time.perf_counter())
-                with span("sampling"):
-                    reads = forward.sample(step.chunks)
+                reads = forward.sample(step.chunks)
                 times.append(time.perf_counter())
             except Exception as error:  # for example out of memory: only the requests of this step fail
                 log.exception("a forward pass failed")
                 step.failed.update(dict.fromkeys(step.jobs, error))
             else:
                 self.runner.observe(forward, times[-1] - times[1])
-                load = step.load(forward) if self.timeline is not None and self.timeline.detailed else None
                 self._count_forward(step, forward)
-                with span("commit"):
-                    self._commit(step, reads)
-                self._share_seconds(step, load, drafting, *times, time.perf_counter())
+                self._commit(step, reads)
+                self._share_seconds(step, drafting, *times, time.perf_counter())
         for job, reason in step.failed.items():
             self._fail(job, reason)
         return bool(step.chunks or step.failed)
@@ -310,8 +305,7 @@ class Engine:
                 jobs_by_drafter.setdefault(job.policy.batch_drafter, []).append(job)
         for drafter, jobs in jobs_by_drafter.items():
             try:
-                with span("draft"):
-                    drafter.draft_all([sequence for job in jobs for sequence in job.policy.decoding()])
+                drafter.draft_all([sequence for job in jobs for sequence in job.policy.decoding()])
             except Exception as error:
                 log.exception("%s has failed", type(drafter).__name__)
                 step.failed.update(dict.fromkeys(jobs, error))
@@ -345,7 +339,7 @@ class Engine:
         for meter in {id(job.meter): job.meter for job in step.jobs}.values():
             meter.count(forwards=1)
 
-    def _share_seconds(self, step: Step, load: Load | None, drafting: float, *times: float) -> None:
+    def _share_seconds(self, step: Step, drafting: float, *times: float) -> None:
         """Split the step's seconds among purposes by their rows. Drafters count the drafting time themselves."""
         began, ready, computed, sampled, ended = times
         rows: Counter[Purpose] = Counter()
@@ -356,10 +350,9 @@ class Engine:
         for purpose, count in rows.items():
             for kind, seconds in durations.items():
                 self.accounts[purpose].seconds[kind] += seconds * count / rows.total()
-        if (timeline := self.timeline) is not None:
-            timeline.spans += [Span("target", "verify", ready, computed), Span("target", "sampling", computed, sampled)]
-            if load is not None:
-                timeline.spans.append(Span(LANE, "step", began, ended, load=load))
+        if self.timeline is not None:
+            spans = Span("target", "verify", ready, computed), Span("target", "sampling", computed, sampled)
+            self.timeline.spans += spans
 
     def _finish(self, job: Job, reason: FinishReason | None) -> None:
         """Finish a job; `reason` ends the outputs that are still running."""

@@ -10,15 +10,14 @@ A step takes up to `chunk` rows of prompts, and the chunks that the policies of 
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tot.decoders.engine.radix_cache import RadixCache
-from tot.decoders.engine.runner import Chunk, Forward
+from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sequence import Job
 from tot.decoders.errors import ModelError
-from tot.decoders.timeline import Load
 
 _AHEAD = 32
 """Number of tokens per sample for which a pausable request reserves slots; doubled by each pause."""
@@ -42,19 +41,6 @@ class Step:
         self.chunks += chunks
         self.jobs += [job] * len(chunks)
         return slice(begin, len(self.chunks))
-
-    def load(self, forward: Forward) -> Load:
-        """Return the work of the step's forward. Call this before the branches change."""
-        rows: Counter[tuple[str, str]] = Counter()
-        slots: set[int] = set()
-        keys = 0
-        for chunk, own, job in zip(self.chunks, forward.own_from, self.jobs, strict=True):
-            text = min(max(own, len(job.prompt)), chunk.stop)
-            rows[job.request.purpose, "prefill"] += text - own
-            rows[job.request.purpose, "decode" if job.policy.batch_drafter is None else "verify"] += chunk.stop - text
-            keys += sum(range(own + 1, chunk.stop + 1))  # a row attends to itself and all rows before it
-            slots.update(chunk.branch.slots[: chunk.stop])
-        return Load(+rows, len(forward.logits), keys, len(slots))
 
 
 class Scheduler:

@@ -216,9 +216,7 @@ def test_eval_accepts_every_search_option_of_solve(tot: Any) -> None:
         set(re.findall(r"^ +(--[a-z-]+)", tot(command, "--help")[1], re.MULTILINE)) for command in ("solve", "eval")
     ]
     of_optimize = {"--score", "--start", "--best"}
-    assert (
-        flags[0] - flags[1] == {"--row", "--json", "--live", "--overwrite", "--profile", "--profile-out"} | of_optimize
-    )
+    assert flags[0] - flags[1] == {"--row", "--json", "--live", "--overwrite"} | of_optimize
 
 
 @pytest.mark.processes

@@ -18,11 +18,10 @@ from tot.config import SearchConfig
 from tot.decoders.errors import OptionError, TaskError
 
 if TYPE_CHECKING:
-    from tot.report.profile import Profile
     from tot.search.checkpoint import Checkpoint
     from tot.task.task import Task
 
-_WITH_RESUME = ("resume", "as_json", "live", "profile", "profile_out")
+_WITH_RESUME = ("resume", "as_json", "live")
 _FILES = ("score", "start", "best")
 _CODE = ("task", *_FILES, "tools", "search", "generator", "evaluator", "decoder")
 """Options that may name files, which a resumed run uses only if the user names them again."""
@@ -61,13 +60,6 @@ def solve_command(
     live: Annotated[
         bool, typer.Option("--live", help="Show the tree in a browser while it grows, at an address of this machine.")
     ] = False,
-    profile: Annotated[
-        bool, typer.Option("--profile", help="Print where the time went; on standard error with --json.")
-    ] = False,
-    profile_out: Annotated[
-        Path | None,
-        typer.Option(help="Write that to this .json file, too, as a trace for Perfetto or chrome://tracing."),
-    ] = None,
 ) -> None:
     """Grow a tree of thoughts about a question and answer it."""
     started = time.monotonic()
@@ -96,19 +88,7 @@ def solve_command(
         columns = {"question": question_column, "answer": answer_column}
         asked = _question(task, question, data, row, {name: one for name, one in columns.items() if one is not None})
         settings = {"task": task, "question": asked[0], "reference": asked[1], "out": place, **given}
-    recorded = None
-    if profile or profile_out is not None:
-        from tot.report.profile import Profile, show_profile
-
-        recorded = Profile()
-    if profile_out is not None:
-        writable(profile_out, "--profile-out")
-    interrupted = _run(settings, checkpoint, overwrite, started, as_json, live, recorded)
-    if recorded is not None:
-        show_profile(recorded, as_json)
-        if profile_out is not None:
-            recorded.save(profile_out)
-    if interrupted:
+    if _run(settings, checkpoint, overwrite, started, as_json, live):
         raise typer.Exit(130)
 
 
@@ -196,7 +176,6 @@ def _run(
     started: float,
     as_json: bool,
     live: bool,
-    profile: Profile | None,
 ) -> bool:
     """Solve, save and print. Returns whether Ctrl-C ended the search."""
     from tot.cli.output import show
@@ -239,7 +218,6 @@ def _run(
                     config,
                     checkpoint=checkpoint,
                     watch=run.watch,
-                    profile=profile,
                 )
         except BaseException:
             if checkpoint is not None:
