@@ -1,13 +1,13 @@
 from .ask import Ask as Ask
 from .blocksworld import Blocksworld as Blocksworld
 from .blocksworld import DirectBlocksworld as DirectBlocksworld
-from .code import MBPP as MBPP
-from .code import Code as Code
-from .code import HumanEval as HumanEval
+from .coding import MBPP as MBPP
+from .coding import Code as Code
+from .coding import HumanEval as HumanEval
+from .competition_math import Math as Math
 from .creative_writing import CreativeWriting as CreativeWriting
 from .game24 import Game24 as Game24
 from .gsm8k import GSM8K as GSM8K
-from .math import Math as Math
 from .multiple_choice import MultipleChoice as MultipleChoice
 from .optimize import Optimize as Optimize
 from .textworld import TextWorld as TextWorld

@@ -11,8 +11,8 @@ import re
 import unicodedata
 from fractions import Fraction
 
+from tot.tasks.number_answers import normalize, plain_digits, value_of
 from tot.tasks.number_words import spelled
-from tot.tasks.numbers import normalize, plain_digits, value_of
 
 COMMON = frozenset(
     re.findall(

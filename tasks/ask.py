@@ -13,7 +13,7 @@ from tot.task.dataset import text_of
 from tot.task.task import Task
 from tot.tasks.answer_words import COMMON, is_date, is_number, is_unit, same_date, words
 from tot.tasks.formulas import boxed
-from tot.tasks.numbers import numbers_said
+from tot.tasks.number_answers import numbers_said
 from tot.tasks.sentences import split
 
 _MOST_WORDS = 8

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tot.decoders.errors import OptionError
-from tot.tasks.numbers import boxes, value_of
+from tot.tasks.number_answers import boxes, value_of
 
 MAX_LENGTH = 1000
 """Maximum length of a formula in characters; longer ones are compared as text."""

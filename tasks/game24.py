@@ -16,7 +16,7 @@ from tot.decoders.errors import TaskError
 from tot.task.dataset import text_of
 from tot.task.task import Task
 from tot.tasks.arithmetic import apply, evaluate, numbers_in, pairings
-from tot.tasks.numbers import last
+from tot.tasks.number_answers import last
 from tot.tree.thought import State, Thought
 
 TARGET = 24

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from tot import State, Task
 from tot.decoders.errors import TaskError
 from tot.task.dataset import text_of
-from tot.tasks.code import SANDBOX
-from tot.tasks.numbers import (
+from tot.tasks.coding import SANDBOX
+from tot.tasks.number_answers import (
     announced_answer,
     boxed_answer,
     complete,

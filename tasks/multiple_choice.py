@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from tot.decoders.errors import TaskError
 from tot.task.task import Task
 from tot.tasks.gsm8k import GSM8K
-from tot.tasks.numbers import complete, last
+from tot.tasks.number_answers import complete, last
 from tot.tree.thought import State
 
 _CORRECT = ("correct", "answerKey", "answer_idx", "answer", "answer_index")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tot.tasks import formulas
+from tot.tasks.competition_math import Math
 from tot.tasks.formulas import MAX_LENGTH, boxed, key, read, same
-from tot.tasks.math import Math
 
 
 @pytest.mark.parametrize(

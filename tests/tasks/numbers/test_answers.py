@@ -2,7 +2,7 @@
 
 import pytest
 
-from tot.tasks.numbers import flexible_answer, strict_answer
+from tot.tasks.number_answers import flexible_answer, strict_answer
 
 
 @pytest.mark.parametrize(

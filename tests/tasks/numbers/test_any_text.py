@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tot.task.parsing import parse_value
-from tot.tasks.numbers import flexible_answer, normalize, same_number, strict_answer
+from tot.tasks.number_answers import flexible_answer, normalize, same_number, strict_answer
 
 HOSTILE = [
     "1,",

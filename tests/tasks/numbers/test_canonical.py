@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tot.tasks.numbers import normalize, same_number
+from tot.tasks.number_answers import normalize, same_number
 
 
 @pytest.mark.parametrize(

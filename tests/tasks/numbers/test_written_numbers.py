@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 
 from tot.tasks import GSM8K
-from tot.tasks.numbers import flexible_answer
+from tot.tasks.number_answers import flexible_answer
 
 TASK = GSM8K()
 
