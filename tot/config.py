@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from tot.compatibility import check_escalation
 from tot.decoders.budget import Budget
 from tot.decoders.decoder import Decoder, LocalDecoder
 from tot.decoders.errors import OptionError, readable
@@ -293,7 +292,7 @@ class SearchConfig(BaseModel):
             generator_options={"temperature": self.temperature},
         )
         if "escalate" in self.decoders:
-            check_escalation(**parts)
+            _check_escalation(parts["search"], parts["generator"])
         return parts
 
     @cached_property
@@ -418,3 +417,12 @@ def as_text(part: Any) -> str | None:
     if not isinstance(part, BaseModel):
         return type(part).__name__
     return spec_of(part) or re.sub(r" at 0x[0-9a-f]+", "", repr(part))
+
+
+def _check_escalation(search: Any, generator: Any) -> None:
+    """Reject a second model that the built-in search and generator never ask. User-defined parts are not checked."""
+    if all(type(part).__module__.startswith("tot.") for part in (search, generator)) and not search.asks_second_model:
+        raise OptionError(
+            f"escalate has no effect: {type(search).__name__} asks only one model; choose "
+            "search='self-consistency:samples=8,until=0.95' or search='ab-mcts', or leave escalate out"
+        )

@@ -15,12 +15,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from tot.compatibility import check_parts
 from tot.decoders.errors import OptionError, unknown, validated
 from tot.decoders.registry import Registry, split_spec
+from tot.evaluators.base import Evaluator, TemplateEvaluator
 from tot.generators.base import Generator
 from tot.search.base import Search
 from tot.task.task import Task
+from tot.task.world import HasAnswer
 
 TASKS = Registry("task", "tot.tasks")
 SEARCHES = Registry("search", "tot.searches")
@@ -132,8 +133,27 @@ def parts_of(
         functions = [TOOLS.find(tool) if isinstance(tool, str) else tool for tool in tools]
         with_tools = getattr(parts["generator"], "with_tools", partial(Generator.with_tools, parts["generator"]))
         parts["generator"] = with_tools(functions)
-    check_parts(task, **parts, own=named(task.evaluator, EVALUATORS))
+    _check_together(task, **parts, own=named(task.evaluator, EVALUATORS))
     return parts
+
+
+def _check_together(task: Task, search: Any, generator: Any, evaluator: Any, own: Any) -> None:
+    """Raise OptionError or TaskError if parts can't work together on the task.
+
+    Objects of other classes are not checked. The task's own evaluator `own` may lack its template: a search may end
+    before it evaluates.
+    """
+    if not isinstance(search, Search):
+        return
+    search.check(task)
+    if search.expands and isinstance(generator, Generator):
+        generator.check(task)
+    if search.evaluates(task):
+        for one in (evaluator, search.fast_evaluator):
+            if isinstance(one, Evaluator) and not (isinstance(one, TemplateEvaluator) and one == own):
+                one.check(task, search, generator)
+    if search.expands and not getattr(generator, "writes_answer", False) and not isinstance(task, HasAnswer):
+        task.require(task.answer)
 
 
 def rap(task: Task | type[Task] | str) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Unpack
 
-from tot.compatibility import warn_of_noise
 from tot.config import SearchConfig
 from tot.decoders.budget import Meter
 from tot.decoders.request import Usage
+from tot.evaluators.reliability import warn_if_noisy
 from tot.llm.backend import Backend
 from tot.running import run_to_end
 from tot.search.certainty import curve_for, curves_for, features
@@ -152,7 +152,7 @@ async def asolve(
             reproducible=config.reproducible,
             curve=curve_for(task, parts["search"], decoders, config.certainty),
         )
-        warn_of_noise(task, parts["search"], parts["evaluator"], session.context.to("evaluate").loaded)
+        warn_if_noisy(task, parts["search"], parts["evaluator"], session.context.to("evaluate").loaded)
         answer = None
         try:
             await session.run()

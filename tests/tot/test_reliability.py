@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from tot import BFS, DFS, MCTS, BestFirst, Likelihood, LogProb, SelfConsistency, solve
-from tot.compatibility import warn_of_noise
 from tot.evaluators import reliability
 from tot.evaluators.heuristic import Heuristic, Random
-from tot.evaluators.reliability import Measured, table, use_of
+from tot.evaluators.reliability import Measured, table, use_of, warn_if_noisy
 from tot.registry import EVALUATORS, TASKS
 from tot.tasks.game24 import Game24
 from tot.tasks.gsm8k import GSM8K
@@ -72,7 +71,7 @@ def test_a_search_that_prunes_by_a_noisy_evaluator_is_warned_of_once(
     search: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(2):
-        warn_of_noise(GSM8K(), search, Likelihood(), SMALL)
+        warn_if_noisy(GSM8K(), search, Likelihood(), SMALL)
     assert caplog.messages == [
         "Likelihood is too noisy to prune by on GSM8K with qwen2-0.5b (AUROC 0.49, 0.44 to 0.55; "
         "docs/benchmarks/answers.md): keep all branches (bfs:select=all) or vote (self-consistency)"
@@ -99,7 +98,7 @@ def test_a_search_that_prunes_by_a_noisy_evaluator_is_warned_of_once(
 def test_other_searches_evaluators_and_models_are_not(
     task: Any, search: Any, evaluator: Any, model: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    warn_of_noise(task, search, evaluator, model)
+    warn_if_noisy(task, search, evaluator, model)
     assert caplog.messages == []
 
 
@@ -108,12 +107,12 @@ def test_a_row_that_is_good_enough_warns_of_nothing(
 ) -> None:
     good = table()[0].model_copy(update={"unfinished": (0.7, 0.65, 0.75)})
     monkeypatch.setattr(reliability, "table", lambda: [good])
-    warn_of_noise(GSM8K(), BFS(), Likelihood(), SMALL)
+    warn_if_noisy(GSM8K(), BFS(), Likelihood(), SMALL)
     assert caplog.messages == []
 
 
 def test_solve_warns(scripted: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr("tot.compatibility.family_of", lambda model: "qwen2-0.5b")
+    monkeypatch.setattr("tot.evaluators.reliability.family_of", lambda model: "qwen2-0.5b")
     solve("gsm8k", "1 + 1?", decoder=scripted({}), search=BFS(thoughts=2, depth=2), evaluator=LogProb())
     (message,) = (text for text in caplog.messages if "too noisy" in text)
     assert message.startswith("LogProb is too noisy to prune by on GSM8K with qwen2-0.5b (AUROC 0.57, ")

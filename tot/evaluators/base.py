@@ -32,6 +32,9 @@ class Evaluator(BaseModel):
         """Whether a value depends on other branches, so that these must not run ahead."""
         return False
 
+    def check(self, task: Task, search: Any, generator: Any) -> None:
+        """Raise OptionError or TaskError if the task or the other parts lack what the evaluator needs."""
+
     def key(self, ctx: Context, node: Node) -> Hashable | None:
         """Return a key; nodes with equal keys share one evaluation per search. None, the default, is never shared."""
         return None
@@ -49,6 +52,9 @@ class TemplateEvaluator(Evaluator):
 
     def asked(self, task: Task) -> str:
         return self.template or task.value
+
+    def check(self, task: Task, search: Any, generator: Any) -> None:
+        task.require(self.asked(task))
 
     def prompt(self, task: Task, state: State) -> tuple[Message, ...]:
         """Render the prompt for a state."""

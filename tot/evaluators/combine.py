@@ -12,6 +12,7 @@ from tot.decoders.errors import OptionError
 from tot.evaluators.base import Evaluator, judge
 from tot.llm.context import Context
 from tot.llm.replies import NOTHING, Evaluation
+from tot.task.task import Task
 from tot.tree.tree import Node
 
 
@@ -37,6 +38,11 @@ class Combine(Evaluator):
     @property
     def compares(self) -> bool:
         return any(getattr(evaluator, "compares", False) for evaluator in self.evaluators)
+
+    def check(self, task: Task, search: Any, generator: Any) -> None:
+        for one in self.evaluators:
+            if isinstance(one, Evaluator):
+                one.check(task, search, generator)
 
     def key(self, ctx: Context, node: Node) -> Hashable | None:
         keys = tuple(evaluator.key(ctx, node) for evaluator in self.evaluators)

@@ -6,13 +6,16 @@ import math
 import warnings
 from collections.abc import Hashable, Sequence
 from itertools import accumulate
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from tot.decoders.errors import OptionError
 from tot.evaluators.base import Evaluator
 from tot.llm.context import Context
+from tot.task.checked import CheckedTask
+from tot.task.task import Task
+from tot.task.world import HasHeuristic, HasMeasured
 from tot.tree.thought import State
 from tot.tree.tree import Node
 
@@ -20,12 +23,20 @@ from tot.tree.tree import Node
 class Heuristic(Evaluator):
     """The negated `heuristic` of the task: the lower the remaining cost, the higher the value."""
 
+    def check(self, task: Task, search: Any, generator: Any) -> None:
+        if not isinstance(task, HasHeuristic):
+            CheckedTask(task).heuristic(State(question=""))  # raises
+
     async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[float]:
         return [0.0 - ctx.heuristic(node) for node in nodes]
 
 
 class Measured(Evaluator):
     """The value that the task measured when it executed the thought; none if it failed."""
+
+    def check(self, task: Task, search: Any, generator: Any) -> None:
+        if not isinstance(task, HasMeasured):
+            CheckedTask(task).measured(State(question=""))  # raises
 
     async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[float | None]:
         return [ctx.measured(node) for node in nodes]
@@ -40,6 +51,17 @@ class Prior(Evaluator):
 
 class Confidence(Evaluator):
     """The share of samples that agreed with the thought (RAP's confidence)."""
+
+    def check(self, task: Task, search: Any, generator: Any) -> None:
+        if search.whole:
+            raise OptionError(
+                f"whole solutions of {type(search).__name__} have no confidence: choose another evaluator, such as "
+                "evaluator='vote'"
+            )
+        if getattr(generator, "has_no_confidence", False):
+            raise OptionError(
+                "the thought generator returns no confidence: use Sample(samples=8) (generator='sample:samples=8')"
+            )
 
     async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[float]:
         return [_require(node.confidence, "confidence", "Sample(samples=8)") for node in nodes]

@@ -52,6 +52,11 @@ class Explain(Likelihood):
     template: str | None = "explain"
     temperature: Annotated[float, Field(ge=0)] = 0.0
 
+    def check(self, task: Task, search: Any, generator: Any) -> None:
+        super().check(task, search, generator)
+        if task.has_default(self.asked(task)):
+            task.require(task.value)  # the default template includes it
+
     def trigger(self, task: Task) -> str:
         """Return the text between the explanation and the label."""
         default = f"\nThe answer, one of {', '.join(labels_of(self.labels, task))}, is:"

@@ -7,12 +7,16 @@ import logging
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from tot.evaluators.base import Evaluator
+from tot.llm.family import family_of
 from tot.task.task import Task
+
+if TYPE_CHECKING:
+    from tot.decoders.models.loaded import LoadedModel
 
 log = logging.getLogger(__name__)
 
@@ -59,9 +63,14 @@ def table() -> Sequence[Measured]:
     return [Measured(**row) for row in rows]
 
 
-def warn_if_noisy(task: Task, evaluator: Evaluator, family: str | None) -> None:
-    """Warn once per process if the table says that an evaluator is too noisy to prune by, for a task and a model."""
-    names = type(task).__name__, family, type(evaluator).__name__
+def warn_if_noisy(task: Task, search: Any, evaluator: Evaluator, model: LoadedModel | None) -> None:
+    """Warn if a search drops states by an evaluator that the table calls too noisy for the task and the model.
+
+    Each row warns once per process.
+    """
+    if not (prunes := getattr(search, "prunes", None)) or not prunes(task):
+        return
+    names = type(task).__name__, family_of(model), type(evaluator).__name__
     for row in table():
         if (row.task, row.model, row.evaluator) == names and use_of(row.unfinished[1], None) != "prune":
             _warn(row)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from tot.decoders.errors import OptionError
 from tot.llm.context import Context
+from tot.task.task import Task
 from tot.tree.tree import Node
 
 Count = Annotated[int, Field(ge=1)]
@@ -21,8 +22,18 @@ class Generator(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    writes_answer: ClassVar[bool] = False
+    """Whether the last thought contains the answer, so that no template has to ask for it."""
     temperature: Temperature = 0.7
     """SEED uses 0.2 and 1.0, ToT 0.7; small models ramble at 1.0."""
+
+    @property
+    def has_no_confidence(self) -> bool:
+        """Whether its thoughts certainly have no confidence."""
+        return False
+
+    def check(self, task: Task) -> None:
+        """Raise OptionError or TaskError if the task lacks what the generator needs."""
 
     @abstractmethod
     async def propose(self, ctx: Context, nodes: Sequence[Node], count: int | None) -> Sequence[Sequence[Any]]:

@@ -12,10 +12,12 @@ from typing import Any
 
 from pydantic import ConfigDict, field_serializer, field_validator
 
+from tot.decoders.errors import OptionError
 from tot.generators.base import Count, Generator
 from tot.generators.tool_calls import PROMPT, Tool, run_call, tools_prompt
 from tot.llm.context import Context
 from tot.llm.replies import Proposal, Reply
+from tot.task.task import Task
 from tot.tree.thought import Drawn, State, Thought
 from tot.tree.tree import Node
 
@@ -44,6 +46,7 @@ class Continue(Generator):
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
+    writes_answer = True
     thoughts: Count = 3
     """Number of pieces per state, unless the search sets it."""
     until: str = "paragraph"
@@ -52,6 +55,20 @@ class Continue(Generator):
     """Maximum number of tokens of a piece."""
     tools: tuple[Tool, ...] = ()
     """Functions that the model can call; on the command line, `--tool`."""
+
+    @property
+    def has_no_confidence(self) -> bool:
+        return True
+
+    def check(self, task: Task) -> None:
+        first, *others = task.thought
+        if others:
+            chat = "prompts='chat', or " if len(task.chat.get("thought", task.thought)) == 1 else ""
+            raise OptionError(
+                f"{type(self).__name__} writes one message, but a thought of {type(task).__name__} has "
+                f"{len(task.thought)} templates ({', '.join(task.thought)}): choose {chat}generator='sample'"
+            )
+        task.require(first)
 
     @field_validator("tools", mode="before")
     @classmethod

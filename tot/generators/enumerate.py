@@ -12,7 +12,10 @@ from tot.generators.base import Count, Generator
 from tot.generators.sample import write
 from tot.llm.context import Context
 from tot.llm.replies import Proposal, softmax
-from tot.tree.thought import Thought
+from tot.task.checked import CheckedTask
+from tot.task.task import Task
+from tot.task.world import HasActions
+from tot.tree.thought import State, Thought
 from tot.tree.tree import Node
 
 
@@ -30,6 +33,16 @@ class Enumerate(Generator):
     are sampled at this temperature."""
     prior: Literal["model", "uniform", "random"] = "model"
     """uniform and random use no model: equal priors in the task's order, or random priors from the seed."""
+
+    @property
+    def has_no_confidence(self) -> bool:
+        return True
+
+    def check(self, task: Task) -> None:
+        first, *others = task.thought
+        if not isinstance(task, HasActions):
+            CheckedTask(task).actions(State(question=""))  # raises
+        task.require(*([first] if self.prior == "model" else []), *others)
 
     async def propose(self, ctx: Context, nodes: Sequence[Node], count: int | None) -> list[list[Proposal]]:
         first, *others = ctx.task.thought

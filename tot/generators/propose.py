@@ -9,6 +9,7 @@ from tot.generators.sample import write
 from tot.llm.context import Context
 from tot.llm.parallel_steps import bodies
 from tot.llm.replies import Proposal, Reply
+from tot.task.task import Task
 from tot.tree.thought import Thought
 from tot.tree.tree import Node
 
@@ -21,6 +22,13 @@ class Propose(Generator):
 
     thoughts: Count = 3
     """Number of thoughts per state, unless the search sets it."""
+
+    @property
+    def has_no_confidence(self) -> bool:
+        return True
+
+    def check(self, task: Task) -> None:
+        task.require(task.propose, *task.thought)
 
     async def propose(self, ctx: Context, nodes: Sequence[Node], count: int | None) -> list[list[Proposal]]:
         task, limit = ctx.task, count or self.thoughts

@@ -9,6 +9,7 @@ from itertools import cycle
 from tot.generators.base import Count, Generator
 from tot.llm.context import Context
 from tot.llm.replies import Proposal, Reply, spent
+from tot.task.task import Task
 from tot.tree.thought import Thought
 from tot.tree.tree import Node
 
@@ -25,6 +26,13 @@ class Sample(Generator):
     samples: Count = 1
     """Number of samples of the last template. The thought is one with the most frequent answer, whose share is the
     confidence (RAP)."""
+
+    @property
+    def has_no_confidence(self) -> bool:
+        return self.samples == 1
+
+    def check(self, task: Task) -> None:
+        task.require(*task.thought)
 
     async def propose(self, ctx: Context, nodes: Sequence[Node], count: int | None) -> list[list[Proposal]]:
         count = count or self.thoughts

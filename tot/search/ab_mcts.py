@@ -28,12 +28,17 @@ class ABMCTS(Search):
     With a second model (`escalate`), Thompson sampling also decides which model writes each thought.
     """
 
+    expands = True
     iterations: Count | None = None
     """Number of thoughts. None: 32 without a budget, no limit with one."""
     together: Count | None = None
     """How many thoughts are decoded at the same time. None uses the number that takes little more time than one."""
     prior: Literal["gaussian", "beta"] = "gaussian"
     """gaussian: a normal-inverse-chi-squared prior, with mean 0, kappa 1, nu 1 and tau^2 0.1. beta: Jeffreys' prior."""
+
+    @property
+    def asks_second_model(self) -> bool:
+        return True
 
     def steps(self, search: SearchState) -> Steps:
         run = _Run(self, search)

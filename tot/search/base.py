@@ -28,7 +28,7 @@ from tot.search.hooks import Hooks
 from tot.search.steps import Evaluate, Expand, Requested, Step, Steps
 from tot.task.checked import CheckedTask, user_code
 from tot.task.task import Task
-from tot.task.world import HasTerminal
+from tot.task.world import HasActions, HasTerminal
 from tot.tree.thought import State, Thought
 from tot.tree.tree import Node, ThoughtTree
 
@@ -51,6 +51,8 @@ class Search(BaseModel):
     """Whether the search samples whole solutions in one completion."""
     greedy_draft: ClassVar[bool] = False
     """Whether a single whole solution is decoded greedily, regardless of the temperature."""
+    expands: ClassVar[bool] = False
+    """Whether the thought generator extends unfinished states. The parts of such a search are checked on the task."""
     wanders: ClassVar[bool] = False
     """Whether a path may return to a state that it has already visited."""
     depth: Depth = None
@@ -79,6 +81,30 @@ class Search(BaseModel):
     def resolved(self, find: Callable[[Any], Any]) -> Self:
         """Return this search with its evaluators resolved: `find` turns a name into an object, and checks it."""
         return self
+
+    def evaluates(self, task: Task) -> bool:
+        """Return whether the search needs values of states."""
+        return self.expands
+
+    def prunes(self, task: Task) -> bool:
+        """Return whether the values of unfinished states decide which of them are expanded."""
+        return self.evaluates(task)
+
+    @property
+    def asks_second_model(self) -> bool:
+        """Whether the search can ask a second model (`escalate`)."""
+        return False
+
+    def check(self, task: Task) -> None:
+        """Raise OptionError or TaskError if the task lacks what the search needs."""
+        if not self.whole:
+            return
+        if solutions := getattr(self, "solutions", ()):
+            task.require(*solutions)
+        elif isinstance(task, HasActions):
+            task.require(task.chain)
+        elif not task.has_template(task.chain):  # a solution is one thought, and then the answer
+            task.require(*task.thought)
 
     @property
     def fast_evaluator(self) -> Evaluator | None:

@@ -12,6 +12,7 @@ from pydantic import field_validator
 
 from tot.search.base import Count, Search, SearchState, by_value
 from tot.search.steps import Steps
+from tot.task.task import Task
 from tot.tree.tree import Node
 
 _WAVE = 32
@@ -32,6 +33,12 @@ class WholeSolutions(Search):
     @classmethod
     def _by_name(cls, given: Any) -> Any:
         return tuple(given.split("+")) if isinstance(given, str) else given
+
+    def evaluates(self, task: Task) -> bool:
+        return self.weighted
+
+    def prunes(self, task: Task) -> bool:
+        return False
 
     def most(self, search: SearchState) -> int:
         """Return the number of samples. Greedy decoding gives one per template: copies are not further votes."""
@@ -65,7 +72,10 @@ class BestOfN(WholeSolutions):
 class Act(Search):
     """Follow one path, always taking the generator's first thought. The path may revisit states."""
 
-    wanders = True
+    expands = wanders = True
+
+    def evaluates(self, task: Task) -> bool:
+        return False
 
     def steps(self, search: SearchState) -> Steps:
         while not search.is_end(search.best):

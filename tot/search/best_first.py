@@ -36,12 +36,23 @@ class BestFirst(MergingSearch):
     unlimited unless `depth` is given.
     """
 
+    expands = True
     rank: Literal["auto", "cost", "value", "prior"] = "auto"
     thoughts: Count | None = None
     """Number of thoughts per state. None uses the generator's default; A* needs all actions."""
     batch: Count = 1
     """Number of states expanded together. More fill a batch better, but some may be wasted."""
     weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+
+    def evaluates(self, task: Task) -> bool:
+        return self._rank_for(task) == "value"
+
+    def check(self, task: Task) -> None:
+        if self.rank == "cost" and not isinstance(task, HasHeuristic):
+            raise OptionError(
+                f"best-first:rank=cost needs the task's `heuristic`, which {type(task).__name__} does not define: "
+                "define it, or choose search='best-first:rank=value'"
+            )
 
     def recipe(self, task: Task, generator: Any) -> dict[str, Any]:
         if self._rank_for(task) == "cost" and self.thoughts is None and isinstance(generator, Enumerate):

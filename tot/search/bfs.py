@@ -12,6 +12,7 @@ from typing import Literal
 from tot.search.base import Count, MergingSearch, SearchState, by_value
 from tot.search.steps import Steps
 from tot.search.until import VotesUntilSure
+from tot.task.task import Task
 from tot.tree.tree import Node
 
 
@@ -23,6 +24,7 @@ class BFS(MergingSearch, VotesUntilSure):
     ends the search.
     """
 
+    expands = True
     thoughts: Count | None = 3
     """Number of children per state. None uses the generator's default."""
     breadth: Count = 3
@@ -34,6 +36,9 @@ class BFS(MergingSearch, VotesUntilSure):
     all     All of them. The root has b shares, and children divide the shares of their state. A state with s shares
             gets min(n, s) children. Branches are independent: each state is expanded when its text ends.
     """
+
+    def prunes(self, task: Task) -> bool:
+        return self.select != "all" and self.thoughts != 1
 
     def steps(self, search: SearchState) -> Steps:
         if self.select == "all":

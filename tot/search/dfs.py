@@ -20,6 +20,7 @@ class DFS(MergingSearch):
     that the task accepts as a solution. If the task defines no terminal states, every state at full depth is a goal.
     """
 
+    expands = True
     thoughts: Count | None = 3
     """Number of children per state. None uses the generator's default."""
     threshold: float | None = None

@@ -40,6 +40,7 @@ class MCTS(VotesUntilSure):
     been visited.
     """
 
+    expands = True
     thoughts: Count | None = 3
     """Number of children per state. None uses the generator's default."""
     iterations: Count = 10

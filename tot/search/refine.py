@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tot.search.base import Count, Search, SearchState, by_value
 from tot.search.steps import Steps
+from tot.task.task import Task
 from tot.tree.tree import Node
 
 
@@ -21,8 +22,12 @@ class Refine(Search):
     """
 
     whole = True
+    expands = True
     greedy_draft = True
     thoughts: Count = 5
+
+    def prunes(self, task: Task) -> bool:
+        return False
 
     def steps(self, search: SearchState) -> Steps:
         root = search.tree.root

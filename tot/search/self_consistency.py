@@ -38,6 +38,10 @@ class SelfConsistency(WholeSolutions, VotesUntilSure):
             raise ValueError(f"until needs at least {fewest} samples, not {self.samples}: raise samples")
         return self
 
+    @property
+    def asks_second_model(self) -> bool:
+        return self.until is not None
+
     def steps(self, search: SearchState) -> Steps:
         if self.until is None:
             yield from super().steps(search)
