@@ -123,6 +123,14 @@ def test_answers_of_all_sides_are_scored_and_compared(bench: Any) -> None:
     assert all(f"<!-- {text} -->" in picture for text in ("llama.cpp, votes", "tot", "seconds per question"))
 
 
+def test_a_task_with_questions_of_its_own_needs_no_data() -> None:
+    own = 'class Own(Numbers):\n    data_set = "rows.jsonl"\n'
+    Path("numbers.py").write_text(f"{TASK}\n{own}")
+    options = ("--task", "numbers.py:Own", "--model", "m.gguf", "--out", "n.json", "--llama", "python")
+    assert main(["answers", *options, "--way", "llama.cpp: peer=llama"]) == 0
+    assert [cell["score"] for cell in cells("llama.cpp")] == [1, 0, 1]
+
+
 def test_a_signal_stops_the_run_and_the_interrupted_answer_is_not_kept(bench: Any) -> None:
     status, _, err = bench("--way", "llama.cpp: peer=llama", "--way", "tot: search=cot", task="numbers.py:Stops")
     assert (status, err) == (130, "")
