@@ -1,6 +1,6 @@
 """Checks whether the engine supports a model, from its config alone, before weights are downloaded or read.
 
-The engine replaces a model's attention with its own. Families beside those of FAMILIES run if transformers can replace
+The engine replaces a model's attention with its own. Other families than in FAMILIES run if transformers can replace
 their attention. Layers other than full and sliding attention are rejected by name.
 """
 

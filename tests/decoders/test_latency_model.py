@@ -50,9 +50,9 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     forward = Runner.forward
 
-    def counted(self: Runner, chunks: Any, layers: Any = ()) -> Any:
+    def counted(self: Runner, chunks: Any) -> Any:
         counts.append(len(chunks))
-        return forward(self, chunks, layers)
+        return forward(self, chunks)
 
     monkeypatch.setattr(Runner, "forward", counted)
     return counts

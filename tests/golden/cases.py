@@ -197,7 +197,12 @@ GROUPS: dict[str, dict[str, Run]] = {
         "code": ("code", RUNS, "code", {"search": "ab-mcts:iterations=5,together=1"}),
         "code, tree": ("mbpp", RUNS, "code", {"search": "bfs:thoughts=1,breadth=1"}),
         "humaneval": ("humaneval", RUNS, "code", {"search": "cot"}),
-        "gsm8k": ("gsm8k", TULIPS, "programs", {"prompts": "chat"}),
+        "gsm8k": (
+            "gsm8k",
+            TULIPS,
+            "programs",
+            {"search": "self-consistency:samples=4,solutions=program", "prompts": "chat"},
+        ),
         "optimize": ("optimize", TEN, "tens", {"search": "ab-mcts:iterations=5,together=1"}),
         "optimize, refine": ("optimize", TEN, "tens", {"search": "refine:thoughts=1"}),
     },

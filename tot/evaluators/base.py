@@ -33,7 +33,7 @@ class Evaluator(BaseModel):
         return False
 
     def check(self, task: Task, search: Any, generator: Any) -> None:
-        """Raise OptionError or TaskError if the task or the other parts lack what the evaluator needs."""
+        """Raise OptionError or TaskError if the task or another part lacks something that it needs."""
 
     def key(self, ctx: Context, node: Node) -> Hashable | None:
         """Return a key; nodes with equal keys share one evaluation per search. None, the default, is never shared."""

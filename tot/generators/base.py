@@ -33,7 +33,7 @@ class Generator(BaseModel):
         return False
 
     def check(self, task: Task) -> None:
-        """Raise OptionError or TaskError if the task lacks what the generator needs."""
+        """Raise OptionError or TaskError if the task lacks a method or a template that it needs."""
 
     @abstractmethod
     async def propose(self, ctx: Context, nodes: Sequence[Node], count: int | None) -> Sequence[Sequence[Any]]:

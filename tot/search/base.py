@@ -96,7 +96,7 @@ class Search(BaseModel):
         return False
 
     def check(self, task: Task) -> None:
-        """Raise OptionError or TaskError if the task lacks what the search needs."""
+        """Raise OptionError or TaskError if the task lacks a method or a template that it needs."""
         if not self.whole:
             return
         if solutions := getattr(self, "solutions", ()):

@@ -184,9 +184,9 @@ def test_a_short_prompt_does_not_wait_for_a_long_one(
     steps: list[list[int]] = []
     forward = decoder.engine.runner.forward
 
-    def record(chunks: list[Any], layers: Any) -> Any:
+    def record(chunks: list[Any]) -> Any:
         steps.append([chunk.stop - chunk.start for chunk in chunks])
-        return forward(chunks, layers)
+        return forward(chunks)
 
     monkeypatch.setattr(decoder.engine.runner, "forward", record)
     prompts = ["x" * 200, "the other one", "y" * 30]

@@ -17,8 +17,8 @@ typedef struct {
 
 static void attend_units(void *argument, int thread) {
     Job *job = argument;
-    Worker worker = worker_of(&job->step, thread, (int)job->threads, NULL);
-    for (Span unit = {0}; next_span(&worker, 0, unit_count(job->tiles, job->attention, job->units), 1, &unit);)
+    Worker worker = worker_of(&job->step, thread, (int)job->threads);
+    for (Span unit = {0}; next_span(&worker, unit_count(job->tiles, job->attention, job->units), 1, &unit);)
         attend_unit(unit.from, job->attention, job->tiles, job->units);
 }
 

@@ -81,13 +81,13 @@ class Watch:
             self.slots.append(("may be", self.engine.cache.live + sum(job.policy.growth() for job in running)))
         return admitted
 
-    def forward(self, chunks: Sequence[Chunk], layers: Sequence[int] = ()) -> Forward:
+    def forward(self, chunks: Sequence[Chunk]) -> Forward:
         cache = self.engine.cache
         self.tokens.append([cache.tokens(chunk.branch)[: chunk.stop] for chunk in chunks])
         self.texts.append([self.engine.codec.decode(tokens) for tokens in self.tokens[-1]])
         self.rows.append(sum(chunk.stop - chunk.start for chunk in chunks))
         self.slots.append(("are", cache.live))
-        return self._forward(chunks, layers)
+        return self._forward(chunks)
 
     def leave(self) -> None:
         self.engine.runner.forward, self.engine._scheduler.admit = self._forward, self._admit  # type: ignore[method-assign]

@@ -252,7 +252,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("how", list(BROKEN))
 @pytest.mark.parametrize("concurrency", [1, 4])
-def test_a_question_at_which_the_server_always_fails_fails_alone_and_is_skipped_on_resume(
+def test_a_question_at_which_the_server_always_fails_fails_alone_and_is_asked_again_on_resume(
     server: Any, options: dict[str, Any], rows: Path, tmp_path: Path, how: str, concurrency: int
 ) -> None:
     server.reply = lambda path, body: BROKEN[how] if "what is 3?" in str(body) else script(path, body)  # language: ok
@@ -263,7 +263,7 @@ def test_a_question_at_which_the_server_always_fails_fails_alone_and_is_skipped_
     assert [line["index"] for line in failed] == [3]
     posts = len(server.posts)
     assert evaluate(Letters, rows, **arguments, resume=True).errors == 1
-    assert len(server.posts) == posts
+    assert len(server.posts) > posts
 
 
 def test_a_token_budget_ends_searches_on_a_server(

@@ -32,8 +32,8 @@ from tot.decoders.errors import reason
         (("gsm8k", "q"), r'gsm8k is a task, not a command: type tot solve gsm8k "your question"'),
         (("What is it?",), r"'What is it\?' is not a command: to ask it, type tot solve 'What is it\?'"),
         (("solve", "hello"), r"unknown task 'hello': choose one of .*; if it is a question, type tot solve ask hello"),
-        (("bench", "peers"), r"command 'bench' was removed: run python -m benchmarks in a clone"),
-        (("train-draft",), r"command 'train-draft' was removed: give a small model of the same family"),
+        (("bench", "peers"), r"command 'bench' was removed: run python -m benchmarks in a clone of the repository"),
+        (("train-draft",), r"command 'train-draft' was removed: give a small model of the same family as the draft"),
         (("help", "solv"), r"No such command 'solv' \(did you mean solve\?\): see tot --help"),
         (
             ("solve", "gsm8k", "q", "--breath", "2"),

@@ -122,7 +122,7 @@ def test_a_hang_up_stops_an_engine(serve: Any, tiny: Any, user: Any) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_at_shutdown_a_search_may_end(serve: Any, chat: Any, user: Any, stream: bool) -> None:
-    decoder = chat("Paris", "wait, Paris", "Paris")
+    decoder = chat("Paris", "wait, Paris", "Rome")
     server = serve(decoder, VOTE)
 
     async def main() -> Any:

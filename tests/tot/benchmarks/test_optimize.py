@@ -20,7 +20,7 @@ from tot.solver import solve
 from tot.tasks.optimize import Optimize, held_out_of
 
 pytestmark = pytest.mark.benches
-PROBLEMS = Path(__file__).parents[2] / "tasks" / "problems"
+PROBLEMS = Path(__file__).parents[3] / "tasks" / "problems"
 
 
 def scored(problem: str | Path, program: str, held_out: bool = False) -> float:
