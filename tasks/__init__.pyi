@@ -1,9 +1,9 @@
 from .ask import Ask as Ask
 from .blocksworld import Blocksworld as Blocksworld
 from .blocksworld import DirectBlocksworld as DirectBlocksworld
-from .coding import MBPP as MBPP
-from .coding import Code as Code
-from .coding import HumanEval as HumanEval
+from .code import MBPP as MBPP
+from .code import Code as Code
+from .code import HumanEval as HumanEval
 from .competition_math import Math as Math
 from .creative_writing import CreativeWriting as CreativeWriting
 from .game24 import Game24 as Game24

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from tot import State, Task
 from tot.decoders.errors import TaskError
 from tot.task.dataset import text_of
-from tot.tasks.coding import SANDBOX
+from tot.tasks.code import SANDBOX
 from tot.tasks.number_answers import (
     announced_answer,
     boxed_answer,

@@ -16,7 +16,7 @@ from tot.running import run_to_end
 from tot.sandbox import Sandbox, confines
 from tot.tasks import MBPP, Code, HumanEval
 from tot.tasks.checks import check
-from tot.tasks.coding import examples, program_in, whole
+from tot.tasks.code import examples, program_in, whole
 
 TASK = Code()
 QUESTION = 'def double(x):\n    """Twice x.\n\n    >>> double(2)\n    4\n    >>> double("ab")\n    \'abab\'\n    """'
