@@ -75,9 +75,9 @@ pictures: $(VENV)/ready
 	$(BIN)/tot report $(EXAMPLE) --out docs/images/tree.svg
 	$(BIN)/tot report $(EXAMPLE) --out docs/example.html
 
-# Runs the notebooks and saves their outputs, without execution times. TOT_MODEL: the model of the last one.
+# Runs the notebooks and saves their outputs, without execution times; the last one only with TOT_MODEL, a larger model.
 notebooks: $(VENV)/ready
-	$(BIN)/jupyter execute --inplace notebooks/*.ipynb
+	$(BIN)/jupyter execute --inplace $(filter-out $(if $(TOT_MODEL),,%/7_find_a_formula.ipynb),$(wildcard notebooks/*.ipynb))
 	perl -0pi -e 's/"metadata": \{\s*"execution": \{[^{}]*\}\s*\}/"metadata": {}/g' notebooks/*.ipynb
 
 jupyter: $(VENV)/ready
