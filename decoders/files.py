@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import secrets
@@ -17,10 +16,7 @@ from filelock import FileLock, Timeout
 
 from tot.decoders.errors import TaskError, TotError, reason
 
-_MIB, _PAGE = 2**20, 4096
 _ADVICE = "give another file"
-_HASHED_WHOLE = 16 * _MIB
-"""Maximum bytes of a file that `fingerprint` hashes completely; larger files are sampled."""
 
 
 @contextmanager
@@ -109,22 +105,6 @@ def hold(path: Path, refusal: TotError) -> Callable[[], None]:
         lock.release()
 
     return release
-
-
-def fingerprint(path: Path) -> str:
-    """Return a SHA-256 of a file's size and content, which detects truncated, zeroed or replaced files.
-
-    Above 16 MiB, hashes only the first MiB and the first page of each later MiB."""
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        digest = hashlib.sha256(str(size).encode())
-        file.seek(0)
-        digest.update(file.read(size if size <= _HASHED_WHOLE else _MIB))
-        if size > _HASHED_WHOLE:
-            for start in range(_MIB, size, _MIB):
-                file.seek(start)
-                digest.update(file.read(_PAGE))
-    return digest.hexdigest()
 
 
 def others_could_write(path: Path, trust_root: bool = False) -> str:

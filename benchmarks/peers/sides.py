@@ -20,10 +20,10 @@ from benchmarks.options import BranchesOptions, PeersOptions
 from benchmarks.peers.settings import BOUND, FILES, FLASH, Setting, Stage, fastest
 from benchmarks.peers.worker import PeerWorker
 from benchmarks.workloads import branches
+from tot.decoders.cache import cache_folder, hash_file
 from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.decoders.errors import TotError
 from tot.decoders.machine import describe, threads
-from tot.decoders.models.gguf_cache import cache_folder, cached_model
 from tot.decoders.models.loading import load_model, resolve_device, resolve_dtype
 from tot.decoders.models.model_names import find_model
 
@@ -148,13 +148,24 @@ def llama_process(model: str, python: Path, stack: ExitStack, setting: Setting, 
 def vllm_process(model: str, python: Path, stack: ExitStack, setting: Setting, *, context: int) -> PeerWorker:
     """Start vLLM with a context of at least `context` tokens. Raises SideError if it is not available."""
     path = find_model(model)
-    folder = path if path.is_dir() else cached_model(path, cache_folder() / "models").folder
+    folder = path if path.is_dir() else _as_folder(path)
     dtype = resolve_dtype("auto", resolve_device("auto")).name
     load = {"model": str(folder), "dtype": dtype, "context": max(_CONTEXT, context), "lookup": setting.lookup}
     processors = sorted(os.sched_getaffinity(0))[: threads()] if setting.bound else []
     bind = ",".join(map(str, processors)) or "nobind"
     environment = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": bind, "VLLM_LOGGING_LEVEL": "ERROR"}
     return _start(stack, python, "vllm", load, environment)
+
+
+def _as_folder(path: Path) -> Path:
+    """Write the model of a .gguf file once as a folder in transformers format."""
+    folder = cache_folder() / "peers" / f"{path.stem}-{hash_file(path)[:16]}"
+    if not folder.exists():
+        loaded, unfinished = load_model(path, device="cpu"), folder.with_suffix(".tmp")
+        loaded.model.save_pretrained(unfinished)
+        loaded.tokenizer.save_pretrained(unfinished)
+        unfinished.rename(folder)
+    return folder
 
 
 def _start(

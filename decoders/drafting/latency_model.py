@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from tot.decoders.cache import cache_folder
 from tot.decoders.engine.runner import Runner
 from tot.decoders.errors import TaskError
 from tot.decoders.files import others_could_write, write_json
 from tot.decoders.machine import processor_info, threads
-from tot.decoders.models.gguf_cache import cache_folder
 from tot.decoders.models.shapes import Heads
 
 ROWS = (1, 4, 8, 16, 64)

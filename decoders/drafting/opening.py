@@ -13,8 +13,8 @@ from tot.decoders.drafting.drafters import Drafter, DrafterChain
 from tot.decoders.drafting.lookup import LookupDrafter
 from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import REMOVED, OptionError, unknown
+from tot.decoders.kernels.native.packed_file import open_packed
 from tot.decoders.models.loaded import LoadedModel
-from tot.decoders.models.loading import open_model
 from tot.decoders.models.model_names import model_key
 
 
@@ -53,12 +53,12 @@ def make_drafter(draft: Any, engine: Engine, stack: ExitStack) -> Drafter:
 
 def _load_drafter(draft: Any, named: bool, engine: Engine) -> ModelDrafter:
     target = engine.loaded
-    loaded = open_model(
+    loaded = open_packed(
         draft,
         tokenizer=None if named else target.tokenizer,
         dtype=target.dtype.name if named else "auto",
         device=target.device,
-        unread=engine.runner.quantize == "gguf",
+        quantize=engine.runner.quantize,
     )
     check_vocabulary(loaded.tokenizer, target.tokenizer)
     drafter = _model_drafter(loaded, engine)

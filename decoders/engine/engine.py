@@ -70,7 +70,7 @@ class Engine:
         self._threads = checked_threads(threads)
         self.runner = Runner(loaded, kv_budget, quantize)
         self.cache = self.runner.cache
-        self._prefixes = PrefixCache.open(loaded, self.runner.backend, self.cache, self.call) if prefix_cache else None
+        self._prefixes = PrefixCache.open(self.runner, self.call) if prefix_cache else None
         self.codec = TextCodec(loaded.tokenizer, loaded.end_ids, int(loaded.config.vocab_size))
         self.chunk = chunk or (128 if loaded.device == "cpu" else 512)
         self.forwards = 0

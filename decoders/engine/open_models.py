@@ -22,9 +22,10 @@ from tot.decoders.errors import OptionError, TotError
 from tot.decoders.kernels.native.compiling import SAMPLING
 from tot.decoders.kernels.native.forward import Quantization
 from tot.decoders.kernels.native.library import level, library
+from tot.decoders.kernels.native.packed_file import open_packed
 from tot.decoders.machine import free_memory, give_back, trim
 from tot.decoders.models.families import GGUF_FAMILIES
-from tot.decoders.models.loading import open_model, resolve_device
+from tot.decoders.models.loading import resolve_device
 from tot.decoders.models.memory import Need, check_memory, split_budget
 from tot.decoders.models.model_names import KNOWN_MODELS, find_model, gguf_text, model_key
 
@@ -91,7 +92,7 @@ def _open(
     threads: int | None,
     prefix_cache: bool,
 ) -> Engine:
-    loaded = open_model(model, tokenizer=tokenizer, dtype=dtype, device=device, unread=quantization == "gguf")
+    loaded = open_packed(model, tokenizer=tokenizer, dtype=dtype, device=device, quantize=quantization)
     half = (at := level()) is not None and at.half_store
     if quantization == "gguf" and dtype == "auto" and loaded.dtype == np.float32 and half:
         loaded.store_dtype = np.dtype(np.float16)

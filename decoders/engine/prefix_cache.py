@@ -29,14 +29,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from tot.decoders.engine.radix_cache import Branch, RadixCache
+from tot.decoders.cache import cache_folder
+from tot.decoders.engine.radix_cache import Branch
+from tot.decoders.engine.runner import Runner
 from tot.decoders.errors import TotError, reason
 from tot.decoders.files import others_could_write
-from tot.decoders.kernels.backend import Backend
-from tot.decoders.kernels.native.forward import NativeForward
-from tot.decoders.models.gguf_cache import cache_folder
-from tot.decoders.models.kv_store import Store
-from tot.decoders.models.loaded import LoadedModel
+from tot.decoders.kernels.backend import SlotStore
 
 log = logging.getLogger(__name__)
 Call = Callable[[Callable[[], None]], Any]
@@ -57,24 +55,25 @@ _CLOSING_SECONDS = 2.0
 """How long closing waits for files to be written."""
 _HEADER = struct.Struct("<8sI")
 """The format's name, and the CRC-32 of the rest: the tokens as int32, then keys and values."""
-_FORMAT = b"tot-kv-1"
+_FORMAT = b"tot-kv-2"
 
 
 class PrefixCache:
     """The blocks of one model, which an engine's RadixCache loads and saves. Used by the engine's thread only."""
 
-    def __init__(self, folder: Path, key: bytes, cache: RadixCache, store: Store, call: Call) -> None:
+    def __init__(self, folder: Path, key: bytes, runner: Runner, store: SlotStore, call: Call) -> None:
         """`key` identifies the model and the code that computes its keys and values. `call` is the engine's."""
         self._folder, self._key, self._call = folder, key, call
-        self._cache, self._store = cache, store
-        self._size = _HEADER.size + 4 * BLOCK + store.bytes_of(BLOCK)
+        self._cache, self._store = runner.cache, store
+        self._size = _HEADER.size + 4 * BLOCK + BLOCK * runner.slot_bytes
         self._prompts_left = _MAX_PROMPTS
         self._writers: list[threading.Thread] = []
 
     @classmethod
-    def open(cls, loaded: LoadedModel, backend: Backend, cache: RadixCache, call: Call) -> Self | None:
-        """Return the cache of a model from files that the C backend computes, or None if it has or can have none."""
-        if not isinstance(backend, NativeForward) or backend.store is None or loaded.module is not None:
+    def open(cls, runner: Runner, call: Call) -> Self | None:
+        """Return the cache of a model from files, or None if it has or can have none."""
+        loaded, backend = runner.loaded, runner.backend
+        if not isinstance(backend, SlotStore) or loaded.module is not None:
             return None  # anybody can change the weights of a module
         folder = cache_folder() / "prefixes"
         try:
@@ -88,7 +87,7 @@ class PrefixCache:
             return None
         settings = json.dumps(vars(loaded.config), default=str, sort_keys=True)
         key = hashlib.sha256("\0".join([str(files), settings, backend.code]).encode()).digest()
-        return cls(folder, key, cache, backend.store, call)
+        return cls(folder, key, runner, backend, call)
 
     def load(self, branch: Branch) -> None:
         """Load the blocks of a branch that are not computed, up to the first one that has no file."""
@@ -100,7 +99,7 @@ class PrefixCache:
             content = self._read(path, tokens[block])
             if content is None:
                 return
-            self._store.write(branch.slots[block], content)
+            self._store.write_slots(branch.slots[block], content)
             self._cache.mark_computed(branch.slots[block])
             _set_used(path, now, number)
 
@@ -153,7 +152,7 @@ class PrefixCache:
             for number, path in enumerate(islice(self._paths(tokens), most)):
                 if not path.exists():
                     block = slice(number * BLOCK, (number + 1) * BLOCK)
-                    self._write_block(path, _packed(tokens[block]) + self._store.read(branch.slots[block]))
+                    self._write_block(path, _packed(tokens[block]) + self._store.read_slots(branch.slots[block]))
                 _set_used(path, now, number)
             self._evict()
         except OSError as error:

@@ -11,8 +11,8 @@ import heapq
 from array import array
 from collections.abc import Iterable, Sequence
 
-from tot.decoders.models.kv_store import SCRATCH
-
+SCRATCH = 0
+"""The slot that is never read. Rows that are computed only for their logits write there."""
 _MIN_SWEEP = 16
 """Heap entries up to which stale ones are not swept."""
 _ROOT = -1

@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from tot.decoders.engine.radix_cache import Branch, RadixCache
+from tot.decoders.engine.radix_cache import SCRATCH, Branch, RadixCache
 from tot.decoders.engine.sampling import Read, Sampled, read
 from tot.decoders.errors import OptionError
 from tot.decoders.kernels.backend import Backend, open_backend
 from tot.decoders.kernels.native.forward import Quantization
 from tot.decoders.kernels.native.shared_prefixes import Run
 from tot.decoders.machine import free_memory
-from tot.decoders.models.kv_store import MOST_TOKENS, SCRATCH
 from tot.decoders.models.loaded import LoadedModel
+from tot.decoders.models.memory import MAX_TOKENS
 from tot.decoders.models.shapes import Array, slot_bytes
 
 _CPU_SHARE, _GPU_SHARE = 0.25, 0.5
@@ -122,7 +122,7 @@ class Runner:
         """Return the slots of a budget in tokens (a number) or bytes ("1.5GiB"); default: a share of free memory."""
         free = free_memory(self.device)
         if budget is None:
-            capacity = min(MOST_TOKENS, default_budget(free, self.device) // self.slot_bytes)
+            capacity = min(MAX_TOKENS, default_budget(free, self.device) // self.slot_bytes)
         elif isinstance(budget, str) and not budget.strip().isdigit():
             match = re.fullmatch(r"\s*([\d.]+)\s*([kmg]i?b)\s*", budget, re.IGNORECASE)
             try:

@@ -6,16 +6,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol, get_args, runtime_checkable
 
 from tot.decoders.errors import OptionError, unknown
 from tot.decoders.kernels.native.forward import Quantization, native_forward
+from tot.decoders.kernels.native.packed_file import PackedWeights
 from tot.decoders.kernels.native.packing import GROUP
 from tot.decoders.kernels.native.shared_prefixes import Run
 from tot.decoders.models.families import FAMILIES
+from tot.decoders.models.gguf_model import GGUFWeights
 from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.models.shapes import Array
-from tot.decoders.models.weights import GGUFWeights
 
 
 class Backend(Protocol):
@@ -46,6 +47,21 @@ class Backend(Protocol):
         """Free the store and the packed weights."""
 
 
+@runtime_checkable
+class SlotStore(Protocol):
+    """A backend whose keys and values later processes may use, since they would compute the same ones."""
+
+    @property
+    def code(self) -> str:
+        """Identifies what computes keys and values from weights."""
+
+    def read_slots(self, slots: Sequence[int]) -> bytes:
+        """Return a copy of the keys and values in slots."""
+
+    def write_slots(self, slots: Sequence[int], content: memoryview) -> None:
+        """Set the keys and values in slots to the result of `read_slots` for the same number of slots."""
+
+
 def open_backend(loaded: LoadedModel, quantize: Quantization | None = None) -> Backend:
     """Open the backend in C if it runs the model here, else the reference.
 
@@ -53,7 +69,7 @@ def open_backend(loaded: LoadedModel, quantize: Quantization | None = None) -> B
     """
     if quantize is not None and quantize not in get_args(Quantization):
         raise OptionError(unknown("quantization", str(quantize), get_args(Quantization)))
-    if quantize == "gguf" and not isinstance(loaded.stored, GGUFWeights):
+    if quantize == "gguf" and not isinstance(loaded.stored, GGUFWeights | PackedWeights):
         raise OptionError(
             "quantize=gguf uses the integers of a .gguf file, and this model was not loaded from one: use int8-dynamic "
             "or load a .gguf file"

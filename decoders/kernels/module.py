@@ -7,7 +7,6 @@ torch's operations, which is simple, not fast. A model of a family outside FAMIL
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,9 +18,8 @@ from tot.decoders.errors import ModelError, reason
 from tot.decoders.kernels.native.shared_prefixes import Run
 from tot.decoders.machine import fit_torch
 from tot.decoders.models.families import FAMILIES
-from tot.decoders.models.kv_store import Store
 from tot.decoders.models.loaded import LoadedModel
-from tot.decoders.models.shapes import Array
+from tot.decoders.models.shapes import Array, Heads
 
 ATTENTION = "tot_packed"
 """The name under which transformers finds `packed_attention`."""
@@ -35,7 +33,8 @@ _COARSE_TOLERANCE = 0.2
 class Plan(NamedTuple):
     """The attention of one forward pass."""
 
-    store: Store
+    store: Tensor
+    """(layers, 2, kv_heads, slots, head_dim): keys and values."""
     write: Tensor
     """(rows,): the slot of each row."""
     branches: Sequence[tuple[int, Tensor]]
@@ -55,9 +54,8 @@ class TransformersForward:
         self._module: Any = model
         self._device = torch.device(loaded.device)
         self.weight_bytes: float = dtype.itemsize
-        self._store = Store((), ())
-        make = partial(torch.empty, dtype=dtype, device=self._device)
-        self._allocate = partial(Store.allocate, loaded.config, make=make)
+        self._config, self._dtype = loaded.config, dtype
+        self._store: Tensor | None = None
         self._own_attention = model.config._attn_implementation
         from transformers import AttentionInterface  # takes two seconds, which the backend in C does without
 
@@ -90,7 +88,8 @@ class TransformersForward:
         )
 
     def reserve(self, slots: int) -> None:
-        self._store = self._allocate(slots)
+        heads, layers = Heads.of(self._config), self._config.num_hidden_layers
+        self._store = torch.empty((layers, 2, heads.kv, slots, heads.dim), dtype=self._dtype, device=self._device)
 
     def cut(self, runs: Sequence[Run]) -> tuple[list[int], Sequence[tuple[int, Tensor]]]:
         paths = [torch.as_tensor(run.path, dtype=torch.int64, device=self._device) for run in runs]
@@ -98,6 +97,7 @@ class TransformersForward:
 
     @torch.inference_mode()
     def forward(self, rows: Array, keep: Array, pieces: Sequence[tuple[int, Tensor]]) -> Array:
+        assert self._store is not None
         fit_torch()
         tokens, positions, write = torch.as_tensor(rows, device=self._device)
         kept = torch.as_tensor(keep, device=self._device)
@@ -112,7 +112,7 @@ class TransformersForward:
         return logits
 
     def close(self) -> None:
-        self._store = Store((), ())
+        self._store = None
         self._module.set_attn_implementation(self._own_attention)
         self._module = None
 
@@ -138,7 +138,7 @@ def packed_attention(
     if plan is None:
         raise RuntimeError("this model is held by an Engine: call engine.close() before using it elsewhere")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    keys, values = plan.store.keys[layer], plan.store.values[layer]
+    keys, values = plan.store[layer]
     keys[:, plan.write], values[:, plan.write] = key[0], value[0]
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     parts = zip(torch.split(query[0], [rows for rows, _ in plan.branches], dim=1), plan.branches, strict=True)

@@ -1,4 +1,4 @@
-"""The config and the weights of the model in a GGUF file, in transformers' terms, for the families in FAMILIES.
+"""The model in a GGUF file: config, tokenizer and weights, in transformers' terms, for the families in FAMILIES.
 
 Files with features that the engine does not compute (long RoPE, extra or missing tensors) are refused.
 """
@@ -6,22 +6,25 @@ Files with features that the engine does not compute (long RoPE, extra or missin
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from ml_dtypes import bfloat16
+from numpy.typing import DTypeLike
 
-from tot.decoders.errors import ModelError
+from tot.decoders.errors import ModelError, reason
 from tot.decoders.models.config import DEFAULTS, model_config
 from tot.decoders.models.families import FAMILIES, GGUF_FAMILIES, family_of
-from tot.decoders.models.gguf_reader import GGUFFile
-from tot.decoders.models.gguf_tokenizer import end_tokens
+from tot.decoders.models.gguf_quants import QuantizedMatrix, read_floats, unpack
+from tot.decoders.models.gguf_reader import GGUFFile, read_gguf
+from tot.decoders.models.gguf_tokenizer import UnknownTokenizerError, build_tokenizer, end_tokens
+from tot.decoders.models.model_names import gguf_parts
 from tot.decoders.models.rotary import RotaryTable
-from tot.decoders.models.shapes import HEAD, SINKS, Array, Shape, weight_shapes
-from tot.decoders.models.stored_parts import fused_rows, stored_parts
+from tot.decoders.models.shapes import EMBEDDING, HEAD, SINKS, Array, Shape, weight_shapes
+from tot.decoders.models.tokenizer import Tokenizer
+from tot.decoders.models.weights import FIRST, Weights, fused_rows
 
-FIRST = 64
-"""Numbers of each matrix that a conversion without matrices keeps, to identify the model."""
 _LOCAL_ROPE = 10000.0
 """The RoPE base of Gemma 3's layers with a window (report, section 2.1). Not in files."""
 _SETTINGS = {
@@ -47,6 +50,150 @@ _FIXED = {"qwen3moe": {"norm_topk_prob": True}, "gpt-oss": {"attention_bias": Tr
 _FREQUENCIES = "rope_freqs.weight"
 _LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}
 """Layers of the models of 27B parameters, which scale attention by the hidden size."""
+
+
+class GGUFModel(NamedTuple):
+    """The model in a GGUF file."""
+
+    config: Any
+    tokenizer: Tokenizer
+    weights: GGUFWeights
+
+
+def open_gguf(path: Path, dtype: DTypeLike, integers: bool = False) -> GGUFModel:
+    """Open a GGUF file, or all parts of a model given one of them. `dtype` and `integers` are as for GGUFWeights.
+
+    Raises ModelError for a file that can't be read, and for a model that can't be run faithfully.
+    """
+    file = read_gguf(path)
+    try:
+        config, tokenizer = build_config(file), build_tokenizer(file.metadata)
+        return GGUFModel(config, tokenizer, GGUFWeights(file, config, dtype, integers, tokenizer))
+    except (ModelError, MemoryError):
+        raise
+    except UnknownTokenizerError as error:
+        raise refusal(file, str(error)) from error
+    except Exception as error:  # libraries raise various errors for missing or invalid metadata
+        cause = f"no {error}" if isinstance(error, KeyError) else reason(error)
+        raise ModelError(f"{file.path} is not a readable GGUF file ({cause}): download it again") from error
+
+
+class GGUFWeights(Weights):
+    """The weights of a GGUF file, dequantized and rounded to bfloat16, in `dtype`.
+
+    With `integers`, matrices are the integers or floats of the file, routers are exact, and so is every weight of a
+    file whose floats are wider than bfloat16; `dtype` is then float32. Raises ModelError if file and config differ.
+    """
+
+    def __init__(
+        self, file: GGUFFile, config: Any, dtype: DTypeLike, integers: bool, tokenizer: Tokenizer | None = None
+    ) -> None:
+        self.path, self.files = file.path, gguf_parts(file.path)
+        self.tokenizer = tokenizer
+        """The file's tokenizer, which is kept beside its packed weights."""
+        self.shapes = weight_shapes(config)
+        self.integers, self.quantized = integers, integers and file.matrices == "integers"
+        wide = integers and file.matrices == "float32"
+        self.exact_dtype: np.dtype[Any] = np.dtype(np.float32 if wide else bfloat16)
+        """The number format that holds all weights but quantized ones and routers exactly."""
+        self.dtype: np.dtype[Any] = self.exact_dtype if wide else np.dtype(dtype)
+        self._family, self._file, self._sources = family_of(config), file, sources_of(config)
+        if config.tie_word_embeddings:
+            self._sources[HEAD] = self._sources[EMBEDDING]
+        _check_tensors(file, self._sources)
+
+    def __getitem__(self, name: str) -> Array | QuantizedMatrix:
+        source = self._sources[name]
+        tensor = self._file.tensors[source.name]
+        router = self._family.experts is not None and name.endswith(f".{self._family.experts.router}.weight")
+        if self.integers and len(source.shape) == 2 and not router:
+            matrix = unpack(tensor)
+            return source.take(read_floats(tensor)) if matrix is None else matrix.map(source.take)
+        values = source.take(dequantized(tensor).reshape(source.shape))
+        if name.endswith((*(f"{stem}.weight" for stem in self._family.norms.values()), "model.norm.weight")):
+            values = values - self._family.norm_offset
+        if self.integers and router:
+            return values
+        return self._rounded(values)
+
+    def first(self, name: str) -> Array:
+        source = self._sources[name]
+        if len(source.shape) == 1:
+            return self.array(name)[:FIRST]
+        row = source.rows.start or 0
+        return self._rounded(dequantized(self._file.tensors[source.name], slice(row, row + 1))[0, :FIRST])
+
+    def _rounded(self, values: Array) -> Array:
+        return values.astype(self.exact_dtype, copy=False).astype(self.dtype, copy=False)
+
+
+class Source(NamedTuple):
+    """Where a GGUF file stores a weight."""
+
+    name: str
+    shape: Shape
+    """The shape of the tensor; the weights of all experts are one matrix (experts * outputs, inputs)."""
+    rows: slice = slice(None)
+    """The weight's part of the tensor."""
+    pairs: int = 0
+    """The number of heads whose adjacent dimensions are pairs for RoPE, where transformers rotates halves; 0: none."""
+
+    def take(self, values: Array) -> Array:
+        """Return the weight, from the tensor (outputs, ...)."""
+        part = values[self.rows]
+        if not self.pairs:
+            return part
+        return part.reshape(self.pairs, -1, 2, *part.shape[1:]).swapaxes(1, 2).reshape(part.shape)
+
+
+def sources_of(config: Any) -> dict[str, Source]:
+    """Return where a GGUF file stores each weight, by the weight's name in transformers."""
+    import gguf
+
+    family, shapes = family_of(config), weight_shapes(config)
+    architectures = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(architectures[family.gguf], config.num_hidden_layers)
+    fused = fused_rows(config)
+    sources = {}
+    for name, shape in shapes.items():
+        stored, rows, whole = fused.get(name, (name, slice(None), shape))
+        stem, _, suffix = (f"{stored}.weight" if stored.endswith(SINKS) else stored).rpartition(".")
+        pairs = 0
+        if family.adjacent_pairs and ".q_proj." in name:
+            pairs = config.num_attention_heads
+        elif family.adjacent_pairs and ".k_proj." in name:
+            pairs = config.num_key_value_heads
+        sources[name] = Source(f"{names.get_name(stem)}.{suffix}", whole, rows, pairs)
+    return sources
+
+
+def _check_tensors(file: GGUFFile, sources: dict[str, Source]) -> None:
+    """Raise ModelError unless the file has the tensors of the sources, in their shapes, and no others."""
+    missing = [source.name for source in sources.values() if source.name not in file.tensors]
+    extra = sorted(set(file.tensors) - {source.name for source in sources.values()} - {_FREQUENCIES})
+    if missing or extra:
+        raise refusal(file, f"it has no {missing[0]}" if missing else f"its tensor {extra[0]} is unknown")
+    for source in sources.values():
+        *outputs, inputs = file.shape(source.name)
+        shape = (math.prod(outputs), inputs) if len(source.shape) == 2 else (math.prod(outputs) * inputs,)
+        if shape != source.shape:
+            raise refusal(file, f"{source.name} has shape {(*outputs, inputs)}, not {source.shape}")
+
+
+def dequantized(tensor: Any, rows: slice = slice(None)) -> Array:
+    """Dequantize some rows of a `GGUFTensor` to float32: (rows, inputs), or (inputs,) for a vector."""
+    import gguf
+
+    data = tensor.data if tensor.data.ndim == 1 else tensor.data.reshape(-1, tensor.data.shape[-1])[rows]
+    return np.array(gguf.dequantize(data, tensor.tensor_type))
+
+
+def refusal(file: GGUFFile, cause: str) -> ModelError:
+    """Return the error for a file that the engine can't run faithfully."""
+    return ModelError(
+        f"{file.path} can't be used: {cause}. Give the model's hub id or a folder with safetensors, or run it in a "
+        "server, such as llama-server, and ask it with --decoder openai"
+    )
 
 
 def build_config(file: GGUFFile) -> Any:
@@ -141,103 +288,3 @@ def _check_frequencies(file: GGUFFile, config: Any) -> None:
     scaled, divisors = RotaryTable(config, config.rope_parameters).frequencies, dequantized(file.tensors[_FREQUENCIES])
     if divisors.shape != plain.shape or not np.allclose(plain / divisors, scaled, rtol=1e-3):
         raise refusal(file, "it uses scaled RoPE of a type that is not supported")
-
-
-class Source(NamedTuple):
-    """Where a GGUF file stores a weight."""
-
-    name: str
-    shape: Shape
-    """The shape of the tensor; the weights of all experts are one matrix (experts * outputs, inputs)."""
-    rows: slice = slice(None)
-    """The weight's part of the tensor."""
-    pairs: int = 0
-    """The number of heads whose adjacent dimensions are pairs for RoPE, where transformers rotates halves; 0: none."""
-
-    def take(self, values: Array) -> Array:
-        """Return the weight, from the tensor (outputs, ...)."""
-        part = values[self.rows]
-        if not self.pairs:
-            return part
-        return part.reshape(self.pairs, -1, 2, *part.shape[1:]).swapaxes(1, 2).reshape(part.shape)
-
-
-def sources_of(config: Any) -> dict[str, Source]:
-    """Return where a GGUF file stores each weight, by the weight's name in transformers."""
-    import gguf
-
-    family, shapes = family_of(config), weight_shapes(config)
-    architectures = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
-    names = gguf.get_tensor_name_map(architectures[family.gguf], config.num_hidden_layers)
-    fused = fused_rows(config)
-    sources = {}
-    for name, shape in shapes.items():
-        stored, rows, whole = fused.get(name, (name, slice(None), shape))
-        stem, _, suffix = (f"{stored}.weight" if stored.endswith(SINKS) else stored).rpartition(".")
-        pairs = 0
-        if family.adjacent_pairs and ".q_proj." in name:
-            pairs = config.num_attention_heads
-        elif family.adjacent_pairs and ".k_proj." in name:
-            pairs = config.num_key_value_heads
-        sources[name] = Source(f"{names.get_name(stem)}.{suffix}", whole, rows, pairs)
-    return sources
-
-
-def build_weights(file: GGUFFile, config: Any, matrices: bool = True) -> dict[str, Array]:
-    """Return all weights in bfloat16, as transformers stores them. Raises ModelError if file and model differ.
-
-    Without `matrices`, return the vectors, and only the first numbers of each matrix, by the names of weight_shapes."""
-    family, sources = family_of(config), sources_of(config)
-    if config.tie_word_embeddings:
-        del sources[HEAD]
-    missing = [source.name for source in sources.values() if source.name not in file.tensors]
-    extra = sorted(set(file.tensors) - {source.name for source in sources.values()} - {_FREQUENCIES})
-    if missing or extra:
-        raise refusal(file, f"it has no {missing[0]}" if missing else f"its tensor {extra[0]} is unknown")
-
-    parts, weights = stored_parts(config, ()), {}
-    norms = tuple(f"{stem}.weight" for stem in (*family.norms.values(), "model.norm"))
-    for name, source in sources.items():
-        *outputs, inputs = file.shape(source.name)
-        shape = (math.prod(outputs), inputs) if len(source.shape) == 2 else (math.prod(outputs) * inputs,)
-        if shape != source.shape:
-            raise refusal(file, f"{source.name} has shape {(*outputs, inputs)}, not {source.shape}")
-        tensor = file.tensors[source.name]
-        if not matrices and len(shape) == 2 and not is_router(name, config):
-            first = source.rows.start or 0
-            weights[name] = dequantized(tensor, slice(first, first + 1))[0, :FIRST].astype(bfloat16)
-            continue
-        values = source.take(dequantized(tensor).reshape(shape))
-        if name.endswith(norms):
-            values = values - family.norm_offset
-        if not matrices:
-            exact = is_router(name, config) or file.matrices == "float32"
-            weights[name] = values if exact else values.astype(bfloat16)
-            continue
-        part = parts[name]
-        stored = weights.setdefault(part.names[0], np.empty(part.shape, bfloat16))
-        view = part.view(stored)
-        view[...] = values.reshape(view.shape)
-    return weights
-
-
-def is_router(name: str, config: Any) -> bool:
-    """Return whether a weight is a router's matrix, which stays in float32."""
-    experts = family_of(config).experts
-    return experts is not None and name.endswith(f".{experts.router}.weight")
-
-
-def dequantized(tensor: Any, rows: slice = slice(None)) -> Array:
-    """Dequantize some rows of a `GGUFTensor` to float32: (rows, inputs), or (inputs,) for a vector."""
-    import gguf
-
-    data = tensor.data if tensor.data.ndim == 1 else tensor.data.reshape(-1, tensor.data.shape[-1])[rows]
-    return np.array(gguf.dequantize(data, tensor.tensor_type))
-
-
-def refusal(file: GGUFFile, cause: str) -> ModelError:
-    """Return the error for a file that the engine can't run faithfully."""
-    return ModelError(
-        f"{file.path} can't be used: {cause}. Give the model's hub id or a folder with safetensors, or run it in a "
-        "server, such as llama-server, and ask it with --decoder openai"
-    )

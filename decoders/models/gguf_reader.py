@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from tot.decoders.errors import ModelError, reason
-from tot.decoders.models.gguf_numbers import FLOATS, FORMATS
-from tot.decoders.models.gguf_parts import gguf_parts
+from tot.decoders.models.gguf_quants import FLOATS, FORMATS
+from tot.decoders.models.model_names import gguf_parts
 from tot.decoders.models.shapes import Array, Shape
 
 _MAX_LIST_ELEMENTS, _MAX_TENSORS, _MAX_DIMENSIONS = 2**22, 2**16, 4
@@ -61,11 +61,6 @@ class GGUFFile:
         """The format that holds all matrices exactly: "integers", "bfloat16" or "float32"."""
         kinds = {tensor.tensor_type.name for tensor in self.tensors.values() if len(tensor.shape) > 1}
         return "integers" if kinds.intersection(FORMATS) else "bfloat16" if kinds <= {"BF16"} else "float32"
-
-    def converted_bytes(self, matrices: bool = True) -> int:
-        """Return the bytes of the converted folder: two per weight, plus the size of a large tokenizer."""
-        shapes = [tensor.shape for tensor in self.tensors.values() if matrices or len(tensor.shape) == 1]
-        return 2 * sum(map(math.prod, shapes)) + 32 * 2**20
 
 
 class _Header:

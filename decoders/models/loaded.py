@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -96,12 +95,10 @@ class LoadedModel:
         head = sum(size for name, size in sizes.items() if name.startswith("lm_head."))
         return sum(sizes.values()) - head, head
 
-    @cached_property
+    @property
     def identity(self) -> str:
-        """A hash that identifies the model in any storage format: of the first numbers of each weight, as bfloat16."""
-        from tot.decoders.models.weights import hash_weights
-
-        return hash_weights(self.weights, bfloat16)
+        """A hash that identifies the model in any storage format."""
+        return self.weights.identity
 
 
 def end_ids(listed: Any) -> tuple[int, ...]:

@@ -24,16 +24,18 @@ from tot.decoders.errors import ModelError, OptionError, TotError, reason
 from tot.decoders.machine import free_in_limit, processor_flags
 from tot.decoders.models.config import model_config
 from tot.decoders.models.families import FAMILIES, Mixture
+from tot.decoders.models.gguf_model import open_gguf
 from tot.decoders.models.loaded import LoadedModel, dtype_of, end_ids, number_type
 from tot.decoders.models.model_names import find_model
 from tot.decoders.models.supported import check_supported, missing_weights, read_config
 from tot.decoders.models.tokenizer import Tokenizer
+from tot.decoders.models.weights import LANGUAGE_MODEL, FolderWeights, ModuleWeights, Weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 log = logging.getLogger(__name__)
-_LEAST = 2**27
+_MIN_FREE = 2**27
 """Bytes that opening a small model needs, most of them to parse its tokenizer."""
 DTYPES = {
     "auto": None,
@@ -52,7 +54,6 @@ def load_model(
     tokenizer: Any = None,
     dtype: str = "auto",
     device: str = "auto",
-    cache_dir: Path | None = None,
 ) -> LoadedModel:
     """Load a model as a transformers module, and its tokenizer.
 
@@ -63,13 +64,12 @@ def load_model(
         dtype: A key of DTYPES. "auto" is bfloat16 if the device computes in it, otherwise float32; a model object keeps
             its dtype. "bf16" is computed in float32 on a CPU without bfloat16 products.
         device: "auto", "cpu", "cuda" or "cuda:N". With "auto", a model object keeps its device.
-        cache_dir: Replaces $TOT_CACHE.
 
     Raises:
         ModelError: The model can't be found, read or run.
         OptionError: The dtype, device or tokenizer is invalid.
     """
-    loaded = open_model(name, tokenizer=tokenizer, dtype=dtype, device=device, cache_dir=cache_dir)
+    loaded = open_model(name, tokenizer=tokenizer, dtype=dtype, device=device)
     loaded.module = loaded.model
     return loaded
 
@@ -80,12 +80,11 @@ def open_model(
     tokenizer: Any = None,
     dtype: str = "auto",
     device: str = "auto",
-    cache_dir: Path | None = None,
-    unread: bool = False,
+    integers: bool = False,
 ) -> LoadedModel:
     """Open a model like `load_model`, but load its weights and its module only when they are first used.
 
-    `unread` keeps the quantized integers of a .gguf file; use it only for an Engine with quantize="gguf"."""
+    With `integers`, the weights of a .gguf file are its quantized integers, for an Engine with quantize="gguf"."""
     on_device = resolve_device(device)
     if not isinstance(name, str | Path):
         if tokenizer is None:
@@ -97,14 +96,12 @@ def open_model(
         return LoadedModel.of(placed, tokenizer, title)
     weight_type = resolve_dtype(dtype, on_device)
     source = find_model(name)
-    if (free := free_in_limit()) < _LEAST:  # a parser of tokenizers ends the process if an allocation fails
-        raise ModelError(
-            f"{free / 2**20:.0f} MiB of the process's memory are free, and opening {name} needs {_LEAST / 2**20:.0f}: "
-            "raise its limit (ulimit -v)"
-        )
+    check_room(name)
     if source.is_dir():
         return _open_folder(source, str(name), weight_type, on_device, tokenizer)
-    return _open_gguf(source, str(name), weight_type, on_device, tokenizer, cache_dir, unread)
+    config, own_tokenizer, weights = open_gguf(source, weight_type, integers)
+    tokenizer = own_tokenizer if tokenizer is None else tokenizer
+    return of_gguf(config, tokenizer, weights, str(name), weights.dtype, on_device)
 
 
 def resolve_device(device: str) -> str:
@@ -154,47 +151,23 @@ def _cpu_computes_in_bf16() -> bool:
     return not limited and bool({"avx512_bf16", "amx_bf16", "bf16"} & processor_flags())
 
 
-def _open_gguf(
-    path: Path,
-    name: str,
-    dtype: np.dtype[Any],
-    device: str,
-    tokenizer: Any,
-    cache_dir: Path | None,
-    unread: bool,
-) -> LoadedModel:
-    from tot.decoders.models.gguf_cache import cache_folder, cached_model
-
-    root, source, build = (cache_dir or cache_folder()) / "models", path if unread else None, ""
-
-    def open_cached(distrust: str | None = None) -> LoadedModel:
-        nonlocal build
-        cached = cached_model(path, root, distrust, matrices=not unread)
-        build = cached.build
-        loaded = _open_folder(cached.folder, name, dtype, device, tokenizer, source)
-        if loaded.stored is None:
-            loaded.module = loaded.model
-        return loaded
-
-    try:
-        return open_cached()
-    except ModelError:  # unreadable despite a valid manifest: convert again, once
-        if not build:
-            raise
-        return open_cached(distrust=build)
+def check_room(name: str | Path) -> None:
+    """Raise ModelError if too little memory is free: a parser of tokenizers ends the process if an allocation fails."""
+    if (free := free_in_limit()) < _MIN_FREE:
+        raise ModelError(
+            f"{free / 2**20:.0f} MiB of the process's memory are free, and opening {name} needs "
+            f"{_MIN_FREE / 2**20:.0f}: raise its limit (ulimit -v)"
+        )
 
 
-def _open_folder(
-    folder: Path,
-    name: str,
-    dtype: np.dtype[Any],
-    device: str,
-    tokenizer: Any,
-    unread: Path | None = None,
-) -> LoadedModel:
-    """Open a folder in transformers format. Weights of a converted GGUF file may remain in the file `unread`."""
-    from tot.decoders.models.weights import FolderWeights, GGUFWeights, Weights
+def of_gguf(config: Any, tokenizer: Any, weights: Weights, name: str, dtype: np.dtype[Any], device: str) -> LoadedModel:
+    """Return the model of a GGUF file, whose module is loaded from the file when it is first used."""
+    load = partial(_load_gguf_module, weights.files[0], name, dtype, device)
+    return LoadedModel(config, tokenizer, name, dtype, device, end_ids(config.eos_token_id), load=load, stored=weights)
 
+
+def _open_folder(folder: Path, name: str, dtype: np.dtype[Any], device: str, tokenizer: Any) -> LoadedModel:
+    """Open a folder in transformers format."""
     settings = read_config(folder)
     check_supported(settings)
     if problem := missing_weights(folder):
@@ -207,10 +180,6 @@ def _open_folder(
         check_supported(config)  # again, with the defaults that config.json leaves out
         if config.model_type in FAMILIES:
             Mixture.of(config)  # refuses impossible sizes
-        if unread is not None:
-            stored = GGUFWeights(unread, folder, config, dtype)
-            dtype = stored.dtype
-        elif config.model_type in FAMILIES:
             with suppress(LookupError):  # transformers accepts more weight names
                 stored = FolderWeights(folder, config, dtype)
         ends = _end_ids(folder, config)
@@ -218,10 +187,7 @@ def _open_folder(
         raise
     except Exception as error:  # three libraries read these files, and tokenizers raises plain Exception
         raise unreadable(name, error) from error
-    if unread is None:
-        load = partial(_load_module, folder, name, dtype, device)
-    else:
-        load = partial(_load_whole_gguf, unread, folder.parent.parent, dtype, device, tokenizer)
+    load = partial(_load_module, folder, name, dtype, device)
     return LoadedModel(config, tokenizer, name, dtype, device, ends, load=load, stored=stored)
 
 
@@ -258,8 +224,6 @@ def _load_module(folder: Path, name: str, dtype: np.dtype[Any], device: str) -> 
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from tot.decoders.models.weights import LANGUAGE_MODEL
-
     try:
         with quiet_transformers():
             config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -282,9 +246,21 @@ def _load_module(folder: Path, name: str, dtype: np.dtype[Any], device: str) -> 
     return _place(model, name, dtype, device)
 
 
-def _load_whole_gguf(path: Path, cache_dir: Path, dtype: np.dtype[Any], device: str, tokenizer: Any) -> Any:
-    """Load the module of a GGUF file, with converted weights."""
-    return load_model(path, tokenizer=tokenizer, dtype=dtype.name, device=device, cache_dir=cache_dir).module
+def _load_gguf_module(path: Path, name: str, dtype: np.dtype[Any], device: str) -> Any:
+    """Load the module of a GGUF file, with its weights rounded to bfloat16."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    from transformers.initialization import no_init_weights
+
+    config, _, weights = open_gguf(path, dtype)
+    with quiet_transformers(), no_init_weights():
+        settings = AutoConfig.for_model(config.model_type).from_dict(vars(config))
+        module = AutoModelForCausalLM.from_config(settings, dtype=getattr(torch, dtype.name))
+    module.tie_weights()
+    ModuleWeights(module).assign(weights)
+    ends = {name: getattr(config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    module.generation_config = GenerationConfig(**ends)
+    return _place(module, name, dtype, device)
 
 
 def unreadable(name: str, error: Exception) -> ModelError:

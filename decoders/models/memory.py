@@ -10,12 +10,13 @@ from typing import NamedTuple
 from tot.decoders.errors import ModelError
 from tot.decoders.models.gguf_model import build_config
 from tot.decoders.models.gguf_reader import read_gguf
-from tot.decoders.models.kv_store import MOST_TOKENS
 from tot.decoders.models.loading import read_whole_config, resolve_dtype, unreadable
 from tot.decoders.models.model_names import find_model
 from tot.decoders.models.shapes import slot_bytes
 from tot.decoders.models.supported import check_supported, read_config
 
+MAX_TOKENS = 2**20
+"""Limit of the default budget: a search needs fewer tokens, and each takes space in the cache's tables."""
 _MIN_TOKENS = 4096
 """Tokens of keys and values that each model needs at least: a prompt with demonstrations and a few samples."""
 
@@ -65,7 +66,7 @@ def check_memory(needs: Sequence[Need], free: int) -> None:
 
 def split_budget(needs: Sequence[Need], room: int) -> list[str]:
     """Split `room` bytes of keys and values into a budget for each model, of equally many tokens."""
-    tokens = min(MOST_TOKENS, max(_MIN_TOKENS, room // sum(need.slot for need in needs)))
+    tokens = min(MAX_TOKENS, max(_MIN_TOKENS, room // sum(need.slot for need in needs)))
     return [f"{max(tokens * need.slot // 1024, 1)}KiB" for need in needs]
 
 

@@ -20,7 +20,6 @@ from typing import Literal
 
 from tot.decoders.errors import ModelError, reason, unknown
 from tot.decoders.models.families import FAMILIES
-from tot.decoders.models.gguf_parts import gguf_parts
 from tot.decoders.models.supported import check_supported, missing_weights, read_config
 
 log = logging.getLogger(__name__)
@@ -28,6 +27,7 @@ SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]  # the files of a hub re
 OTHER_FORMATS = ["*/*", "consolidated*"]  # copies of the weights for other programs
 HUB_TIMEOUT = 10.0  # seconds in which the hub must begin to answer
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _GGUF_HEAD = 2**26
 """Maximum bytes of the metadata at the beginning of a GGUF file, including the vocabulary."""
 _GGUF_TEXT = 8
@@ -107,6 +107,24 @@ def find_model(name: str | Path) -> Path:
     raise ModelError(f"{unknown('model', text, KNOWN_MODELS)}; or a hub id (org/name), a folder or a .gguf file")
 
 
+def gguf_parts(path: Path) -> list[Path]:
+    """Return all files of a model in order, given any one of them: `name-00001-of-00003.gguf` and so on, or one file.
+
+    Raises ModelError if a part is missing.
+    """
+    match = _PART.fullmatch(path.name)
+    if match is None or not 1 <= int(match[2]) <= int(match[3]):
+        return [path]
+    parts = [path.with_name(f"{match[1]}-{number:05}-of-{match[3]}.gguf") for number in range(1, int(match[3]) + 1)]
+    if missing := [part.name for part in parts if not part.is_file()]:
+        more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
+        raise ModelError(
+            f"{path} is one of {len(parts):,} parts of a model, and {missing[0]}{more} are missing: download all parts "
+            "to one folder"
+        )
+    return parts
+
+
 def _from_hub(hub_id: str, advice: str) -> Path:
     """Return the folder of a hub repository in the hub cache. Downloads it if it is incomplete.
 
@@ -176,11 +194,8 @@ def gguf_text(path: Path, key: str) -> str:
         return data[at + 8 : at + 8 + min(length, _GGUF_HEAD)].decode(errors="replace")
 
 
-def list_models(cache_dir: Path | None = None) -> list[ModelEntry]:
-    """List the models that need no download: known models and the hub cache.
-
-    `cache_dir` replaces $TOT_CACHE. Imports neither torch nor transformers.
-    """
+def list_models() -> list[ModelEntry]:
+    """List the models that need no download: known models and the hub cache. Imports neither torch nor transformers."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 

@@ -145,11 +145,15 @@ class Tokenizer:
             self.chat_template, messages=turns, add_generation_prompt=add_generation_prompt, **self.special_tokens_map
         )
 
+    def to_json(self) -> str:
+        """Return the content of a tokenizer.json."""
+        return _compact(self.backend_tokenizer.to_str())
+
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the files that `read` and transformers read into a folder, which is created."""
         place = Path(folder)
         place.mkdir(parents=True, exist_ok=True)
-        (place / _FILE).write_text(_compact(self.backend_tokenizer.to_str()), encoding="utf-8")
+        (place / _FILE).write_text(self.to_json(), encoding="utf-8")
         settings = {**self.settings, "tokenizer_class": "PreTrainedTokenizerFast"}
         if (template := settings.pop("chat_template", None)) is not None:
             (place / _TEMPLATE).write_text(template, encoding="utf-8")

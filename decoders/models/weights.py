@@ -1,7 +1,6 @@
-"""A model's weights by their names in transformers, read lazily.
+"""A model's weights by their names in transformers, read lazily from a transformers module or safetensors files.
 
-They are read from a transformers module, a folder of safetensors files, or a GGUF file. The last two need no module: a
-backend that packs weights reads each once.
+The weights in files need no module: a backend that packs weights reads each once. A GGUF file's are in `gguf_model.py`.
 """
 
 from __future__ import annotations
@@ -9,33 +8,33 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from ml_dtypes import bfloat16
 from numpy.typing import DTypeLike
 
 from tot.decoders.errors import ModelError, reason
-from tot.decoders.models.families import FAMILIES
-from tot.decoders.models.gguf_model import FIRST, Source, is_router, sources_of
-from tot.decoders.models.gguf_numbers import Whole, floats_of, numbers_of
-from tot.decoders.models.gguf_parts import gguf_parts
-from tot.decoders.models.gguf_reader import GGUFFile, read_gguf
-from tot.decoders.models.shapes import EMBEDDING, HEAD, Array, Shape, weight_shapes
-from tot.decoders.models.stored_parts import Part, stored_parts
+from tot.decoders.models.families import FAMILIES, Mixture, family_of
+from tot.decoders.models.gguf_quants import QuantizedMatrix
+from tot.decoders.models.shapes import EMBEDDING, EXPERTS, HEAD, Array, Shape, weight_shapes
+
+FIRST = 64
+"""Numbers of each weight that identify a model."""
 
 
-class Weights(Mapping[str, "Array | Whole"]):
+class Weights(Mapping[str, "Array | QuantizedMatrix"]):
     """Weights by name."""
 
     shapes: Mapping[str, Shape]
     files: Sequence[Path] = ()
     """The files that hold the weights, if they are in files."""
     quantized: bool = False
-    """Whether a matrix is stored as integers."""
+    """Whether a matrix is a QuantizedMatrix."""
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.shapes)
@@ -48,14 +47,28 @@ class Weights(Mapping[str, "Array | Whole"]):
 
     def first(self, name: str) -> Array:
         """Return the first numbers of a weight: (FIRST,), or fewer if it is smaller."""
-        value = self[name]
-        return (value[:1].floats() if isinstance(value, Whole) else value).reshape(-1)[:FIRST]
+        return self.array(name).reshape(-1)[:FIRST]
 
     def array(self, name: str) -> Array:
         """Return a weight that is not stored as integers."""
         value = self[name]
         assert isinstance(value, np.ndarray), name
         return value
+
+    @cached_property
+    def identity(self) -> str:
+        """A hash that identifies the model in any storage format: of the first numbers of each weight, as bfloat16."""
+        return hash_weights(self, bfloat16)
+
+
+def hash_weights(weights: Weights, dtype: DTypeLike | None = None) -> str:
+    """Return a SHA-256 of the first numbers of each weight, optionally converted to `dtype`."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        digest.update(f"{name} {weights.shapes[name]}".encode())
+        numbers = weights.first(name)
+        digest.update((numbers if dtype is None else numbers.astype(dtype)).tobytes())
+    return digest.hexdigest()
 
 
 class ModuleWeights(Weights):
@@ -77,11 +90,23 @@ class ModuleWeights(Weights):
     def __getitem__(self, name: str) -> Array:
         import torch
 
-        part = self._parts[name]
-        weight = part.view(self._parameters[part.names[0]].detach().cpu()).reshape(self.shapes[name])
+        weight = self._view(name).cpu().reshape(self.shapes[name])
         if weight.dtype == torch.bfloat16:  # numpy has no such type of its own
             return np.asarray(weight.contiguous().view(torch.uint16).numpy().view(bfloat16))
         return np.asarray(weight.numpy())
+
+    def assign(self, weights: Weights) -> None:
+        """Copy other weights of the same names and shapes into the module."""
+        import torch
+
+        for name in weights:
+            view, values = self._view(name), weights.array(name)
+            tensor = torch.from_numpy(np.ascontiguousarray(values, np.float32))
+            view.copy_(tensor.reshape(view.shape))
+
+    def _view(self, name: str) -> Any:
+        part = self._parts[name]
+        return part.view(self._parameters[part.names[0]].detach())
 
 
 class FolderWeights(Weights):
@@ -153,68 +178,77 @@ def _check_shape(name: str, actual: Shape, expected: Shape) -> None:
         raise ModelError(f"the shape of {name} is {actual}, and config.json says {expected}: download the model again")
 
 
-class GGUFWeights(Weights):
-    """The weights of the GGUF file at `path`, whose conversion without matrices is in `folder`.
+class Part(NamedTuple):
+    """A weight as a part of one tensor that transformers stores, or as several tensors one after another."""
 
-    Matrices are the integers or floats of the file. Vectors are in `dtype`, or in float32 if bfloat16 does not hold
-    the floats. Raises ModelError if the conversion does not match the config.
-    """
-
-    def __init__(self, path: Path, folder: Path, config: Any, dtype: DTypeLike) -> None:
-        from safetensors import safe_open
-
-        self.folder = folder
-        """The folder for packed weights."""
-        self.shapes = weight_shapes(config)
-        self.files = [*gguf_parts(path), folder / "model.safetensors"]
-        self._path, self._config = path, config
-        with safe_open(folder / "model.safetensors", "np") as file:
-            stored: dict[str, Array] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            matrices = file.metadata().get("matrices", "integers")
-        self.quantized = matrices == "integers"
-        self.dtype: np.dtype[Any] = np.dtype(np.float32 if matrices == "float32" else dtype)
-        if config.tie_word_embeddings and EMBEDDING in stored:
-            stored[HEAD] = stored[EMBEDDING]
-        for name, shape in self.shapes.items():
-            value = stored.get(name)
-            whole = len(shape) == 1 or is_router(name, config)
-            if value is None or (value.shape != shape if whole else value.ndim != 1):
-                raise ModelError(f"the weight {name} is missing, or its shape differs from config.json")
-        routers = {name: stored[name] for name in self.shapes if is_router(name, config)}
-        self._stored = {name: stored[name].astype(self.dtype) for name in self.shapes} | routers
-        """Vectors, routers, and the first numbers of matrices."""
-
-    @cached_property
-    def _file(self) -> GGUFFile:
-        return read_gguf(self._path)
-
-    @cached_property
-    def _sources(self) -> dict[str, Source]:
-        return sources_of(self._config)
-
-    def __getitem__(self, name: str) -> Array | Whole:
-        if self._stored[name].shape == self.shapes[name]:
-            return self._stored[name]
-        source = self._sources[EMBEDDING if name == HEAD and self._config.tie_word_embeddings else name]
-        tensor = self._file.tensors[source.name]
-        whole = numbers_of(tensor)
-        if whole is None:
-            return source.take(floats_of(tensor))
-        return whole.each(source.take)
-
-    def first(self, name: str) -> Array:
-        return self._stored[name].reshape(-1)[:FIRST]
-
-    def close_file(self) -> None:
-        """Unmap the file until a matrix is read again."""
-        vars(self).pop("_file", None)
+    names: tuple[str, ...]
+    shape: Shape
+    """The shape of each stored tensor."""
+    view: Callable[[Any], Any] = lambda stored: stored
+    """Return a view of a stored array of numpy or torch; its numbers, in order, are the weight's."""
 
 
-def hash_weights(weights: Weights, dtype: DTypeLike | None = None) -> str:
-    """Return a SHA-256 of the first numbers of each weight, optionally converted to `dtype`."""
-    digest = hashlib.sha256()
-    for name in sorted(weights):
-        digest.update(f"{name} {weights.shapes[name]}".encode())
-        numbers = weights.first(name)
-        digest.update((numbers if dtype is None else numbers.astype(dtype)).tobytes())
-    return digest.hexdigest()
+def stored_parts(config: Any, names: Container[str]) -> dict[str, Part]:
+    """Return where each weight is stored, by name. `names` are the stored tensors: some families have two layouts."""
+    mixture, shapes = Mixture.of(config), weight_shapes(config)
+    parts = {name: Part((name,), shape) for name, shape in shapes.items()}
+    parts |= {
+        name: Part((stored,), shape, itemgetter(rows)) for name, (stored, rows, shape) in fused_rows(config).items()
+    }
+    if mixture is not None:
+        for number in range(config.num_hidden_layers):
+            parts |= _expert_parts(f"model.layers.{number}.{EXPERTS}.", config, mixture, names)
+    return parts
+
+
+def fused_rows(config: Any) -> dict[str, tuple[str, slice, Shape]]:
+    """Return the weights that are rows of a larger one: its name, the rows, and its shape, by name."""
+    family, shapes = family_of(config), weight_shapes(config)
+    fused: dict[str, tuple[str, slice, Shape]] = {}
+    for number in range(config.num_hidden_layers):
+        for stored, stems in family.fused.items():
+            names, first = [f"model.layers.{number}.{stem}.weight" for stem in stems], 0
+            whole = (sum(shapes[name][0] for name in names), shapes[names[0]][1])
+            for name in names:
+                rows = slice(first, first := first + shapes[name][0])
+                fused[name] = (f"model.layers.{number}.{stored}.weight", rows, whole)
+    return fused
+
+
+def _of_experts(stored: Any, part: slice = slice(None), transposed: bool = False) -> Any:
+    """Return a view of the gates, or of the ups, of all experts, which follow each other or are stored in turn."""
+    if transposed:  # (experts, inputs, outputs)
+        stored = stored.swapaxes(1, 2)
+    return stored[:, part]
+
+
+def _expert_parts(place: str, config: Any, mixture: Mixture, names: Container[str]) -> dict[str, Part]:
+    """Return where the experts of one layer are stored: one tensor for each kind of layer, or for each expert."""
+    experts = family_of(config).experts
+    assert experts is not None
+    count, inner, hidden = mixture.experts, mixture.inner, config.hidden_size
+    if f"{place}0.gate_proj.weight" in names:
+        shapes = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+        return {
+            f"{place}{name}_proj.weight": Part(
+                tuple(f"{place}{expert}.{name}_proj.weight" for expert in range(count)), shape
+            )
+            for name, shape in shapes.items()
+        }
+    turned = experts.transposed
+    both = (hidden, 2 * inner) if turned else (2 * inner, hidden)
+    gates, ups = (slice(0, None, 2), slice(1, None, 2)) if turned else (slice(inner), slice(inner, None))
+    gate_up, down = (f"{place}gate_up_proj",), (f"{place}down_proj",)
+    parts = {
+        f"{place}gate_proj.weight": Part(gate_up, (count, *both), partial(_of_experts, part=gates, transposed=turned)),
+        f"{place}up_proj.weight": Part(gate_up, (count, *both), partial(_of_experts, part=ups, transposed=turned)),
+        f"{place}down_proj.weight": Part(
+            down, (count, inner, hidden) if turned else (count, hidden, inner), partial(_of_experts, transposed=turned)
+        ),
+    }
+    if experts.biased:
+        stored = (f"{place}gate_up_proj_bias",), (count, 2 * inner)
+        parts[f"{place}gate_proj.bias"] = Part(*stored, partial(_of_experts, part=gates))
+        parts[f"{place}up_proj.bias"] = Part(*stored, partial(_of_experts, part=ups))
+        parts[f"{place}down_proj.bias"] = Part((f"{place}down_proj_bias",), (count, hidden), _of_experts)
+    return parts

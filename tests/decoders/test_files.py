@@ -1,4 +1,4 @@
-"""Files: fingerprints that detect damage, and checks of who could have written a file."""
+"""Files: checks of who could have written a file, and atomic writes."""
 
 from __future__ import annotations
 
@@ -8,51 +8,9 @@ from pathlib import Path
 import pytest
 
 from tot.decoders import TaskError
-from tot.decoders.files import fingerprint, others_could_write, replacing, write_json, write_text
+from tot.decoders.files import others_could_write, replacing, write_json, write_text
 
-MIB = 2**20
-LARGE = 17 * MIB
 WRITABLE = "can be written to by others"
-
-
-@pytest.mark.parametrize("size", [1, 100, MIB, LARGE])
-def test_a_fingerprint_depends_on_the_size_and_is_stable(tmp_path: Path, size: int) -> None:
-    path = tmp_path / "file"
-    prints = []
-    for length in (size, size, size - 1, size + 1):
-        path.touch()
-        os.truncate(path, 0)
-        os.truncate(path, length)
-        prints.append(fingerprint(path))
-    assert prints[0] == prints[1]
-    assert len(set(prints)) == 3
-
-
-@pytest.mark.parametrize(
-    ("size", "place"),
-    [(1, 0), (5000, 4999), (MIB, MIB // 2), (LARGE, 0), (LARGE, MIB - 1), (LARGE, MIB), (LARGE, 16 * MIB + 4095)],
-)
-def test_one_changed_byte_in_the_read_parts_changes_a_fingerprint(tmp_path: Path, size: int, place: int) -> None:
-    """Files up to 16 MiB are read whole. Of larger files, the first MiB and the first page of each later MiB are
-    read."""
-    path = tmp_path / "file"
-    path.write_bytes(bytes(size))
-    before = fingerprint(path)
-    with path.open("r+b") as file:
-        file.seek(place)
-        file.write(b"\x01")
-    assert fingerprint(path) != before
-
-
-def test_zeroed_parts_of_a_large_file_change_its_fingerprint(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"weights." * (LARGE // 8))
-    before = fingerprint(path)
-    for start in (0, 5 * MIB, LARGE - MIB):
-        content = bytearray(b"weights." * (LARGE // 8))
-        content[start : start + MIB] = bytes(MIB)
-        path.write_bytes(content)
-        assert fingerprint(path) != before
 
 
 @pytest.mark.parametrize(

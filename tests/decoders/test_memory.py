@@ -57,7 +57,7 @@ def test_a_closed_engine_holds_no_keys_and_values(make_model: Callable[..., Any]
     engine.close()
     backend: Any = engine.runner.backend
     assert not any(isinstance(one, np.ndarray) and one.size for one in vars(backend).values())
-    assert not any(backend._store)
+    assert not backend._store
 
 
 def test_closing_twice_does_not_affect_the_models_next_engine(make_model: Callable[..., Any], tokenizer: Any) -> None:
@@ -79,7 +79,7 @@ def test_the_kv_budget_depends_on_the_free_memory(
     with Engine(loaded) as engine:
         slot = engine.runner.slot_bytes
         assert free / 4 - slot < engine.cache.capacity * slot <= free / 4
-    monkeypatch.setattr(runner, "MOST_TOKENS", 100)
+    monkeypatch.setattr(runner, "MAX_TOKENS", 100)
     with Engine(loaded) as engine:
         assert engine.cache.capacity == 100
 

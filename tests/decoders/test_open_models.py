@@ -18,6 +18,8 @@ from tot.decoders.engine import open_models
 from tot.decoders.engine.open_models import shared_engines
 from tot.decoders.kernels.native.compiling import LEVELS
 
+Loads = list[tuple[str, str | None]]
+"""The device and the quantization of each load."""
 ASKED = [Request(prompt="on and on", sampling=Sampling(max_tokens=6, temperature=1.0, ignore_eos=True))]
 
 
@@ -31,13 +33,13 @@ def _closed() -> Iterator[None]:
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the loaded models."""
     seen: list[str] = []
-    load = open_models.open_model
+    load = open_models.open_packed
 
     def counted(model: Any, **options: Any) -> Any:
         seen.append(Path(str(model)).name)
         return load(model, **options)
 
-    monkeypatch.setattr(open_models, "open_model", counted)
+    monkeypatch.setattr(open_models, "open_packed", counted)
     return seen
 
 
@@ -140,15 +142,15 @@ def test_decoders_on_one_engine_share_a_named_draft(saved: Callable[..., str], m
 
 
 @pytest.fixture
-def load_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
-    """The device of each load, and whether matrices stay in the file. Nothing is loaded, and one CUDA device exists."""
-    seen: list[tuple[str, bool]] = []
+def load_calls(monkeypatch: pytest.MonkeyPatch) -> Loads:
+    """The loads so far. Nothing is loaded, and one CUDA device exists."""
+    seen: Loads = []
 
-    def load(model: Any, *, device: str, unread: bool, **options: Any) -> Any:
-        seen.append((device, unread))
+    def load(model: Any, *, device: str, quantize: str | None, **options: Any) -> Any:
+        seen.append((device, quantize))
         raise ModelError("asked for")
 
-    monkeypatch.setattr(open_models, "open_model", load)
+    monkeypatch.setattr(open_models, "open_packed", load)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(open_models, "level", lambda: LEVELS[0])
@@ -169,51 +171,57 @@ def gguf_of(tmp_path: Path) -> Callable[[str], Path]:
 
 
 @pytest.mark.parametrize(
-    ("device", "architecture", "options", "unread"),
+    ("device", "architecture", "options", "expected"),
     [
-        *[("cpu", name, {}, True) for name in ("llama", "qwen2", "qwen3")],
-        *[("auto", "qwen2", {}, True), ("cuda", "qwen2", {}, False), ("cuda:0", "llama", {}, False)],
-        *[("cpu", "gemma3", {}, True), ("cpu", "mamba", {}, False), ("cuda", "gemma3", {}, False)],
-        *[("cpu", "qwen2", {"dtype": "fp32"}, False), ("cpu", "qwen2", {"quantize": "none"}, False)],
-        *[("cpu", "qwen2", {"quantize": "int8-dynamic"}, False), ("cpu", "qwen2", {"quantize": "gguf"}, True)],
-        ("cuda", "qwen2", {"quantize": "none"}, False),
+        *[("cpu", name, {}, "gguf") for name in ("llama", "qwen2", "qwen3")],
+        *[("auto", "qwen2", {}, "gguf"), ("cuda", "qwen2", {}, None), ("cuda:0", "llama", {}, None)],
+        *[("cpu", "gemma3", {}, "gguf"), ("cpu", "mamba", {}, None), ("cuda", "gemma3", {}, None)],
+        *[("cpu", "qwen2", {"dtype": "fp32"}, None), ("cpu", "qwen2", {"quantize": "none"}, None)],
+        *[
+            ("cpu", "qwen2", {"quantize": "int8-dynamic"}, "int8-dynamic"),
+            ("cpu", "qwen2", {"quantize": "gguf"}, "gguf"),
+        ],
+        ("cuda", "qwen2", {"quantize": "none"}, None),
     ],
 )
 def test_a_gguf_file_is_loaded_once_in_the_form_for_its_device(
-    load_calls: list[tuple[str, bool]],
+    load_calls: Loads,
     gguf_of: Callable[[str], Path],
     device: str,
     architecture: str,
     options: dict[str, Any],
-    unread: bool,
+    expected: str | None,
 ) -> None:
     with pytest.raises(ModelError, match="asked for"):
         open_models.open_engine(gguf_of(architecture), device=device, **options)
-    assert load_calls == [(device, unread)]
+    assert load_calls == [(device, expected)]
 
 
-@pytest.mark.parametrize(("quantize", "unread"), [("auto", False), ("gguf", True)])
+@pytest.mark.parametrize(("quantize", "expected"), [("auto", None), ("gguf", "gguf")])
 def test_the_embedded_model_is_computed_in_floating_point_by_default(
-    load_calls: list[tuple[str, bool]], smollm2: str, quantize: Any, unread: bool
+    load_calls: Loads, smollm2: str, quantize: Any, expected: str | None
 ) -> None:
     with pytest.raises(ModelError, match="asked for"):
         open_models.open_engine(smollm2, device="cpu", quantize=quantize)
-    assert load_calls == [("cpu", unread)]
+    assert load_calls == [("cpu", expected)]
 
 
 @pytest.mark.parametrize("lacking", ["level", "library"])
 def test_without_kernels_a_gguf_file_is_loaded_once_and_completely(
-    load_calls: list[tuple[str, bool]], gguf_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, lacking: str
+    load_calls: Loads,
+    gguf_of: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    lacking: str,
 ) -> None:
     monkeypatch.setattr(open_models, lacking, lambda *names: None)
     with pytest.raises(ModelError, match="asked for"):
         open_models.open_engine(gguf_of("qwen2"), device="cpu")
-    assert load_calls == [("cpu", False)]
+    assert load_calls == [("cpu", None)]
 
 
 @pytest.mark.parametrize("quantize", ["gguf", "int8-dynamic"])
 def test_quantized_weights_on_cuda_are_refused_before_loading(
-    load_calls: list[tuple[str, bool]], gguf_of: Callable[[str], Path], quantize: Any
+    load_calls: Loads, gguf_of: Callable[[str], Path], quantize: Any
 ) -> None:
     message = f"quantize={quantize} runs on the CPU only, and the device is cuda: leave quantize out"
     with pytest.raises(OptionError, match=message):
@@ -222,9 +230,12 @@ def test_quantized_weights_on_cuda_are_refused_before_loading(
 
 
 def test_a_model_object_on_the_cpu_can_be_quantized_beside_a_gpu(
-    load_calls: list[tuple[str, bool]], make_model: Callable[..., Any], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+    load_calls: Loads,
+    make_model: Callable[..., Any],
+    tokenizer: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ModelError, match="asked for"):
         open_models.open_engine(make_model(), tokenizer, quantize="int8-dynamic")
-    assert load_calls == [("auto", False)]
+    assert load_calls == [("auto", "int8-dynamic")]

@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from tot.decoders import LocalDecoder, load_decoder
-from tot.decoders.models.gguf_cache import cache_folder, cached_model
+from tot.decoders.models.loading import load_model
 from tot.decoders.models.model_names import find_model
 
 _TAIL_LINES = 40
@@ -106,9 +106,12 @@ def _free_port() -> int:
 
 
 @pytest.fixture(scope="session")
-def weights(smollm2: str) -> Path:
+def weights(smollm2: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """SmolLM2 as a folder in transformers format."""
-    return cached_model(find_model(smollm2), cache_folder() / "models").folder
+    folder, loaded = tmp_path_factory.mktemp("smollm2"), load_model(smollm2, device="cpu")
+    loaded.model.save_pretrained(folder)
+    loaded.tokenizer.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

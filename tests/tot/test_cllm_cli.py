@@ -57,7 +57,7 @@ def _here(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     The default of a million tokens takes a second to allocate.
     """
-    monkeypatch.setattr("tot.decoders.engine.runner.MOST_TOKENS", 3000)
+    monkeypatch.setattr("tot.decoders.engine.runner.MAX_TOKENS", 3000)
     monkeypatch.chdir(tmp_path)
     Path("base").symlink_to(base)
     Path("riddle.py").write_text(TASK)

@@ -56,7 +56,7 @@ def _report_abilities(server: str, model: str | None) -> None:
 
 
 _PARTS = {
-    "models": "converted and packed weights",
+    "models": "packed weights",
     "native": "compiled kernels",
     "prefixes": "keys and values of prompts",
     "latency": "measured latencies",
@@ -70,7 +70,7 @@ def cache_command(
     clear: Annotated[bool, typer.Option("--clear", help="Delete it.")] = False,
 ) -> None:
     """Show the cache folder and the size of its parts; with --clear, delete them."""
-    from tot.decoders.models.gguf_cache import cache_folder
+    from tot.decoders.cache import cache_folder
 
     folder, page = cache_folder(), console()
     parts = [folder / name for name in _PARTS if (folder / name).is_dir() and not (folder / name).is_symlink()]

@@ -72,7 +72,7 @@ def read_votes(folder: Path, task: Task | type[Task] | str | None = None) -> tup
     run = SearchConfig.of(None, {name: config[name] for name in _OF_VOTES if name in config})
     suited, models = run.suited(chosen["task"]), run.weights
     largest = models.get("escalate", models.get("generate"))
-    model = None if largest is None else identity_of(open_model(largest, unread=True))
+    model = None if largest is None else identity_of(open_model(largest))
     equal = getattr(named(run.search or suited.search, SEARCHES), "aggregate", "best") == "majority"
     votes = []
     for sample in read_samples(folder):

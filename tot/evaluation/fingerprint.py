@@ -8,9 +8,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from tot.decoders.cache import hash_files
 from tot.decoders.errors import OptionError, reason
-from tot.decoders.models.gguf_cache import hash_files
-from tot.decoders.models.gguf_parts import gguf_parts
+from tot.decoders.models.model_names import gguf_parts
 from tot.decoders.request import Purpose
 
 _LIBRARIES = ("tot", "torch", "transformers", "datasets")

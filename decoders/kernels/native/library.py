@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import DTypeLike
 
+from tot.decoders.cache import cache_folder, temporary_cache
 from tot.decoders.errors import OptionError, reason, unknown
 from tot.decoders.files import others_could_write
 from tot.decoders.kernels.native.compiling import (
@@ -35,7 +36,6 @@ from tot.decoders.kernels.native.compiling import (
     source,
 )
 from tot.decoders.machine import processor_flags
-from tot.decoders.models.gguf_cache import cache_folder, temporary_cache
 from tot.decoders.models.shapes import Array
 
 log = logging.getLogger(__name__)

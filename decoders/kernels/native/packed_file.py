@@ -1,118 +1,249 @@
-"""The packed weights of a model, in one memory-mapped file of the cache folder.
+"""The packed weights of a GGUF file, in one memory-mapped file of the cache folder.
 
-The weights are packed once, and processes that use the same model share its memory. C reads the file at the offsets in
-its index. File and index are checked before use, and packed again if they do not match.
+The weights are packed once, and processes that use the same model share their memory. The file also holds the config,
+the tokenizer and all other weights, so that a later start does not read the GGUF file. Everything is checked before
+use, and packed again if it does not match.
+
+Layout: packed matrices, each from the beginning of a page; the head, which is the other weights, the tokenizer and an
+index in JSON; where head and index begin; the seal, a SHA-256.
 """
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping
+import struct
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from filelock import FileLock
+from ml_dtypes import bfloat16
+from tokenizers import Tokenizer as Backend
 
-from tot.decoders.errors import ModelError, TaskError, reason
-from tot.decoders.files import fingerprint, others_could_write, replacing, write_json
+from tot.decoders.cache import cache_folder, hash_files
+from tot.decoders.errors import ModelError, reason
+from tot.decoders.files import others_could_write, replacing
 from tot.decoders.kernels.native.library import lanes, log_once
-from tot.decoders.kernels.native.packing import Packed
+from tot.decoders.kernels.native.packing import Packed, PackedKind, pack_product, product_shape, products_of
 from tot.decoders.machine import free_memory
+from tot.decoders.models.gguf_model import GGUFWeights
+from tot.decoders.models.loaded import LoadedModel, number_type
+from tot.decoders.models.loading import check_room, of_gguf, open_model, resolve_device, resolve_dtype
+from tot.decoders.models.model_names import find_model, gguf_parts
+from tot.decoders.models.shapes import EMBEDDING, HEAD, Array, weight_shapes
+from tot.decoders.models.tokenizer import Tokenizer
+from tot.decoders.models.weights import Weights, hash_weights
 
-_FORMAT = 5
+_FORMAT = 6
 """Version of the file and of the packed layout; increment it when either changes."""
-_PAGE = 4096
-Shapes = Mapping[str, tuple[int, int]]
-"""(outputs, inputs) of each matrix, by name."""
+_PAGE, _MIB = 4096, 2**20
+_HASHED_WHOLE = 16 * _MIB
+"""Maximum bytes of matrices that the seal covers completely; of larger ones it covers a page of each MiB."""
+_PLACES = struct.Struct("<QQ")
+_SEAL = hashlib.sha256().digest_size
 
 
-def packed_in_file(folder: Path, products: Mapping[str, Callable[[], Packed]], shapes: Shapes) -> dict[str, Packed]:
-    """Map the packed weights of `products`, by name, from the file in `folder` for this processor's vectors.
+class PackedWeights(Weights):
+    """The packed matrices of a model, by product, and its other weights by name."""
 
-    Writes the file first if it is missing, damaged, or has matrices of other shapes. Raises ModelError if it cannot be
-    written, if other users can write to the folder, or if the weights do not have these `shapes`."""
-    path = folder / f"packed-{lanes()}-v{_FORMAT}.bin"
+    def __init__(
+        self,
+        config: Any,
+        kind: PackedKind,
+        products: Mapping[str, Packed],
+        others: Mapping[str, Any],
+        files: Sequence[Path] = (),
+        identity: str | None = None,
+    ) -> None:
+        self.shapes, self.kind, self.products = weight_shapes(config), kind, products
+        self.files = files
+        self._others, self._identity = others, identity
+
+    def __getitem__(self, name: str) -> Any:
+        return self._others[name]
+
+    @cached_property
+    def identity(self) -> str:
+        if self._identity is None:
+            assert isinstance(self._others, Weights)
+            self._identity = hash_weights(self._others, bfloat16)
+        return self._identity
+
+
+class PackedModel(NamedTuple):
+    """The content of a packed file."""
+
+    config: Any
+    settings: dict[str, Any]
+    """The tokenizer's settings."""
+    tokenizer: bytes
+    """The content of a tokenizer.json."""
+    weights: PackedWeights
+    dtype: str | None
+    """The number format that the weights need, if any."""
+
+
+def open_packed(
+    name: Any, *, tokenizer: Any = None, dtype: str = "auto", device: str = "auto", quantize: str | None = None
+) -> LoadedModel:
+    """Open a model like `open_model`, from its packed weights if they are in the cache folder.
+
+    `quantize` is as for `open_backend`. Raises ModelError and OptionError as `open_model` does.
+    """
+    on_cpu = isinstance(name, str | Path) and resolve_device(device) == "cpu"
+    if on_cpu and (path := find_model(name)).is_file():
+        check_room(name)
+        if (found := _mapped(packed_path(path, quantize), path)) is not None:
+            number = number_type(found.dtype) if found.dtype else resolve_dtype(dtype, "cpu")
+            if tokenizer is None:
+                tokenizer = Tokenizer(partial(Backend.from_buffer, found.tokenizer), found.settings)
+            return of_gguf(found.config, tokenizer, found.weights, str(name), number, "cpu")
+    return open_model(name, tokenizer=tokenizer, dtype=dtype, device=device, integers=quantize == "gguf")
+
+
+def packed_path(path: Path, quantize: str | None) -> Path:
+    """Return the packed file of a GGUF file for this processor's vectors. Raises ModelError if it can't be read."""
     try:
-        if problem := others_could_write(folder, trust_root=True):
-            raise ModelError(
-                f"{folder} {problem}, so another user may have changed the weights in it: delete it, or set TOT_CACHE "
-                "to a private folder"
-            )
-        if (weights := _mapped(path, shapes)) is not None:
-            return weights
-        with FileLock(path.with_suffix(".lock")):
-            if (weights := _mapped(path, shapes)) is not None:  # another process wrote it in the meantime
-                return weights
-            _write(path, products)
-            weights, problem = _mapped(path, shapes), "their shapes differ"
-    except (RuntimeError, ValueError, LookupError) as error:  # weights of invalid shapes
-        weights, problem = None, reason(error)
-    except (OSError, TaskError) as error:
-        raise ModelError(
-            f"packed weights can't be written to {folder} ({reason(error)}): free space there, or set TOT_CACHE to a "
-            "folder on another disk"
-        ) from error
-    if weights is None:
-        raise ModelError(
-            f"the weights in the .gguf file do not fit the model in {folder} ({problem}): delete that folder, and "
-            "check that the file is complete"
+        digest = hash_files(gguf_parts(path))
+    except OSError as error:
+        raise ModelError(f"{path} can't be read ({reason(error)}): check the path and its permissions") from error
+    name = f"{path.stem}-{digest[:16]}-{quantize or 'none'}-{lanes()}-v{_FORMAT}.packed"
+    return cache_folder() / "models" / name
+
+
+def pack_model(loaded: LoadedModel, kind: PackedKind, quantize: str | None) -> PackedWeights:
+    """Pack the weights of a model; of a GGUF file in the cache folder, if it can be written and is the user's alone.
+
+    Waits while another process packs the same file.
+    """
+    weights, products = loaded.weights, products_of(loaded.config, kind)
+    if isinstance(weights, GGUFWeights) and weights.integers == (quantize == "gguf"):
+        path = packed_path(weights.path, quantize)
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            problem = others_could_write(path.parent, trust_root=True)
+            if not problem:
+                with FileLock(path.with_suffix(".lock")):
+                    if _mapped(path, weights.path) is None:  # otherwise another process has packed it
+                        _write(path, loaded.config, weights, kind, products)
+                if (found := _mapped(path, weights.path)) is not None:
+                    return found.weights
+                problem = others_could_write(path, trust_root=True) or "was changed"
+        except OSError as error:
+            problem = reason(error)
+        log_once(
+            logging.WARNING,
+            f"packed weights can't be kept in {path.parent} ({problem}), so they are packed again for every process: "
+            "free space there, make it private (chmod 700), or set TOT_CACHE to a folder that is",
         )
-    return weights
+    packed = {name: pack_product(weights, name, parts, kind) for name, parts in products.items()}
+    return PackedWeights(loaded.config, kind, packed, weights, weights.files)
 
 
-def _mapped(path: Path, shapes: Shapes) -> dict[str, Packed] | None:
-    """Map the weights in the file. Returns None if it is missing, damaged, writable by others, or of other shapes."""
+def _mapped(path: Path, gguf: Path) -> PackedModel | None:
+    """Map a packed file. Returns None if it is missing, damaged, or if other users could have written it."""
     try:
-        if any(others_could_write(file, trust_root=True) for file in (path, path.with_suffix(".json"))):
+        if any(others_could_write(place, trust_root=True) for place in (path.parent, path)):
             return None
-        index = json.loads(path.with_suffix(".json").read_text())
-        size, products = path.stat().st_size, index["products"]
-        if size != index["bytes"] or index["sha256"] != _seal(path, products) or products.keys() != shapes.keys():
+        content = np.asarray(np.memmap(path, np.uint8, "r"))
+        body = content[:-_SEAL]
+        if content[-_SEAL:].tobytes() != _seal(body):
             return None
-        if size > (free := free_memory("cpu")):
-            sizes = f"{size / 2**30:.1f} GiB, and {free / 2**30:.1f} are free"
+        _, begin = _PLACES.unpack(body[-_PLACES.size :])
+        index = json.loads(body[begin : -_PLACES.size].tobytes())
+        config, kind = SimpleNamespace(**index["config"]), index["kind"]
+        shapes = weight_shapes(config)
+
+        def read(begin: int, size: int, dtype: str = "uint8") -> Array:
+            if begin < 0 or size < 0 or begin % _PAGE or begin + size > len(body):
+                raise ValueError("outside the file")
+            return body[begin : begin + size].view(number_type(dtype))
+
+        products = {}
+        for name, parts in products_of(config, kind).items():
+            begin, size, dtype, shape, *form = index["products"][name]
+            products[name] = Packed(read(begin, size, dtype).reshape(shape), *form)
+            if not products[name].fits(*product_shape(shapes, parts), kind):
+                return None
+        others = {name: read(*place).reshape(shapes[name]) for name, place in index["others"].items()}
+        if others.keys() != set(_other_names(config, kind)):
+            return None
+        weights = PackedWeights(config, kind, products, others, gguf_parts(gguf), index["identity"])
+        if len(content) > (free := free_memory("cpu")):
+            sizes = f"{len(content) / 2**30:.1f} GiB, and {free / 2**30:.1f} are free"
             log_once(logging.WARNING, f"the weights take {sizes}, so parts of them are read from disk repeatedly")
-        content = np.memmap(path, dtype=np.uint8, mode="r", shape=(size,))
-        weights = {}
-        for name, (begin, count, strips, groups, *form) in products.items():
-            if begin < 0 or begin % _PAGE:
-                return None
-            packed = Packed(content[begin : begin + count].reshape(strips, groups, -1), *form)
-            if not packed.fits(*shapes[name]):
-                return None
-            weights[name] = packed
-        return weights
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError):
+        return PackedModel(config, index["settings"], read(*index["tokenizer"]).tobytes(), weights, index["dtype"])
+    except (
+        *(OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError),
+        *(struct.error, ModelError),
+    ):
         return None
 
 
-def _seal(path: Path, products: Any) -> str:
-    """Return a SHA-256 of the products' offsets and of parts of the file."""
-    return hashlib.sha256(f"{fingerprint(path)} {json.dumps(products, sort_keys=True)}".encode()).hexdigest()
+def _seal(body: Array) -> bytes:
+    """Return a SHA-256 of the head, and of pages of the matrices."""
+    head, _ = _PLACES.unpack(body[-_PLACES.size :])
+    pages = body[:head].reshape(-1, _PAGE)
+    digest = hashlib.sha256(body[head:])
+    digest.update(np.ascontiguousarray(pages[:: 1 if head <= _HASHED_WHOLE else _MIB // _PAGE]))
+    return digest.digest()
 
 
-def _write(path: Path, products: Mapping[str, Callable[[], Packed]]) -> None:
-    """Pack and write one product at a time, which bounds the memory, then the index.
+def _other_names(config: Any, kind: PackedKind) -> list[str]:
+    """Return the weights that are in no product."""
+    packed = {f"{part}.weight" for parts in products_of(config, kind).values() for part in parts}
+    return [name for name in weight_shapes(config) if name not in packed and name != HEAD]
+
+
+def _write(
+    path: Path, config: Any, weights: GGUFWeights, kind: PackedKind, products: Mapping[str, Sequence[str]]
+) -> None:
+    """Pack and write one product at a time, which bounds the memory.
 
     Deletes files of older formats and the unfinished files of killed processes."""
-    older = [file for file in path.parent.glob(f"packed-{lanes()}-*") if file.stem != path.stem]
-    for stale in (
-        path.with_suffix(".json"),
-        *([] if path.is_file() else [path]),
-        *path.parent.glob(f".{path.name}.*"),
-        *older,
-    ):
+    older = path.parent.glob(f"{glob.escape(path.stem.rpartition('-')[0])}-v*.packed")
+    for stale in (*older, *path.parent.glob(f".{glob.escape(path.name)}.*")):
         stale.unlink(missing_ok=True)
-    offsets = {}
+    assert weights.tokenizer is not None
     with replacing(path, private=True) as file:
-        for name, pack in products.items():
-            strips, *form = pack()
-            offsets[name] = [file.tell(), strips.nbytes, *strips.shape[:2], *form]
-            file.write(strips.data)
-            file.write(bytes(-file.tell() % _PAGE))
-        size = file.tell()
-    index = {"bytes": size, "products": offsets, "sha256": _seal(path, offsets)}
-    write_json(path.with_suffix(".json"), index, private=True)
+        placed: dict[str, list[Any]] = {}
+        for name, parts in products.items():
+            strips, *form = pack_product(weights, name, parts, kind)
+            placed[name] = [*_add(file, strips), strips.dtype.name, strips.shape, *form]
+        others: dict[str, list[Any]] = {}
+        names = _other_names(config, kind)
+        if EMBEDDING in names:
+            embedding = weights.array(EMBEDDING).astype(weights.exact_dtype, copy=False)
+            others[EMBEDDING] = [*_add(file, embedding), embedding.dtype.name]
+        head = file.tell()
+        for name in names:
+            if name != EMBEDDING:
+                others[name] = [*_add(file, weights.array(name).astype(np.float32)), "float32"]
+        index = {
+            "config": vars(config),
+            "kind": kind,
+            "dtype": weights.dtype.name if weights.exact_dtype == np.float32 else None,
+            "settings": weights.tokenizer.settings,
+            "tokenizer": _add(file, np.frombuffer(weights.tokenizer.to_json().encode(), np.uint8)),
+            "identity": weights.identity,
+            "products": placed,
+            "others": others,
+        }
+        begin = file.tell()
+        file.write(json.dumps(index).encode() + _PLACES.pack(head, begin))
+        file.flush()
+        file.write(_seal(np.memmap(file.name, np.uint8, "r")))
+
+
+def _add(file: IO[bytes], array: Array) -> list[int]:
+    """Append an array, up to the end of a page. Return where it begins, and its bytes."""
+    begin = file.tell()
+    file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    file.write(bytes(-file.tell() % _PAGE))
+    return [begin, array.nbytes]

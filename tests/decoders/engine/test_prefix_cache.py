@@ -94,7 +94,7 @@ def test_loaded_keys_and_values_equal_computed_ones(root: Path, folder: Callable
             decoder.generate([Request(prompt=DEMONSTRATIONS, sampling=Sampling(max_tokens=1))])
             prompt = engine.codec.encode_prompt(DEMONSTRATIONS)
             branch = engine.cache.open(prompt[: stored_part(len(prompt))])
-            contents.append(engine.runner.backend.store.read(branch.slots))  # type: ignore[attr-defined]
+            contents.append(engine.runner.backend.read_slots(branch.slots))  # type: ignore[attr-defined]
             engine.cache.release(branch)
     assert contents[0] == contents[1]
     assert len(set(contents[0])) > 100
@@ -109,10 +109,10 @@ def test_requests_run_while_a_thread_reads_the_keys_and_values_of_a_prompt(
         store, reading = prefixes._store, threading.Event()
 
         class Waiting:
-            def read(self, slots: Any) -> bytes:
+            def read_slots(self, slots: Any) -> bytes:
                 reading.set()
                 go_on.wait(30)
-                return store.read(slots)
+                return store.read_slots(slots)
 
         prefixes._store = Waiting()  # type: ignore[assignment]
         (first,) = decoder.submit([Request(prompt=DEMONSTRATIONS, sampling=Sampling(max_tokens=2))])

@@ -79,8 +79,8 @@ def test_keys_and_values_beyond_the_range_of_float16_are_refused(
     wide = Runner(LoadedModel.of(copy.deepcopy(model)), 400)
     computed(wide, [text(50)])
     assert isinstance(wide.backend, NativeForward)
-    assert wide.backend.store is not None
-    stored = wide.backend.store.keys if part == "k_proj" else wide.backend.store.values
+    assert wide.backend._store is not None
+    stored = wide.backend._store[:, 0 if part == "k_proj" else 1]
     weight = model.model.layers[0].self_attn.get_submodule(part).weight
     weight.data *= 65504 * 0.9999 / float(np.abs(stored[0]).max())
     wide.close()

@@ -17,7 +17,7 @@ from tot.decoders.kernels.native import packing
 from tot.decoders.kernels.native.compiling import LEVELS, SOURCES, Level
 from tot.decoders.kernels.native.structures import Matrix
 from tot.decoders.machine import processor_flags
-from tot.decoders.models.gguf_numbers import Whole
+from tot.decoders.models.gguf_quants import QuantizedMatrix
 from tot.decoders.models.shapes import Array
 
 EMULATED_TILES = f'-DEMULATED_TILES="{Path(__file__).with_name("emulated_tiles.h")}"'
@@ -35,7 +35,7 @@ KINDS = {
     "IQ4_NL": (4, 15, 32, "IQ4_NL"),
     "MXFP4": (4, 15, 32, "MXFP4"),
 }
-"""Bits, the largest number, inputs in a group, and minimums, zero point or codebook."""
+"""Bits, the largest integer, inputs in a group, and minimums, zero point or codebook."""
 CODEBOOKS = {
     "IQ4_NL": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
     "MXFP4": (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12),
@@ -54,9 +54,9 @@ def multiplier(level: Level, folder: Path, *options: str, bits: int = 8) -> Mult
     functions = ctypes.CDLL(str(path))
     assert ctypes.c_int64.in_dll(functions, "matrix_size").value == ctypes.sizeof(Matrix)
 
-    def multiply(weight: Whole | Array, rows: Array) -> Array:
+    def multiply(weight: QuantizedMatrix | Array, rows: Array) -> Array:
         strips, *form, codebook = packing.packed(weight, "bfloat16" if bits == 16 else "gguf")
-        outputs, inputs = (weight.numbers if isinstance(weight, Whole) else weight).shape
+        outputs, inputs = (weight.integers if isinstance(weight, QuantizedMatrix) else weight).shape
         matrix = Matrix(strips.ctypes.data, None, inputs, outputs, *form, (ctypes.c_uint8 * 16)(*codebook))
         out = np.empty((len(rows), outputs), dtype=np.float32)
         pointers = (ctypes.c_void_p(array.ctypes.data) for array in (rows, out))
@@ -73,17 +73,17 @@ def multiply(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         yield multiplier(request.param, tmp_path_factory.mktemp("products"), "-DFLOAT32")
 
 
-def weight_of(kind: str, outputs: int = OUTPUTS, inputs: int = INPUTS) -> Whole:
+def weight_of(kind: str, outputs: int = OUTPUTS, inputs: int = INPUTS) -> QuantizedMatrix:
     """Return a random weight, whose scales and minimums are exact in 16 bits."""
     bits, largest, group, form = KINDS[kind]
     random = np.random.default_rng(largest)
-    numbers = random.integers(0, largest + 1, (outputs, inputs), dtype=np.uint8)
-    step, least = (random.integers(1, 1024, (2, outputs, inputs // group)) / 2**14).astype(np.float32)
+    integers = random.integers(0, largest + 1, (outputs, inputs), dtype=np.uint8)
+    scales, minimums = (random.integers(1, 1024, (2, outputs, inputs // group)) / 2**14).astype(np.float32)
     if form == "minimums":
-        return Whole(numbers, step, -8 * least, bits)
+        return QuantizedMatrix(integers, scales, -8 * minimums, bits)
     if form == "zero point":
-        return Whole(numbers, step, None, bits, middle=(largest + 1) / 2)
-    return Whole(numbers, step, None, bits, codebook=np.array(CODEBOOKS[form], dtype=np.int8))
+        return QuantizedMatrix(integers, scales, None, bits, zero_point=(largest + 1) / 2)
+    return QuantizedMatrix(integers, scales, None, bits, codebook=np.array(CODEBOOKS[form], dtype=np.int8))
 
 
 def some_rows(count: int, inputs: int = INPUTS) -> Array:
@@ -111,14 +111,15 @@ def test_products_differ_from_the_files_numbers_only_by_the_rounding_of_inputs(m
 @pytest.mark.parametrize("largest", [15, 63, 127, 255])
 def test_the_largest_numbers_do_not_saturate(multiply: Multiply, largest: int) -> None:
     """All products of a group are as large as can be."""
-    numbers = np.full((OUTPUTS, INPUTS), largest, dtype=np.uint8)
-    step = np.ones((OUTPUTS, INPUTS // 32), dtype=np.float32)
+    integers = np.full((OUTPUTS, INPUTS), largest, dtype=np.uint8)
+    scales = np.ones((OUTPUTS, INPUTS // 32), dtype=np.float32)
     rows = np.ones((9, INPUTS), dtype=np.float32)
     rows[1::2] *= -1
     for bits in (4, 8) if largest == 15 else (8,):
-        for least in (None, np.zeros_like(step)):
-            found = multiply(Whole(numbers, step, least, bits=bits, middle=0.5 if least is None else 0), rows)
-            expected = rows.sum(1) * (largest - (0.5 if least is None else 0))
+        for minimums in (None, np.zeros_like(scales)):
+            zero_point = 0.5 if minimums is None else 0
+            found = multiply(QuantizedMatrix(integers, scales, minimums, bits, zero_point), rows)
+            expected = rows.sum(1) * (largest - zero_point)
             np.testing.assert_allclose(found, np.tile(expected[:, None], OUTPUTS), rtol=1e-5)
 
 

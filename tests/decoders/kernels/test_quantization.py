@@ -22,20 +22,22 @@ from tot.decoders.models.loaded import LoadedModel
 
 def stored(weight: Tensor) -> Tensor:
     """Return a weight in eight bits, whose scales and minimums are rounded to their stored 16 bits."""
-    whole = quantized(weight.numpy())
-    step, least = ((part * 2**10).astype(np.float16) / np.float32(2**10) for part in (whole.step, whole.least))
-    return torch.from_numpy(replace(whole, step=step, least=least).floats())
+    matrix = quantized(weight.numpy())
+    scales, minimums = (
+        (part * 2**10).astype(np.float16) / np.float32(2**10) for part in (matrix.scales, matrix.minimums)
+    )
+    return torch.from_numpy(replace(matrix, scales=scales, minimums=minimums).floats())
 
 
 def test_weights_are_rounded_to_the_nearest_multiple_of_the_scale() -> None:
     weight = np.random.default_rng(0).standard_normal((40, 96), np.float32)
-    whole = quantized(weight)
-    assert whole.step.shape == whole.least.shape == (40, 3)
-    step = np.ptp(weight.reshape(40, -1, 32), -1) / 255
-    error = np.abs(whole.floats() - weight).reshape(40, -1, 32)
-    assert bool((error <= 0.501 * step[..., None]).all())
-    assert int(whole.numbers.max()) == 255
-    assert int(whole.numbers.min()) == 0
+    matrix = quantized(weight)
+    assert matrix.scales.shape == matrix.minimums.shape == (40, 3)
+    scale = np.ptp(weight.reshape(40, -1, 32), -1) / 255
+    error = np.abs(matrix.floats() - weight).reshape(40, -1, 32)
+    assert bool((error <= 0.501 * scale[..., None]).all())
+    assert int(matrix.integers.max()) == 255
+    assert int(matrix.integers.min()) == 0
 
 
 def test_a_group_of_equal_weights_is_exact() -> None:

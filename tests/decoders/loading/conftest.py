@@ -6,10 +6,9 @@ pytest imports with `importlib`, so tests get these functions and factories as f
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +18,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tot.decoders.models import gguf_cache, gguf_convert
-from tot.decoders.models.gguf_reader import GGUFFile, read_gguf
+from tot.decoders.models.gguf_reader import read_gguf
 from tot.decoders.models.gguf_tokenizer import build_tokenizer
 from tot.decoders.models.loading import load_model
 from tot.decoders.models.model_names import KNOWN_MODELS
@@ -218,19 +216,6 @@ def folder(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.fixture
-def conversions(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The folders that conversions of this test have written to."""
-    done: list[Path] = []
-
-    def counted(file: GGUFFile, place: Path, matrices: bool) -> None:
-        done.append(place)
-        gguf_convert.convert(file, place, matrices)
-
-    monkeypatch.setattr(gguf_cache, "convert", counted)
-    return done
-
-
 def logits(model: Any) -> torch.Tensor:
     with torch.no_grad():
         result: torch.Tensor = model(torch.arange(3, 60)[None]).logits
@@ -253,14 +238,11 @@ def run_python(code: str, *arguments: object, **environment: str) -> subprocess.
 
 
 @pytest.fixture(scope="module")
-def smollm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def smollm() -> Any:
     if KNOWN_MODELS["smollm2-135m"].gguf() is None:
         advice = f"the embedded model's wheel is missing: {KNOWN_MODELS['smollm2-135m'].advice}"
         (pytest.fail if os.environ.get("CI") else pytest.skip)(advice)
-    cache = tmp_path_factory.mktemp("smollm")
-    load_model("smollm2-135m", cache_dir=cache)
-    yield load_model("smollm2-135m", dtype="bf16", device="cpu", cache_dir=cache)
-    shutil.rmtree(cache)
+    return load_model("smollm2-135m", dtype="bf16", device="cpu")
 
 
 @pytest.fixture(name="write_gguf")

@@ -20,12 +20,11 @@ from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.runner import Runner
 from tot.decoders.kernels.native.library import log_once
 from tot.decoders.kernels.native.tiles import kernels_run
-from tot.decoders.models.gguf_numbers import FLOATS, FORMATS
-from tot.decoders.models.gguf_parts import gguf_parts
+from tot.decoders.models.gguf_model import GGUFWeights
+from tot.decoders.models.gguf_quants import FLOATS, FORMATS
 from tot.decoders.models.gguf_reader import read_gguf
 from tot.decoders.models.loading import load_model, open_model
-from tot.decoders.models.model_names import find_model, has_chat_template, model_key
-from tot.decoders.models.weights import GGUFWeights
+from tot.decoders.models.model_names import find_model, gguf_parts, has_chat_template, model_key
 from tot.evaluation.fingerprint import hash_model
 
 Tensors = dict[str, Any]
@@ -76,10 +75,9 @@ def test_any_part_opens_the_whole_model(tiny: Any, parts: list[Path], tmp_path: 
     assert len({hash_model(part) for part in parts}) == 1
     assert len({model_key(part)[1:] for part in parts}) == 1
     assert tokens(parts[2]) == tokens(tiny.path)
-    loaded = load_model(parts[1], dtype="fp32", cache_dir=tmp_path / "cache")
-    original = load_model(tiny.path, dtype="fp32", cache_dir=tmp_path / "cache")
+    loaded = load_model(parts[1], dtype="fp32")
+    original = load_model(tiny.path, dtype="fp32")
     assert torch.equal(loaded.model.lm_head.weight, original.model.lm_head.weight)
-    assert len(list((tmp_path / "cache" / "models").glob("many-00001*/model.safetensors"))) == 1
 
 
 def test_a_changed_part_changes_the_models_identity(parts: list[Path]) -> None:
@@ -148,9 +146,8 @@ def test_a_part_of_another_model_is_refused(
     damage(rewrite(tiny.path, place / "many.gguf", split=8), place)
     given = next(path for path in (place / "many-b.gguf", *sorted(place.glob("*.gguf"))) if path.exists())
     with pytest.raises(ModelError, match=r"the header of .* says .*: download all parts of one model") as error:
-        load_model(given, cache_dir=tmp_path / "cache")
+        load_model(given)
     one_line(error)
-    assert not (tmp_path / "cache" / "models").exists()
 
 
 def test_a_truncated_part_is_refused(parts: list[Path], tmp_path: Path) -> None:
@@ -158,7 +155,7 @@ def test_a_truncated_part_is_refused(parts: list[Path], tmp_path: Path) -> None:
     with pytest.raises(
         ModelError, match=r"00003-of-00003\.gguf is not a readable GGUF file \(its tensor .* ends at byte"
     ):
-        load_model(parts[0], cache_dir=tmp_path / "cache")
+        load_model(parts[0])
 
 
 @pytest.mark.parametrize("name", ["a-00000-of-00000.gguf", "a-00003-of-00002.gguf", "a-1-of-2.gguf", "a.gguf"])
@@ -200,7 +197,7 @@ def test_a_tensor_without_numbers_is_refused(tiny: Any, tmp_path: Path, sizes: t
     at = whole.index(b"token_embd.weight") + len(b"token_embd.weight") + 4
     (tmp_path / "odd.gguf").write_bytes(whole[:at] + struct.pack("<QQ", *sizes) + whole[at + 16 :])
     with pytest.raises(ModelError, match=r"\(its tensor token_embd\.weight has no numbers\): download it again"):
-        load_model(tmp_path / "odd.gguf", cache_dir=tmp_path)
+        load_model(tmp_path / "odd.gguf")
 
 
 def test_damaged_bytes_anywhere_in_the_header_end_in_an_error_or_a_file(tiny: Any, tmp_path: Path) -> None:
@@ -247,11 +244,11 @@ def test_a_file_of_floats_is_computed_exactly(tiny: Any, tmp_path: Path, kinds: 
         pytest.skip("needs a C compiler, and a processor with AVX2")
     new = weights(tiny.path, kinds)
     (path,) = rewrite(tiny.path, tmp_path / "floats.gguf", new)
-    loaded = open_model(path, cache_dir=tmp_path, unread=True)
+    loaded = open_model(path, integers=True)
     assert isinstance(loaded.stored, GGUFWeights)
     assert not loaded.stored.quantized
     if kept == "bfloat16":  # whose inputs would be rounded, too
-        loaded = open_model(path, dtype="fp32", cache_dir=tmp_path, unread=True)
+        loaded = open_model(path, dtype="fp32", integers=True)
     names = ["model.embed_tokens.weight"]
     if kept == "float32":
         assert loaded.dtype == np.float32
@@ -274,7 +271,7 @@ def test_floats_beside_integers_are_rounded_to_eight_bits(tiny: Any, tmp_path: P
         pytest.skip("needs a C compiler, and a processor with AVX2")
     new = weights(tiny.path, ["F16", "Q8_0", "BF16"])
     (path,) = rewrite(tiny.path, tmp_path / "mixed.gguf", new)
-    loaded = open_model(path, dtype="fp32", cache_dir=tmp_path, unread=True)
+    loaded = open_model(path, dtype="fp32", integers=True)
     assert isinstance(loaded.stored, GGUFWeights)
     assert loaded.stored.quantized
     log_once.cache_clear()

@@ -11,8 +11,7 @@ import gguf
 import pytest
 
 from tot.decoders import ModelError
-from tot.decoders.models.kv_store import MOST_TOKENS
-from tot.decoders.models.memory import Need, check_memory, split_budget
+from tot.decoders.models.memory import MAX_TOKENS, Need, check_memory, split_budget
 
 GIB = 2**30
 
@@ -63,9 +62,7 @@ def test_models_are_refused_from_the_first_byte_that_is_missing() -> None:
         check_memory(needs, size - 1)
 
 
-@pytest.mark.parametrize(
-    ("room", "tokens"), [(10_000 * 3072, 10_000), (1, 4096), (10 * MOST_TOKENS * 3072, MOST_TOKENS)]
-)
+@pytest.mark.parametrize(("room", "tokens"), [(10_000 * 3072, 10_000), (1, 4096), (10 * MAX_TOKENS * 3072, MAX_TOKENS)])
 def test_a_split_budget_holds_equally_many_tokens_of_each_model(room: int, tokens: int) -> None:
     needs = [Need("small", 0, 1024), Need("large", 0, 2048)]
     assert split_budget(needs, room) == [f"{tokens}KiB", f"{2 * tokens}KiB"]

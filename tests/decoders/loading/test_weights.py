@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 from tot.decoders import ModelError, Request, Sampling, load_decoder
-from tot.decoders.kernels.native.forward import NativeForward
+from tot.decoders.kernels.native.forward import native_forward
 from tot.decoders.models.loaded import end_ids
 from tot.decoders.models.loading import load_model, open_model
 from tot.decoders.models.shapes import weight_shapes
@@ -91,7 +91,7 @@ def test_a_weight_of_another_shape_is_refused_before_c_reads_it(saved: Callable[
     folder = saved()
     change(folder, model__layers__1__mlp__down_proj__weight=torch.zeros(64, 32))
     with pytest.raises(ModelError, match=r"the shape of model\.layers\.1\.mlp\.down_proj\.weight is \(64, 32\)"):
-        NativeForward(open_model(folder, dtype="fp32"), "float32")
+        native_forward(open_model(folder, dtype="fp32"))
     with pytest.raises(ModelError, match=r"the shape of model\.layers\.1\.mlp\.down_proj"):
         load_decoder("ar", folder, kv_budget=100)
 

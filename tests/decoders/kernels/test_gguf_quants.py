@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,9 +17,11 @@ from tot.decoders import OptionError, Request, Sampling, load_decoder
 from tot.decoders.engine.runner import Runner
 from tot.decoders.kernels.native import packing
 from tot.decoders.kernels.native.forward import NativeForward
-from tot.decoders.models.gguf_numbers import FORMATS, Array, Whole, numbers_of
+from tot.decoders.kernels.native.packed_file import PackedWeights
+from tot.decoders.models.gguf_model import GGUFWeights
+from tot.decoders.models.gguf_quants import FORMATS, Array, QuantizedMatrix, unpack
 from tot.decoders.models.loaded import LoadedModel
-from tot.decoders.models.weights import GGUFWeights, ModuleWeights
+from tot.decoders.models.weights import ModuleWeights
 
 FIXED: dict[str, tuple[int, ...]] = {
     "Q4_1": (0, 2),
@@ -57,12 +58,12 @@ def floats(tensor: Any) -> Array:
 @pytest.mark.parametrize("outputs", [6, 2 * 256 + 3])
 def test_unpacked_numbers_scales_and_minimums_equal_ggufs(kind: str, outputs: int) -> None:
     tensor = stored(kind, outputs, 512)
-    whole = numbers_of(tensor)
-    assert whole is not None
-    assert np.array_equal(whole.floats(), floats(tensor))
-    assert np.array_equal(whole.decoded().floats(), floats(tensor))
-    assert int(whole.numbers.max()) < 2**whole.bits
-    assert whole.bits == (8 if kind in ("Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0") else 4)
+    matrix = unpack(tensor)
+    assert matrix is not None
+    assert np.array_equal(matrix.floats(), floats(tensor))
+    assert np.array_equal(matrix.decoded().floats(), floats(tensor))
+    assert int(matrix.integers.max()) < 2**matrix.bits
+    assert matrix.bits == (8 if kind in ("Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0") else 4)
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "MXFP4"])
@@ -70,22 +71,22 @@ def test_experts_are_unpacked_one_below_the_other(kind: str) -> None:
     tensor = stored(kind, 4 * 6, 512)
     expected = floats(tensor)
     tensor.data = tensor.data.reshape(4, 6, -1)
-    whole = numbers_of(tensor)
-    assert whole is not None
-    assert np.array_equal(whole.floats(), expected)
+    matrix = unpack(tensor)
+    assert matrix is not None
+    assert np.array_equal(matrix.floats(), expected)
 
 
 @pytest.mark.parametrize("exponent", [0, 1, 2, 250])
 def test_scales_of_mxfp4_have_all_exponents(exponent: int) -> None:
     tensor = stored("MXFP4", 2, 64)
     tensor.data.reshape(4, -1)[:, 0] = exponent
-    whole = numbers_of(tensor)
-    assert whole is not None
-    assert np.array_equal(whole.floats(), floats(tensor))
+    matrix = unpack(tensor)
+    assert matrix is not None
+    assert np.array_equal(matrix.floats(), floats(tensor))
 
 
 def test_float_tensors_have_no_quantized_numbers() -> None:
-    assert numbers_of(SimpleNamespace(tensor_type=gguf.GGMLQuantizationType.F16, data=np.zeros((2, 64)))) is None
+    assert unpack(SimpleNamespace(tensor_type=gguf.GGMLQuantizationType.F16, data=np.zeros((2, 64)))) is None
 
 
 KINDS = {
@@ -113,20 +114,17 @@ KINDS = {
 }
 
 
-class FileNumbers(GGUFWeights):
+class FileIntegers(GGUFWeights):
     """Weights as if a file had these matrices, and a module the vectors."""
 
     quantized = True
 
-    def __init__(self, module: Any, numbers: dict[str, Any], folder: Path) -> None:
-        self._vectors, self._numbers = ModuleWeights(module), numbers
-        self.shapes, self.folder, self.closed = self._vectors.shapes, folder, False
+    def __init__(self, module: Any, matrices: dict[str, Any]) -> None:
+        self._vectors, self._matrices = ModuleWeights(module), matrices
+        self.shapes, self.integers = self._vectors.shapes, False  # not packed in a file
 
     def __getitem__(self, name: str) -> Any:
-        return self._numbers.get(name, self._vectors[name])
-
-    def close_file(self) -> None:
-        self.closed = True
+        return self._matrices.get(name, self._vectors[name])
 
 
 @pytest.mark.parametrize("family", ["llama", pytest.param("qwen2", marks=pytest.mark.families)])
@@ -137,7 +135,6 @@ def test_a_files_quantized_numbers_are_multiplied_without_conversion(
     computed: Callable[..., Any],
     logits_alone: Callable[..., Tensor],
     rounding: type[nn.Linear],
-    tmp_path: Path,
     family: str,
 ) -> None:
     """Cover mixed formats in one product, four and eight bits, codebooks, groups of 32 and 16, one row and many.
@@ -150,16 +147,16 @@ def test_a_files_quantized_numbers_are_multiplied_without_conversion(
     for name, other in reference.named_modules():
         if isinstance(other, nn.Linear | nn.Embedding) and not (tied and name == "lm_head"):
             tensor = stored(KINDS[family][name.rpartition(".")[2]], *other.weight.shape, seed=len(numbers))
-            numbers[f"{name}.weight"] = numbers_of(tensor)
+            numbers[f"{name}.weight"] = unpack(tensor)
             other.weight = nn.Parameter(torch.from_numpy(floats(tensor)))
         if isinstance(other, nn.Linear):
             other.__class__ = rounding
     if tied:
         reference.lm_head.weight = reference.model.embed_tokens.weight
     loaded = LoadedModel.of(model)
-    loaded.stored, loaded.module = FileNumbers(model, numbers, tmp_path), None
+    loaded.stored, loaded.module = FileIntegers(model, numbers), None
     runner = Runner(loaded, 3000, "gguf")
-    assert loaded.stored.closed
+    assert isinstance(loaded.stored, PackedWeights)
     assert isinstance(runner.backend, NativeForward)
     assert 0.7 < runner.backend.weight_bytes < 1.2
     for count in (1, 3, 8, 13):
@@ -174,32 +171,32 @@ def test_a_files_quantized_numbers_are_multiplied_without_conversion(
 def test_mixed_formats_are_joined_in_a_format_that_holds_them() -> None:
     kinds = ("Q4_K", "Q6_K", "Q4_0", "Q8_0", "IQ4_XS")
     tensors = [stored(kind, 32, 256, seed) for seed, kind in enumerate(kinds)]
-    found = [whole for whole in map(numbers_of, tensors) if whole is not None]
-    whole = packing.joined(found, interleaved=False)
-    assert isinstance(whole, Whole)
-    assert (whole.bits, whole.group, whole.codebook) == (8, 16, None)
-    np.testing.assert_allclose(whole.floats(), np.concatenate([*map(floats, tensors)]), rtol=1e-5, atol=1e-7)
+    found = [matrix for matrix in map(unpack, tensors) if matrix is not None]
+    matrix = packing.joined(found, interleaved=False)
+    assert isinstance(matrix, QuantizedMatrix)
+    assert (matrix.bits, matrix.group, matrix.codebook) == (8, 16, None)
+    np.testing.assert_allclose(matrix.floats(), np.concatenate([*map(floats, tensors)]), rtol=1e-5, atol=1e-7)
 
 
 def test_formats_with_one_codebook_are_joined_in_four_bits() -> None:
     tensors = [stored(kind, 32, 256) for kind in ("IQ4_NL", "IQ4_XS")]
-    whole = packing.joined([whole for whole in map(numbers_of, tensors) if whole is not None], interleaved=False)
-    assert isinstance(whole, Whole)
-    assert (whole.bits, len(whole.codebook)) == (4, 16)
-    np.testing.assert_allclose(whole.floats(), np.concatenate([*map(floats, tensors)]), rtol=1e-6)
+    matrix = packing.joined([matrix for matrix in map(unpack, tensors) if matrix is not None], interleaved=False)
+    assert isinstance(matrix, QuantizedMatrix)
+    assert (matrix.bits, len(matrix.codebook)) == (4, 16)
+    np.testing.assert_allclose(matrix.floats(), np.concatenate([*map(floats, tensors)]), rtol=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "size"), [("Q4_0", 1 / 2 + 2 / 32), ("Q8_0", 1 + 2 / 32), ("Q6_K", 1 + 2 / 16)])
 def test_a_symmetric_format_needs_no_minimums(kind: str, size: float) -> None:
     """This holds alone and beside the same format."""
     tensors = [stored(kind, 2048, 256, seed) for seed in (0, 1)]
-    together = packing.joined([whole for whole in map(numbers_of, tensors) if whole is not None], interleaved=False)
-    assert isinstance(together, Whole)
+    together = packing.joined([matrix for matrix in map(unpack, tensors) if matrix is not None], interleaved=False)
+    assert isinstance(together, QuantizedMatrix)
     expected = np.concatenate([floats(tensor) for tensor in tensors])
     np.testing.assert_allclose(together.floats(), expected, rtol=0, atol=0.001)
     made = packing.packed(together, "gguf")
-    assert made.middle == together.middle > 0
-    assert made.strips.nbytes == size * together.numbers.size
+    assert made.zero_point == together.zero_point > 0
+    assert made.strips.nbytes == size * together.integers.size
 
 
 def test_a_model_without_a_gguf_file_cannot_use_gguf_quantization(known: Callable[..., Any], tokenizer: Any) -> None:

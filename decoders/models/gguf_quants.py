@@ -21,86 +21,97 @@ _AT_ONCE = 256
 
 
 @dataclass(frozen=True)
-class Whole:
-    """A weight as integers: least + number * step, with a scale (`step`) and a minimum (`least`) for each output and
-    group of inputs. Without minimums: (number - middle) * step, where `middle` is the zero point. With a codebook:
-    codebook[number] * step."""
+class QuantizedMatrix:
+    """A weight as integers, with a scale for each output and group of inputs.
 
-    numbers: Array
+    A weight is integer * scale + minimum; without minimums (integer - zero_point) * scale; with a codebook
+    codebook[integer] * scale.
+    """
+
+    integers: Array
     """(outputs, inputs), uint8."""
-    step: Array
+    scales: Array
     """(outputs, groups), float32."""
-    least: Array | None
+    minimums: Array | None
+    """(outputs, groups), float32."""
     bits: int = 8
-    """4 if no number is above 15."""
-    middle: float = 0.0
+    """4 if no integer is above 15."""
+    zero_point: float = 0.0
     codebook: Array | None = None
-    """The 16 values of the numbers of a format with 4 bits, such as IQ4_NL. Then `least` is None and `middle` is 0."""
+    """The 16 values of a format with 4 bits, such as IQ4_NL, which has no minimums and no zero point."""
 
     @property
     def group(self) -> int:
         """Number of inputs in a group."""
-        return int(self.numbers.shape[1] // self.step.shape[1])
+        return int(self.integers.shape[1] // self.scales.shape[1])
 
-    def each(self, change: Callable[[Array], Array]) -> Whole:
-        """Apply a function to the numbers, scales and minimums, such as a permutation of the outputs."""
-        least = None if self.least is None else change(self.least)
-        return replace(self, numbers=change(self.numbers), step=change(self.step), least=least)
+    def map(self, change: Callable[[Array], Array]) -> QuantizedMatrix:
+        """Apply a function to the integers, scales and minimums, such as a permutation of the outputs."""
+        minimums = None if self.minimums is None else change(self.minimums)
+        return replace(self, integers=change(self.integers), scales=change(self.scales), minimums=minimums)
 
-    def __getitem__(self, outputs: slice) -> Whole:
-        return self.each(lambda part: part[outputs])
+    def __len__(self) -> int:
+        return len(self.scales)
+
+    def __getitem__(self, outputs: slice) -> QuantizedMatrix:
+        return self.map(lambda part: part[outputs])
 
     def floats(self) -> Array:
         """Dequantize to (outputs, inputs), float32."""
-        whole = self.decoded()
-        numbers, step = whole.numbers.reshape(*whole.step.shape, -1), whole.step[..., None]
-        if whole.least is None:
-            values = (numbers - np.float32(whole.middle)) * step
+        matrix = self.decoded()
+        integers, scales = matrix.integers.reshape(*matrix.scales.shape, -1), matrix.scales[..., None]
+        if matrix.minimums is None:
+            values = (integers - np.float32(matrix.zero_point)) * scales
         else:
-            values = numbers * step + whole.least[..., None]
-        return values.reshape(self.numbers.shape)
+            values = integers * scales + matrix.minimums[..., None]
+        return values.reshape(self.integers.shape)
 
-    def scales(self, group: int) -> tuple[Array, Array]:
-        """Return the scales and minimums for groups of `group` inputs, a divisor of `self.group`. Without codebook."""
-        least = np.float32(-self.middle) * self.step if self.least is None else self.least
-        repeats = self.group // group
-        return self.step.repeat(repeats, axis=1), least.repeat(repeats, axis=1)
+    def with_minimums(self, group: int) -> QuantizedMatrix:
+        """Return the same weight with minimums and groups of `group` inputs, a divisor of `self.group`."""
+        matrix = self.decoded()
+        minimums = matrix.minimums
+        if minimums is None:
+            minimums = np.float32(-matrix.zero_point) * matrix.scales
+        scales, minimums = (values.repeat(self.group // group, axis=1) for values in (matrix.scales, minimums))
+        return QuantizedMatrix(matrix.integers, scales, minimums, matrix.bits)
 
     def levels(self) -> tuple[Array, int]:
-        """Return the values of the codebook as numbers without sign, and their zero point."""
+        """Return the values of the codebook as integers without sign, and their zero point."""
         assert self.codebook is not None
-        middle = max(1, -int(self.codebook.min()))
-        return (self.codebook.astype(np.int16) + middle).astype(np.uint8), middle
+        zero_point = max(1, -int(self.codebook.min()))
+        return (self.codebook.astype(np.int16) + zero_point).astype(np.uint8), zero_point
 
-    def decoded(self) -> Whole:
+    def decoded(self) -> QuantizedMatrix:
         """Return the same weight without a codebook."""
         if self.codebook is None:
             return self
-        levels, middle = self.levels()
-        return replace(self, numbers=levels[self.numbers], bits=8, middle=middle, codebook=None)
+        levels, zero_point = self.levels()
+        return replace(self, integers=levels[self.integers], bits=8, zero_point=zero_point, codebook=None)
 
 
-def numbers_of(tensor: Any) -> Whole | None:
+def unpack(tensor: Any) -> QuantizedMatrix | None:
     """Unpack a matrix (`GGUFTensor`), or the matrices of all experts one below the other.
 
-    Returns None for a matrix of floats, which `floats_of` reads."""
+    Returns None for a matrix of floats, which `read_floats` reads."""
     form = FORMATS.get(tensor.tensor_type.name)
     if form is None:
         return None
     rows = tensor.data.reshape(-1, tensor.data.shape[-1])
-    stored: list[Array] = []
+    unpacked: list[Array] = []
     for first in range(0, len(rows), _AT_ONCE):
         part = rows[first : first + _AT_ONCE]
         for i, values in enumerate(form.unpack(part.reshape(-1, form.size))):
             values = values.reshape(len(part), -1)
             if not first:
-                stored.append(np.empty((len(rows), values.shape[1]), values.dtype))
-            stored[i][first : first + len(part)] = values
-    numbers, step, *least = stored
-    return Whole(numbers, step, least[0] if least else None, form.bits, form.middle, form.codebook)
+                unpacked.append(np.empty((len(rows), values.shape[1]), values.dtype))
+            unpacked[i][first : first + len(part)] = values
+    integers, scales, *minimums = unpacked
+    return QuantizedMatrix(
+        integers, scales, minimums[0] if minimums else None, form.bits, form.zero_point, form.codebook
+    )
 
 
-def floats_of(tensor: Any) -> Array:
+def read_floats(tensor: Any) -> Array:
     """Return the matrix of floats of a `GGUFTensor`, in bfloat16 or float32, which hold it exactly."""
     rows = tensor.data.reshape(-1, tensor.data.shape[-1])
     floats: Array = np.array(rows.view(bfloat16)) if tensor.tensor_type.name == "BF16" else rows.astype(np.float32)
@@ -185,10 +196,10 @@ class _Format:
     size: int
     """Bytes of a block."""
     bits: int
-    """Bits of an unpacked number."""
+    """Bits of an unpacked integer."""
     unpack: Callable[[_Blocks], tuple[Array, ...]]
-    """Unpacks the numbers and scales of blocks, and the minimums if the format has them, each (blocks, ...)."""
-    middle: int = 0
+    """Unpack the integers and scales of blocks, and the minimums if the format has them, each (blocks, ...)."""
+    zero_point: int = 0
     codebook: Array | None = None
 
 

@@ -1,0 +1,385 @@
+"""Packed weights in the cache folder: written once, packed again if damaged, and enough to open the model."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tot.decoders import Request, Sampling, load_decoder
+from tot.decoders.kernels import backend
+from tot.decoders.kernels.native import packed_file
+from tot.decoders.kernels.native.forward import native_forward
+from tot.decoders.kernels.native.library import log_once
+from tot.decoders.kernels.native.packed_file import _PLACES, _SEAL, PackedWeights, _seal, open_packed
+from tot.decoders.kernels.native.packing import Packed, packed
+from tot.decoders.kernels.native.tiles import kernels_run
+from tot.decoders.models import gguf_model
+from tot.decoders.models.loading import load_model, open_model
+
+REQUEST = Request(prompt="hello", sampling=Sampling(max_tokens=8, ignore_eos=True))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of packed files."""
+    if not kernels_run(16, 2, np.dtype(np.float32), "cpu"):
+        pytest.skip("needs a C compiler, and a processor with AVX2 or NEON")
+    monkeypatch.setattr(packed_file, "cache_folder", lambda: tmp_path / "cache")
+    log_once.cache_clear()
+    return tmp_path / "cache" / "models"
+
+
+@pytest.fixture
+def writes(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The packed files that were written."""
+    done: list[Path] = []
+
+    def counted(path: Path, *given: Any, write: Any = packed_file._write) -> None:
+        done.append(path)
+        write(path, *given)
+
+    monkeypatch.setattr(packed_file, "_write", counted)
+    return done
+
+
+def pack(path: Path, quantize: Any = "gguf") -> PackedWeights:
+    """Open a model as an engine does, and return its packed weights."""
+    loaded = open_packed(path, dtype="fp32", device="cpu", quantize=quantize)
+    assert native_forward(loaded, quantize) is not None
+    assert isinstance(loaded.stored, PackedWeights)
+    return loaded.stored
+
+
+def contents(weights: PackedWeights) -> dict[str, Any]:
+    """Return a copy in memory, because a mapped file may change under its arrays."""
+    return {name: (one.strips.tobytes(), *one[1:]) for name, one in weights.products.items()}
+
+
+def tokens(path: Path, **options: Any) -> Any:
+    with load_decoder("ar", path, kv_budget=100, dtype="fp32", **options) as decoder:
+        return decoder.generate([REQUEST])[0].tokens
+
+
+@pytest.mark.parametrize("quantize", ["gguf", "none", "int8-dynamic"])
+def test_weights_are_packed_once_and_give_the_same_tokens(
+    tiny: Any, cache: Path, writes: list[Path], quantize: str
+) -> None:
+    assert tokens(tiny.path, quantize=quantize) == tokens(tiny.path, quantize=quantize)
+    (file,) = cache.glob("*.packed")
+    assert writes == [file]
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3", "qwen3moe", "gpt-oss"])
+def test_a_later_start_does_not_read_the_gguf_file(
+    tmp_path: Path, write_gguf: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    path = write_gguf(tmp_path / "a.gguf", family, **({"pre": "qwen2"} if family != "llama" else {})).path
+    first = open_model(path, dtype="fp32", integers=True)
+    identity, vector = first.identity, first.weights.array("model.norm.weight")
+    pack(path)
+    module = first.model
+    monkeypatch.setattr(gguf_model, "read_gguf", lambda path: pytest.fail("the file is read"))
+    again = open_packed(path, dtype="fp32", quantize="gguf")
+    assert vars(again.config) == vars(first.config)
+    assert (again.identity, again.end_ids, again.size) == (identity, first.end_ids, first.size)
+    assert np.array_equal(again.weights.array("model.norm.weight"), vector)
+    assert again.tokenizer.encode("hello  <think>5") == first.tokenizer.encode("hello  <think>5")
+    assert again.tokenizer.chat_template == first.tokenizer.chat_template
+    assert all(one.strips.ctypes.data % 64 == 0 for one in pack(path).products.values())
+    monkeypatch.undo()
+    assert all(
+        np.array_equal(one.numpy(), other.numpy())
+        for one, other in zip(again.model.parameters(), module.parameters(), strict=True)
+    )
+
+
+def test_a_model_has_one_identity_in_all_formats(tiny: Any) -> None:
+    whole = load_model(tiny.path, dtype="fp32")
+    assert len({whole.identity, pack(tiny.path).identity, pack(tiny.path, None).identity}) == 1
+
+
+def test_without_the_c_backend_nothing_is_packed(tiny: Any, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = tokens(tiny.path, quantize="none")
+    next(cache.glob("*.packed")).unlink()
+    monkeypatch.setattr(backend, "native_forward", lambda *given: None)
+    with load_decoder("ar", tiny.path, dtype="fp32", kv_budget=100) as decoder:
+        assert decoder.engine.runner.backend.name == "transformers"
+        assert decoder.generate([REQUEST])[0].tokens == expected
+    assert not list(cache.glob("*.packed"))
+
+
+def test_files_of_older_versions_and_unfinished_ones_are_deleted(tiny: Any, cache: Path) -> None:
+    pack(tiny.path)
+    (file,) = cache.glob("*.packed")
+    stem, _, _ = file.stem.rpartition("-")
+    stale = [cache / f"{stem}-v0.packed", cache / f".{file.name}.abc.tmp"]
+    other = cache / f"other-{stem}-v0.packed"
+    for one in (*stale, other):
+        one.write_text("")
+    file.unlink()
+    pack(tiny.path)
+    assert sorted(cache.glob("*.packed")) == sorted([file, other])
+    assert not any(one.exists() for one in stale)
+
+
+def test_other_content_under_the_same_name_is_another_model(
+    tmp_path: Path, write_gguf: Callable[..., Any], writes: list[Path]
+) -> None:
+    path = tmp_path / "same.gguf"
+    for family in ("llama", "qwen3"):
+        write_gguf(path, family)
+        pack(path)
+        assert open_packed(path, quantize="gguf").config.model_type == family
+    assert len(set(writes)) == 2
+
+
+def cut(file: Path) -> None:
+    os.truncate(file, file.stat().st_size - 1)
+
+
+def empty(file: Path) -> None:
+    os.truncate(file, 0)
+
+
+def zero(file: Path) -> None:
+    size = file.stat().st_size
+    os.truncate(file, 0)
+    os.truncate(file, size)
+
+
+def flip(place: int) -> Callable[[Path], None]:
+    def change(file: Path) -> None:
+        content = bytearray(file.read_bytes())
+        content[place] ^= 64
+        file.write_bytes(content)
+
+    return change
+
+
+def pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+def link(file: Path) -> None:
+    file.rename(file.with_name("elsewhere"))
+    file.symlink_to(file.with_name("elsewhere"))
+
+
+def writable(file: Path) -> None:
+    file.chmod(0o666)
+
+
+DAMAGES = [cut, empty, zero, flip(0), flip(5000), flip(-1), flip(-40), flip(-200), pipe, link, writable]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_packed_again(
+    tiny: Any, cache: Path, writes: list[Path], damage: Callable[[Path], None]
+) -> None:
+    whole = contents(pack(tiny.path))
+    damage(next(cache.glob("*.packed")))
+    assert contents(pack(tiny.path)) == whole
+    assert len(writes) == 2
+
+
+def rewrite_index(file: Path, change: Callable[[Any], object]) -> None:
+    """Change the index of a packed file, with a valid seal."""
+    body = file.read_bytes()[:-_SEAL]
+    head, begin = _PLACES.unpack(body[-_PLACES.size :])
+    index = json.loads(body[begin : -_PLACES.size])
+    change(index)
+    body = body[:begin] + json.dumps(index).encode() + _PLACES.pack(head, begin)
+    file.write_bytes(body + _seal(np.frombuffer(body, np.uint8)))
+
+
+BEGIN, SIZE, DTYPE, SHAPE, BITS, GROUP, UNIT, ZERO_POINT = range(8)
+"""Positions in a product's index entry."""
+WRONG: list[dict[int, Any]] = [
+    *({BEGIN: begin} for begin in (-4096, 1, 4097, 2**24, 2**62, 2**70, 0.5, "0", None)),
+    *({SIZE: size} for size in (0, -1, 4096, 2**40)),
+    *({DTYPE: dtype} for dtype in ("float32", "int8", "object", "x", None)),
+    *({SHAPE: shape} for shape in ([], [1, 1, -1], [-1, 2, 3], 3, "x", None)),
+    *({BITS: bits} for bits in (0, 4, 16, 1000, -8, True)),
+    *({GROUP: group} for group in (0, 1, 16, 64, -32, 2**40)),
+    *({UNIT: unit} for unit in (0.0, -1.0, math.nan, math.inf, "x", None)),
+    *({ZERO_POINT: zero_point} for zero_point in (8.0, -1.0, 1e308, math.nan, "x")),
+    {SIZE: 4096, SHAPE: [1, 1, 4096]},
+    {BITS: 4, GROUP: 16},
+]
+NAME = "0.qkv"
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+def test_no_number_in_the_index_is_trusted(tiny: Any, cache: Path, writes: list[Path], wrong: dict[int, Any]) -> None:
+    """The C code would read memory by these numbers. They are checked even under a valid seal."""
+    whole = contents(pack(tiny.path))
+
+    def change(index: Any) -> None:
+        for place, value in wrong.items():
+            index["products"][NAME][place] = value
+
+    rewrite_index(next(cache.glob("*.packed")), change)
+    assert contents(pack(tiny.path)) == whole
+    assert len(writes) == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda index: index["products"][NAME].pop(),
+        lambda index: index["products"][NAME].append(1),
+        lambda index: index["products"].pop(NAME),
+        lambda index: index["products"].update({NAME: index["products"]["0.down"]}),
+        lambda index: index["products"].update({NAME: 3}),
+        lambda index: index.update(products=[]),
+        lambda index: index["others"].pop("model.norm.weight"),
+        lambda index: index["others"].update(lm_head=[0, 4096, "float32"]),
+        lambda index: index["others"]["model.norm.weight"].__setitem__(1, 8),
+        lambda index: index["others"]["model.norm.weight"].__setitem__(0, 2**40),
+        lambda index: index.update(kind="float32"),
+        lambda index: index.update(config={}),
+        lambda index: index["config"].update(hidden_size=128),
+        lambda index: index["config"].update(num_hidden_layers=3),
+        lambda index: index["config"].update(model_type="mamba"),
+        lambda index: index.update(tokenizer=[0, 2**40]),
+        lambda index: index.pop("identity"),
+    ],
+)
+def test_an_edited_index_is_packed_again(
+    tiny: Any, cache: Path, writes: list[Path], change: Callable[[Any], object]
+) -> None:
+    whole = contents(pack(tiny.path))
+    rewrite_index(next(cache.glob("*.packed")), change)
+    assert contents(pack(tiny.path)) == whole
+    assert len(writes) == 2
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_packed_floats_of_other_shapes_do_not_fit(kind: Any) -> None:
+    made = packed(np.ones((40, 64), np.float32), kind)
+    assert made.fits(40, 64, kind)
+    for shape in ((40, 128), (80, 64), (40, 32)):
+        assert not made.fits(*shape, kind)
+    assert not made.fits(40, 64, "gguf")
+    assert not Packed(made.strips.view(np.uint8)).fits(40, 64, kind)
+
+
+# -- folders that can't be used -----------------------------------------------------------------------------------
+
+
+def shared(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+
+
+def blocked(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    folder.parent.write_text("in the way")
+
+
+def full(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    def fail(file: Any, array: Any) -> None:
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    patch.setattr(packed_file, "_add", fail)
+
+
+def without_owners(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """On such a disk other users can write everything, regardless of modes."""
+    patch.setattr(packed_file, "others_could_write", lambda path, trust_root: "can be written to by others")
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (shared, "can be written to by others"),
+        (blocked, "Not a directory"),
+        (full, "No space left on device"),
+        (without_owners, "can be written to by others"),
+    ],
+)
+def test_without_a_private_folder_with_space_weights_are_packed_in_memory(
+    tiny: Any,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: Any,
+    make: Callable[[Path, pytest.MonkeyPatch], None],
+    problem: str,
+) -> None:
+    expected = load_model(tiny.path, dtype="fp32").identity
+    make(cache, monkeypatch)
+    assert pack(tiny.path).identity == expected
+    assert tokens(tiny.path, quantize="gguf") == tokens(tiny.path, quantize="gguf")
+    (message,) = caplog.messages
+    assert message.startswith(f"packed weights can't be kept in {cache} ({problem}), so they are packed again for")
+    assert not cache.is_dir() or [one for one in cache.iterdir() if one.suffix != ".lock"] == []
+
+
+# -- other processes ----------------------------------------------------------------------------------------------
+
+CODE = """
+import sys, time
+from pathlib import Path
+from tot.decoders.kernels.native import packed_file
+from tot.decoders.kernels.native.forward import native_forward
+from tot.decoders.kernels.native.packed_file import open_packed
+packed_file.cache_folder = lambda: Path(sys.argv[2])
+def slow(*args, real=packed_file._write):
+    print("packs", flush=True)
+    real(*args)
+    time.sleep(2)
+def stuck(file, array):
+    file.write(b"half")
+    file.flush()
+    print("half written", flush=True)
+    time.sleep(60)
+if sys.argv[3] == "stuck":
+    packed_file._add = stuck
+else:
+    packed_file._write = slow
+loaded = open_packed(Path(sys.argv[1]), dtype="fp32", quantize="gguf")
+if sys.argv[3] != "stuck":
+    Path(sys.argv[3]).touch()
+    while len(list(Path(sys.argv[3]).parent.glob("ready*"))) < 2:
+        time.sleep(0.01)
+native_forward(loaded, "gguf")
+print(loaded.identity)
+"""
+
+
+@pytest.mark.processes
+def test_two_processes_pack_once_between_them(
+    tiny: Any, tmp_path: Path, run_python: Callable[..., subprocess.Popen[str]]
+) -> None:
+    runs = [run_python(CODE, tiny.path, tmp_path / "cache", tmp_path / f"ready{i}") for i in range(2)]
+    outputs = [run.communicate(timeout=60) for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], outputs
+    words = [output.split() for output, _ in outputs]
+    assert sorted(map(len, words)) == [1, 2]  # one packed, the other waited
+    assert words[0][-1] == words[1][-1]
+
+
+@pytest.mark.processes
+def test_a_killed_process_leaves_nothing_usable(
+    tiny: Any, tmp_path: Path, cache: Path, writes: list[Path], run_python: Callable[..., subprocess.Popen[str]]
+) -> None:
+    run = run_python(CODE, tiny.path, tmp_path / "cache", "stuck")
+    assert run.stdout is not None
+    assert run.stdout.readline() == "half written\n"
+    run.kill()
+    run.communicate()
+    (left,) = (one for one in cache.iterdir() if one.suffix != ".lock")
+    assert left.suffix == ".tmp"
+    pack(tiny.path)
+    assert len(writes) == 1
+    assert not left.exists()
