@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.costs import costs_table, measure
-from benchmarks.engines import about, metrics_of, searched
+from benchmarks.engines import about, searched
 from benchmarks.harness import RATE, Bench, Measured, Measurements, Metric, Side, percent, times
 from benchmarks.options import DecodersOptions
 from benchmarks.schedule import Machine, Schedule, Wave, simulate
@@ -30,6 +30,7 @@ from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.methods.options import SEEDOptions
 from tot.decoders.request import Completion, Purpose, Request
+from tot.decoders.timeline import Timeline
 from tot.evaluators.likelihood import Explain
 from tot.generators.sample import Sample
 from tot.registry import load_task
@@ -122,6 +123,7 @@ def _hold(runner: Runner, tokens: Sequence[int]) -> None:
 def search(decoder: LocalDecoder, serial: bool, samples: int, temperature: float, problem: BenchProblem) -> Measured:
     """Search a question and return its measurements."""
     task, engine, watched = problem.task, decoder.engine, Watched(decoder, serial)
+    engine.timeline = timeline = Timeline()
     seconds, _ = searched(
         [decoder],
         task,
@@ -133,11 +135,8 @@ def search(decoder: LocalDecoder, serial: bool, samples: int, temperature: float
         generator=Sample(temperature=temperature),
         evaluator=Explain(temperature=temperature),
     )
-    spent: Counter[str] = Counter()
-    for purpose in ("generate", "evaluate", "answer"):
-        spent.update(metrics_of(engine, purpose).seconds)
     totals = {name: watched.total(name) for name in ("tokens", *_COUNTED)}
-    return {"seconds": seconds, **totals, "spent": dict(spent), **watched.counts, "waves": watched.waves}
+    return {"seconds": seconds, **totals, "spent": timeline.seconds(), **watched.counts, "waves": watched.waves}
 
 
 def run(asked: DecodersOptions, console: Console) -> None:

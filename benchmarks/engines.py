@@ -15,12 +15,11 @@ import torch
 from benchmarks.harness import Measured, timed
 from benchmarks.workloads import AskedWork, Waves, drawn, new_tokens, requests
 from tot.config import SearchConfig
-from tot.decoders.budget import Metrics
 from tot.decoders.decoder import LocalDecoder
 from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import TotError
 from tot.decoders.machine import describe
-from tot.decoders.request import Purpose
+from tot.decoders.request import Usage
 from tot.running import in_daemon_thread, run_to_end
 from tot.solver import Solution, asolve
 from tot.task.task import Task
@@ -33,11 +32,6 @@ class SideError(TotError):
 def about(engine: Engine) -> str:
     """Describe the software versions, the number format and the weight backend."""
     return f"{describe(engine.loaded.device, engine.loaded.dtype)}, {engine.runner.backend.name}"
-
-
-def metrics_of(engine: Engine, purpose: Purpose = "generate") -> Metrics:
-    """Return the cost of a purpose's requests, including the last step."""
-    return engine.call(lambda: engine.accounts[purpose])
 
 
 def forget(decoder: LocalDecoder) -> None:
@@ -69,8 +63,8 @@ def replay(decoder: LocalDecoder, waves: Waves) -> Measured:
     forget(decoder)
     batches = [list(requests(wave)) for wave in waves]
     seconds, done = timed(lambda: [completion for batch in batches for completion in decoder.generate(batch)])
-    account = metrics_of(decoder.engine)
-    drafts = {"acceptance": account.acceptance_rate} if account.reached else {}
+    usage = sum((completion.usage for completion in done), Usage())
+    drafts = {} if usage.acceptance_rate is None else {"acceptance": usage.acceptance_rate}
     return checked(seconds, sum(len(completion.tokens) for completion in done), new_tokens(waves)) | drafts
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -112,26 +111,12 @@ def _reached(name: str, spent: float, limit: float | None) -> str | None:
 
 
 @dataclass
-class Metrics:
-    """Metrics of the requests of one purpose on one engine. Shared seconds are split by rows."""
+class Account:
+    """What the requests of one purpose decoded on one engine."""
 
     tokens: int = 0
-    """New tokens, including tokens of decoders that don't draft."""
-    verifications: int = 0
-    """Forward passes of samples with a drafter, including passes without a draft."""
-    drafted: int = 0
-    accepted: int = 0
-    """Drafted tokens that were accepted."""
-    reached: int = 0
-    """Draft positions with candidates at which all earlier positions were accepted."""
+    """New tokens, including those of requests that are still running."""
     skeletons: int = 0
     """Skeletons of parallel steps that were started."""
     broken: int = 0
     """Skeletons that broke the format. Their complete steps were decoded; without any, the text is plain."""
-    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Elapsed seconds: "draft", "verify" (the target's forward passes), "sampling", "scheduling" (all else)."""
-
-    @property
-    def acceptance_rate(self) -> float:
-        """Accepted divided by reached positions (SEED, Figure 6: alpha); 0 if nothing was drafted."""
-        return self.accepted / self.reached if self.reached else 0.0

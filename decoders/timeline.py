@@ -38,6 +38,14 @@ class Timeline:
         yield
         self.spans.append(Span(lane, kind, began, self.clock(), branch))
 
+    def seconds(self) -> dict[str, float]:
+        """Return the total seconds of drafting ("draft"), and of the target's forwards ("verify") and "sampling"."""
+        total = {"draft": 0.0, "verify": 0.0, "sampling": 0.0}
+        for span in self.spans:
+            if span.kind == "draft" or span.lane == "target":
+                total[span.kind] += span.ended - span.began
+        return total
+
     def busy(self, lane: str, windows: int = 50) -> list[float]:
         """Return the fraction of time that a lane was busy, in each of `windows` equal parts of the run."""
         if not self.spans:

@@ -17,12 +17,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.engines import about, metrics_of
+from benchmarks.engines import about
 from benchmarks.harness import SECONDS, Bench, Measured, Measurements, Metric, Side, by_metric, percent, timed
 from benchmarks.options import FastCoTBench
 from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.decoders.engine.engine import Engine
 from tot.decoders.methods.options import FastCoTOptions
+from tot.decoders.timeline import Timeline
 from tot.evaluation.estimate import paired
 from tot.training.fastcot import Answers, Rationale, batches, by_iteration, decode_whole, find_cap, masked, questions
 
@@ -200,13 +201,13 @@ def _times(bench: Bench, engine: Engine, rationales: Sequence[Rationale], window
     }
 
     def answered(decoder: LocalDecoder, batch: Sequence[Rationale]) -> Measured:
-        engine.call(engine.accounts.clear)
+        engine.timeline = timeline = Timeline()
         seconds, completions = timed(lambda: decoder.generate([one.request for one in batch]))
-        spent = metrics_of(engine, "answer").seconds
+        engine.timeline = None
         answers = [one.answer(completion) for one, completion in zip(batch, completions, strict=True)]
         return {
             "seconds": seconds,
-            "parts": dict(spent),
+            "parts": timeline.seconds(),
             "right": statistics.fmean(one.right(answer) for one, answer in zip(batch, answers, strict=True)),
             "answers": [one.read(answer) for one, answer in zip(batch, answers, strict=True)],
             "iterations": sum(completion.usage.forwards for completion in completions),

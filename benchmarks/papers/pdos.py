@@ -24,7 +24,7 @@ from statistics import fmean
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.engines import about, forget, metrics_of
+from benchmarks.engines import about, forget
 from benchmarks.harness import Bench, Measured, Measurements, Metric, Side, percent, plain, timed, times
 from benchmarks.options import PDOSBench
 from benchmarks.papers.pdos_questions import (
@@ -116,7 +116,7 @@ class Way:
         engine.call(partial(_watch, engine))
         decoding, (text, prompt, steps) = timed(lambda: self._decode(question, messages))
         tokens = len(engine.codec.encode(text))
-        account = metrics_of(engine)
+        account = engine.call(lambda: engine.accounts["generate"])
         format_kept = steps > 1 and account.skeletons > account.broken == 0
         return {
             "seconds": prefill + decoding,

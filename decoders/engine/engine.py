@@ -12,13 +12,13 @@ import logging
 import threading
 import time
 import weakref
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from tot.decoders.budget import Meter, Metrics
+from tot.decoders.budget import Account, Meter
 from tot.decoders.engine.last_open import LastOpen
 from tot.decoders.engine.output import LONGEST_CHARACTER, Output
 from tot.decoders.engine.prefix_cache import PrefixCache
@@ -74,8 +74,8 @@ class Engine:
         self.codec = TextCodec(loaded.tokenizer, loaded.end_ids, int(loaded.config.vocab_size))
         self.chunk = chunk or (128 if loaded.device == "cpu" else 512)
         self.forwards = 0
-        self.accounts: defaultdict[Purpose, Metrics] = defaultdict(Metrics)
-        """Cost of the requests so far, by purpose."""
+        self.accounts: defaultdict[Purpose, Account] = defaultdict(Account)
+        """What the requests so far decoded, by purpose."""
         self.timeline: Timeline | None = None
         """Set a timeline to record spans on it."""
         self.drafters: LastOpen[Any] = LastOpen(lambda drafter: drafter.close(), lambda drafter: not self._closed)
@@ -273,32 +273,32 @@ class Engine:
 
     def _step(self) -> bool:
         """Schedule, draft, run, sample, commit. Return False if all requests wait for drafts, so nothing ran."""
-        times = [time.perf_counter()]
         step = self._scheduler.schedule()
-        drafting = self._draft(step)
+        self._draft(step)
         self._scheduler.propose(step)
         if step.chunks:
-            times.append(time.perf_counter())
+            began = time.perf_counter()
             try:
                 forward = self.runner.forward(step.chunks)
-                times.append(time.perf_counter())
+                computed = time.perf_counter()
                 reads = forward.sample(step.chunks)
-                times.append(time.perf_counter())
             except Exception as error:  # for example out of memory: only the requests of this step fail
                 log.exception("a forward pass failed")
                 step.failed.update(dict.fromkeys(step.jobs, error))
             else:
-                self.runner.observe(forward, times[-1] - times[1])
+                ended = time.perf_counter()
+                self.runner.observe(forward, ended - began)
+                if self.timeline is not None:
+                    spans = Span("target", "verify", began, computed), Span("target", "sampling", computed, ended)
+                    self.timeline.spans += spans
                 self._count_forward(step, forward)
                 self._commit(step, reads)
-                self._share_seconds(step, drafting, *times, time.perf_counter())
         for job, reason in step.failed.items():
             self._fail(job, reason)
         return bool(step.chunks or step.failed)
 
-    def _draft(self, step: Step) -> float:
-        """Run each batch drafter once for all of its requests. Return the seconds it took."""
-        began = time.perf_counter()
+    def _draft(self, step: Step) -> None:
+        """Run each batch drafter once for all of its requests."""
         jobs_by_drafter: dict[BatchDrafter, list[Job]] = {}
         for job in step.ready:
             if job.policy.batch_drafter is not None:
@@ -309,7 +309,6 @@ class Engine:
             except Exception as error:
                 log.exception("%s has failed", type(drafter).__name__)
                 step.failed.update(dict.fromkeys(jobs, error))
-        return time.perf_counter() - began
 
     def _commit(self, step: Step, reads: list[list[Sampled]]) -> None:
         """Pass the samples of their chunks to the policies, and emit new text."""
@@ -338,21 +337,6 @@ class Engine:
             job.computed += max(0, min(chunk.stop, len(job.prompt)) - own)
         for meter in {id(job.meter): job.meter for job in step.jobs}.values():
             meter.count(forwards=1)
-
-    def _share_seconds(self, step: Step, drafting: float, *times: float) -> None:
-        """Split the step's seconds among purposes by their rows. Drafters count the drafting time themselves."""
-        began, ready, computed, sampled, ended = times
-        rows: Counter[Purpose] = Counter()
-        for chunk, job in zip(step.chunks, step.jobs, strict=True):
-            rows[job.request.purpose] += chunk.stop - chunk.start
-        durations = {"verify": computed - ready, "sampling": sampled - computed}
-        durations["scheduling"] = ended - began - drafting - sum(durations.values())
-        for purpose, count in rows.items():
-            for kind, seconds in durations.items():
-                self.accounts[purpose].seconds[kind] += seconds * count / rows.total()
-        if self.timeline is not None:
-            spans = Span("target", "verify", ready, computed), Span("target", "sampling", computed, sampled)
-            self.timeline.spans += spans
 
     def _finish(self, job: Job, reason: FinishReason | None) -> None:
         """Finish a job; `reason` ends the outputs that are still running."""

@@ -1,4 +1,4 @@
-"""Requests in the engine: jobs and their handles, policies, samples during decoding, and scored choices."""
+"""Requests in the engine: jobs and their handles, policies, and samples during decoding."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import queue
 import time
 from abc import ABC, abstractmethod
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -15,70 +15,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from tot.decoders.budget import Meter, Metrics
+from tot.decoders.budget import Account, Meter
 from tot.decoders.engine.output import Output
 from tot.decoders.engine.radix_cache import Branch, RadixCache
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Sampled
+from tot.decoders.engine.scoring import Scorer
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.errors import RequestError
-from tot.decoders.request import ChoiceLogprob, Completion, Request
+from tot.decoders.request import Completion, Request
 
 _keys = itertools.count()
-_CHOICE_ROWS = 128
-"""Rows of choices per step, so that other requests run in between."""
-
-
-class ChoiceScorer:
-    """Scores continuations of one branch, in steps of limited size. Shared prefixes are computed once."""
-
-    def __init__(
-        self, cache: RadixCache, branch: Branch, pending: Sequence[int], choices: Sequence[Sequence[int]]
-    ) -> None:
-        self._cache = cache
-        self._forks = [cache.fork(branch) for _ in choices]
-        self._logprobs: list[list[float]] = [[] for _ in choices]
-        self._steps: deque[list[tuple[int, Chunk]]] = deque()
-        """For each remaining step: pairs of (index of a choice, a chunk of it)."""
-        for fork, choice in zip(self._forks, choices, strict=True):
-            cache.extend(fork, [*pending, *choice[:-1]])  # logits at a position predict the next token
-        start, end = len(branch), max(map(len, self._forks))
-        while start < end:
-            stop = self._stop(start, end)
-            step = []
-            for number, (fork, choice) in enumerate(zip(self._forks, choices, strict=True)):
-                first, last = len(fork) - len(choice), min(stop, len(fork))
-                if start < last:
-                    reads = list(choice[max(start, first) - first : last - first]) if last > first else []
-                    step.append((number, Chunk(fork, start, last, reads)))
-            self._steps.append(step)
-            start = stop
-
-    def _stop(self, start: int, end: int) -> int:
-        """Return the end of a step that begins at `start`. Shared prefixes count as one row."""
-        rows = 0
-        for position in range(start, end):
-            rows += len({fork.slots[position] for fork in self._forks if len(fork) > position})
-            if rows > _CHOICE_ROWS and position > start:
-                return position
-        return end
-
-    @property
-    def chunks(self) -> list[Chunk]:
-        """The chunks to run next."""
-        return [chunk for _, chunk in self._steps[0]]
-
-    def take(self, reads: Sequence[Sequence[Sampled]]) -> tuple[ChoiceLogprob, ...] | None:
-        """Take the reads of the chunks. Returns the scores once all chunks have run."""
-        for (number, _), row in zip(self._steps.popleft(), reads, strict=True):
-            self._logprobs[number] += [token.logprob for token in row]
-        if self._steps:
-            return None
-        return tuple(ChoiceLogprob(sum(row), len(row)) for row in self._logprobs)
-
-    def release(self) -> None:
-        for fork in self._forks:
-            self._cache.release(fork)
 
 
 class DecodingSequence:
@@ -91,7 +38,7 @@ class DecodingSequence:
         self.output = output
         self.branch = branch
         self.pending = pending
-        self.scorer: ChoiceScorer | None = None
+        self.scorer: Scorer | None = None
 
 
 class BatchDrafter(Protocol):
@@ -166,8 +113,8 @@ class Job:
     policy: Policy = field(init=False)
     head: int = 0
     """Number of leading positions of `branch` that are known to be computed."""
-    account: Metrics = field(default_factory=Metrics)
-    """Cost of the requests of the same purpose."""
+    account: Account = field(default_factory=Account)
+    """What the requests of the same purpose decoded."""
     computed: int = 0
     """Prompt tokens computed for this job, including those computed again after a pause."""
     kept: bool = False

@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from tot.decoders.engine.output import Output
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Sampled
-from tot.decoders.engine.sequence import ChoiceScorer, DecodingSequence, Job, Policy
+from tot.decoders.engine.scoring import Scorer
+from tot.decoders.engine.sequence import DecodingSequence, Job, Policy
+from tot.decoders.request import ChoiceLogprob
 
 _RETOKENISED_SLOTS = 16
 """Slots for encoding again the first part of a token that a stop string cut in two."""
@@ -61,7 +63,7 @@ class Autoregressive(Policy):
         branch = job.resumed.pop(output.index) if output.index in job.resumed else job.cache.fork(job.branch)
         sequence = DecodingSequence(job, output, branch, self._text(output)[len(branch) :])
         if self._choices and (output.index in self._heads or not self._trigger):
-            sequence.scorer = ChoiceScorer(job.cache, branch, sequence.pending, self._choices)
+            sequence.scorer = Scorer(job.cache, branch, sequence.pending, self._choices)
         return sequence
 
     def _text(self, output: Output) -> list[int]:
@@ -81,10 +83,11 @@ class Autoregressive(Policy):
         for sequence in self.turn():
             output = sequence.output
             if sequence.scorer is not None:
-                scores = sequence.scorer.take([next(rows) for _ in sequence.scorer.chunks])
-                if scores is None:
+                if not sequence.scorer.take([next(rows) for _ in sequence.scorer.chunks]):
                     continue
-                output.choice_logprobs = scores
+                output.choice_logprobs = tuple(
+                    ChoiceLogprob(sum(token.logprob for token in row), len(row)) for row in sequence.scorer.scores
+                )
                 output.end("stop")
                 sequence.scorer.release()
                 self._job.cache.release(sequence.branch)
@@ -125,7 +128,7 @@ class Autoregressive(Policy):
         sequence.pending = ids[fed:]
         self._heads[output.index] = ids
         if self._choices:
-            sequence.scorer = ChoiceScorer(job.cache, sequence.branch, sequence.pending, self._choices)
+            sequence.scorer = Scorer(job.cache, sequence.branch, sequence.pending, self._choices)
 
     def turn(self) -> list[DecodingSequence]:
         """Return the samples of this step: all running ones."""

@@ -9,7 +9,6 @@ worker drafts one branch at a time. Both policies can adapt drafts to their gain
 from __future__ import annotations
 
 import queue
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
@@ -41,10 +40,10 @@ class Rounds(Speculation):
         self._drafted: Future[Any] | None = None
         """The last draft submitted to the worker, which runs them in order."""
         self._turn_ended = 0.0
-        self._queue: queue.SimpleQueue[tuple[int, Future[tuple[Drafted, float]]]] = queue.SimpleQueue()
-        """Finished drafts in order of completion, with the seconds that each took."""
-        self._drafting: dict[int, DecodingSequence] = {}
-        """Sequences whose drafts are in progress or queued."""
+        self._queue: queue.SimpleQueue[tuple[int, Future[Drafted]]] = queue.SimpleQueue()
+        """Finished drafts in order of completion."""
+        self._drafting: set[int] = set()
+        """Keys of the texts whose drafts are in progress or queued."""
         self._verifying: tuple[int, float] | None = None
         """Key of the draft in verification, and its start on the timeline."""
 
@@ -55,7 +54,7 @@ class Rounds(Speculation):
         self._count_step(sequences)
         for sequence in sequences:
             if (key := sequence.key) not in self._drafting:
-                self._drafting[key] = sequence
+                self._drafting.add(key)
                 future = executor.submit(self._draft, key, self.context(sequence))
                 future.add_done_callback(partial(self._enqueue, key))
                 self._drafted = self._drafted if executor is self._inline else future
@@ -64,9 +63,8 @@ class Rounds(Speculation):
             self._note_length()
             if key not in self._drafting:  # cancelled
                 continue
-            sequence = self._drafting.pop(key)
-            self.drafts[key], seconds = future.result()
-            sequence.job.account.seconds["draft"] += seconds
+            self._drafting.remove(key)
+            self.drafts[key] = future.result()
             if self.engine.timeline is not None:
                 self._verifying = key, self.engine.timeline.clock()
             return
@@ -85,14 +83,13 @@ class Rounds(Speculation):
             self._drafted = None
         return self._worker if overlap else self._inline
 
-    def _draft(self, key: int, context: DraftContext) -> tuple[Drafted, float]:
-        """Draft for a branch, and return the draft and the seconds it took. Runs in the executor."""
-        began = time.perf_counter()
+    def _draft(self, key: int, context: DraftContext) -> Drafted:
+        """Draft for a branch. Runs in the executor."""
         with self.span(f"branch {key}", key):
             (draft,) = self.drafter.draft([context], self.planner([context]))
-        return Drafted(context, draft), time.perf_counter() - began
+        return Drafted(context, draft)
 
-    def _enqueue(self, key: int, future: Future[tuple[Drafted, float]]) -> None:
+    def _enqueue(self, key: int, future: Future[Drafted]) -> None:
         self._queue.put((key, future))
         self._note_length()
         self.engine.wake()
@@ -109,7 +106,7 @@ class Rounds(Speculation):
         self._verifying = None
 
     def _end_drafting(self, key: int) -> None:
-        self._drafting.pop(key, None)
+        self._drafting.discard(key)
         if self._verifying is not None and self._verifying[0] == key:
             self._end_verification()
         executor = self._inline if self._drafted is None else self._worker  # not while the drafter runs

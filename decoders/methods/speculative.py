@@ -94,8 +94,6 @@ class Speculation:
         seconds = self._draft_seconds = time.perf_counter() - began
         if planner is not None:
             self._draft_seconds = self._paced(contexts, seconds, planner.drafting)
-        for sequence in sequences:
-            sequence.job.account.seconds["draft"] += seconds / len(sequences)
 
     def _paced(self, contexts: Sequence[DraftContext], seconds: float, planned: float) -> float:
         """Learn the pace from a step's seconds of drafting. Return the seconds without reading beginnings of texts."""
@@ -247,7 +245,7 @@ class Speculative(Autoregressive):
 
     def take(self, sequence: DecodingSequence, rows: Iterator[list[Sampled]]) -> None:
         """Follow the draft along the tokens that the target drew. The last token drawn is not part of the draft."""
-        cache, output, account, speculation = self._job.cache, sequence.output, self._job.account, self._speculation
+        cache, output, speculation = self._job.cache, sequence.output, self._speculation
         context, draft = speculation.drafts.pop(sequence.key)
         paths, probes = self._paths.pop(output.index), self._probes.pop(output.index)
         root = len(sequence.branch)
@@ -276,10 +274,6 @@ class Speculative(Autoregressive):
         output.drafted += len(draft.tokens)
         output.accepted += accepted
         output.reached += accepted + missed
-        account.verifications += 1
-        account.drafted += len(draft.tokens)
-        account.accepted += accepted
-        account.reached += accepted + missed
         if speculation.config.trajectory:
             output.trajectory.append((len(output.tokens) - accepted - 1, tuple(draft.tokens)))
         by_node = {node: sampled.token for node, sampled in drawn.items()}

@@ -10,13 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.special import log_softmax
 
-from tot.decoders.engine.radix_cache import Branch
 from tot.decoders.engine.runner import Chunk
-from tot.decoders.engine.sampling import Raw, Sampled
+from tot.decoders.engine.sampling import Sampled
+from tot.decoders.engine.scoring import Scorer
 from tot.decoders.engine.sequence import Job, Policy
-
-_ROWS = 128
-"""Maximum positions per forward pass, each with a row of logits."""
 
 
 @dataclass(slots=True)
@@ -39,40 +36,40 @@ class Scoring(Policy):
         self._text = text
         self._tokens = text.tokens[text.unscored :]
         self._top = top
-        self._branch: Branch | None = None
+        self._scorer: Scorer | None = None
 
     def propose(self) -> list[Chunk]:
-        job, done = self._job, len(self._text.logprobs)
-        if self._branch is None:
-            self._branch = job.cache.fork(job.branch)
-        chunk = self._tokens[done : done + _ROWS]
-        start = len(self._branch)
-        previous = self._tokens[done - 1] if done else job.prompt[-1]
-        job.cache.extend(self._branch, [previous, *chunk[:-1]])  # the logits at a position predict the next token
+        job = self._job
+        if self._scorer is None:
+            self._scorer = Scorer(job.cache, job.branch, job.prompt[-1:], [self._tokens], raw=self._top > 0)
         job.outputs[0].forwards += 1
-        return [Chunk(self._branch, start, len(self._branch), [Raw()] * len(chunk) if self._top else chunk)]
+        return self._scorer.chunks
 
     def commit(self, reads: list[list[Sampled]]) -> None:
-        (rows,) = reads
-        text = self._text
-        if self._top:
-            done = len(text.logprobs)
-            for row, token in zip(rows, self._tokens[done : done + len(rows)], strict=True):
-                assert row.logits is not None
-                logprobs = log_softmax(row.logits)
-                best = np.argsort(-logprobs, stable=True)[: self._top].tolist()
-                text.logprobs.append(float(logprobs[token]))
-                shown = best if token in best else [*best, token]
-                text.top.append([(other, float(logprobs[other])) for other in shown])
-        else:
-            text.logprobs += [row.logprob for row in rows]
-        if len(text.logprobs) == len(self._tokens):
+        assert self._scorer is not None
+        complete = self._scorer.take(reads)
+        (rows,) = self._scorer.scores
+        self._scorer.scores = [[]]  # rows of logits are large
+        for row in rows:
+            self._add(row)
+        if complete:
             self._job.outputs[0].end("stop")
             self.release()
 
+    def _add(self, row: Sampled) -> None:
+        """Add the score of the next token."""
+        text = self._text
+        if row.logits is None:
+            text.logprobs.append(row.logprob)
+            return
+        logprobs, token = log_softmax(row.logits), self._tokens[len(text.logprobs)]
+        best = np.argsort(-logprobs, stable=True)[: self._top].tolist()
+        text.logprobs.append(float(logprobs[token]))
+        text.top.append([(i, float(logprobs[i])) for i in (best if token in best else [*best, token])])
+
     def growth(self) -> int:
-        return 1 + len(self._tokens) - len(self._text.logprobs)
+        return 1 + len(self._tokens) if self._scorer is None else 0
 
     def release(self) -> None:
-        if self._branch is not None:
-            self._job.cache.release(self._branch)
+        if self._scorer is not None:
+            self._scorer.release()

@@ -16,7 +16,8 @@ from functools import partial
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Sampled
-from tot.decoders.engine.sequence import ChoiceScorer, DecodingSequence, Job
+from tot.decoders.engine.scoring import Scorer
+from tot.decoders.engine.sequence import DecodingSequence, Job
 from tot.decoders.errors import RequestError
 from tot.decoders.methods.autoregressive import Autoregressive
 from tot.decoders.methods.method import OpenedMethod
@@ -258,7 +259,7 @@ class ParallelSteps(Autoregressive):
         sequence.pending = [*unfed, *ids[fed:]]
         self._heads[output.index] = [*job.cache.tokens(branch), *sequence.pending]
         if self._choices:
-            sequence.scorer = ChoiceScorer(job.cache, branch, sequence.pending, self._choices)
+            sequence.scorer = Scorer(job.cache, branch, sequence.pending, self._choices)
 
     def _check(self, given: Sequence[StepHead]) -> None:
         """Raise RequestError if the given steps do not fit."""
