@@ -66,9 +66,13 @@ def noise_key(draw: Draw) -> int:
 
 @lru_cache(maxsize=4)
 def _token_hashes(size: int) -> Array:
-    """Return the hash of every token id, the part of the noise that all rows share: Murmur3's finaliser."""
-    words = np.arange(size, dtype=np.uint32)
-    words ^= words >> 16
+    """Return the hash of every token id, the part of the noise that all rows share."""
+    return hashed(np.arange(size, dtype=np.uint32))
+
+
+def hashed(words: Array) -> Array:
+    """Return the hash of 32-bit words: Murmur3's finaliser, a bijection."""
+    words = words ^ words >> 16
     words *= np.uint32(0x85EBCA6B)
     words ^= words >> 13
     words *= np.uint32(0xC2B2AE35)
@@ -107,11 +111,12 @@ def candidates(logits: Any, draws: Sequence[Draw], count: int) -> list[list[int]
 
 def distribution(logits: Any, draw: Draw) -> Array:
     """Return the probability of drawing each token, (vocab,) in float64: after temperature, filtered, renormalised."""
-    return np.asarray(_reference().distribution(logits, draw).numpy())
+    distribution: Array = _reference().distribution(np.asarray(logits), draw)
+    return distribution
 
 
 def _reference() -> Any:
-    """Return the module of the torch functions, which is imported where the C functions do not run."""
+    """Return the module of the functions in numpy."""
     from tot.decoders.engine import sampling_reference
 
     return sampling_reference

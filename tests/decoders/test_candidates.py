@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -26,9 +27,9 @@ def ranked(row: Tensor, how: Draw) -> list[int]:
     """Return all tokens that pass the filters, best first, and the lowest id first among equals."""
     if not how.temperature:
         return sorted(range(len(row)), key=lambda token: (-float(row[token]), token))
-    scaled = filtered(row[None] / torch.tensor(how.temperature), [how])[0]
-    scores = scaled.double() + gumbel(torch.tensor(noise_key(how)), torch.arange(len(row)))
-    left = [token for token in range(len(row)) if scores[token] > -torch.inf]
+    scaled = filtered((row / torch.tensor(how.temperature)).numpy(), how)
+    scores = scaled.astype(float) + gumbel(noise_key(how), np.arange(len(row)))
+    left = [token for token in range(len(row)) if scores[token] > -np.inf]
     return sorted(left, key=lambda token: (-float(scores[token]), token))
 
 

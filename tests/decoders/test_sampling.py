@@ -59,12 +59,12 @@ def warped(logits: Tensor, how: Draw) -> Tensor:
 
 def brute_force(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     """Sample by Gumbel-max over the whole vocabulary."""
-    every = torch.arange(logits.shape[1])
+    every = np.arange(logits.shape[1])
     tokens = []
     for row, how in zip(logits, draws, strict=True):
         scaled = warped(row[None], how)[0] if how.temperature else row
-        noise = gumbel(torch.tensor(noise_key(how)), every) if how.temperature else 0
-        tokens.append(int((scaled.double() + noise).argmax()))
+        noise = gumbel(noise_key(how), every) if how.temperature else 0
+        tokens.append(int((scaled.double().numpy() + noise).argmax()))
     return tokens
 
 
@@ -203,46 +203,46 @@ def test_filters_leave_the_tokens_that_transformers_leaves(
 ) -> None:
     how = draw(temperature, top_k=k, top_p=p, min_p=floor)
     logits = random_logits(4, seed)
-    assert torch.equal(filtered(logits / temperature, [how] * 4), warped(logits, how))
+    for row, expected in zip((logits / temperature).numpy(), warped(logits, how).numpy(), strict=True):
+        assert np.array_equal(filtered(row, how), expected)
 
 
-def test_filters_do_not_change_rows_without_filters() -> None:
-    logits = random_logits(3)
-    result = filtered(logits, [draw(), draw(top_k=2), draw()])
-    assert torch.equal(result[[0, 2]], logits[[0, 2]])
-    assert torch.isfinite(result[1]).sum() == 2
-    assert torch.isfinite(logits).all()
+def test_filters_copy_the_row() -> None:
+    row = random_logits(1)[0].numpy()
+    assert np.array_equal(filtered(row, draw()), row)
+    assert np.isfinite(filtered(row, draw(top_k=2))).sum() == 2
+    assert np.isfinite(row).all()
 
 
-def uniforms(hows: Sequence[Draw], ids: Tensor) -> Tensor:
+def uniforms(hows: Sequence[Draw], ids: np.ndarray) -> np.ndarray:
     """Return the uniforms behind the noise: (draws, ids)."""
-    keys = torch.tensor([noise_key(how) for how in hows])
-    return torch.exp(-torch.exp(-gumbel(keys[:, None], ids[None])))
+    keys = np.array([noise_key(how) for how in hows])
+    return np.exp(-np.exp(-gumbel(keys[:, None], ids[None])))
 
 
 @pytest.mark.parametrize("axis", ["token", "position", "sample", "seed"])
 def test_noise_is_uniform_and_neighbours_are_uncorrelated(axis: str) -> None:
     few, many = 4, 25_000
     if axis == "token":
-        grid = uniforms([draw(seed=s) for s in range(few)], torch.arange(many))
+        grid = uniforms([draw(seed=s) for s in range(few)], np.arange(many))
     else:
-        grid = uniforms([draw()._replace(**{axis: i}) for i in range(many)], torch.arange(few)).T
-    for row in grid.numpy():
+        grid = uniforms([draw()._replace(**{axis: i}) for i in range(many)], np.arange(few)).T
+    for row in grid:
         assert stats.kstest(row, "uniform").pvalue > 1e-3
         assert stats.chisquare(np.bincount((row * 256).astype(int), minlength=256)).pvalue > 1e-3
     limit = 4.5 / math.sqrt(many)
     for lag in (1, 2, 3, 16, 256):
-        assert np.abs([np.corrcoef(row[lag:], row[:-lag])[0, 1] for row in grid.numpy()]).max() < limit
-    assert np.abs(np.corrcoef(grid.numpy()) - np.eye(few)).max() < limit
+        assert np.abs([np.corrcoef(row[lag:], row[:-lag])[0, 1] for row in grid]).max() < limit
+    assert np.abs(np.corrcoef(grid) - np.eye(few)).max() < limit
 
 
 def test_noise_equals_the_hash_in_python_integers() -> None:
     """A change of the hash changes the result of every seeded run, and must be intentional."""
     keys = [noise_key(draw(seed=s)) for s in (0, 1, 2**64 - 1)] + [-1, 0, 2**63 - 1, -(2**63)]
     ids = [0, 1, 255, 151_935, 262_143]
-    noise = gumbel(torch.tensor(keys)[:, None], torch.tensor(ids)[None])
+    noise = gumbel(np.array(keys)[:, None], np.array(ids)[None])
     expected = [[noise_of(gap(key, token)) for token in ids] for key in keys]
-    torch.testing.assert_close(noise, torch.tensor(expected, dtype=torch.float64))
+    np.testing.assert_allclose(noise, expected, rtol=1e-12)
     assert noise_key(draw(seed=5, sample=6, position=7)) == 8461057289272665152
 
 
@@ -250,14 +250,14 @@ def test_noise_equals_the_hash_in_python_integers() -> None:
 def test_noise_is_bounded(bits: int, bound: float) -> None:
     key = key_of(bits, token=5)
     assert gap(key, 5) == bits
-    assert gumbel(torch.tensor(key), torch.tensor(5)).item() == pytest.approx(bound, abs=0.01)
+    assert gumbel(key, [5]).item() == pytest.approx(bound, abs=0.01)
 
 
 @pytest.mark.parametrize("margin", [1e-4, -1e-4])
 def test_the_least_likely_token_that_can_win_still_wins(monkeypatch: pytest.MonkeyPatch, margin: float) -> None:
     key = key_of(0, token=1)  # under this key, token 1 has the largest possible noise
     monkeypatch.setattr(sampling, "noise_key", lambda _: key)
-    noise = gumbel(torch.tensor(key), torch.arange(2))
+    noise = gumbel(key, np.arange(2))
     lead = float(noise[1] - noise[0]) - margin
     assert lead > 10
     assert read(torch.tensor([[lead, 0.0]]), [draw()])[0].token == (1 if margin > 0 else 0)
@@ -295,9 +295,7 @@ def test_ties_go_to_the_lowest_id(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0, 3.0, 3.0], [2.0, 2.0, 2.0, 2.0, 2.0]])
     assert tokens(read(logits, [draw(0.0)] * 2)) == [1, 0]
     monkeypatch.setattr(sampling, "_compiled", lambda: None)
-    monkeypatch.setattr(
-        sampling_reference, "_gaps", lambda keys, ids: torch.full(torch.broadcast_shapes(keys.shape, ids.shape), 9)
-    )
+    monkeypatch.setattr(sampling_reference, "_gaps", lambda keys, hashes: np.full(hashes.shape, 9))
     assert tokens(read(logits, [draw()] * 2)) == [1, 0]
 
 
@@ -324,12 +322,12 @@ def test_a_temperature_beyond_float32_makes_all_tokens_equally_likely() -> None:
     assert set(tokens(read(logits.expand(len(hows), -1), hows))) == {0, 1, 2}
 
 
-# -- in C and in torch ----------------------------------------------------------------------------------------------
+# -- in C and in numpy ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.01, 1.0, 5.0, 300.0])
 @pytest.mark.parametrize("temperature", [0.0, 1e-4, 0.2, 0.7, 1.0, 3.0])
-def test_samples_are_the_same_in_c_and_torch(
+def test_samples_are_the_same_in_c_and_numpy(
     spread: float, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if sampling._compiled() is None:
@@ -352,7 +350,7 @@ def test_samples_are_the_same_in_c_and_torch(
 
 @pytest.mark.parametrize("vocabulary", [1, 15, 16, 17, 255, 256, 257, 4099])
 @pytest.mark.parametrize("spread", [0.0, 1.0, 30.0, 1e4, 1e30])
-def test_log_probabilities_equal_torchs(vocabulary: int, spread: float) -> None:
+def test_log_probabilities_are_exact(vocabulary: int, spread: float) -> None:
     logits = random_logits(4, 1, spread, vocabulary)
     logits[1, : vocabulary // 2] = -math.inf
     given = [vocabulary - 1, vocabulary // 2, 0, vocabulary // 3]
