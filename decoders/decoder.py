@@ -163,7 +163,16 @@ def load_decoder(
         owned = engine is None
         if engine is None:
             close_models()
-            engine = open_engine(model, tokenizer, dtype, device, kv_budget, quantize, threads, prefix_cache)
+            engine = open_engine(
+                model,
+                tokenizer,
+                dtype=dtype,
+                device=device,
+                kv_budget=kv_budget,
+                quantize=quantize,
+                threads=threads,
+                prefix_cache=prefix_cache,
+            )
             stack.callback(engine.close)
         opened = method.open(engine, method_options, stack)
         return LocalDecoder(name, engine, opened, stack.pop_all(), owned, method.few_shot)

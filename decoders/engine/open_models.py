@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,38 +36,48 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def open_engine(
-    model: str | Path | Any,
-    tokenizer: Any = None,
-    dtype: str = "auto",
-    device: str = "auto",
-    kv_budget: int | str | None = None,
-    quantize: Quantize = "auto",
-    threads: int | None = None,
-    prefix_cache: bool = True,
-) -> Engine:
-    """Load a model and make an engine for it, with the arguments of `load_decoder`."""
+@dataclass(frozen=True)
+class EngineOptions:
+    """How an engine computes, as in `load_decoder`."""
+
+    dtype: str = "auto"
+    device: str = "auto"
+    kv_budget: int | str | None = None
+    quantize: Quantize = "auto"
+    threads: int | None = None
+    prefix_cache: bool = True
+
+    def device_of(self, model: Any) -> str:
+        """Return the device of a model. A model object stays on its device by default."""
+        if self.device == "auto" and not isinstance(model, str | Path):
+            return str(model.device)
+        return resolve_device(self.device)
+
+    def need_of(self, model: str | Path) -> Need:
+        """Return the memory that a model needs."""
+        integers = self.quantize == "gguf" or (self.quantize == "auto" and _uses_integers(model, self))
+        return Need.of(model, self.dtype, resolve_device(self.device), integers)
+
+
+def open_engine(model: str | Path | Any, tokenizer: Any = None, **options: Any) -> Engine:
+    """Load a model and make an engine for it. `options` are EngineOptions by name."""
+    chosen = EngineOptions(**options)
+    quantize = chosen.quantize
     if quantize == "auto":
-        if _uses_file_quantization(model, dtype, device):
+        if _uses_integers(model, chosen):
             try:
-                return _open(model, tokenizer, dtype, device, kv_budget, "gguf", threads, prefix_cache)
+                return _open(model, tokenizer, chosen, "gguf")
             except OptionError as error:  # unsupported layers, or too little free memory
                 log.info("cannot compute with the quantized weights of %s, so they are dequantized: %s", model, error)
-        return _open(model, tokenizer, dtype, device, kv_budget, None, threads, prefix_cache)
-    if quantize != "none" and (kind := _device(model, device).partition(":")[0]) != "cpu":
+        return _open(model, tokenizer, chosen, None)
+    if quantize != "none" and (kind := chosen.device_of(model).partition(":")[0]) != "cpu":
         raise OptionError(f"quantize={quantize} runs on the CPU only, and the device is {kind}: leave quantize out")
-    quantization = None if quantize == "none" else quantize
-    return _open(model, tokenizer, dtype, device, kv_budget, quantization, threads, prefix_cache)
+    return _open(model, tokenizer, chosen, None if quantize == "none" else quantize)
 
 
-def _need(model: str | Path, dtype: str, device: str, quantize: Quantize) -> Need:
-    integers = quantize == "gguf" or (quantize == "auto" and _uses_file_quantization(model, dtype, device))
-    return Need.of(model, dtype, resolve_device(device), integers)
-
-
-def _uses_file_quantization(model: Any, dtype: str, device: str) -> bool:
+def _uses_integers(model: Any, options: EngineOptions) -> bool:
     """Return whether to compute with the quantized weights of a .gguf file. Decided before the slow loading."""
-    if dtype != "auto" or not isinstance(model, str | Path) or _device(model, device) != "cpu":
+    if options.dtype != "auto" or not isinstance(model, str | Path) or options.device_of(model) != "cpu":
         return False
     if str(model) in KNOWN_MODELS:  # of the small model, rounding costs answers
         return False
@@ -75,49 +86,30 @@ def _uses_file_quantization(model: Any, dtype: str, device: str) -> bool:
     return supported and level() is not None and library(*SAMPLING) is not None
 
 
-def _device(model: Any, device: str) -> str:
-    """Return the device of a model. A model object stays on its device by default."""
-    if device == "auto" and not isinstance(model, str | Path):
-        return str(model.device)
-    return resolve_device(device)
-
-
-def _open(
-    model: str | Path | Any,
-    tokenizer: Any,
-    dtype: str,
-    device: str,
-    kv_budget: int | str | None,
-    quantization: Quantization | None,
-    threads: int | None,
-    prefix_cache: bool,
-) -> Engine:
-    loaded = open_packed(model, tokenizer=tokenizer, dtype=dtype, device=device, quantize=quantization)
+def _open(model: Any, tokenizer: Any, options: EngineOptions, quantize: Quantization | None) -> Engine:
+    loaded = open_packed(model, tokenizer=tokenizer, dtype=options.dtype, device=options.device, quantize=quantize)
     half = (at := level()) is not None and at.half_store
-    if quantization == "gguf" and dtype == "auto" and loaded.dtype == np.float32 and half:
+    if quantize == "gguf" and options.dtype == "auto" and loaded.dtype == np.float32 and half:
         loaded.store_dtype = np.dtype(np.float16)
-    owned = isinstance(model, str | Path)
-    options: dict[str, Any] = {"threads": threads, "prefix_cache": prefix_cache}
-    engine = Engine(loaded, kv_budget, quantize=quantization, owned=owned, **options)
+    engine = Engine(
+        loaded,
+        options.kv_budget,
+        quantize=quantize,
+        owned=isinstance(model, str | Path),
+        threads=options.threads,
+        prefix_cache=options.prefix_cache,
+    )
     trim()  # parsing a tokenizer file takes many times its size
     return engine
 
 
 @contextmanager
 def shared_engines(
-    models: Sequence[str | Path | Any],
-    *,
-    tokenizer: Any = None,
-    dtype: str = "auto",
-    device: str = "auto",
-    kv_budget: int | str | None = None,
-    quantize: Quantize = "auto",
-    threads: int | None = None,
-    prefix_cache: bool = True,
+    models: Sequence[str | Path | Any], *, tokenizer: Any = None, **options: Any
 ) -> Iterator[list[Engine]]:
     """Yield an engine for each model, shared by all concurrent users of the same models and options.
 
-    The arguments are as in `load_decoder`, for each model. Names of the same files share one engine. The engines stay
+    `options` are EngineOptions by name, for each model. Names of the same files share one engine. The engines stay
     open for the next user, with empty caches. Model objects, and models with a given tokenizer, belong to the caller:
     their engines close after use. Raises ModelError before loading if several models do not fit into free memory.
     """
@@ -129,26 +121,26 @@ def shared_engines(
             f"{len(distinct)} models are given, and one is an object or has a given tokenizer: name all of them, or "
             "pass decoder objects, such as decoder={'escalate': load_decoder('ar', model, tokenizer=tokenizer)}"
         )
-    options = (dtype, device, kv_budget, quantize, threads, prefix_cache, len(distinct), os.getpid())
+    chosen = EngineOptions(**options)
     # A fork cannot use its parent's engine, and models that share memory have a smaller cache.
-    keys = {file: (model_key(model), *options) for file, model in distinct.items() if kept}
-    budgets: dict[Any, Any] = dict.fromkeys(distinct, kv_budget)
+    keys = {file: (model_key(model), chosen, len(distinct), os.getpid()) for file, model in distinct.items() if kept}
+    budgets: dict[Any, Any] = dict.fromkeys(distinct, chosen.kv_budget)
     if len(distinct) > 1:
         _engines.close_idle(keys.values())
-        needs = {file: _need(model, dtype, device, quantize) for file, model in distinct.items()}
+        needs = {file: chosen.need_of(model) for file, model in distinct.items()}
         new = [needs[file] for file in distinct if keys[file] not in _engines]
-        free = free_memory(on := resolve_device(device))
+        free = free_memory(on := resolve_device(chosen.device))
         check_memory(new, free)
-        if kv_budget is None:
+        if chosen.kv_budget is None:
             room = default_budget(free - sum(need.weights for need in new), on)
             budgets = dict(zip(distinct, split_budget(list(needs.values()), room), strict=True))
     with ExitStack() as stack:
         engines = {}
         for file, model in distinct.items():
-            make = partial(open_engine, model, tokenizer, dtype, device, budgets[file], quantize, threads, prefix_cache)
+            make = partial(open_engine, model, tokenizer, **{**options, "kv_budget": budgets[file]})
             opening = _engines.use(keys[file], make, keys.values()) if kept else make()
             engines[file] = engine = stack.enter_context(opening)
-            if kv_budget is None:
+            if chosen.kv_budget is None:
                 engine.runner.bound_idle()
         yield [engines[file] for file in files]
 
