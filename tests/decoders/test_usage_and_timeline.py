@@ -1,12 +1,10 @@
-"""Metrics: accounts by purpose, usages, and the timeline of a run."""
+"""Usages of completions, tokens by purpose, and the timeline of a run."""
 
 from __future__ import annotations
 
 import copy
 import itertools
-import time
 from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tot.decoders import Completion, Engine, LocalDecoder, Request, Sampling, Usage, load_decoder, load_model
-from tot.decoders.budget import Metrics
 from tot.decoders.drafting.draft_model import ModelDrafter
 from tot.decoders.timeline import Span, Timeline
 
@@ -58,86 +55,52 @@ def requests(count: int = 3, purpose: Any = "generate", tokens: int = 24, **more
     ]
 
 
-def spent(completions: Sequence[Completion]) -> tuple[int, int, int, int]:
-    """Return new tokens, forwards, drafted and accepted tokens."""
-    usages = [completion.usage for completion in completions]
-    fields = ("new_tokens", "forwards", "drafted", "accepted")
-    one, two, three, four = (sum(getattr(usage, name) for usage in usages) for name in fields)
-    return one, two, three, four
+def total(completions: Sequence[Completion]) -> Usage:
+    return sum((completion.usage for completion in completions), Usage())
 
 
-def booked(account: Metrics) -> tuple[int, int, int, int]:
-    return account.tokens, account.verifications, account.drafted, account.accepted
-
-
-# -- accounts --------------------------------------------------------------------------------------
+# -- usages ----------------------------------------------------------------------------------------
 
 
 @named
-@pytest.mark.parametrize("draft", [None, "same"])
-def test_accounts_are_the_sums_of_usages(load: Load, name: str, options: dict[str, Any], draft: str | None) -> None:
-    decoder = load(name, draft=draft, **options)
+def test_tokens_are_counted_by_purpose(load: Load, name: str, options: dict[str, Any]) -> None:
+    decoder = load(name, **options)
     handles = {
         purpose: decoder.submit(requests(count, purpose))
         for purpose, count in (("generate", 3), ("evaluate", 1), ("answer", 2))
     }
     for purpose, some in handles.items():
         completions = [completion for handle in some for completion in handle.result(30)]
-        assert booked(decoder.engine.accounts[purpose]) == spent(completions)  # type: ignore[index]
+        assert decoder.engine.accounts[purpose].tokens == total(completions).new_tokens  # type: ignore[index]
     assert {*decoder.engine.accounts} == {*handles}
-
-
-def test_tokens_of_all_decoders_are_counted(load: Load) -> None:
-    speculative = load("sd", draft="same")
-    plain = load(engine=speculative.engine)
-    both = [*speculative.generate(requests()), *plain.generate(requests())]
-    account = speculative.engine.accounts["generate"]
-    assert account.tokens == spent(both)[0] == 2 * 6 * 24
-    assert account.verifications == spent(both[:6])[1]
-
-
-def test_accounts_add_up_over_requests(load: Load) -> None:
-    decoder = load("sd", draft="same")
-    completions = [completion for _ in range(3) for completion in decoder.generate(requests(2))]
-    assert booked(decoder.engine.accounts["generate"]) == spent(completions)
 
 
 def test_an_answer_is_counted_with_its_rationale(load: Load) -> None:
     decoder = load("sd")
     got = decoder.generate(requests(answer_trigger=" So", answer_tokens=5))
-    account = decoder.engine.accounts["generate"]
-    assert booked(account) == spent(got)
-    assert account.tokens == 6 * (24 + 5)
+    assert decoder.engine.accounts["generate"].tokens == total(got).new_tokens == 6 * (24 + 5)
 
 
 @pytest.mark.parametrize(("k", "tokens"), [(1, 32), (3, 32), (4, 50)])
 @pytest.mark.parametrize("name", ["sd", "seed"])
 def test_a_perfect_draft_gives_its_length_plus_one_tokens(load: Load, name: str, k: int, tokens: int) -> None:
     options: dict[str, Any] = {"k": k} if name == "sd" else {"k_config": (1,) * k, "adapt": False}
-    decoder = load(name, draft="same", **options)
-    decoder.generate(requests(tokens=tokens))
-    account = decoder.engine.accounts["generate"]
-    assert account.accepted == k * account.verifications
-    assert account.acceptance_rate == 1.0
+    usage = total(load(name, draft="same", **options).generate(requests(tokens=tokens)))
+    assert usage.accepted == k * usage.forwards
+    assert usage.acceptance_rate == 1.0
 
 
 def test_the_acceptance_rate_counts_reached_positions(load: Load) -> None:
-    decoder = load("sd", k=4)
-    got = decoder.generate(requests(6, tokens=60))
-    account = decoder.engine.accounts["generate"]
-    assert account.accepted == spent(got)[3] > 0
-    assert account.reached == sum(completion.usage.reached for completion in got)
-    assert account.accepted < account.reached <= account.drafted
-    assert 0 < account.acceptance_rate == account.accepted / account.reached < 1
+    usage = total(load("sd", k=4).generate(requests(6, tokens=60)))
+    assert 0 < usage.accepted < usage.reached <= usage.drafted
+    assert usage.acceptance_rate == usage.accepted / usage.reached
+    assert Usage().acceptance_rate is None
 
 
 def test_candidates_of_one_position_count_as_one_trial(load: Load) -> None:
-    decoder = load("mcsd", draft="same", k_config=(3, 2))
-    decoder.generate(requests(tokens=30))
-    account = decoder.engine.accounts["generate"]
-    assert account.reached == account.accepted == 2 * account.verifications
-    assert account.acceptance_rate == 1.0
-    assert account.accepted / account.drafted == pytest.approx(2 / (3 + 3 * 2))
+    usage = total(load("mcsd", draft="same", k_config=(3, 2)).generate(requests(tokens=30)))
+    assert usage.reached == usage.accepted == 2 * usage.forwards
+    assert usage.accepted / usage.drafted == pytest.approx(2 / (3 + 3 * 2))
 
 
 def test_drafts_cut_by_the_end_of_a_text_are_not_rejections(load: Load) -> None:
@@ -146,62 +109,6 @@ def test_drafts_cut_by_the_end_of_a_text_are_not_rejections(load: Load) -> None:
     got = decoder.generate([Request(prompt="the range in", sampling=one) for one in sampling])
     assert any(one.usage.accepted < one.usage.drafted for one in got)
     assert [one.usage.reached for one in got] == [one.usage.accepted for one in got]
-    assert sum((one.usage for one in got), Usage()).acceptance_rate == 1.0
-    assert decoder.engine.accounts["generate"].acceptance_rate == 1.0
-    assert Usage().acceptance_rate is None
-
-
-def test_choices_alone_are_not_verifications(load: Load) -> None:
-    decoder = load("sd", draft="same")
-    decoder.generate([Request(prompt="abc", choices=("1", "10"), purpose="evaluate")])
-    account = decoder.engine.accounts["evaluate"]
-    assert booked(account) == (0, 0, 0, 0)
-    assert account.seconds["verify"] > 0
-
-
-@named
-def test_seconds_are_complete_and_sum_to_at_most_the_elapsed_time(
-    load: Load, name: str, options: dict[str, Any]
-) -> None:
-    decoder = load(name, draft="same", **options)
-    engine = decoder.engine
-    timeline = engine.timeline = Timeline()
-    began = time.perf_counter()
-    handles = [*decoder.submit(requests(2)), *decoder.submit(requests(1, "evaluate"))]
-    for handle in handles:
-        handle.result(30)
-    engine.close()
-    for account in engine.accounts.values():
-        assert {*account.seconds} == {"draft", "verify", "sampling", "scheduling"}
-        assert all(seconds >= 0 for seconds in account.seconds.values())
-        assert account.seconds["verify"] > 0
-        assert account.seconds["draft"] > 0
-
-    def total(what: str) -> float:
-        return sum(account.seconds[what] for account in engine.accounts.values())
-
-    for what in ("verify", "sampling"):
-        elapsed = sum(span.ended - span.began for span in timeline.spans if (span.lane, span.kind) == ("target", what))
-        assert total(what) == pytest.approx(elapsed)
-    drafting = sum(span.ended - span.began for span in timeline.spans if span.kind == "draft")
-    assert drafting * 0.99 < total("draft") < time.perf_counter() - began
-
-
-def test_seconds_are_split_by_rows(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two purposes share forwards, and one has three times the samples of the other. Each part of a step takes 1 s."""
-    decoder, seconds = load(), itertools.count()
-    monkeypatch.setattr("tot.decoders.engine.engine.time", SimpleNamespace(perf_counter=lambda: float(next(seconds))))
-    many = requests(3, "generate", 100)
-    few = requests(1, "evaluate", 100)
-    handles = decoder.engine.submit_all([*many, *few], [decoder.method.policy] * 4)
-    for handle in handles:
-        handle.result(30)
-    accounts = decoder.engine.accounts
-    for what in ("verify", "sampling", "scheduling"):
-        assert accounts["generate"].seconds[what] == pytest.approx(3 * accounts["evaluate"].seconds[what], rel=0.25)
-
-
-# -- usages in rounds ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -210,7 +117,6 @@ def test_a_forward_counts_for_the_sample_whose_draft_it_verified(load: Load, ove
     got = decoder.generate(requests(3, tokens=24))
     assert [completion.usage.forwards for completion in got] == [24 // 4] * 6
     assert decoder.engine.forwards - 6 * 24 // 4 in ((0, 1) if overlap else (0,))  # the prompts
-    assert decoder.engine.accounts["generate"].verifications == 6 * 24 // 4
 
 
 # -- the timeline ----------------------------------------------------------------------------------
@@ -239,6 +145,13 @@ def test_spans_are_ordered_in_their_lanes(load: Load, name: str, options: dict[s
         assert [span.kind for span in lanes[lane]] == ["draft", "verify"] * (len(lanes[lane]) // 2)
     if not rounds:
         assert timeline.queue == []
+    seconds = timeline.seconds()
+    assert {*seconds} == {"draft", "verify", "sampling"}
+    for kind in ("verify", "sampling"):
+        assert seconds[kind] == pytest.approx(sum(s.ended - s.began for s in lanes["target"] if s.kind == kind))
+    drafts = [span for span in timeline.spans if span.kind == "draft"]
+    assert seconds["draft"] == pytest.approx(sum(span.ended - span.began for span in drafts))
+    assert min(seconds.values()) > 0
     for lane in lanes:
         shares = timeline.busy(lane)
         assert len(shares) == 50
