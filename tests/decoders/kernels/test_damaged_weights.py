@@ -11,8 +11,6 @@ import pytest
 import torch
 
 from tot.decoders import ModelError, Request, Sampling, load_decoder
-from tot.decoders.engine import sampling
-from tot.decoders.engine.sampling import Draw
 from tot.decoders.kernels.native.shared_prefixes import Run
 from tot.decoders.kernels.native.tiles import kernels_run, make_tiles
 from tot.decoders.models.loaded import number_type
@@ -68,17 +66,3 @@ def test_only_rows_that_attend_to_a_nan_key_get_nan(
         finite = attend(query, keys, values, tiles, 0.3).isfinite().all(-1)[:, 0].view(2, 3)
         assert finite[order.index(1)].all()
         assert not finite[order.index(0)].any()
-
-
-@pytest.mark.parametrize("compiled", [True, False])
-@pytest.mark.parametrize("heat", [0.0, 1.0])
-def test_a_nan_logit_makes_the_samples_log_probability_nan(
-    monkeypatch: pytest.MonkeyPatch, compiled: bool, heat: float
-) -> None:
-    if not compiled:
-        monkeypatch.setattr(sampling, "_compiled", lambda: None)
-    logits = torch.randn(4, 500, generator=torch.Generator().manual_seed(1))
-    logits[0, 0] = logits[1, 255] = logits[2, 499] = math.nan
-    draws = [Draw(heat, 0, 1.0, 0.0, seed, 0, 0) for seed in range(4)]
-    logprobs = [one.logprob for one in sampling.read(logits, draws)]
-    assert [math.isfinite(logprob) for logprob in logprobs] == [False, False, False, True]

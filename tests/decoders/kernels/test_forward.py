@@ -17,7 +17,6 @@ from tot.decoders import OptionError, Request, Sampling, load_decoder, machine
 from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.kernels.backend import open_backend
 from tot.decoders.kernels.module import TransformersForward
-from tot.decoders.kernels.native import forward
 from tot.decoders.kernels.native import library as native
 from tot.decoders.kernels.native.forward import NativeForward, native_forward
 from tot.decoders.models.families import FAMILIES
@@ -101,18 +100,6 @@ def test_in_bfloat16_it_is_at_least_as_accurate_as_the_model(
             assert torch.corrcoef(torch.stack([logits[0], expected]))[0, 1] > 0.99
     assert torch.stack(ours).square().mean() < torch.stack(theirs).square().mean()
     runner.close()
-
-
-def test_the_model_itself_works_again_once_the_runner_is_closed(
-    text: Callable[..., Any], computed: Callable[..., Any], known: Callable[..., Any]
-) -> None:
-    model = known()
-    tokens = torch.tensor([text(12)])
-    before = model(tokens).logits
-    runner = Runner(LoadedModel.of(model), 100)
-    computed(runner, [text(12)])
-    runner.close()
-    assert torch.equal(model(tokens).logits, before)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe"])
@@ -275,14 +262,3 @@ def test_if_memory_is_short_the_weights_stay_unpacked_with_one_warning(
     ]
     with pytest.raises(OptionError, match="memory for the packed weights"):
         open_backend(LoadedModel.of(model), "int8-dynamic")
-
-
-def test_if_python_and_c_disagree_on_a_structure_torch_computes(
-    known: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    native.log_once.cache_clear()
-    monkeypatch.setattr(forward, "SIZES", (*forward.SIZES[:-1], forward.SIZES[-1] + 8))
-    runner = Runner(LoadedModel.of(known()), 100)
-    assert isinstance(runner.backend, TransformersForward)
-    assert "forward_sizes are" in caplog.text
-    runner.close()

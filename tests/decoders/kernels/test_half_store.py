@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from tot.decoders import Engine, ModelError, Request, Sampling, load_decoder, load_model
+from tot.decoders import ModelError, load_model
 from tot.decoders.engine.runner import Runner
 from tot.decoders.kernels.native import library as native
 from tot.decoders.kernels.native.compiling import LEVELS
@@ -98,19 +98,3 @@ def test_keys_and_values_beyond_the_range_of_float16_are_refused(
     (logits,) = computed(wide, [text(50)])
     assert logits.isfinite().all()
     wide.close()
-
-
-@pytest.mark.parametrize("method", ["sd", "mcsd", "seed", "lookahead", "jacobi", "auto"])
-def test_lossless_methods_return_the_tokens_of_ar_with_the_same_store(
-    known: Callable[..., Any], tokenizer: Any, method: str
-) -> None:
-    requests = [
-        Request(prompt=f"The sum of {i} and 10", sampling=Sampling(max_tokens=60, temperature=i % 2, seed=i, n=2))
-        for i in range(4)
-    ]
-    found = []
-    for name in ("ar", method):
-        with Engine(halved(known("llama"), tokenizer), 4000) as engine, load_decoder(name, engine=engine) as decoder:
-            assert isinstance(engine.runner.backend, NativeForward)
-            found.append([one.tokens for one in decoder.generate(requests)])
-    assert found[0] == found[1]

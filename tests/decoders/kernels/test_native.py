@@ -20,7 +20,7 @@ from tot.decoders import machine
 from tot.decoders.errors import OptionError
 from tot.decoders.kernels.native import compiling, tiles
 from tot.decoders.kernels.native import library as native
-from tot.decoders.kernels.native.compiling import BUILT, LEVELS, compile_to, sealed, source
+from tot.decoders.kernels.native.compiling import BUILT, LEVELS, compile_to, sealed
 
 OPTIONS = ("-O1",)
 
@@ -63,13 +63,6 @@ def test_compiled_libraries_are_accessible_to_the_user_only(cache: Path) -> None
     when = library.stat().st_mtime_ns
     assert made()._name == str(library)
     assert library.stat().st_mtime_ns == when
-
-
-def test_a_folder_that_others_can_read_is_closed_to_them(cache: Path) -> None:
-    cache.mkdir(parents=True)
-    cache.chmod(0o755)
-    assert Path(made()._name).parent == cache
-    assert cache.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize(
@@ -144,15 +137,6 @@ def test_a_folder_that_cannot_be_created_is_replaced_by_a_temporary_one(
     assert f"compiled kernels, {cache}, can't be created (Not a directory)" in caplog.text
 
 
-def test_a_full_disk_is_logged(cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(native.Path, "write_bytes", full)
-    assert native.library("sampling", *OPTIONS) is None
-    assert "sampling.c can't be compiled, so decoding is slower: [Errno 28] No space left on device" in caplog.text
-
-
 def test_a_missing_compiler_is_logged_once(
     cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -204,11 +188,6 @@ def test_tiles_are_used_only_if_the_kernel_permits_them(
     selected = native.level()
     assert selected is not None
     assert selected.name == name
-
-
-@pytest.mark.skipif("amx_tile" in machine.processor_info("flags"), reason="the processor has tiles")
-def test_the_kernel_refuses_tiles_that_the_processor_lacks() -> None:
-    assert not machine._may_use_tiles()
 
 
 def rewrite(library: Path, content: bytes) -> None:
@@ -291,19 +270,6 @@ def test_without_a_compiler_a_damaged_library_leads_to_torch_with_one_warning(
     (message,) = caplog.messages
     assert message.startswith("the prebuilt kernels can't be opened (")
     assert message.endswith("); no C compiler was found, so decoding is slower: install cc, gcc or clang")
-
-
-def test_libraries_that_can_be_neither_opened_nor_compiled_get_one_warning(
-    ready: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    empty(ready)
-    monkeypatch.setattr(native.shutil, "which", lambda name: "false")
-    for options in (OPTIONS, (*OPTIONS, "-DOTHER")):
-        other = ready.with_name(compiling.file_name(source("sampling"), "sampling", (*options, *LEVELS[0].options)))
-        other.write_bytes(b"")
-        assert native._opened("sampling", *options, *LEVELS[0].options) is None
-    (message,) = caplog.messages
-    assert message.startswith("the prebuilt kernels can't be opened (library is damaged); they can't be compiled")
 
 
 @pytest.mark.parametrize("damage", [cut, zero, empty, flip, need_missing_library])

@@ -162,13 +162,6 @@ def test_tiles_compute_a_row_the_same_beside_any_other_rows(multiply_tiled: Mult
         assert np.array_equal(multiply_tiled(weight, rows[:count]), expected[:count])
 
 
-def test_few_rows_do_not_use_tiles(multiply_tiled: Multiply, tmp_path: Path) -> None:
-    level = next(level for level in LEVELS if level.name == "avx512-bf16")
-    weight, rows, vectors = weight_of("Q4_K"), some_rows(70), multiplier(level, tmp_path, "-DFLOAT32")
-    assert np.array_equal(multiply_tiled(weight, rows[:63]), vectors(weight, rows[:63]))
-    assert not np.array_equal(multiply_tiled(weight, rows), vectors(weight, rows))
-
-
 def test_float32_does_not_use_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So its products depend on the number of rows at no level."""
     real, vectors = (next((level for level in LEVELS if level.name == name), None) for name in ("amx", "avx512"))
@@ -213,15 +206,3 @@ def test_products_of_bfloat16_differ_only_by_the_order_of_summation(
     assert np.abs(found - exact).max() < 1e-3 < np.abs(exact).max()
     for count in (0, 1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 48, 49, 64, 65, 99):
         assert np.array_equal(multiply(weight, rows[:count]), found[:count])
-
-
-@pytest.mark.skipif(not LEVELS or LEVELS[0].name != "amx", reason="is of x86-64")
-@pytest.mark.parametrize("bits", [8, 16])
-def test_products_with_tiles_compile(bits: int) -> None:
-    compiler = shutil.which("cc")
-    if compiler is None or "-mamx-bf16" not in subprocess.getoutput(f"{compiler} --help=target"):
-        pytest.skip("needs a C compiler that knows AMX")
-    code, flags = Path(__file__).with_name("products.c"), ("-O1", "-w", f"-DWEIGHTS={bits}", f"-I{SOURCES}")
-    command = [compiler, "-S", *LEVELS[0].options, *flags, str(code), "-o", "-"]
-    assembly = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert "tdpbf16ps" in assembly

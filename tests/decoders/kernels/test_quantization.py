@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tot.decoders import OptionError, Request, Sampling, load_decoder
+from tot.decoders import OptionError, load_decoder
 from tot.decoders.engine.runner import Runner
 from tot.decoders.kernels.native.forward import NativeForward
 from tot.decoders.kernels.native.packing import quantized
@@ -90,19 +90,6 @@ def test_vectors_of_every_length_give_close_logits(
     assert off(family, quantize) < bound
 
 
-def test_a_decoder_reports_its_quantization_and_decodes(known: Callable[..., Any], tokenizer: Any) -> None:
-    with load_decoder("ar", known(), tokenizer=tokenizer, kv_budget=100, quantize="int8-dynamic") as decoder:
-        assert decoder.engine.runner.backend.name == "C, weights kept in int8-dynamic"
-        (done,) = decoder.generate([Request(prompt="the rain", sampling=Sampling(max_tokens=5, ignore_eos=True))])
-        assert len(done.tokens) == 5
-
-
-def test_a_shared_engine_cannot_be_quantized_later(known: Callable[..., Any], tokenizer: Any) -> None:
-    decoder = load_decoder("ar", known(), tokenizer=tokenizer, kv_budget=100)
-    with decoder, pytest.raises(OptionError, match="quantize=int8-dynamic has no effect on a shared engine"):
-        load_decoder("ar", engine=decoder.engine, quantize="int8-dynamic")
-
-
 @pytest.mark.parametrize(
     ("quantize", "changes", "message"),
     [
@@ -115,14 +102,3 @@ def test_unsupported_quantization_is_refused(
 ) -> None:
     with pytest.raises(OptionError, match=message):
         load_decoder("ar", known(**changes), tokenizer=tokenizer, kv_budget=100, quantize=quantize)
-
-
-def test_quantized_rows_do_not_depend_on_the_number_of_rows(
-    computed: Callable[..., Any], halved: Callable[..., Any]
-) -> None:
-    runner, texts = Runner(LoadedModel.of(halved()), 1000, "int8-dynamic"), [[i] for i in range(33)]
-    assert isinstance(runner.backend, NativeForward)
-    few, many = (torch.cat(computed(runner, texts[:count])) for count in (5, 33))
-    assert torch.equal(few, many[:5])
-    plain = torch.cat(computed(Runner(LoadedModel.of(halved()), 1000), texts))
-    assert 0.001 < (many - plain).std() / plain.std() < 0.3

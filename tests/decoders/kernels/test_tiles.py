@@ -15,7 +15,6 @@ from torch import Tensor
 
 from tot.decoders.kernels.native.shared_prefixes import Run
 from tot.decoders.kernels.native.tiles import kernels_run, make_tiles
-from tot.decoders.machine import use_threads
 
 Kernel = Callable[..., Callable[..., Tensor]]
 formats = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -129,33 +128,6 @@ def test_long_texts_are_divided_among_threads_and_joined(
     exact = attention(query, keys, values, [runs[r].path.tolist() for r in order])
     coarse = 1.0 if dtype == torch.bfloat16 else 1e-3
     assert torch.allclose(out.double(), exact, atol=2e-2 * coarse, rtol=2e-2 * coarse)
-
-
-@formats
-@pytest.mark.parametrize(
-    "runs",
-    [
-        [
-            Run(np.arange(1, 400, dtype=np.int32), 300),
-            *(Run(np.array([*range(1, 90), 500 + i], dtype=np.int32), 89) for i in range(9)),
-        ],
-        branches(1, 2500, 1),
-        branches(5, 1500, 7),
-    ],
-    ids=["short", "one long row", "long rows"],
-)
-def test_threads_change_no_bit(kernel: Kernel, dtype: torch.dtype, runs: list[Run]) -> None:
-    _, tiles = make_tiles(runs)
-    rows = sum(run.rows for run in runs)
-    query, keys, values = torch.randn(6, rows, 64).to(dtype), *torch.randn(2, 2, 2600, 64).to(dtype)
-    results = []
-    try:
-        for threads in (1, 2, 5, 100):
-            use_threads(threads)
-            results.append(kernel(64, dtype)(query, keys, values, tiles, 0.125))
-    finally:
-        use_threads(None)
-    assert all(torch.equal(result, results[0]) for result in results)
 
 
 @formats

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer as Backend
 from tokenizers import pre_tokenizers
 from transformers import LlamaTokenizer, PreTrainedTokenizerFast
 
@@ -24,7 +22,6 @@ from tot.decoders.kernels.native.library import level
 from tot.decoders.models.gguf_reader import read_gguf
 from tot.decoders.models.gguf_tokenizer import build_tokenizer, end_tokens
 from tot.decoders.models.loading import load_model
-from tot.decoders.models.tokenizer import Tokenizer
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 TEXTS = ["hello  world", "a  5 and 12\n\n  3", "<|im_start|>user\nhe's 40 % <|im_end|>", "héllo ½ 東京 🙂", "", "   "]
@@ -50,46 +47,11 @@ def test_a_gguf_gives_the_logits_of_its_source_model(
     assert not any(weight.requires_grad for weight in loaded.model.parameters())
 
 
-def test_tied_embeddings_stay_tied(tiny: Any) -> None:
+def test_the_module_of_a_file_has_tied_embeddings_and_the_end_tokens(tiny: Any) -> None:
     loaded = load_model(str(tiny.path))
+    settings = loaded.model.generation_config
+    assert (settings.bos_token_id, settings.eos_token_id, settings.pad_token_id) == (1, [2, 0], 0)
     assert loaded.model.lm_head.weight is loaded.model.model.embed_tokens.weight
-
-
-@pytest.mark.parametrize(
-    ("family", "pre"),
-    [("llama", "smollm"), ("llama", "gpt-2"), ("llama", "llama-bpe"), ("qwen2", "qwen2"), ("qwen3", "qwen2")],
-)
-def test_the_tokenizer_survives_serialization(
-    family: str, pre: str, tmp_path: Path, write_gguf: Callable[..., Any]
-) -> None:
-    """Packed files keep it in JSON."""
-    made = write_gguf(tmp_path / "tiny.gguf", family, **{"pre": pre, "tokenizer.ggml.add_bos_token": 0})
-    direct = load_model(made.path).tokenizer
-    cached = Tokenizer(partial(Backend.from_buffer, direct.to_json().encode()), direct.settings)
-    assert cached.backend_tokenizer.to_str() == direct.backend_tokenizer.to_str()
-    for text in TEXTS:
-        assert cached.encode(text) == direct.encode(text)
-        assert cached.decode(cached.encode(text)) == text
-    assert (cached.bos_token_id, cached.eos_token_id, cached.pad_token_id) == (1, 2, 0)
-    assert cached.chat_template == TEMPLATE
-    turn = {"role": "user", "content": "hello"}
-    assert cached.apply_chat_template([turn], add_generation_prompt=False) == "<|im_start|>user\nhello<|im_end|>\n"
-    ids = cached.encode("<think>hello<|tool|>")
-    assert (ids[0], ids[-1]) == (4, 3)  # added tokens are never split; only control tokens are hidden
-    assert cached.decode(ids, skip_special_tokens=True) == "<think>hello"
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3"])
-def test_a_saved_model_keeps_its_tokenizer(family: str, tmp_path: Path, write_gguf: Callable[..., Any]) -> None:
-    """Models trained from a file are saved in the same way."""
-    made = write_gguf(tmp_path / "tiny.gguf", family, **({"pre": "qwen2"} if family != "llama" else {}))
-    loaded = load_model(made.path)
-    loaded.model.save_pretrained(tmp_path / "saved")
-    loaded.tokenizer.save_pretrained(tmp_path / "saved")
-    again = load_model(tmp_path / "saved").tokenizer
-    for text in TEXTS:
-        assert again.encode(text) == loaded.tokenizer.encode(text)
-    assert again.chat_template == TEMPLATE
 
 
 def test_smollm_splits_digits_before_anything_else(tiny: Any) -> None:
@@ -103,12 +65,6 @@ def test_smollm_splits_digits_before_anything_else(tiny: Any) -> None:
         ("<|im_start|>1 hello", ["<|im_start|>", "1", "Ġhello"]),
     ):
         assert [tokenizer.convert_ids_to_tokens(i) for i in tokenizer.encode(text)] == tokens
-
-
-def test_llama3_files_get_a_beginning_of_text_token(tmp_path: Path, write_gguf: Callable[..., Any]) -> None:
-    made = write_gguf(tmp_path / "tiny.gguf", pre="llama-bpe")
-    tokenizer = load_model(made.path).tokenizer
-    assert tokenizer.encode("hello") == [1, tokenizer.convert_tokens_to_ids("hello")]
 
 
 _DIGITS = ["1", "2", "3", "4", "5"]
@@ -176,11 +132,6 @@ def test_sentencepiece_vocabularies_survive_serialization(tiny: Any, tmp_path: P
         assert cached.encode(text, add_special_tokens=False) == reference.encode(text, add_special_tokens=False)
     assert cached.encode("hi")[0] == 1
     assert "is_local" not in json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text())
-
-
-def test_eos_and_pad_reach_the_generation_config(tiny: Any, tmp_path: Path) -> None:
-    settings = load_model(tiny.path).model.generation_config
-    assert (settings.bos_token_id, settings.eos_token_id, settings.pad_token_id) == (1, [2, 0], 0)
 
 
 @pytest.mark.parametrize(
@@ -251,12 +202,6 @@ def test_a_truncated_gguf_error_says_to_download_it_again(
     with pytest.raises(ModelError, match=r"cut\.gguf is not a readable GGUF file \(.+\): download it again") as error:
         load_model(cut)
     one_line(error)
-
-
-def test_a_file_that_is_not_gguf_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "page.gguf").write_text("<html>not found</html>" * 10)
-    with pytest.raises(ModelError, match=r"not a readable GGUF file.*download it again"):
-        load_model(tmp_path / "page.gguf")
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])

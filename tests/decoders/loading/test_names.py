@@ -39,14 +39,6 @@ def test_auto_is_bf16_if_the_processor_computes_in_it(
     assert load_model(folder, device="cpu").model.dtype == dtype
 
 
-def test_bf16_is_computed_in_float32_if_the_processor_lacks_its_products(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("tot.decoders.models.loading._cpu_computes_in_bf16", lambda: False)
-    assert load_model(folder, dtype="bf16", device="cpu").model.dtype == torch.float32
-    assert caplog.messages == ["this processor has no bfloat16 products, so dtype=bf16 is computed in float32"]
-
-
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="those variables are of x86")
 @pytest.mark.parametrize("variable", ["ATEN_CPU_CAPABILITY", "TOT_ISA"])
 def test_auto_is_not_bf16_if_limited_to_avx2(variable: str) -> None:

@@ -104,11 +104,6 @@ def test_a_saved_tokenizer_is_read_by_transformers(family: str, tmp_path: Path, 
     assert_same(Tokenizer.read(tmp_path / "saved"), ours)
 
 
-def test_merges_are_stored_in_the_spelling_that_is_parsed_fastest(tiny: Any, tmp_path: Path) -> None:
-    build_tokenizer(read_gguf(tiny.path).metadata).save_pretrained(tmp_path)
-    assert json.loads((tmp_path / "tokenizer.json").read_text())["model"]["merges"][1] == "h e"
-
-
 @pytest.mark.real
 def test_the_embedded_models_tokenizer_equals_that_of_transformers(smollm: Any, smollm2: str, tmp_path: Path) -> None:
     smollm.tokenizer.save_pretrained(tmp_path)
