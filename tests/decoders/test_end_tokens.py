@@ -159,13 +159,6 @@ def test_closing_choices_requires_an_end_token(tokenizer: Any) -> None:
         TextCodec(endless).encode_choices(Request(prompt="x", choices=("1",), close_choices=True))
 
 
-def test_tokens_after_a_rationale_are_counted(codec: TextCodec) -> None:
-    assert codec.after_rationale(Request(prompt="x")) == 0
-    assert codec.after_rationale(Request(prompt="x", choices=("1", "xyz"))) == 3
-    assert codec.after_rationale(Request(prompt="x", answer_trigger="So:", answer_tokens=7)) == 3 + 7
-    assert codec.after_rationale(Request(prompt="x", answer_trigger="So:", choices=("1", "xyz"))) == 3 + 3
-
-
 def test_text_that_is_not_unicode_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(RequestError, match="not valid Unicode"):
         TextCodec(tokenizer).encode_prompt("half \ud83d")

@@ -66,16 +66,6 @@ def test_a_value_that_is_no_longer_fit_is_closed_by_its_last_user(last: LastOpen
         assert fresh is not broken
 
 
-def test_a_failed_creation_leaves_no_value(last: LastOpen[Thing]) -> None:
-    def fail() -> Thing:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError), last.use("a", fail):
-        pass
-    with last.use("a", lambda: Thing("a")) as thing:
-        assert thing.name == "a"
-
-
 def test_threads_with_the_same_key_share_one_value(last: LastOpen[Thing]) -> None:
     made: list[Thing] = []
     together = threading.Barrier(4)

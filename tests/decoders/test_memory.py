@@ -60,16 +60,6 @@ def test_a_closed_engine_holds_no_keys_and_values(make_model: Callable[..., Any]
     assert not backend._store
 
 
-def test_closing_twice_does_not_affect_the_models_next_engine(make_model: Callable[..., Any], tokenizer: Any) -> None:
-    loaded = load_model(make_model(), tokenizer=tokenizer)
-    first = Engine(loaded, 500)
-    first.close()
-    with Engine(loaded, 500):
-        first.close()
-        first.runner.close()
-        assert loaded.model.config._attn_implementation == "tot_packed"
-
-
 @pytest.mark.parametrize("free", [2**22, 2**24])
 def test_the_kv_budget_depends_on_the_free_memory(
     free: int, make_model: Callable[..., Any], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
@@ -136,13 +126,6 @@ def test_a_model_is_not_opened_in_too_little_memory(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("tot.decoders.models.loading.free_in_limit", lambda: 2**25)
     with pytest.raises(ModelError, match=r"^32 MiB of the process's memory are free, and opening .* needs 128: raise"):
         load_model(tmp_path)
-
-
-def test_without_control_groups_the_system_reports_the_free_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(machine, "_OWN_GROUP", tmp_path / "none")
-    assert machine.free_memory(CPU) > 0
 
 
 def test_closing_a_decoder_frees_a_model_that_it_loaded(

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tot import close_models, solve
-from tot.decoders import Engine, ModelError, OptionError, Request, Sampling, load_decoder
+from tot.decoders import ModelError, OptionError, Request, Sampling, load_decoder
 from tot.decoders.engine import open_models
 from tot.decoders.engine.open_models import shared_engines
 from tot.decoders.kernels.native.compiling import LEVELS
@@ -90,34 +90,12 @@ def test_closing_frees_the_model(saved: Callable[..., str], loads: list[str]) ->
     assert loads == ["one", "one"]
 
 
-def test_loading_a_separate_decoder_closes_the_open_model(saved: Callable[..., str]) -> None:
-    model = saved("one")
-    with shared_engines([model], kv_budget=500) as (engine,):
-        pass
-    with load_decoder("ar", model, kv_budget=500):
-        assert engine._closed
-
-
-def test_concurrent_calls_share_the_open_model(saved: Callable[..., str], loads: list[str]) -> None:
-    model = saved("one")
-    with shared_engines([model], kv_budget=500) as (first,), shared_engines([model], kv_budget=500) as (second,):
-        assert first is second
-    assert loads == ["one"]
-
-
 def test_a_failed_engine_is_not_kept(saved: Callable[..., str], loads: list[str]) -> None:
     model = saved("one")
     with shared_engines([model], kv_budget=500) as (engine,):
         engine.failed = ModelError("the engine has failed")
     with shared_engines([model], kv_budget=500) as (again,):
         assert again is not engine
-
-
-def test_model_objects_are_not_kept_open(make_model: Callable[..., Any], tokenizer: Any) -> None:
-    model = make_model()
-    with shared_engines([model], tokenizer=tokenizer, kv_budget=500) as (engine,):
-        assert isinstance(engine, Engine)
-    assert model.config._attn_implementation == "sdpa"
 
 
 def test_decoders_on_one_engine_share_a_named_draft(saved: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,20 +45,6 @@ def written(codec: TextCodec, text: str, *stops: str, limit: int = 100) -> Outpu
     return output
 
 
-def test_length_ends_a_text_at_its_last_token(codec: TextCodec) -> None:
-    output = written(codec, "the sum", limit=3)
-    assert (output.text, output.finish_reason, output.room) == ("the su", "length", 0)
-    assert len(output.tokens) == 3
-    assert output.logprobs == [-0.5] * 3
-
-
-def test_an_end_token_ends_a_text_and_is_one_of_its_tokens(codec: TextCodec) -> None:
-    output = Output(codec, Sampling(), 0, 10)
-    feed(output, [*codec.encode("abc"), END, *codec.encode("more")])
-    assert (output.text, output.finish_reason) == ("abc", "eos")
-    assert output.tokens == [*codec.encode("abc"), END]
-
-
 def test_an_ignored_end_token_has_no_text(codec: TextCodec) -> None:
     output = Output(codec, Sampling(ignore_eos=True, stop=("cd",)), 0, 100)
     feed(output, [*codec.encode("xabc"), END, *codec.encode("d!")])
@@ -184,9 +170,3 @@ def test_a_kept_stop_needs_text_before_it_and_includes_the_whitespace_after_it(
     assert codec.decode(output.tokens) == expected
     assert len(output.logprobs) == len(output.tokens)
     assert output.completion(0.0).usage.new_tokens == len(output.tokens) + 1  # plus the discarded lookahead token
-
-
-def test_a_text_that_ends_right_after_a_kept_stop_ends_with_eos(codec: TextCodec) -> None:
-    output = Output(codec, Sampling(stop=("\n\n",), keep_stop=True), 0, 100)
-    feed(output, [*codec.encode("ab\n\n"), END])
-    assert (output.text, output.finish_reason) == ("ab\n\n", "eos")

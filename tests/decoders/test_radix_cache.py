@@ -202,18 +202,6 @@ def computed(cache: RadixCache, *tokens: int) -> int:
     return length
 
 
-def test_a_released_text_is_reused_up_to_its_computed_length() -> None:
-    cache = RadixCache(10)
-    branch = cache.open([5, 6, 7, 8])
-    cache.mark_computed(branch.slots[:3])
-    assert cache.computed_length(branch) == 3
-    cache.release(branch)
-    assert (cache.live, cache.stored) == (0, 3)
-    again = cache.open([5, 6, 7, 8, 9])
-    assert cache.computed_length(again) == 3
-    assert cache.computed_length(again, start=4) == 4
-
-
 def test_the_least_recently_released_leaf_is_evicted_first() -> None:
     cache = RadixCache(6)
     for text in ([1, 1], [2, 2], [3, 3]):
@@ -247,13 +235,6 @@ def test_a_live_branch_is_never_evicted_and_a_full_cache_has_only_live_slots() -
         cache.open([1, 2, 9])
     assert cache.live == 4
     assert cache.computed_length(branch) == 3
-
-
-def test_a_refused_text_leaves_no_slots() -> None:
-    cache = RadixCache(3)
-    with pytest.raises(RadixCacheFullError):
-        cache.open([1, 2, 3, 4])
-    assert (cache.live, cache.stored) == (0, 0)
 
 
 def test_rollback_frees_slots_that_release_would_keep() -> None:
@@ -304,11 +285,3 @@ def test_long_use_does_not_grow_the_eviction_queue() -> None:
     for turn in range(100):
         cached(cache, 1, 2, turn % 3)
     assert len(cache._evictable) <= 17
-
-
-def test_stale_eviction_entries_are_removed() -> None:
-    cache = RadixCache(10_000)
-    for turn in range(2000):
-        cached(cache, 1, 2, turn % 3)
-    assert len(cache._evictable) <= 17
-    assert (cache.live, cache.peak_live, cache.stored) == (0, 3, 5)

@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from tot.decoders.errors import ModelError
-from tot.decoders.models.rotary import RotaryTable, layer_ropes
+from tot.decoders.models.rotary import RotaryTable
 
 SCALINGS: list[dict[str, Any]] = [
     {"rope_type": "default", "rope_theta": 10000.0},
@@ -48,13 +48,6 @@ def test_an_impossible_part_of_a_head_is_refused(make_model: Callable[..., Any],
     rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": factor}
     with pytest.raises(ModelError, match=f"partial_rotary_factor is {factor}"):
         RotaryTable(make_model("llama").config, rope)
-
-
-def test_layers_without_rotary_embeddings_and_with_other_bases_are_numbered(make_model: Callable[..., Any]) -> None:
-    smol = make_model("smollm3", num_hidden_layers=5, no_rope_layer_interval=2).config
-    assert layer_ropes(smol) == ([smol.rope_parameters], [0, -1, 0, -1, 0])
-    kinds, numbers = layer_ropes(make_model("gemma3_text").config)
-    assert [kinds[number]["rope_theta"] for number in numbers] == [1e4, 1e6]  # a layer with a window, and a full one
 
 
 @pytest.mark.parametrize(

@@ -101,14 +101,6 @@ def test_the_reference_distinguishes_texts(bench: Bench) -> None:
     assert bench.alone(one).std() > 1
 
 
-def test_siblings_read_a_long_prompt_once(bench_in_c: Bench, shares: list[list[int]]) -> None:
-    bench = bench_in_c
-    forks = bench.forks(bench.prompt(text(300)), 5)
-    for step in range(6):
-        bench.run(*(bench.grow(fork, [10 * i + step]) for i, fork in enumerate(forks)))
-    assert shares[1:] == [[300]] * 6
-
-
 def test_prefixes_are_shared_on_every_level(bench_in_c: Bench, shares: list[list[int]]) -> None:
     bench = bench_in_c
     trunk = bench.prompt(text(280))
@@ -119,14 +111,6 @@ def test_prefixes_are_shared_on_every_level(bench_in_c: Bench, shares: list[list
     shares.clear()
     bench.run(*(bench.grow(leaf, [i]) for i, leaf in enumerate(leaves)), bench.grow(trunk, [7]))
     assert sorted(shares[0]) == [270, 270, 280]
-
-
-def test_unrelated_prompts_run_in_one_forward(bench_in_c: Bench, shares: list[list[int]]) -> None:
-    bench = bench_in_c
-    branches = [bench.cache.open() for _ in range(5)]
-    bench.run(*(bench.grow(branch, text(40 * i + 3, i)) for i, branch in enumerate(branches)))
-    bench.run(*(bench.grow(branch, [i]) for i, branch in enumerate(branches)))
-    assert shares == [[], []]
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 15, 16, 17, 40])
@@ -159,13 +143,6 @@ def test_a_prompt_is_prefilled_in_chunks_beside_running_branches(bench: Bench) -
     bench.run(bench.grow(arriving, [3]), *(bench.grow(branch, [4]) for branch in running))
 
 
-def test_a_prompt_and_its_first_tokens_fit_in_one_forward(bench: Bench) -> None:
-    prompt = bench.cache.open(text(50))
-    forks = bench.forks(prompt, 3)
-    result = bench.run(Chunk(prompt, 0, 50), *(bench.grow(fork, [1, i], reads=2) for i, fork in enumerate(forks)))
-    assert result.own_from == [0, 50, 51, 51]
-
-
 def test_a_forward_may_read_no_logits(bench: Bench) -> None:
     branch = bench.cache.open(text(20))
     assert bench.run(Chunk(branch, 0, 20)).logits.shape == (0, VOCAB)
@@ -184,19 +161,6 @@ def test_a_draft_tree_computes_each_of_its_tokens_once(bench: Bench) -> None:
     assert result.own_from == [300, 302, 301]
     assert result.logits.shape == (5, VOCAB)
     assert result.rows[0][:2] == result.rows[1][:2]
-
-
-def test_chunks_of_one_text_share_their_rows(bench: Bench) -> None:
-    twins = bench.forks(bench.prompt(text(10)), 3)
-    result = bench.run(*(bench.grow(twin, [1, 2]) for twin in twins))
-    assert result.rows == [[0], [0], [0]]
-    assert result.own_from == [10, 12, 12]
-
-
-def test_a_replay_may_overlap_another_chunk(bench: Bench) -> None:
-    branch = bench.prompt(text(12))
-    result = bench.run(Chunk(branch, 9, 10, [0]), Chunk(branch, 7, 12, [0] * 5))
-    assert result.rows[0] == [result.rows[1][2]]
 
 
 def test_reused_slots_hold_the_new_text(bench: Bench) -> None:
@@ -266,17 +230,6 @@ def test_any_mix_gives_the_logits_of_each_text_alone(
         branches = [branch for branch in branches if len(branch) < 700][-14:]
 
 
-@pytest.mark.parametrize("kv_heads", [1, 4])
-def test_heads_may_share_keys(
-    make_model: Callable[..., Any], logits_alone: Callable[..., Tensor], kv_heads: int
-) -> None:
-    bench = Bench(make_model(num_key_value_heads=kv_heads), logits_alone)
-    forks = bench.forks(bench.prompt(text(270)), 3)
-    for step in range(3):
-        result = bench.run(*(bench.grow(fork, text(step + 1, i), reads=step + 1) for i, fork in enumerate(forks)))
-        assert [len(rows) for rows in result.rows] == [step + 1] * 3
-
-
 def test_bfloat16_stays_close_to_the_model_alone(
     make_model: Callable[..., Any], logits_alone: Callable[..., Tensor]
 ) -> None:
@@ -336,13 +289,6 @@ def test_an_invalid_budget_is_refused(make_model: Callable[..., Any], budget: st
 def test_a_budget_without_room_for_a_token_is_refused(make_model: Callable[..., Any], budget: int | str) -> None:
     with pytest.raises(OptionError, match=r"holds 0 tokens \(384 bytes each\): give more"):
         Runner(LoadedModel.of(make_model()), budget)
-
-
-def test_a_refused_budget_does_not_change_the_model(make_model: Callable[..., Any]) -> None:
-    model = make_model()
-    with pytest.raises(OptionError):
-        Runner(LoadedModel.of(model), "lots")
-    assert model.config._attn_implementation == "sdpa"
 
 
 def test_a_store_that_cannot_be_allocated_leaves_the_model_as_it_was(

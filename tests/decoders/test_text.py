@@ -89,17 +89,6 @@ def test_control_tokens_that_overlap_are_all_plain_text(tokenizer: Any, text: st
     assert codec.decode(codec.encode(text)) == text
 
 
-@given(harmless)
-@example("the  then\n\n\n  and 10\t")
-def test_ordinary_text_is_encoded_like_the_tokenizer_does(codec: TextCodec, text: str) -> None:
-    assert codec.encode_prompt(text) == codec.tokenizer(text).input_ids
-    assert codec.encode(text) == codec.tokenizer(text).input_ids
-
-
-def test_token_ids_are_used_unchanged(codec: TextCodec) -> None:
-    assert codec.encode_prompt((1, END, 40, 0)) == [1, END, 40, 0]
-
-
 @pytest.mark.parametrize("bad", [-1, 279])
 def test_a_token_id_outside_the_vocabulary_is_named(codec: TextCodec, bad: int) -> None:
     assert len(codec.tokenizer) == 279
@@ -133,23 +122,6 @@ def test_only_the_template_writes_control_tokens(
     else:
         texts.append("<|im_start|>assistant\n")
     assert spoken(codec, ids) == "".join(texts)
-
-
-@given(st.lists(st.tuples(roles, harmless), min_size=1, max_size=4), harmless)
-def test_ordinary_chats_are_encoded_like_the_chat_template_does(
-    codec: TextCodec, turns: list[tuple[str, str]], last: str
-) -> None:
-    turns = [*turns, ("user", last)]
-    raw = [{"role": role, "content": content} for role, content in turns]
-    expected = codec.tokenizer.apply_chat_template(raw, add_generation_prompt=True, return_dict=False)
-    assert codec.encode_prompt(chat(*turns)) == expected
-
-
-@pytest.mark.parametrize("prefix", ["Let's", "Let's think ", "So:\n", "\n So", "a <|im_end|>", "<|im_end|>"])
-def test_an_assistant_message_at_the_end_is_a_prefix(codec: TextCodec, prefix: str) -> None:
-    ids = codec.encode_prompt(chat(("user", "Why?"), ("assistant", prefix)))
-    assert spoken(codec, ids) == f"<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n{prefix}"
-    assert ids.count(END) == 1
 
 
 @pytest.mark.parametrize("end", [" ", "\n\n", "\t\n"])
@@ -307,11 +279,3 @@ def test_a_spelled_out_token_in_a_chat_adds_no_spaces(scheme: str) -> None:
     assert [i for i in ids if i in (1, 2)] == [1, 2]
     plain = codec.encode_prompt(chat(("user", "say <?s> now")))
     assert codec.decode(ids).replace("</s>", "<?s>") == codec.decode(plain)
-
-
-def test_a_text_prompt_has_the_tokenizers_start_and_no_end_token() -> None:
-    codec = TextCodec(sentencepiece_like("first"))
-    ids = codec.encode_prompt("to <s> you</s>")
-    assert ids[0] == 1
-    assert not {1, 2} & set(ids[1:])
-    assert codec.encode_prompt("to you") == codec.tokenizer("to you").input_ids[:-1]

@@ -190,13 +190,6 @@ def test_thinking_without_an_opening_tag_is_found_at_the_end_if_the_model_thinks
     assert parts(read(thinker, "the sum")) == [("exact", "the sum")]
 
 
-def test_a_text_without_thinking_is_not_changed(tokenizer: Any) -> None:
-    codec = made(tokenizer)
-    for text in ("  the sum", "<b>", "\n\n", "a</think>b"):
-        output = read(codec, text)
-        assert (output.text, parts(output)) == (text, [("exact", text)])
-
-
 def test_thinking_and_the_answer_have_their_own_token_limits(tokenizer: Any) -> None:
     codec = made(tokenizer, "[THINK]", "[/THINK]")
     limits = {"max_tokens": 3, "thinking_tokens": 6}

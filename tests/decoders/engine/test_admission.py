@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -49,17 +48,6 @@ class Counting(Autoregressive):
         return super().propose()
 
 
-def test_a_request_reserves_slots_for_its_next_tokens_not_for_all_of_max_tokens(serve: Serve) -> None:
-    engine = serve(kv_budget=3000).engine
-    request = Request(prompt="abc", sampling=Sampling(max_tokens=1000, temperature=1.0, stop=("e",), seed=1))
-    seen: list[int] = []
-    policy = partial(Counting, running=engine._scheduler.running, seen=seen)
-    requests = [request.model_copy(update={"prompt": f"abc {i}"}) for i in range(9)]
-    for handle in engine.submit_all(requests, [policy] * 9):
-        handle.result(60)
-    assert max(seen) == 9  # two, if all of their tokens were reserved
-
-
 METHODS = ["ar", "sd", "mcsd", "seed", "lookahead", "jacobi", "auto"]
 
 
@@ -76,52 +64,6 @@ def test_paused_requests_write_the_same_tokens(
         assert [one.tokens for one in decoder.generate(requests)] == expected
     assert 1 <= max(pauses.values()) <= 5  # 4 * 2**5 >= 120
     assert engine.cache.peak_live <= 400
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("method", METHODS)
-def test_requests_with_several_samples_and_answers_are_paused_and_return_the_same(
-    serve: Serve,
-    method: str,
-    temperature: float,
-    by_request: Callable[..., list[list[tuple[Any, ...]]]],
-    pauses: Counter[Job],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    requests = [
-        Request(
-            prompt=f"The sum of {i} and 10",
-            sampling=Sampling(max_tokens=50, temperature=temperature, ignore_eos=True, seed=i, n=1 + i % 3),
-            answer_trigger=(None, " So the answer is")[i % 2],
-            answer_tokens=20,
-            choices=("1", "10", " the")[: 3 * (i % 4 == 3)],
-        )
-        for i in range(8)
-    ]
-    expected = by_request(requests, serve(kv_budget=3000).generate(requests))
-    monkeypatch.setattr(scheduler, "_AHEAD", 2)
-    engine = serve(kv_budget=460, chunk=50).engine
-    with load_decoder(method, engine=engine) as decoder:
-        assert by_request(requests, decoder.generate(requests)) == expected
-    assert max(job.request.sampling.n for job in pauses) == 3
-    assert max(pauses.values()) <= 6
-    assert engine.cache.peak_live <= 460
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_many_requests_without_a_limit_run_together(serve: Serve, method: str) -> None:
-    engine = serve(kv_budget=5000).engine
-    sampling = Sampling(max_tokens=900, temperature=1.0, stop=("e",), seed=1)
-    requests = [Request(prompt=f"The sum of {i} and 10", sampling=sampling) for i in range(40)]
-    running: list[int] = []
-    make_room = scheduler.Scheduler.schedule
-
-    with load_decoder(method, engine=engine) as decoder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            scheduler.Scheduler, "schedule", lambda self: (running.append(len(self.running)), make_room(self))[1]
-        )
-        decoder.generate(requests)
-    assert max(running) == 40
 
 
 def test_a_request_that_can_never_fit_is_refused_when_it_is_submitted(serve: Serve) -> None:

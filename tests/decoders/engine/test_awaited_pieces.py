@@ -75,13 +75,3 @@ def test_a_loop_that_ends_in_mid_stream_does_not_harm_the_engine(decoder: LocalD
     assert completion.text.startswith(piece)
     assert len(completion.tokens) == 200
     assert decoder.generate([endless(tokens=200)])[0].text == completion.text
-
-
-def test_a_late_reader_of_a_stream_gets_all_of_it(decoder: LocalDecoder) -> None:
-    (handle,) = decoder.submit([endless(tokens=30)], stream=True)
-    (completion,) = handle.result(30)
-
-    async def main() -> str:
-        return "".join([piece async for _, piece in handle])
-
-    assert asyncio.run(main()) == completion.text

@@ -89,14 +89,6 @@ def test_choices_are_scored_after_the_trigger(
         assert score.total == pytest.approx(alone.total(context, ids), abs=1e-3)
 
 
-def test_a_completion_without_a_trigger_is_its_own_answer(
-    decoder: LocalDecoder, greedy: Callable[..., Completion]
-) -> None:
-    completion = greedy(decoder, max_tokens=5)
-    assert completion.answer == completion.text
-    assert [(part.kind, part.text) for part in completion.parts] == [("exact", completion.text)]
-
-
 def test_slots_for_the_trigger_and_the_answer_stay_reserved(serve: Serve) -> None:
     """Between a rationale's end and its trigger's forward, no other request may take the trigger's slots."""
     decoder = serve(kv_budget=80)
@@ -107,14 +99,3 @@ def test_slots_for_the_trigger_and_the_answer_stay_reserved(serve: Serve) -> Non
     first, second = decoder.submit([answered, wide])
     assert len(first.result(30)[0].tokens) == 14
     assert [len(completion.tokens) for completion in second.result(30)] == [9] * 5
-
-
-def test_choices_after_a_long_trigger_are_scored_again_from_the_cache(decoder: LocalDecoder) -> None:
-    request = Request(
-        prompt=LONG,
-        sampling=Sampling(max_tokens=4),
-        answer_trigger=" so" * 300,  # more than the rows of a step
-        choices=("yes", "no"),
-    )
-    first, second = (decoder.generate([request])[0].choice_logprobs for _ in range(2))
-    assert [score.total for score in second] == pytest.approx([score.total for score in first], abs=1e-4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import copy
 import gc
 import threading
@@ -12,11 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-import torch
 
 from tot.decoders import (
     Completion,
-    Engine,
     LocalDecoder,
     ModelError,
     OptionError,
@@ -24,28 +21,13 @@ from tot.decoders import (
     RequestError,
     Sampling,
     load_decoder,
-    load_model,
 )
 from tot.decoders.engine import scheduler
-from tot.decoders.engine.engine import _open
 from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.methods.autoregressive import Autoregressive
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 4
 Serve = Callable[..., LocalDecoder]
-
-
-def test_a_decoder_is_loaded_from_a_model_object(model: Any, tokenizer: Any, alone: Any) -> None:
-    tokens = torch.tensor([[5, 6, 7]])
-    before = model(tokens).logits
-    with load_decoder("ar", model=model, tokenizer=tokenizer, kv_budget="1MiB") as decoder:
-        assert decoder.model is model
-        assert decoder.tokenizer is tokenizer
-        request = Request(prompt=LONG, sampling=Sampling(max_tokens=8))
-        alone.check(request, decoder.generate([request]))
-    assert torch.equal(model(tokens).logits, before)
-    generated = model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=3, pad_token_id=0)
-    assert generated.shape[1] > 3
 
 
 def test_a_shared_engine_outlives_its_decoders(decoder: LocalDecoder, greedy: Callable[..., Completion]) -> None:
@@ -60,23 +42,6 @@ def test_bad_decoder_names_and_options_are_refused(decoder: LocalDecoder) -> Non
         load_decoder("arr", engine=decoder.engine)
     with pytest.raises(OptionError, match="decoder ar, option width"):
         load_decoder("ar", engine=decoder.engine, width=3)
-
-
-def test_a_model_is_held_by_one_engine_at_a_time(decoder: LocalDecoder, greedy: Callable[..., Completion]) -> None:
-    """A second engine would remove the first engine's attention when it closes, and the first would then decode
-    wrongly."""
-    with pytest.raises(ModelError, match="held by another Engine: close that one, or share it by engine="):
-        Engine(decoder.engine.loaded)
-    decoder.engine.close()
-    with Engine(decoder.engine.loaded, 100) as second:
-        assert greedy(load_decoder("ar", engine=second), max_tokens=3).finish_reason == "length"
-
-
-def test_a_decoder_whose_engine_is_closed_can_be_closed(model: Any, tokenizer: Any) -> None:
-    with load_decoder("ar", model, tokenizer=tokenizer) as decoder:
-        decoder.engine.close()
-    with pytest.raises(RequestError, match="closed"):
-        decoder.submit([Request(prompt="abc")])
 
 
 def test_a_closed_engine_refuses_requests(decoder: LocalDecoder, greedy: Callable[..., Completion]) -> None:
@@ -147,17 +112,6 @@ def test_a_policy_with_nothing_to_run_fails_instead_of_looping_forever(decoder: 
     handle = decoder.engine.submit(Request(prompt="abc"), Stalled)
     with pytest.raises(ModelError, match="Stalled proposed no chunks and has not ended"):
         handle.result(30)
-
-
-def test_engines_register_one_exit_handler(model: Any, tokenizer: Any) -> None:
-    """All engines share one exit handler, which closes the engines that are still open."""
-    before = atexit._ncallbacks()
-    held = [Engine(load_model(copy.deepcopy(model), tokenizer=tokenizer), 100) for _ in range(3)]
-    assert atexit._ncallbacks() == before
-    held[0].close()
-    assert [engine in _open for engine in held] == [False, True, True]
-    for engine in held:
-        engine.close()
 
 
 def test_closing_a_decoder_with_running_requests_does_not_affect_others(

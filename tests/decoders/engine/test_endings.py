@@ -36,17 +36,6 @@ def test_every_end_token_of_the_generation_config_counts(
     assert (cut.tokens, cut.finish_reason) == (tokens[: tokens.index(tokens[5]) + 1], "eos")
 
 
-def test_a_stop_string_may_span_tokens_and_begin_inside_one(
-    decoder: LocalDecoder, greedy: Callable[..., Completion], inner_stop: Callable[..., tuple[str, int, str]]
-) -> None:
-    free = greedy(decoder, prompt="the an in", max_tokens=15)
-    stop, at, piece = inner_stop(decoder, "the an in", max_tokens=15)
-    cut = greedy(decoder, prompt="the an in", max_tokens=15, stop=("never written", stop))
-    assert cut.text == free.text[: free.text.index(stop)]
-    assert cut.text.endswith(piece[:1])
-    assert (cut.finish_reason, cut.tokens) == ("stop", free.tokens[: at + 3])
-
-
 def test_the_context_limits_a_text(decoder: LocalDecoder) -> None:
     prompt = tuple(random.Random(0).choices(range(3, 270), k=1000))
     sampling = Sampling(max_tokens=100, ignore_eos=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -57,38 +56,6 @@ def test_a_fault_in_a_policy_fails_its_request_only(
     assert [outcome(one) for one in also_sound.result(30)] == expected
     wait_until(lambda: engine.cache.live == 0)
     assert [outcome(one) for one in decoder.generate([request])] == expected
-
-
-@pytest.mark.parametrize("weight", ["lm_head.weight", "model.layers.0.self_attn.v_proj.weight", "model.norm.weight"])
-def test_nan_weights_fail_a_request_and_not_the_engine(
-    decoder: LocalDecoder, weight: str, outcome: Callable[..., tuple[Any, ...]]
-) -> None:
-    request = Request(prompt=LONG, sampling=Sampling(max_tokens=4, temperature=1.0, n=2))
-    other = Request(prompt="abc", sampling=Sampling(max_tokens=4))
-    expected = [outcome(one) for one in decoder.generate([other])]
-    tensor = decoder.model.get_parameter(weight)
-    whole = tensor.clone()
-    tensor[...] = torch.nan
-    for handle in decoder.submit([request, request]):
-        with pytest.raises(ModelError, match=r"not finite .* try dtype=fp32"):
-            handle.result(30)
-    tensor.copy_(whole)
-    damaged = decoder.generate([request])  # the cache must not keep results of the damaged weights
-    assert len(damaged) == 2
-    assert [outcome(one) for one in decoder.generate([other])] == expected
-
-
-def test_a_request_with_nan_logits_affects_no_other(
-    decoder: LocalDecoder, outcome: Callable[..., tuple[Any, ...]]
-) -> None:
-    good = Request(prompt=LONG, sampling=Sampling(max_tokens=10))
-    expected = outcome(decoder.generate([good])[0])
-    decoder.model.model.embed_tokens.weight[200] = torch.nan
-    bad = Request(prompt=(*decoder.engine.codec.encode_prompt(LONG), 200, 5))
-    first, broken, last = decoder.submit([good, bad, good])
-    with pytest.raises(ModelError, match="not finite"):
-        broken.result(30)
-    assert [outcome(handle.result(30)[0]) for handle in (first, last)] == [expected] * 2
 
 
 def test_a_failed_forward_fails_its_step_and_not_the_engine(
@@ -185,11 +152,3 @@ def test_a_failed_engine_fails_its_waiting_requests(model: Any, tokenizer: Any) 
         engine.submit(requests[0], Autoregressive)
     engine.close()
     assert torch.equal(model(tokens).logits, before)
-
-
-def test_an_error_is_raised_where_the_request_is_awaited(decoder: LocalDecoder) -> None:
-    async def main() -> None:
-        await decoder.engine.submit(Request(prompt="abc"), partial(Faulty, where="commit"))
-
-    with pytest.raises(ModelError, match="ZeroDivisionError"):
-        asyncio.run(main())

@@ -24,27 +24,6 @@ LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 4
 Serve = Callable[..., LocalDecoder]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0, 0.7])
-def test_packed_equals_the_unmodified_model_alone(
-    serve: Serve,
-    make_model: Callable[..., Any],
-    logits_alone: Callable[..., Tensor],
-    family: str,
-    temperature: float,
-    alone_with: Any,
-    mixed_requests: Callable[..., list[Request]],
-) -> None:
-    model = make_model(family, readable=True)
-    decoder = serve(model)
-    alone = alone_with(model, decoder, logits_alone)
-    requests = mixed_requests(10, seed=1, temperature=temperature, plain=True)
-    completions = iter(decoder.generate(requests))
-    for request in requests:
-        alone.check(request, [next(completions) for _ in range(request.sampling.n)])
-    assert next(completions, None) is None
-
-
 def test_packed_equals_alone_for_every_kind_of_request(
     serve: Serve, mixed_requests: Callable[..., list[Request]], by_request: Callable[..., list[list[tuple[Any, ...]]]]
 ) -> None:
@@ -77,17 +56,6 @@ def test_packed_equals_alone_under_eviction_and_for_any_chunk(
     if kv_budget == 420:
         assert cache.stored == kv_budget  # the cache was full, so entries were evicted
         assert cache.peak_live > 300
-
-
-def test_the_order_of_submission_changes_nothing(
-    serve: Serve, mixed_requests: Callable[..., list[Request]], by_request: Callable[..., list[list[tuple[Any, ...]]]]
-) -> None:
-    requests = mixed_requests(12, seed=4)
-    expected = by_request(requests, serve().generate(requests))
-    for seed in range(4):
-        order = random.Random(seed).sample(range(12), 12)
-        got = by_request([requests[i] for i in order], serve(chunk=64).generate([requests[i] for i in order]))
-        assert got == [expected[i] for i in order]
 
 
 def test_temperature_zero_equals_transformers_generate(

@@ -86,49 +86,6 @@ def test_a_later_engine_loads_the_prompt_and_writes_the_same_text(
     assert root.stat().st_mode & 0o777 == 0o700
 
 
-def test_loaded_keys_and_values_equal_computed_ones(root: Path, folder: Callable[..., Path]) -> None:
-    path, contents = folder(), []
-    for _ in range(2):
-        with load_decoder("ar", path, dtype="fp32", kv_budget=3000) as decoder:
-            engine = decoder.engine
-            decoder.generate([Request(prompt=DEMONSTRATIONS, sampling=Sampling(max_tokens=1))])
-            prompt = engine.codec.encode_prompt(DEMONSTRATIONS)
-            branch = engine.cache.open(prompt[: stored_part(len(prompt))])
-            contents.append(engine.runner.backend.read_slots(branch.slots))  # type: ignore[attr-defined]
-            engine.cache.release(branch)
-    assert contents[0] == contents[1]
-    assert len(set(contents[0])) > 100
-
-
-def test_requests_run_while_a_thread_reads_the_keys_and_values_of_a_prompt(
-    root: Path, folder: Callable[..., Path], wait_until: Callable[..., None]
-) -> None:
-    with load_decoder("ar", folder(), dtype="fp32", kv_budget=600) as decoder:
-        prefixes, cache, go_on = decoder.engine._prefixes, decoder.engine.cache, threading.Event()
-        assert prefixes is not None
-        store, reading = prefixes._store, threading.Event()
-
-        class Waiting:
-            def read_slots(self, slots: Any) -> bytes:
-                reading.set()
-                go_on.wait(30)
-                return store.read_slots(slots)
-
-        prefixes._store = Waiting()  # type: ignore[assignment]
-        (first,) = decoder.submit([Request(prompt=DEMONSTRATIONS, sampling=Sampling(max_tokens=2))])
-        length = first.result(30)[0].usage.prompt_tokens
-        assert reading.wait(30)
-        assert cache.live == length - 1  # held until they are read
-        long = Request(prompt="abc", sampling=Sampling(max_tokens=400, ignore_eos=True))
-        decoder.generate([Request(prompt="abc", sampling=Sampling(max_tokens=3))])  # fits beside the held slots
-        (waiting,) = decoder.submit([long])  # does not
-        assert files_in(root) == []
-        go_on.set()
-        assert len(waiting.result(30)[0].tokens) == 400
-        wait_until(lambda: cache.live == 0)
-    assert len(files_in(root)) == stored_part(length) // BLOCK
-
-
 def test_another_question_loads_the_demonstrations(run: Callable[..., Completion], root: Path) -> None:
     run(DEMONSTRATIONS + "10 and 11?")
     count = len(files_in(root))
@@ -156,29 +113,11 @@ def test_short_prompts_and_later_ones_of_a_kind_are_not_written(root: Path, fold
     assert counts[-1] == counts[-2]
 
 
-def test_a_search_beyond_the_prompt_writes_nothing_more(root: Path, folder: Callable[..., Path]) -> None:
-    with load_decoder("ar", folder(), dtype="fp32", kv_budget=9000) as decoder:
-        sampling = Sampling(max_tokens=30, n=4, temperature=1.0, ignore_eos=True)
-        for step in range(3):
-            done = decoder.generate([Request(prompt=DEMONSTRATIONS + "10 " * step, sampling=sampling)])
-            decoder.generate([Request(prompt=DEMONSTRATIONS + one.text, sampling=sampling) for one in done])
-    with load_decoder("ar", folder(), dtype="fp32", kv_budget=9000) as decoder:
-        length = len(decoder.engine.codec.encode_prompt(DEMONSTRATIONS))
-    assert len(files_in(root)) == stored_part(length) // BLOCK
-
-
 def test_without_the_cache_nothing_is_read_or_written(run: Callable[..., Completion], root: Path) -> None:
     run(DEMONSTRATIONS, prefix_cache=False)
     assert not root.exists()
     run(DEMONSTRATIONS)
     assert run(DEMONSTRATIONS, prefix_cache=False).usage.reused_prompt_tokens == 0
-
-
-def test_a_model_object_has_no_files(root: Path, make_model: Callable[..., Any], tokenizer: Any) -> None:
-    """The caller can change its weights."""
-    with load_decoder("ar", make_model(), tokenizer=tokenizer, kv_budget=3000) as decoder:
-        decoder.generate([Request(prompt=DEMONSTRATIONS, sampling=Sampling(max_tokens=2))])
-    assert not root.exists()
 
 
 def test_another_model_dtype_or_processor_level_does_not_match(

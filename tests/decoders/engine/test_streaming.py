@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -57,26 +56,3 @@ def test_only_streaming_requests_can_be_iterated(decoder: LocalDecoder) -> None:
     (handle,) = decoder.submit([Request(prompt="abc", sampling=Sampling(max_tokens=1))])
     with pytest.raises(RequestError, match=r"submit\(\.\.\., stream=True\)"):
         next(iter(handle))
-
-
-def test_handles_can_be_awaited(
-    decoder: LocalDecoder,
-    mixed_requests: Callable[..., list[Request]],
-    by_request: Callable[..., list[list[tuple[Any, ...]]]],
-) -> None:
-    requests = mixed_requests(6, seed=7)
-
-    async def main() -> list[Completion]:
-        done = await asyncio.gather(*decoder.submit(requests))
-        return [completion for completions in done for completion in completions]
-
-    assert by_request(requests, asyncio.run(main())) == by_request(requests, decoder.generate(requests))
-
-
-def test_pieces_of_a_stream_can_be_awaited(decoder: LocalDecoder, greedy: Callable[..., Completion]) -> None:
-    async def main() -> tuple[str, list[Completion]]:
-        (handle,) = decoder.submit([Request(prompt="abc", sampling=Sampling(max_tokens=9))], stream=True)
-        return "".join([piece async for _, piece in handle]), await handle
-
-    text, (completion,) = asyncio.run(main())
-    assert text == completion.text == greedy(decoder, max_tokens=9).text

@@ -30,13 +30,6 @@ def test_a_second_call_computes_one_token_of_its_prompt(
     assert outcome(first) == outcome(again)
 
 
-def test_packed_equal_prompts_share_one_computation(decoder: LocalDecoder) -> None:
-    request = Request(prompt=LONG, sampling=Sampling(max_tokens=2))
-    completions = decoder.generate([request] * 3)
-    size = completions[0].usage.prompt_tokens
-    assert [size - completion.usage.reused_prompt_tokens for completion in completions] == [size, 0, 0]
-
-
 def test_a_series_on_shared_prompts_computes_each_token_of_the_trie_once(decoder: LocalDecoder) -> None:
     """Count computed tokens over a few-shot prefix with four problems and three calls on each.
 
