@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, get_args
 
 import numpy as np
 from filelock import FileLock
@@ -100,10 +100,14 @@ def open_packed(
     if on_cpu and (path := find_model(name)).is_file():
         check_room(name)
         if (found := _mapped(packed_path(path, quantize), path)) is not None:
-            number = number_type(found.dtype) if found.dtype else resolve_dtype(dtype, "cpu")
+            computed = resolve_dtype(dtype, "cpu")
+            if found.dtype:
+                computed = number_type(found.dtype)
             if tokenizer is None:
                 tokenizer = Tokenizer(partial(Backend.from_buffer, found.tokenizer), found.settings)
-            return of_gguf(found.config, tokenizer, found.weights, str(name), number, "cpu")
+            return of_gguf(
+                found.config, tokenizer, found.weights, str(name), number_type(found.dtype or number.name), "cpu"
+            )
     return open_model(name, tokenizer=tokenizer, dtype=dtype, device=device, integers=quantize == "gguf")
 
 
@@ -158,6 +162,8 @@ def _mapped(path: Path, gguf: Path) -> PackedModel | None:
         _, begin = _PLACES.unpack(body[-_PLACES.size :])
         index = json.loads(body[begin : -_PLACES.size].tobytes())
         config, kind = SimpleNamespace(**index["config"]), index["kind"]
+        if kind not in get_args(PackedKind):
+            return None
         shapes = weight_shapes(config)
 
         def read(begin: int, size: int, dtype: str = "uint8") -> Array:

@@ -54,8 +54,9 @@ class Packed(NamedTuple):
         """Return whether forward.c, which checks nothing, can read this as an (outputs, inputs) matrix of this kind."""
         strips = -(-outputs // (2 * lanes()))
         if floats := _FLOATS.get(kind):
-            words = inputs * floats.itemsize // 4
-            return not self.bits and (self.strips.dtype, self.strips.shape) == (floats, (strips, words, 2 * lanes()))
+            per_word = 4 // floats.itemsize
+            shape = (strips, inputs // per_word, 2 * lanes() * per_word)
+            return not self.bits and not inputs % per_word and (self.strips.dtype, self.strips.shape) == (floats, shape)
         coded = (self.bits, self.group, len(self.codebook)) == (4, GROUP, 16) and self.zero_point > 0
         supported = coded or (self.bits in (4, 8) and self.group in (GROUP, GROUP // 2) and not self.codebook)
         if not supported or inputs % GROUP or not (0 < self.unit < math.inf and 0 <= self.zero_point <= 255):
