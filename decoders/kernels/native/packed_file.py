@@ -105,9 +105,7 @@ def open_packed(
                 computed = number_type(found.dtype)
             if tokenizer is None:
                 tokenizer = Tokenizer(partial(Backend.from_buffer, found.tokenizer), found.settings)
-            return of_gguf(
-                found.config, tokenizer, found.weights, str(name), number_type(found.dtype or number.name), "cpu"
-            )
+            return of_gguf(found.config, tokenizer, found.weights, str(name), computed, "cpu")
     return open_model(name, tokenizer=tokenizer, dtype=dtype, device=device, integers=quantize == "gguf")
 
 
