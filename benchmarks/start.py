@@ -2,7 +2,7 @@
 
 Ours is `tot solve --search cot --max-tokens 1`, until it prints the answer. llama.cpp's is a Python process with
 llama-cpp-python, until it replies with one token sampled after a prompt of the same length. In the part
-"cold", our cache folder is empty: kernels are compiled if the installation has none, and the weights of a .gguf file are packed.
+"cold", our cache folder is empty: kernels are compiled if the installation has none, and weights are packed.
 llama.cpp keeps no cache. Files stay in the system's page cache.
 """
 

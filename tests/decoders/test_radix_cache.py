@@ -202,64 +202,6 @@ def computed(cache: RadixCache, *tokens: int) -> int:
     return length
 
 
-def test_the_least_recently_released_leaf_is_evicted_first() -> None:
-    cache = RadixCache(6)
-    for text in ([1, 1], [2, 2], [3, 3]):
-        cached(cache, *text)
-    cached(cache, 1, 1)  # used again, so [2, 2] is the oldest now
-    cache.open([9])
-    assert [computed(cache, 2, 2), cache.stored] == [
-        1,
-        5,
-    ]  # its leaf was evicted, and the lookup dropped the missing token
-
-
-def test_cached_texts_are_evicted_from_their_ends() -> None:
-    cache = RadixCache(6)
-    cached(cache, 1, 2, 3)
-    cached(cache, 1, 2, 4)
-    live = cache.open([7, 8, 9])
-    assert cache.computed_length(cache.open([1, 2, 4])) == 3
-    assert cache.stored == len(live) + 3
-
-
-def test_a_live_branch_is_never_evicted_and_a_full_cache_has_only_live_slots() -> None:
-    cache = RadixCache(4)
-    branch = cache.open([1, 2, 3])
-    cache.mark_computed(branch.slots)
-    other = cache.open([4])
-    with pytest.raises(RadixCacheFullError, match="all 4"):
-        cache.extend(other, [5])
-    assert cache.tokens(other) == [4]
-    with pytest.raises(RadixCacheFullError):
-        cache.open([1, 2, 9])
-    assert cache.live == 4
-    assert cache.computed_length(branch) == 3
-
-
-def test_rollback_frees_slots_that_release_would_keep() -> None:
-    cache = RadixCache(8)
-    branch = cache.open([1, 2, 3, 4])
-    cache.mark_computed(branch.slots)
-    sibling = cache.fork(branch, 3)
-    cache.rollback(branch, 1)
-    assert (cache.live, cache.stored) == (3, 3)  # the sibling still uses 2 and 3
-    cache.rollback(sibling, 1)
-    assert (cache.live, cache.stored) == (1, 1)
-    assert computed(cache, 1, 2, 3) == 1
-
-
-def test_commit_moves_a_branch_along_its_draft_and_drops_the_rest() -> None:
-    cache = RadixCache(8)
-    branch = cache.open([1, 2])
-    draft = cache.fork(branch)
-    cache.extend(draft, [3, 4, 5])
-    slots = list(draft.slots)
-    cache.commit(branch, draft, 4)
-    assert list(branch.slots) == slots[:4]
-    assert (len(draft), cache.live, cache.stored) == (0, 4, 4)
-
-
 @pytest.mark.parametrize(("text", "length"), [([1, 3, 4], 3), ([1, 2, 3], 1)])
 def test_commit_refuses_a_draft_that_does_not_extend_the_branch(text: list[int], length: int) -> None:
     cache = RadixCache(8)
@@ -278,10 +220,3 @@ def test_idle_texts_beyond_the_bound_leave_oldest_first_and_their_slots_are_reus
     assert [computed(cache, 1, 2, 3, 100 + number) for number in (0, 46, 47, 49)] == [3, 3, 4, 4]
     assert len(cache._token) <= 1 + 20 + 6 + 4  # the store never held more
     cache.release(running)
-
-
-def test_long_use_does_not_grow_the_eviction_queue() -> None:
-    cache = RadixCache(8)
-    for turn in range(100):
-        cached(cache, 1, 2, turn % 3)
-    assert len(cache._evictable) <= 17

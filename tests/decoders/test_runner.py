@@ -14,8 +14,6 @@ from torch import Tensor
 from tot.decoders import OptionError
 from tot.decoders.engine.radix_cache import Branch
 from tot.decoders.engine.runner import Chunk, Forward, Runner
-from tot.decoders.kernels.native import tiles
-from tot.decoders.kernels.native.forward import NativeForward
 from tot.decoders.models.loaded import LoadedModel
 
 VOCAB = 300
@@ -65,29 +63,6 @@ def bench(make_model: Callable[..., Any], logits_alone: Callable[..., Tensor]) -
     return Bench(make_model(), logits_alone)
 
 
-@pytest.fixture
-def bench_in_c(make_model: Callable[..., Any], logits_alone: Callable[..., Tensor]) -> Bench:
-    bench = Bench(make_model(head_dim=16), logits_alone)
-    if not isinstance(bench.runner.backend, NativeForward):
-        pytest.skip("needs a C compiler, and a processor with AVX2")
-    return bench
-
-
-@pytest.fixture
-def shares(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """For each forward, the lengths of the shared prefixes."""
-    seen: list[list[int]] = []
-    found = tiles.shared_prefixes
-
-    def spy(runs: Any, worth: int) -> Any:
-        result = found(runs, worth)
-        seen.append([len(share.slots) for share in result[0]])
-        return result
-
-    monkeypatch.setattr(tiles, "shared_prefixes", spy)
-    return seen
-
-
 def text(length: int, seed: int = 0) -> list[int]:
     return random.Random(seed).choices(range(VOCAB), k=length)
 
@@ -101,29 +76,6 @@ def test_the_reference_distinguishes_texts(bench: Bench) -> None:
     assert bench.alone(one).std() > 1
 
 
-def test_prefixes_are_shared_on_every_level(bench_in_c: Bench, shares: list[list[int]]) -> None:
-    bench = bench_in_c
-    trunk = bench.prompt(text(280))
-    limbs = bench.forks(trunk, 2)
-    bench.run(*(bench.grow(limb, text(270, i)) for i, limb in enumerate(limbs, 1)))
-    leaves = [leaf for limb in limbs for leaf in bench.forks(limb, 3)]
-    bench.run(*(bench.grow(leaf, text(3, i)) for i, leaf in enumerate(leaves)))
-    shares.clear()
-    bench.run(*(bench.grow(leaf, [i]) for i, leaf in enumerate(leaves)), bench.grow(trunk, [7]))
-    assert sorted(shares[0]) == [270, 270, 280]
-
-
-@pytest.mark.parametrize("length", [1, 2, 5, 15, 16, 17, 40])
-def test_a_chain_of_new_tokens_is_causal(bench: Bench, length: int) -> None:
-    branch, other = bench.prompt(text(20)), bench.prompt(text(70, 1))
-    first = bench.run(bench.grow(branch, text(length, 2), reads=length), bench.grow(other, [5]))
-    assert [len(rows) for rows in first.rows] == [length, 1]
-    more = bench.run(
-        bench.grow(branch, text(length, 3), reads=length), bench.grow(other, text(length, 4), reads=length)
-    )
-    assert [len(rows) for rows in more.rows] == [length, length]
-
-
 def test_a_computed_token_can_be_read_again(bench: Bench) -> None:
     branch = bench.prompt(text(30))
     backend: Any = bench.runner.backend
@@ -131,16 +83,6 @@ def test_a_computed_token_can_be_read_again(bench: Bench) -> None:
     result = bench.run(Chunk(branch, 29, 30, [0]), Chunk(branch, 25, 30, [0, 0, 0]))
     assert result.own_from == [29, 27]
     assert torch.equal(backend._store[:, :, :, list(branch.slots)], before)
-
-
-def test_a_prompt_is_prefilled_in_chunks_beside_running_branches(bench: Bench) -> None:
-    running = bench.forks(bench.prompt(text(300)), 3)
-    arriving = bench.cache.open(text(200, 1))
-    for start in range(0, 200, 64):
-        bench.run(Chunk(arriving, start, min(200, start + 64)), *(bench.grow(branch, [start]) for branch in running))
-    assert bench.cache.computed_length(arriving) == 200
-    assert [len(branch) for branch in running] == [304] * 3
-    bench.run(bench.grow(arriving, [3]), *(bench.grow(branch, [4]) for branch in running))
 
 
 def test_a_forward_may_read_no_logits(bench: Bench) -> None:
@@ -161,27 +103,6 @@ def test_a_draft_tree_computes_each_of_its_tokens_once(bench: Bench) -> None:
     assert result.own_from == [300, 302, 301]
     assert result.logits.shape == (5, VOCAB)
     assert result.rows[0][:2] == result.rows[1][:2]
-
-
-def test_reused_slots_hold_the_new_text(bench: Bench) -> None:
-    branch = bench.prompt(text(40))
-    for turn in range(4):
-        bench.cache.rollback(branch, 40 - 9 * turn)
-        result = bench.run(bench.grow(branch, text(9, turn), reads=9))
-        assert result.logits.shape == (9, VOCAB)
-        assert bench.cache.tokens(branch) == text(40)[: 40 - 9 * turn] + text(9, turn)
-
-
-def test_a_full_cache_evicts_and_computes_correctly(
-    make_model: Callable[..., Any], logits_alone: Callable[..., Tensor]
-) -> None:
-    bench = Bench(make_model(), logits_alone, capacity=60)
-    for seed in range(12):
-        branch = bench.cache.open(text(5) + text(30 + seed, seed % 5))
-        start = min(bench.cache.computed_length(branch), len(branch) - 1)
-        bench.run(Chunk(branch, start, len(branch), [0]))
-        bench.cache.release(branch)
-    assert bench.cache.stored == 60
 
 
 def mixed_step(bench: Bench, branches: list[Branch], rng: random.Random) -> list[Chunk]:
@@ -228,36 +149,6 @@ def test_any_mix_gives_the_logits_of_each_text_alone(
     for _ in range(12):
         bench.run(*mixed_step(bench, branches, rng))
         branches = [branch for branch in branches if len(branch) < 700][-14:]
-
-
-def test_bfloat16_stays_close_to_the_model_alone(
-    make_model: Callable[..., Any], logits_alone: Callable[..., Tensor]
-) -> None:
-    model = make_model().to(torch.bfloat16)
-    reference, runner = copy.deepcopy(model), Runner(LoadedModel.of(model), 1000)
-    prompt = runner.cache.open(text(300))
-    forks = [runner.cache.fork(prompt) for _ in range(4)]
-    with torch.inference_mode():
-        runner.forward([Chunk(prompt, 0, 300)])
-        for i, fork in enumerate(forks):
-            runner.cache.extend(fork, [i, 7][: 1 + i % 2])
-        result = runner.forward([Chunk(fork, 300, len(fork), [0]) for fork in forks])
-    logits = torch.from_numpy(result.logits)
-    for fork, (row,) in zip(forks, result.rows, strict=True):
-        expected = logits_alone(reference, runner.cache.tokens(fork))[-1]
-        assert (logits[row] - expected).abs().mean() < 0.05
-        assert torch.corrcoef(torch.stack([logits[row], expected]))[0, 1] > 0.999
-
-
-def test_closing_restores_the_models_own_attention(bench: Bench) -> None:
-    bench.prompt(text(5))
-    model: Any = bench.runner.loaded.model
-    assert model.config._attn_implementation != "sdpa"
-    with pytest.raises(RuntimeError, match=r"held by an Engine: call engine\.close\(\)"):
-        model(torch.tensor([[1, 2]]))
-    bench.runner.close()
-    tokens = torch.tensor([text(20)])
-    assert torch.equal(model(tokens).logits, bench.reference(tokens).logits)
 
 
 # -- the budget -----------------------------------------------------------------------------------------------------

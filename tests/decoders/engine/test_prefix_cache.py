@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import resource
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -226,24 +225,6 @@ def test_a_folder_that_cannot_be_made_or_vanishes_fails_no_request(
         assert decoder.generate([Request(prompt=DEMONSTRATIONS, sampling=sampling)])[0].tokens == expected
 
 
-def test_two_engines_write_and_read_the_same_prompts_at_once(run: Callable[..., Completion], root: Path) -> None:
-    prompts = [f"{number} " + DEMONSTRATIONS for number in range(4)]
-    expected = [run(prompt, prefix_cache=False).tokens for prompt in prompts]
-    found: list[list[Any]] = [[], []]
-
-    def work(results: list[Any]) -> None:
-        results += [run(prompt).tokens for prompt in prompts]
-
-    threads = [threading.Thread(target=work, args=[results]) for results in found]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [expected, expected]
-    assert sorted(root.iterdir()) == files_in(root)  # no temporary files
-    assert all(run(prompt).usage.reused_prompt_tokens > 0 for prompt in prompts)
-
-
 def test_the_least_recently_used_prompts_are_deleted_later_blocks_first(
     run: Callable[..., Completion], root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,20 +240,6 @@ def test_the_least_recently_used_prompts_are_deleted_later_blocks_first(
     assert len(files_in(root)) == 2 * blocks + 1
     reused = [run(prompt).usage.reused_prompt_tokens for prompt in (first, third, second)]
     assert reused == [whole, whole, BLOCK]
-
-
-def test_a_long_prompt_takes_a_part_of_the_folder(
-    run: Callable[..., Completion], root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run(DEMONSTRATIONS)
-    (first, *_) = files_in(root)
-    size = first.stat().st_size
-    for path in files_in(root):
-        path.unlink()
-    monkeypatch.setattr(prefix_cache, "_MAX_BYTES", 2 * prefix_cache._PROMPT_SHARE * size)
-    run(DEMONSTRATIONS)
-    assert len(files_in(root)) == 2
-    assert run(DEMONSTRATIONS).usage.reused_prompt_tokens == 2 * BLOCK
 
 
 def test_prompts_of_damaged_weights_are_not_written(root: Path, folder: Callable[..., Path]) -> None:

@@ -85,10 +85,6 @@ def test_scales_of_mxfp4_have_all_exponents(exponent: int) -> None:
     assert np.array_equal(matrix.floats(), floats(tensor))
 
 
-def test_float_tensors_have_no_quantized_numbers() -> None:
-    assert unpack(SimpleNamespace(tensor_type=gguf.GGMLQuantizationType.F16, data=np.zeros((2, 64)))) is None
-
-
 KINDS = {
     "llama": {
         "q_proj": "Q4_K",

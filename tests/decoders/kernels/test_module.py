@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tot.decoders import ModelError, Request, Sampling, load_decoder, load_model
+from tot.decoders import ModelError, load_model
 from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.kernels import backend, module
 from tot.decoders.kernels.module import TransformersForward, attend
@@ -100,24 +100,6 @@ def test_packed_branches_get_the_logits_of_the_model_alone(
         logits = torch.from_numpy(result.logits[row])
         torch.testing.assert_close(logits, logits_alone(reference, tokens)[-1], atol=1e-3, rtol=1e-4)
     runner.close()
-
-
-@pytest.mark.usefixtures("_in_torch")
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("method", ["sd", "seed", "jacobi"])
-def test_lossless_methods_give_the_same_tokens(
-    make_model: Callable[..., Any], tokenizer: Any, method: str, device: str
-) -> None:
-    requests = [
-        Request(prompt=f"the {i} in an {'ab ' * i}", sampling=Sampling(n=3, temperature=1.0, max_tokens=20, seed=i))
-        for i in range(3)
-    ]
-    tokens = []
-    for name in ("ar", method):
-        model = make_model("llama", readable=True)
-        with load_decoder(name, model, tokenizer=tokenizer, device=device, kv_budget=6000) as decoder:
-            tokens.append([one.tokens for one in decoder.generate(requests)])
-    assert tokens[0] == tokens[1]
 
 
 OTHERS: dict[str, dict[str, Any]] = {

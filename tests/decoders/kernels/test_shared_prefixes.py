@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
 from hypothesis import strategies as st
 
 from tot.decoders.kernels.native.shared_prefixes import Run, shared_prefixes
@@ -63,28 +62,3 @@ paths = st.lists(
     min_size=1,
     max_size=8,
 )
-
-
-def slots_of(stretches: list[tuple[int, int]]) -> list[int]:
-    """Map stretches of (branch choice, length) to slots, equal only for equal prefixes."""
-    path: list[int] = []
-    node = 1
-    for way, length in stretches:
-        for _ in range(length):
-            node = (node * 1_000_003 + way + 1) % 2**31
-            path.append(node)
-    return path
-
-
-@given(paths)
-def test_shares_and_tail_cover_each_runs_path_once(drawn: list[tuple[list[tuple[int, int]], int]]) -> None:
-    runs = [run(path, min(rows, len(path))) for path, rows in ((slots_of(way), rows) for way, rows in drawn)]
-    shares, tails = shared_prefixes(runs, 256)
-    assert sorted(tail.run for tail in tails) == list(range(len(runs)))
-    for i, tail in enumerate(tails):
-        of_run = [share.slots for share in shares if share.first <= i < share.last]
-        shared = np.concatenate(
-            [*sorted(of_run, key=lambda s: int(np.flatnonzero(runs[tail.run].path == s[0])[0])), np.array([], np.int32)]
-        )
-        assert len(shared) == tail.depth <= runs[tail.run].start
-        assert np.array_equal(shared, runs[tail.run].path[: tail.depth])

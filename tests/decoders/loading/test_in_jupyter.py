@@ -14,13 +14,6 @@ filters = list(warnings.filters)
 """
 
 
-def test_without_the_package_tqdm_warns_of_missing_widgets(
-    run_python: Callable[..., subprocess.Popen[str]],
-) -> None:
-    _, errors = run_python(JUPYTER + "import tqdm.auto").communicate(timeout=60)
-    assert errors.count("IProgress not found") == 1
-
-
 def test_the_warning_is_silenced_and_the_filters_are_restored(
     run_python: Callable[..., subprocess.Popen[str]],
 ) -> None:
