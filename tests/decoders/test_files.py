@@ -10,8 +10,6 @@ import pytest
 from tot.decoders import TaskError
 from tot.decoders.files import others_could_write, replacing, write_json, write_text
 
-WRITABLE = "can be written to by others"
-
 
 @pytest.mark.parametrize(
     ("mode", "problem"),

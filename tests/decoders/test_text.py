@@ -40,7 +40,6 @@ fragments = st.sampled_from(
     ]
 )
 hostile = st.lists(fragments | st.text(max_size=3), max_size=12).map("".join)
-harmless = st.text(max_size=30).filter(lambda text: "<|" not in text)
 roles = st.sampled_from(["system", "user", "assistant"])
 
 

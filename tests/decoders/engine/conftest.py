@@ -237,11 +237,6 @@ def _greedy() -> Callable[..., Completion]:
     return greedy
 
 
-@pytest.fixture(name="inner_stop")
-def _inner_stop() -> Callable[..., tuple[str, int, str]]:
-    return inner_stop
-
-
 @pytest.fixture(name="wait_until")
 def _wait_until() -> Callable[..., None]:
     return wait_until

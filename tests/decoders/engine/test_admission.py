@@ -10,7 +10,6 @@ import pytest
 
 from tot.decoders import LocalDecoder, Request, RequestError, Sampling, load_decoder
 from tot.decoders.engine import scheduler
-from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sequence import Job
 from tot.decoders.methods.autoregressive import Autoregressive
 
@@ -34,18 +33,6 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> Counter[Job]:
 def long_requests(count: int, tokens: int = 120) -> list[Request]:
     sampling = Sampling(max_tokens=tokens, temperature=1.0, ignore_eos=True, seed=3)
     return [Request(prompt=f"The sum of {i} and 10", sampling=sampling) for i in range(count)]
-
-
-class Counting(Autoregressive):
-    """A policy that records how many requests run in each of its steps."""
-
-    def __init__(self, job: Job, running: list[Job], seen: list[int]) -> None:
-        super().__init__(job)
-        self._all, self._seen = running, seen
-
-    def propose(self) -> list[Chunk]:
-        self._seen.append(len(self._all))
-        return super().propose()
 
 
 METHODS = ["ar", "sd", "mcsd", "seed", "lookahead", "jacobi", "auto"]

@@ -40,7 +40,6 @@ def test_scoring_and_decoding_share_a_batch(decoder: LocalDecoder, outcome: Call
     assert [outcome(got[i]) for i in (0, 1, 3, 4)] == [outcome(one) for one in expected[1:]] * 2
 
 
-TRIGGER = " So the answer is"
 ENDS = pytest.mark.parametrize(
     ("ended", "settings"),
     [

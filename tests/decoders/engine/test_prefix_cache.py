@@ -15,13 +15,12 @@ import pytest
 from ml_dtypes import bfloat16
 from safetensors.numpy import load_file, save_file
 
-from tot.decoders import Completion, LocalDecoder, Request, Sampling, load_decoder
+from tot.decoders import Completion, Request, Sampling, load_decoder
 from tot.decoders.engine import prefix_cache
 from tot.decoders.engine.prefix_cache import BLOCK, PrefixCache
 from tot.decoders.kernels.native.tiles import kernels_run
 
 DEMONSTRATIONS = "The sum of 10 and 11 is in the range on and on, and the other one: " * 8
-Open = Callable[..., LocalDecoder]
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import strategies as st
 
 from tot.decoders.kernels.native.shared_prefixes import Run, shared_prefixes
 
@@ -55,10 +54,3 @@ def test_a_share_ends_before_the_first_row() -> None:
     shares, tails = cut([run(path, rows=30), run(path, rows=1), run([*path[:380], 900], rows=1)])
     assert shares == [(0, 3, path[:369])]
     assert tails == [(0, 369), (1, 369), (2, 369)]
-
-
-paths = st.lists(
-    st.tuples(st.lists(st.tuples(st.integers(0, 1), st.integers(1, 200)), min_size=1, max_size=4), st.integers(1, 60)),
-    min_size=1,
-    max_size=8,
-)

@@ -23,9 +23,6 @@ from tot.decoders.models.gguf_reader import read_gguf
 from tot.decoders.models.gguf_tokenizer import build_tokenizer, end_tokens
 from tot.decoders.models.loading import load_model
 
-TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-TEXTS = ["hello  world", "a  5 and 12\n\n  3", "<|im_start|>user\nhe's 40 % <|im_end|>", "héllo ½ 東京 🙂", "", "   "]
-
 
 @pytest.mark.parametrize(
     "family",
