@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tot.decoders.kernels.native.compiling import SAMPLING
-from tot.decoders.kernels.native.library import address, empty, library
+from tot.decoders.kernels.native.library import Library, address, empty, library
 from tot.decoders.machine import threads
 from tot.decoders.models.shapes import Array
 
@@ -122,7 +122,7 @@ def _reference() -> Any:
     return sampling_reference
 
 
-def _read(functions: ctypes.CDLL, logits: Array, targets: Sequence[Draw | int | Raw]) -> tuple[list[int], list[float]]:
+def _read(functions: Library, logits: Array, targets: Sequence[Draw | int | Raw]) -> tuple[list[int], list[float]]:
     """Read tokens and log-probabilities with sampling.c, in few calls because every step does this."""
     logits = np.ascontiguousarray(logits)
     tokens = (ctypes.c_int64 * len(targets))(
@@ -137,7 +137,7 @@ def _read(functions: ctypes.CDLL, logits: Array, targets: Sequence[Draw | int | 
     return list(tokens), list(logprobs)
 
 
-def _draw(functions: ctypes.CDLL, logits: Array, draws: Sequence[Draw], count: int) -> Array:
+def _draw(functions: Library, logits: Array, draws: Sequence[Draw], count: int) -> Array:
     """Return the top tokens by filtered logits / T + G, (rows, vocab) -> (rows, count); -1 pads shorter rows."""
     logits, tokens, scratch = (
         np.ascontiguousarray(logits),
@@ -185,7 +185,7 @@ def has_filters(draw: Draw) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _compiled() -> ctypes.CDLL | None:
+def _compiled() -> Library | None:
     functions = library(*SAMPLING)
     if functions is not None:
         pointer, number = ctypes.c_void_p, ctypes.c_int64

@@ -1,6 +1,6 @@
 """Compilation of the C libraries: processor levels, and compiler options by model.
 
-A wheel contains libraries for every level. `setup.py` builds them by running this file alone, so it may import the
+A wheel contains a library for every level. `setup.py` builds them by running this file alone, so it may import the
 standard library only. Without a wheel, `library.py` compiles a library when it is first needed.
 """
 
@@ -20,8 +20,14 @@ from pathlib import Path
 SOURCES = Path(__file__).parent
 BUILT = "built"
 """The folder of a wheel's libraries, next to the sources."""
-HEADS = (64, 128)
+HEADS = (64, 96, 128, 256)
 """Head dimensions that a wheel's libraries support; others are compiled at first use."""
+EXPORTS = {
+    "forward": ("forward", "scratch_floats", "forward_sizes", "run_parallel"),
+    "sampling": ("read_rows", "draw", "size_of_draw", "run_parallel"),
+    "pool": ("run_parallel",),
+}
+"""The names that a C file shares. In a library each has a suffix, so that one library holds several variants."""
 
 
 @dataclass(frozen=True)
@@ -103,25 +109,36 @@ def source(name: str) -> bytes:
     return b"\n".join(texts.values())
 
 
-def file_name(code: bytes, name: str, options: Sequence[str]) -> str:
-    """Return the file name of a library, with a hash of its sources and options."""
-    digest = hashlib.sha256(code + "\0".join(options).encode())
-    return f"{name}-{digest.hexdigest()[:16]}.so"
+def suffix(name: str, options: Sequence[str]) -> str:
+    """Return the suffix of a C file's names in a library: a hash of its sources and options."""
+    return hashlib.sha256(source(name) + "\0".join(options).encode()).hexdigest()[:16]
 
 
-def compile_to(path: Path, compiler: str, name: str, options: Sequence[str]) -> None:
-    """Compile a C file ("forward") to a temporary file and rename it, so that a library at `path` is always complete.
+def compile_to(path: Path, compiler: str, *units: Sequence[str]) -> None:
+    """Compile C files, each a name ("forward") and options, and link them to one library, which is renamed to `path`.
 
-    The library ends with a SHA-256 of the preceding bytes, which loaders ignore and `is_whole` checks.
+    So a library at `path` is always complete. It ends with a SHA-256 of the preceding bytes, which loaders ignore and
+    `is_whole` checks.
     """
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder, ThreadPoolExecutor() as pool:
+
+        def compile_unit(unit: Sequence[str]) -> str:
+            name, *options = unit
+            ending = suffix(name, options)
+            renamed = (f"-D{export}={export}_{ending}" for export in EXPORTS[name])
+            output = f"{folder}/{name}-{ending}.o"
+            _run(compiler, "-c", "-fPIC", *options, *renamed, str(SOURCES / f"{name}.c"), "-o", output)
+            return output
+
         library = Path(folder) / "library.so"
-        source = str(SOURCES / f"{name}.c")
-        command = [compiler, "-shared", "-fPIC", *options, source, "-o", str(library), "-lm", "-pthread"]
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+        _run(compiler, "-shared", *pool.map(compile_unit, units), "-o", str(library), "-lm", "-pthread")
         library.write_bytes(sealed(library.read_bytes()))
         library.chmod(0o700)
         library.replace(path)
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
 
 
 def sealed(library: bytes) -> bytes:
@@ -136,26 +153,19 @@ def is_whole(path: Path) -> bool:
 
 
 def build(folder: Path, compiler: str) -> None:
-    """Compile the libraries of every level, for the head dimensions in HEADS, into a folder."""
+    """Compile a library for each level, with the head dimensions in HEADS, into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-
-    def compile_one(name: str, *options: str) -> None:
-        path = folder / file_name(source(name), name, options)
-        compile_to(path, compiler, name, options)
+    for level in LEVELS:
+        path = folder / f"{level.name}.so"
+        compile_to(path, compiler, POOL, *((*unit, *level.options) for unit in _units(level)))
         path.chmod(0o755)
 
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda library: compile_one(*library), _all_libraries()))
 
-
-def _all_libraries() -> Iterator[tuple[str, ...]]:
-    """Yield the C file and options of each library."""
-    yield POOL
-    for level in LEVELS:
-        libraries: list[tuple[str, ...]] = [SAMPLING]
-        for head_dim, float32 in product(HEADS, (True, False) if level.bfloat16 else (True,)):
-            kinds = [kind for kind in _WEIGHTS if float32 or kind != "float32"]
-            libraries += [forward(head_dim, float32, kind, level.lanes) for kind in kinds]
-            if level.half_store and not level.bfloat16:
-                libraries.append(forward(head_dim, True, "integers", level.lanes, half_store=True))
-        yield from ((*library, *level.options) for library in libraries)
+def _units(level: Level) -> Iterator[tuple[str, ...]]:
+    """Yield the C files of a level, with their options."""
+    yield SAMPLING
+    for head_dim, float32 in product(HEADS, (True, False) if level.bfloat16 else (True,)):
+        kinds = [kind for kind in _WEIGHTS if float32 or kind != "float32"]
+        yield from (forward(head_dim, float32, kind, level.lanes) for kind in kinds)
+        if level.half_store and not level.bfloat16:
+            yield forward(head_dim, True, "integers", level.lanes, half_store=True)

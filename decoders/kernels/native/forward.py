@@ -12,7 +12,6 @@ import logging
 import math
 from collections.abc import Sequence
 from ctypes import POINTER, byref, c_int, c_int64, c_uint8, c_void_p
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -20,7 +19,16 @@ from ml_dtypes import bfloat16
 
 from tot.decoders.errors import ModelError
 from tot.decoders.kernels.native import compiling
-from tot.decoders.kernels.native.library import address, empty, lanes, lazy_zeros, library, log_once, sizes_agree
+from tot.decoders.kernels.native.library import (
+    Library,
+    address,
+    empty,
+    lanes,
+    lazy_zeros,
+    library,
+    log_once,
+    sizes_agree,
+)
 from tot.decoders.kernels.native.packed_file import PackedWeights, pack_model
 from tot.decoders.kernels.native.packing import GROUP, PRODUCTS, PackedKind, beside, product_shape, products_of
 from tot.decoders.kernels.native.shared_prefixes import Run
@@ -59,7 +67,7 @@ _GATE = 2
 class NativeForward:
     """The C backend, with packed weights and a key-value store."""
 
-    def __init__(self, loaded: LoadedModel, weights: PackedWeights, functions: ctypes.CDLL) -> None:
+    def __init__(self, loaded: LoadedModel, weights: PackedWeights, functions: Library) -> None:
         """`functions` are forward.c, compiled for the model's head dimension and the weights' format."""
         self.weights = weights.kind
         """Format of the packed weights. float32 weights that are exact in bfloat16 are packed as bfloat16."""
@@ -82,7 +90,7 @@ class NativeForward:
         self._scratch = np.empty(0, np.float32)
         self._tables: list[tuple[Array, Array]] = []
         self._store: Array | None = None
-        self._functions: ctypes.CDLL | None = functions
+        self._functions: Library | None = functions
         functions.forward.argtypes, functions.forward.restype = [POINTER(Model), POINTER(Batch)], None
         functions.scratch_floats.argtypes = [POINTER(Model), POINTER(Batch)]
         functions.scratch_floats.restype = c_int64
@@ -158,7 +166,7 @@ class NativeForward:
     def code(self) -> str:
         """Identifies what computes keys and values from weights: the library, the number formats, the processor."""
         assert self._functions is not None
-        seal = Path(self._functions._name).read_bytes()[-hashlib.sha256().digest_size :]
+        seal = self._functions.path.read_bytes()[-hashlib.sha256().digest_size :]
         return f"{seal.hex()} {self.weights} {self._dtype} {self._store_dtype} {processor()}"
 
     def reserve(self, slots: int) -> None:

@@ -17,6 +17,7 @@ import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -31,9 +32,8 @@ from tot.decoders.kernels.native.compiling import (
     SOURCES,
     Level,
     compile_to,
-    file_name,
     is_whole,
-    source,
+    suffix,
 )
 from tot.decoders.machine import processor_flags
 from tot.decoders.models.shapes import Array
@@ -43,7 +43,24 @@ _LINE = 64
 """Bytes of a cache line."""
 
 
-def library(name: str, *options: str) -> ctypes.CDLL | None:
+class Library:
+    """The functions of a C file in a shared library, whose names there have a suffix."""
+
+    def __init__(self, shared: ctypes.CDLL, ending: str) -> None:
+        self.path = Path(shared._name)
+        self._shared, self._ending = shared, ending
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._shared, f"{name}_{self._ending}")
+        setattr(self, name, function)
+        return function
+
+    def data(self, name: str, kind: Any) -> Any:
+        """Return a variable, of a type of ctypes. Raises ValueError if the library lacks it."""
+        return kind.in_dll(self._shared, f"{name}_{self._ending}")
+
+
+def library(name: str, *options: str) -> Library | None:
     """Return the functions of a C file ("forward") compiled with `options` ("-O1", "-DHEAD_DIM=64") for this processor.
 
     Returns None if there is no library and it cannot be compiled."""
@@ -52,23 +69,26 @@ def library(name: str, *options: str) -> ctypes.CDLL | None:
     pool = None if functions is None else _opened(*POOL)
     if functions is None or pool is None:
         return None
-    ctypes.c_void_p.in_dll(functions, "run_parallel").value = ctypes.cast(pool.run_parallel, ctypes.c_void_p).value
+    functions.data("run_parallel", ctypes.c_void_p).value = ctypes.cast(pool.run_parallel, ctypes.c_void_p).value
     return functions
 
 
 @functools.cache
-def _opened(unit: str, *options: str) -> ctypes.CDLL | None:
-    name = file_name(source(unit), unit, options)
-    built, problem = SOURCES / BUILT / name, ""
+def _opened(unit: str, *options: str) -> Library | None:
+    ending, current, problem = suffix(unit, options), level(), ""
+    built = SOURCES / BUILT / f"{current.name if current else None}.so"
     try:
-        return open_whole(built)
-    except FileNotFoundError:  # no wheel is installed, or it lacks this library
+        functions = Library(_built(built), ending)
+        functions.data("run_parallel", ctypes.c_void_p)
+        return functions
+    except (FileNotFoundError, ValueError):  # no wheel is installed, or it lacks this variant
         pass
     except OSError as error:  # damaged, or needs a newer glibc
         cause = reason(error).replace(str(built), "library")
         problem = f"the prebuilt kernels can't be opened ({cause}); "
     try:
-        functions = _kept(name) or _compiled(name, unit, options)
+        name = f"{unit}-{ending}.so"
+        functions = Library(_kept(name) or _compiled(name, unit, options), ending)
     except FileNotFoundError:
         log_once(logging.WARNING, f"{problem}no C compiler was found, so decoding is slower: install cc, gcc or clang")
         return None
@@ -76,12 +96,18 @@ def _opened(unit: str, *options: str) -> ctypes.CDLL | None:
         cause = (getattr(error, "stderr", None) or str(error)).strip()[:500]
         if problem:  # the same for all libraries
             log_once(logging.WARNING, f"{problem}they can't be compiled either, so decoding is slower: reinstall tot")
-        level = logging.INFO if problem else logging.WARNING
-        log.log(level, "%s.c can't be compiled, so decoding is slower: %s", unit, cause)
+        severity = logging.INFO if problem else logging.WARNING
+        log.log(severity, "%s.c can't be compiled, so decoding is slower: %s", unit, cause)
         return None
     if problem:
         log_once(logging.WARNING, f"{problem}they are compiled instead: reinstall tot to avoid this")
     return functions
+
+
+@functools.cache
+def _built(path: Path) -> ctypes.CDLL:
+    """Open the library of a wheel, which holds all variants of a level."""
+    return open_whole(path)
 
 
 def _kept(name: str) -> ctypes.CDLL | None:
@@ -99,7 +125,7 @@ def _compiled(name: str, unit: str, options: Sequence[str]) -> ctypes.CDLL:
     if compiler is None:
         raise FileNotFoundError("no C compiler")
     path = _folder() / name
-    compile_to(path, compiler, unit, options)
+    compile_to(path, compiler, (unit, *options))
     return open_whole(path)
 
 
@@ -116,11 +142,11 @@ def log_once(level: int, message: str) -> None:
     log.log(level, message)
 
 
-def sizes_agree(functions: ctypes.CDLL, name: str, sizes: Sequence[int]) -> bool:
+def sizes_agree(functions: Library, name: str, sizes: Sequence[int]) -> bool:
     """Return whether `sizes` (bytes of structures) equal the array `name` of a library. If not, log it.
 
     A library whose sizes differ must not be called."""
-    c_sizes = tuple((ctypes.c_int64 * len(sizes)).in_dll(functions, name))
+    c_sizes = tuple(functions.data(name, ctypes.c_int64 * len(sizes)))
     if c_sizes != tuple(sizes):
         message = f"{name} are {c_sizes} in C and {tuple(sizes)} in Python, so decoding is slower: reinstall tot"
         log_once(logging.WARNING, message)

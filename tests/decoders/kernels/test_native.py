@@ -26,7 +26,7 @@ OPTIONS = ("-O1",)
 
 def forget() -> None:
     """Clear the caches, as in a new process."""
-    for cached in (native._opened, native.log_once, native.temporary_cache):
+    for cached in (native._opened, native._built, native.log_once, native.temporary_cache):
         cached.cache_clear()
 
 
@@ -41,7 +41,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     forget()
 
 
-def made() -> ctypes.CDLL:
+def made() -> native.Library:
     """Load sampling.c like a new process."""
     native._opened.cache_clear()
     current = native.level()
@@ -54,13 +54,13 @@ def made() -> ctypes.CDLL:
 def test_compiled_libraries_are_accessible_to_the_user_only(cache: Path) -> None:
     before = os.umask(0)  # without explicit modes, new files are open to everyone
     try:
-        assert Path(made()._name).parent == cache
+        assert made().path.parent == cache
     finally:
         os.umask(before)
     (library,) = cache.iterdir()
     assert (cache.stat().st_mode & 0o777, library.stat().st_mode & 0o777) == (0o700, 0o700)
     when = library.stat().st_mtime_ns
-    assert made()._name == str(library)
+    assert made().path == library
     assert library.stat().st_mtime_ns == when
 
 
@@ -76,7 +76,7 @@ def test_a_library_that_another_user_could_have_planted_is_not_run(
     whose: str,
     problem: str,
 ) -> None:
-    name = Path(made()._name).name
+    name = made().path.name
     ran = tmp_path / "ran"
     code = tmp_path / "planted.c"
     code.write_text(
@@ -95,7 +95,7 @@ def test_a_library_that_another_user_could_have_planted_is_not_run(
         cache.rename(tmp_path / "theirs")
         cache.symlink_to(tmp_path / "theirs")
     forget()
-    assert Path(made()._name).parent != cache
+    assert made().path.parent != cache
     made()
     assert not ran.exists()
     assert caplog.text.count(f"compiled kernels, {cache}, {problem}") == 1
@@ -105,7 +105,7 @@ def test_a_library_that_another_user_could_have_planted_is_not_run(
 def test_a_filled_cache_is_used_although_it_is_read_only(
     cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    library = made()._name
+    library = made().path
 
     def read_only(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
@@ -113,7 +113,7 @@ def test_a_filled_cache_is_used_although_it_is_read_only(
     for change in ("chmod", "mkdir", "write_bytes"):
         monkeypatch.setattr(native.Path, change, read_only)
     monkeypatch.setattr(native.shutil, "which", lambda name: None)  # without a compiler, too
-    assert made()._name == library
+    assert made().path == library
     assert caplog.messages == []
 
 
@@ -121,7 +121,7 @@ def test_a_folder_that_cannot_be_created_is_replaced_by_a_temporary_one(
     tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache.parent.write_text("a file")
-    elsewhere = Path(made()._name).parent
+    elsewhere = made().path.parent
     assert elsewhere.stat().st_mode & 0o777 == 0o700
     assert cache.parent not in elsewhere.parents
     assert f"compiled kernels, {cache}, can't be created (Not a directory)" in caplog.text
@@ -213,8 +213,11 @@ def need_missing_library(library: Path) -> None:
     """Link against a missing library, as an old system may. An older glibc fails in the same call."""
     folder = library.parent
     subprocess.run(["cc", "-shared", "-x", "c", "/dev/null", "-o", str(folder / "libmissing.so")], check=True)
-    options = ("-Wl,--no-as-needed", f"-L{folder}", "-lmissing")
-    compile_to(library, "cc", "sampling", options)
+    needing = ("-Wl,--no-as-needed", f"-L{folder}", "-lmissing")
+    subprocess.run(["cc", "-shared", "-x", "c", "/dev/null", *needing, "-o", str(folder / "needing.so")], check=True)
+    library.unlink()
+    library.write_bytes(sealed((folder / "needing.so").read_bytes()))
+    (folder / "needing.so").unlink()
     (folder / "libmissing.so").unlink()
 
 
@@ -223,11 +226,13 @@ DAMAGES = [cut, zero, empty, flip, make_folder, need_missing_library]
 
 @pytest.fixture
 def ready(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """sampling.c compiled as in a wheel, with an empty cache."""
-    library = Path(made()._name)
+    """sampling.c and pool.c compiled as in a wheel, with an empty cache."""
+    current = native.level()
+    assert current is not None
     (tmp_path / BUILT).mkdir()
-    placed = library.replace(tmp_path / BUILT / library.name)
-    for file in ("sampling.c", "threads.h", "waiting.h"):
+    placed = tmp_path / BUILT / f"{current.name}.so"
+    compile_to(placed, "cc", compiling.POOL, ("sampling", *OPTIONS, *current.options))
+    for file in ("sampling.c", "pool.c", "threads.h", "waiting.h"):
         shutil.copy(compiling.SOURCES / file, tmp_path)
     for module in (native, compiling):
         monkeypatch.setattr(module, "SOURCES", tmp_path)
@@ -241,7 +246,7 @@ def test_a_broken_prebuilt_library_is_recompiled_with_one_warning(
 ) -> None:
     damage(ready)
     for _ in range(2):
-        assert Path(made()._name) == cache / ready.name
+        assert made().path.parent == cache
     (message,) = caplog.messages
     assert message.startswith("the prebuilt kernels can't be opened (")
     assert message.endswith("); they are compiled instead: reinstall tot to avoid this")
@@ -264,9 +269,9 @@ def test_without_a_compiler_a_damaged_library_leads_to_torch_with_one_warning(
 
 @pytest.mark.parametrize("damage", [cut, zero, empty, flip, need_missing_library])
 def test_a_damaged_library_in_the_cache_is_recompiled(cache: Path, damage: Callable[[Path], None]) -> None:
-    library = Path(made()._name)
+    library = made().path
     damage(library)
-    assert made()._name == str(library)
+    assert made().path == library
     assert library.read_bytes() == sealed(library.read_bytes()[:-32])
 
 
@@ -285,9 +290,9 @@ def test_a_library_with_other_structure_sizes_is_not_called(
     cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     code, compiled = tmp_path / "sizes.c", tmp_path / "sizes.so"
-    code.write_text("const long long sizes[] = {16, 48};\n")
+    code.write_text("const long long sizes_0[] = {16, 48};\n")
     subprocess.run(["cc", "-shared", "-fPIC", str(code), "-o", str(compiled)], check=True)
-    functions = ctypes.CDLL(str(compiled))
+    functions = native.Library(ctypes.CDLL(str(compiled)), "0")
     assert native.sizes_agree(functions, "sizes", [16, 48])
     assert not caplog.messages
     assert not native.sizes_agree(functions, "sizes", [16, 56])
