@@ -110,8 +110,8 @@ def source(name: str) -> bytes:
 
 
 def suffix(name: str, options: Sequence[str]) -> str:
-    """Return the suffix of a C file's names in a library: a hash of its sources and options."""
-    return hashlib.sha256(source(name) + "\0".join(options).encode()).hexdigest()[:16]
+    """Return the suffix of a C file's names in a library: a hash of its sources, options and names."""
+    return hashlib.sha256(source(name) + "\0".join((*options, *EXPORTS[name])).encode()).hexdigest()[:16]
 
 
 def compile_to(path: Path, compiler: str, *units: Sequence[str]) -> None:

@@ -236,7 +236,7 @@ def test_no_number_in_the_index_is_trusted(tiny: Any, cache: Path, writes: list[
 @pytest.mark.parametrize(
     "change",
     [
-        lambda index: index["products"][NAME].pop(),
+        lambda index: index["products"][NAME].pop(0),
         lambda index: index["products"][NAME].append(1),
         lambda index: index["products"].pop(NAME),
         lambda index: index["products"].update({NAME: index["products"]["0.down"]}),
