@@ -22,9 +22,8 @@ from rich.table import Table
 
 from benchmarks.harness import Bench, Measured, Measurements, Side, timed
 from tot.decoders.budget import Meter
-from tot.evaluation.estimate import estimate, told_apart
-from tot.evaluation.folder import read_samples
-from tot.evaluation.leaves import read_leaves
+from tot.evaluation.estimate import concordance, estimate
+from tot.evaluation.folder import read_leaves, read_samples
 from tot.evaluation.options import EvaluationRun as Work
 from tot.evaluators.base import Evaluator
 from tot.evaluators.base import judge as judge_nodes
@@ -195,7 +194,7 @@ def shares_of(questions: Sequence[Sequence[Judged]], place: Callable[[Judged], b
 
     Ties count half. A question without such a pair is left out.
     """
-    aurocs = [told_apart([(one.truth, one.value) for one in pieces if place(one)]) for pieces in questions]
+    aurocs = [concordance([(one.truth, one.value) for one in pieces if place(one)]) for pieces in questions]
     return [share for share in aurocs if share is not None]
 
 

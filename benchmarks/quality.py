@@ -28,8 +28,7 @@ from tot.decoders.machine import describe
 from tot.decoders.models.loading import resolve_device
 from tot.decoders.request import Request, Sampling
 from tot.evaluation.estimate import estimate, paired
-from tot.evaluation.folder import read_samples
-from tot.evaluation.leaves import read_leaves
+from tot.evaluation.folder import read_leaves, read_samples
 from tot.evaluation.options import EvaluationRun
 from tot.evaluation.questions import Question, Questions
 from tot.evaluation.results import tokens_of
@@ -91,7 +90,7 @@ def run(asked: QualityOptions, console: Console) -> None:
     ways: dict[str, Answers] = {}
     for name, work in works.items():
         folder = folder_of(asked, name)
-        results = run_evaluation(work, folder, folder.exists(), None)
+        results = run_evaluation(work, folder, folder.exists())
         bench.say(f"{name}: {results.score_text}, latency {results.seconds / results.samples:.1f} s, in {folder}")
         answers = read_answers(folder, work.task)
         ways |= {name: answers, **replayed(name, answers, work.task)}

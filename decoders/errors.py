@@ -11,6 +11,8 @@ from pydantic import BaseModel, ValidationError
 _Model = TypeVar("_Model", bound=BaseModel)
 REMOVED = {
     "bench": "run python -m benchmarks in a clone of the repository",
+    "format": "a run's folder has its rows as JSON lines (samples.jsonl) and a tree for each (trees/)",
+    "track": "read samples.jsonl in the folder of the run, which gets a JSON line for each finished search",
     "early-exit": "give a small model of the same family, or lookup",
     "halving": "choose ab-mcts or refine",
     "train-draft": "give a small model of the same family as the draft",
@@ -18,7 +20,7 @@ REMOVED = {
     "train-value": "choose the evaluator logprob, which needs no training",
     "trained": "give a small model of the same family, or lookup",
 }
-"""Removed commands, parts and drafts, with a replacement."""
+"""Removed commands, parts, drafts and options, with a replacement."""
 
 
 class TotError(Exception):

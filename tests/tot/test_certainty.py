@@ -19,7 +19,7 @@ from tot.cli.output import answer_line
 from tot.decoders import OptionError
 from tot.decoders.models.weights import Weights
 from tot.evaluation.calibration import Vote, cross_validated, fit
-from tot.evaluation.reliability import reliability, surest
+from tot.evaluation.estimate import reliability, surest
 from tot.evaluation.results import summarise
 from tot.llm.family import family_of, identity_of
 from tot.search.certainty import Curve, Features, curve_for, curves_for, features, to_json

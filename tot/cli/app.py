@@ -119,45 +119,40 @@ def _run(given: list[str], app: typer.Typer | None, program: str) -> int:
             status = int(command.main(args=given, prog_name=program, standalone_mode=False, obj=given) or 0)
             sys.stdout.flush()
             return status
-        except ValidationError as error:
-            return _say(readable(error))
-        except TotError as error:
-            return _say(" ".join(str(error).split()))
         except typer.TyperException as error:
             message = error.format_message()
             if message.startswith("Usage:"):  # a program alone prints its help
                 complain(message)
                 return 2
             return _say(_usage_message(error, given[0] if given else ""))
-        except (OSError, SystemExit) as error:
-            if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):
-                _discard_output()  # its reader has read enough, as `head` does
-                return 0
-            if _lacks_memory(error):
-                return _say_memory(error)
-            if isinstance(error, SystemExit) or error.filename is not None or error.errno not in _OF_OUTPUT:
-                raise
-            _discard_output()
-            return _say(f"standard output can't be written: {reason(error)}; write it to another place")
         except (typer.Abort, KeyboardInterrupt):
             _say("interrupted")
             return 130
-        except (MemoryError, RuntimeError, ImportError) as error:
-            if not _lacks_memory(error):
+        except BaseException as error:
+            if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):
+                _discard_output()  # its reader has read enough, as `head` does
+                return 0
+            if (message := _message(error)) is None:
                 raise
-            return _say_memory(error)
+            return _say(message)
 
 
-def _lacks_memory(error: BaseException) -> bool:
-    """Return whether an allocation failed, in Python, torch, a thread's start or the loading of a library."""
-    return isinstance(error, MemoryError) or bool(_NO_MEMORY.search(str(error)))
-
-
-def _say_memory(error: BaseException) -> int:
-    return _say(
-        f"there is not enough memory ({reason(error)[:200]}): free some, raise its limit (ulimit -v), or use a "
-        "smaller model or --kv-budget"
-    )
+def _message(error: BaseException) -> str | None:
+    """Return the line about an error that the user can correct; None for any other error."""
+    if isinstance(error, ValidationError):
+        return readable(error)
+    if isinstance(error, TotError):
+        return " ".join(str(error).split())
+    allocation = isinstance(error, OSError | RuntimeError | ImportError) and _NO_MEMORY.search(str(error))
+    if isinstance(error, MemoryError) or allocation:
+        return (
+            f"there is not enough memory ({reason(error)[:200]}): free some, raise its limit (ulimit -v), or use a "
+            "smaller model or --kv-budget"
+        )
+    if isinstance(error, OSError) and error.filename is None and error.errno in _OF_OUTPUT:
+        _discard_output()
+        return f"standard output can't be written: {reason(error)}; write it to another place"
+    return None
 
 
 def _discard_output() -> None:
@@ -184,14 +179,16 @@ def _usage_message(error: Any, first: str) -> str:
     context = getattr(error, "ctx", None)
     if context is None or not message.lower().startswith("no such"):
         return message
-    command = context.command
     if context.parent is None and (instead := _instead_of(first)):
         return instead
+    complaint = re.split(r"\.? Did you mean| \(|\.$", message)[0]
+    name, command = complaint.rpartition(" ")[2].strip("'"), context.command
+    if name.removeprefix("--") in REMOVED:
+        return unknown("option", name.removeprefix("--"), ())
     names = list(getattr(command, "commands", {})) or [
         option for p in command.params for option in p.opts if option[0] == "-"
     ]
-    complaint = re.split(r"\.? Did you mean| \(|\.$", message)[0]
-    near = difflib.get_close_matches(complaint.rpartition(" ")[2].strip("'"), names, n=1)
+    near = difflib.get_close_matches(name, names, n=1)
     if near:
         return f"{complaint} (did you mean {near[0]}?): see {context.command_path} --help"
     return f"{complaint}: choose one of {', '.join(names)}"

@@ -34,7 +34,6 @@ def eval_command(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The results folder; by default a new one in runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in the folder --out.")] = False,
-    track: Annotated[str | None, typer.Option(help="Report progress to wandb or trackio, if installed.")] = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="Compare finished folders on their common questions.")
     ] = False,
@@ -45,7 +44,7 @@ def eval_command(
     """Search all questions of a data set concurrently, and score the answers."""
     names = names or []
     if compare:
-        others = {"config": config, "out": out, "resume": resume, "track": track}
+        others = {"config": config, "out": out, "resume": resume}
         if unused := [*given, *(name for name, value in others.items() if value)]:
             raise OptionError(f"--compare reads finished folders: leave --{unused[0].replace('_', '-')} out")
         _compare([Path(name) for name in names], plot)
@@ -55,18 +54,15 @@ def eval_command(
     if len(names) > 1:
         raise OptionError(f"more than one task is given ({names[1]!r}): give one, or --compare and folders")
     given |= {"task": names[0]} if names else {}
-    options = {**(read_yaml(config, given) if config is not None else {}), **given}
-    evaluation = EvaluationRun.read(options)
+    evaluation = EvaluationRun.read({**(read_yaml(config, given) if config is not None else {}), **given})
 
-    from tot.evaluation.progress import tracker
     from tot.evaluation.run import results_folder, run_evaluation
 
-    again = [*context.obj, *([] if resume else ["--resume"])]
     folder = results_folder(out, resume, evaluation)
-    again += [] if out else ["--out", str(folder)]
     try:
-        results = run_evaluation(evaluation, folder, resume, tracker(track))
+        results = run_evaluation(evaluation, folder, resume)
     except KeyboardInterrupt as interrupt:
+        again = [*context.obj, *([] if resume else ["--resume"]), *([] if out else ["--out", str(folder)])]
         kept = f"the finished samples are in {folder}: resume with {shlex.join(['tot', *again])}"
         complain(f"tot: interrupted; {kept if (folder / 'config.yaml').exists() else 'no sample was finished'}")
         raise typer.Exit(128 + next(iter(interrupt.args), signal.SIGINT)) from None

@@ -1,9 +1,9 @@
-"""`tot report`: export a run as a page, a picture or a graph, an evaluation as a page, or both as training data."""
+"""`tot report`: export a run as a page, a picture or a graph, or an evaluation as a page."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -22,36 +22,25 @@ def report_command(
         Path | None,
         typer.Option(
             help="The file to write: .html, .svg, .png, .graphml, .dot or .gv; by default an .html page beside each "
-            "run or in its folder. With --format, a .jsonl file."
+            "run or in its folder."
         ),
-    ] = None,
-    form: Annotated[
-        Literal["sft", "preferences", "steps"] | None,
-        typer.Option("--format", help="Write training data for trl: right replies, right and wrong ones, or steps."),
     ] = None,
     task: Annotated[
         str | None,
         typer.Option(help="The task of a folder, path/to/file.py:ClassName, if it is not an installed one."),
     ] = None,
 ) -> None:
-    """Export a run's tree as a self-contained page, a picture or a graph, an evaluation as a page, or training data."""
-    from tot.evaluation.training_data import export
-
+    """Export a run's tree as a self-contained page, a picture or a graph, or an evaluation as a page."""
     for run in runs:
         if not run.exists():
             raise TaskError(f"{run} does not exist: give a run that `tot solve --out` wrote, or a folder of `tot eval`")
-    if form is not None:
-        if out is None or out.suffix != ".jsonl":
-            raise OptionError(f"--format {form} writes JSON lines, not {out or 'a page'}: give --out FILE.jsonl")
-        console().print(f"report: {out}, {export(out, runs, form, task)}", highlight=False)
-        return
     if len(runs) > 1 and out is not None:
         raise OptionError(f"--out {out} is for one run, not {len(runs)}: leave --out out, or give one run")
     for run in runs:
-        _report(run, out, task)
+        _report(run, out or (run / "report.html" if run.is_dir() else run.with_suffix(".html")), task)
 
 
-def _report(run: Path, out: Path | None, task: str | None) -> None:
+def _report(run: Path, out: Path, task: str | None) -> None:
     """Write the page, the picture or the graph of one run or evaluation."""
     from tot.decoders.files import write_text
     from tot.evaluation.overview import evaluation_page
@@ -61,15 +50,12 @@ def _report(run: Path, out: Path | None, task: str | None) -> None:
     from tot.tree.saved import read_run
     from tot.tree.tree import ThoughtTree
 
-    evaluation = run.is_dir()
-    out = out or (run / "report.html" if evaluation else run.with_suffix(".html"))
-    kind = out.suffix.lower()
-    kinds = (".html", ".png", ".svg", *GRAPHS)
+    kind, kinds = out.suffix.lower(), (".html", ".png", ".svg", *GRAPHS)
     if kind not in kinds:
         raise OptionError(f"--out {out}: " + unknown("kind of report", kind, kinds))
-    if evaluation and kind != ".html":
-        raise OptionError(f"--out {out}: an evaluation needs a .html file: give one, or export one of {run}/trees")
-    if evaluation:
+    if run.is_dir():
+        if kind != ".html":
+            raise OptionError(f"--out {out}: an evaluation needs a .html file: give one, or export one of {run}/trees")
         write_text(out, evaluation_page(run, task))
     else:
         saved = read_run(run)

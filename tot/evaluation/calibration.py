@@ -20,9 +20,8 @@ import numpy as np
 from tot.config import SearchConfig
 from tot.decoders.errors import OptionError, reason
 from tot.decoders.models.loading import open_model
-from tot.evaluation.folder import installed, read_config, read_samples
-from tot.evaluation.leaves import read_leaves
-from tot.evaluation.reliability import Reliability, reliability
+from tot.evaluation.estimate import Reliability, reliability
+from tot.evaluation.folder import installed, read_config, read_leaves, read_samples
 from tot.llm.family import identity_of
 from tot.registry import SEARCHES, named
 from tot.search.certainty import Curve, Features, features

@@ -20,7 +20,8 @@ from tot.evaluation.results import tokens_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MEASURES = ("score", "tokens", "latency")
+MEASURES = {"score": ".1%", "tokens": ".0f", "latency": ".1f"}
+"""What is compared, with its format."""
 
 
 @dataclass(frozen=True)
@@ -51,17 +52,14 @@ def compare(folders: Sequence[Path]) -> tuple[int, list[ComparedRun]]:
     values = [np.array([by_question[question] for question in common]) for by_question in questions]
     runs = []
     for folder, own in zip(folders, values, strict=True):
-        means = _each(own, estimate)
-        differences = {} if own is values[0] else _each(own - values[0], paired)
-        runs.append(ComparedRun(str(folder), means, differences))
+        differences = {} if own is values[0] else _estimates(own - values[0], paired)
+        runs.append(ComparedRun(str(folder), _estimates(own, estimate), differences))
     return len(common), runs
 
 
-def _each(rows: np.ndarray[Any, Any], of_scores: Callable[[Sequence[float]], Estimate]) -> dict[str, Estimate]:
-    return {
-        name: (of_scores if name == "score" else bootstrap)(column.tolist())
-        for name, column in zip(MEASURES, rows.T, strict=True)
-    }
+def _estimates(rows: np.ndarray[Any, Any], of_scores: Callable[[Sequence[float]], Estimate]) -> dict[str, Estimate]:
+    columns = zip(MEASURES, rows.T.tolist(), strict=True)
+    return {name: (of_scores if name == "score" else bootstrap)(column) for name, column in columns}
 
 
 def different_options(folders: Sequence[Path]) -> Table:
@@ -92,17 +90,15 @@ def _questions(folder: Path) -> dict[str, tuple[float, ...]]:
 
 def table(sides: Sequence[ComparedRun]) -> Table:
     """Return a table with a row per evaluation: means with intervals, and differences from the first evaluation."""
-    forms = {"score": ".1%", "tokens": ".0f", "latency": ".1f"}
-    columns = [head for name in MEASURES for head in (name, "difference")]
     rows = Table(
         "evaluation",
-        *columns,
+        *(head for name in MEASURES for head in (name, "difference")),
         title="means with 95% intervals; paired differences from the first evaluation",
         caption="latency: seconds of a search, while others run",
     )
     for side in sides:
         cells = []
-        for name, form in forms.items():
+        for name, form in MEASURES.items():
             difference = side.differences.get(name)
             cells += [side.means[name].format(form), "" if difference is None else difference.format(f"+{form}")]
         rows.add_row(side.name, *cells)

@@ -1,7 +1,7 @@
 """Iterate over the rows of a data set: a local file, a file in an installed package, or a data set on the hub.
 
-This module reads text files (.jsonl, .jsonl.gz, .json, .csv, .txt) without type inference: a CSV cell is always text.
-`pyarrow` reads Parquet files, and `datasets` the hub. Rows omit missing values (null, empty cells).
+Text files (.jsonl, .jsonl.gz, .json, .csv, .txt) are read without type inference: a CSV cell is always text, and one
+bad row does not affect the others. `datasets` reads Parquet files and the hub. Rows omit missing values.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from tot.decoders.errors import OptionError, reason, unknown
 from tot.decoders.models.model_names import HUB_TIMEOUT
 from tot.decoders.request import in_unicode
 
-_Row = tuple[str, dict[str, Any] | OptionError]
+Record = tuple[str, dict[str, Any] | str]
+"""A place such as "line 3" or "row 3", counted from 1, and the row there, or the reason why it can't be read."""
 _ON_HUB = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?:([\w.-]+)")
 """`org/name:split` or `org/name:configuration:split`."""
-_LONGEST_CELL = 2**30
 _IN_PACKAGE = re.compile(r"package:(\w+)/([\w./-]+)")
+_LONGEST_CELL = 2**30
 
 
 def rows(source: str | Path) -> Iterator[dict[str, Any]]:
@@ -38,23 +39,30 @@ def rows(source: str | Path) -> Iterator[dict[str, Any]]:
     `source` is a file, a package's file (`package:name/file`), or a data set on the hub: `org/name:split` or
     `org/name:configuration:split`. Raises OptionError if a row can't be read.
     """
-    for _, result in read(source):
-        if isinstance(result, OptionError):
-            raise result
-        yield result
+    return (_valid(source, *record) for record in read(source))
 
 
-def read(source: str | Path) -> Iterator[_Row]:
-    """Iterate over (place, row), with places such as "line 3" or "row 3", counted from 1.
+def row(source: str | Path, number: int) -> dict[str, Any]:
+    """Return row `number`, counted from 0. Raises OptionError if it does not exist or can't be read."""
+    record = next(islice(read(source), number, None), None)
+    if record is None:
+        raise OptionError(f"{source} has no row {number}: rows are counted from 0")
+    return _valid(source, *record)
 
-    An unreadable row is an OptionError instead. Rows omit missing values (null, NaN, empty cells). Raises OptionError
-    if no row can be read.
-    """
-    for place, result in _read(source):
-        if isinstance(result, dict):
-            plain = {name: _plain(value) for name, value in result.items()}
-            result = {name: value for name, value in plain.items() if value is not None and value == value}
-        yield place, result
+
+def _valid(source: str | Path, place: str, found: dict[str, Any] | str) -> dict[str, Any]:
+    if isinstance(found, str):
+        raise OptionError(f"{source} can't be read: {place} {found}")
+    return found
+
+
+def read(source: str | Path) -> Iterator[Record]:
+    """Iterate over the records of a data set. Raises OptionError if the data set as a whole can't be read."""
+    for place, found in _records(str(source)):
+        if isinstance(found, dict):
+            plain = {name: _plain(value) for name, value in found.items()}
+            found = {name: value for name, value in plain.items() if value is not None and value == value}
+        yield place, found
 
 
 def _plain(value: Any) -> Any:
@@ -68,13 +76,13 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, date | time | timedelta | Decimal) else value
 
 
-def _read(source: str | Path) -> Iterator[_Row]:
-    path = located(str(source))
-    on_hub = _ON_HUB.fullmatch(str(source))
+def _records(source: str) -> Iterator[Record]:
+    path = located(source)
+    on_hub = _ON_HUB.fullmatch(source)
     if on_hub is not None and not path.exists():
         name, configuration, split = on_hub.groups()
-        _reach_hub(str(source), name)
-        yield from _load(str(source), name, configuration, split)
+        _reach_hub(source, name)
+        yield from _load(source, name, configuration, split=split)
         return
     ending = ".jsonl" if path.name.lower().endswith(".jsonl.gz") else path.suffix.lower()
     if ending not in _READERS:
@@ -86,7 +94,7 @@ def _read(source: str | Path) -> Iterator[_Row]:
         yield from _READERS[ending](path)
     except UnicodeError as error:
         raise OptionError(f"{path} can't be read: {reason(error)}: save it as UTF-8") from None
-    except (OSError, EOFError, zlib.error) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise OptionError(f"{path} can't be read: {reason(error)}") from error
 
 
@@ -113,32 +121,18 @@ def _reach_hub(source: str, name: str) -> None:
         raise OptionError(f"{source} can't be read from the hub ({reason(error)}): {remedy}") from error
 
 
-def _load(source: str, name: str, configuration: str | None, split: str) -> Iterator[_Row]:
+def _load(source: str, *arguments: str | None, **options: Any) -> Iterator[Record]:
     from datasets import load_dataset
 
     try:
-        data = load_dataset(name, configuration, split=split, streaming=True)
+        data = load_dataset(*arguments, **options, streaming=True)
         narrow = [column for column, kind in (getattr(data, "features", None) or {}).items() if "float32" in str(kind)]
-        for number, row in enumerate(data, 1):
-            yield f"row {number}", row | {column: _shortest(row[column]) for column in narrow}
+        for number, found in enumerate(data, 1):
+            yield f"row {number}", found | {column: _shortest(found[column]) for column in narrow}
     except StopIteration:  # the file has no rows
         return
     except Exception as error:  # each format's reader raises its own types
         raise OptionError(f"{source} can't be read: {reason(error)}") from error
-
-
-def _parquet(path: Path) -> Iterator[_Row]:
-    from pyarrow import ArrowException
-    from pyarrow.parquet import ParquetFile
-
-    try:
-        with ParquetFile(path) as file:
-            narrow = [one.name for one in file.schema_arrow if str(one.type) in ("float", "list<element: float>")]
-            batched = (row for batch in file.iter_batches() for row in batch.to_pylist())
-            for number, row in enumerate(batched, 1):
-                yield f"row {number}", row | {column: _shortest(row[column]) for column in narrow}
-    except ArrowException as error:
-        raise OptionError(f"{path} can't be read: {reason(error)}") from error
 
 
 def _shortest(value: Any) -> Any:
@@ -148,96 +142,80 @@ def _shortest(value: Any) -> Any:
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
-def _json_lines(path: Path) -> Iterator[_Row]:
+def _parquet(path: Path) -> Iterator[Record]:
+    return _load(str(path), "parquet", data_files=str(path), split="train")
+
+
+def _json_lines(path: Path) -> Iterator[Record]:
     with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
-                yield f"line {number}", _object(f"{path} can't be read: line {number}", line)
+                yield f"line {number}", _object(line)
 
 
-def _json(path: Path) -> Iterator[_Row]:
+def _object(line: bytes) -> dict[str, Any] | str:
+    try:
+        data = json.loads(line.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        return f"is not JSON ({reason(error)})"
+    return data if isinstance(data, dict) else "is not a JSON object"
+
+
+def _json(path: Path) -> Iterator[Record]:
     """Read a JSON list of objects, one object, or an object per line."""
     try:
         data = json.loads(path.read_text(encoding="utf-8-sig"))
-    except UnicodeError:
-        raise
     except json.JSONDecodeError as error:
         if error.msg != "Extra data":
-            raise OptionError(f"{path} can't be read: {reason(error)}") from None
+            raise
         yield from _json_lines(path)
         return
-    except (ValueError, RecursionError) as error:
-        raise OptionError(f"{path} can't be read: {reason(error)}") from None
-    for number, row in enumerate(data if isinstance(data, list) else [data], 1):
-        place = f"row {number}"
-        yield (
-            place,
-            row if isinstance(row, dict) else OptionError(f"{path} can't be read: {place} is not a JSON object"),
-        )
+    except RecursionError as error:
+        raise ValueError(reason(error)) from None
+    for number, found in enumerate(data if isinstance(data, list) else [data], 1):
+        yield f"row {number}", found if isinstance(found, dict) else "is not a JSON object"
 
 
-def _csv(path: Path) -> Iterator[_Row]:
+def _csv(path: Path) -> Iterator[Record]:
     csv.field_size_limit(_LONGEST_CELL)
     with path.open(encoding="utf-8-sig", newline="") as file:
         lines = csv.reader(file, strict=True)
         header: list[str] | None = None
         while True:
-            line = lines.line_num + 1  # the first line of the row: cells may contain line breaks
+            place = f"line {lines.line_num + 1}"  # the first line of the row: cells may contain line breaks
             try:
                 cells = next(lines)
             except StopIteration:
                 return
             except csv.Error as error:
                 if header is None:
-                    raise OptionError(f"{path} can't be read: line {line}: {error}") from None
-                yield _bad(path, line, f"is not CSV ({error})")
+                    raise ValueError(f"{place}: {error}") from None
+                yield place, f"is not CSV ({error})"
                 continue
             if not any(cells):
                 continue
             if header is None:
                 header = [name.strip() for name in cells]
                 if repeated := [name for name in header if name and header.count(name) > 1]:
-                    raise OptionError(f"{path} can't be read: two columns are named {repeated[0]!r}: rename one")
+                    raise ValueError(f"two columns are named {repeated[0]!r}: rename one")
             elif any(cells[len(header) :]):
-                why = f"has {len(cells)} cells, and the header {len(header)}: put quotes around cells with commas"
-                yield _bad(path, line, why)
+                numbers = f"{len(cells)} cells, and the header {len(header)}"
+                yield place, f"has {numbers}: put quotes around cells with commas"
             else:
-                yield f"line {line}", {name: cell or None for name, cell in zip(header, cells, strict=False)}
+                yield place, {name: cell or None for name, cell in zip(header, cells, strict=False)}
 
 
-def _text_lines(path: Path) -> Iterator[_Row]:
+def _text_lines(path: Path) -> Iterator[Record]:
     with path.open(encoding="utf-8-sig", newline="\n") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
                 yield f"line {number}", {"text": line.rstrip("\r\n")}
 
 
-_READERS: dict[str, Callable[[Path], Iterator[_Row]]] = {
+_READERS: dict[str, Callable[[Path], Iterator[Record]]] = {
     ".jsonl": _json_lines,
     ".json": _json,
     ".csv": _csv,
     ".txt": _text_lines,
     ".parquet": _parquet,
 }
-
-
-def _bad(path: Path, line: int, why: str) -> _Row:
-    return f"line {line}", OptionError(f"{path} can't be read: line {line} {why}")
-
-
-def _object(subject: str, line: bytes) -> dict[str, Any] | OptionError:
-    try:
-        data = json.loads(line.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        return OptionError(f"{subject} is not JSON ({reason(error)})")
-    return data if isinstance(data, dict) else OptionError(f"{subject} is not a JSON object")
-
-
-def row(path: str | Path, number: int) -> dict[str, Any]:
-    """Return row `number`, counted from 0. Raises OptionError if it does not exist."""
-    _, result = next(islice(read(path), number, None), ("", None))
-    if result is None:
-        raise OptionError(f"{path} has no row {number}: rows are counted from 0")
-    if isinstance(result, OptionError):
-        raise result
-    return result

@@ -1,5 +1,5 @@
-"""Means with 95% intervals: Wilson's for shares, bootstrap for other values and paired differences. Also AUROC and
-medians with ranges.
+"""Means with 95% intervals: Wilson's for shares, bootstrap for other values and paired differences. Also AUROC, medians
+with ranges, and the calibration of certainties.
 
 A bootstrap of few or equal values is too narrow. Then scores get Wilson's interval, paired differences of scores Bonett
 and Price's (2012), and other values Student's.
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+BINS = 10
+COVERAGES = (100, 75, 50, 25)
 _FEW = 10
 """Fewer values than this have no bootstrap interval."""
 
@@ -85,7 +87,7 @@ def _too_few(values: Sequence[float]) -> bool:
     return len(values) < _FEW or len(set(values)) == 1
 
 
-def told_apart(judged: Sequence[tuple[float, float]]) -> float | None:
+def concordance(judged: Sequence[tuple[float, float]]) -> float | None:
     """Return the share of pairs of different truth that the values rank correctly, from (truth, value) pairs.
 
     Ties count half. If truths are 0 and 1, this is the AUROC. None if all truths are equal.
@@ -98,3 +100,56 @@ def spread(values: Sequence[float], form: str = ".1f") -> str:
     """Format the median of at least one value with the range, such as "226.1 (221.0 to 230.4)"."""
     median = f"{statistics.median(values):{form}}"
     return median if len(values) == 1 else f"{median} ({min(values):{form}} to {max(values):{form}})"
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """Samples whose certainties are in one of ten equal parts of 0 to 1."""
+
+    certainty: float
+    """The mean."""
+    score: float
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reliability:
+    """How well certainties predict scores."""
+
+    samples: int
+    """Number of samples with a certainty."""
+    error: float
+    """Expected calibration error (Naeini et al., 2015): the mean distance of certainty and score over the
+    bins, weighted by samples."""
+    bins: list[Bin]
+    """The bins that have samples."""
+    score_at_coverage: dict[int, float]
+    """By percentage: the score of this share of all samples, the most certain first."""
+
+
+def reliability(certainties: Sequence[float | None], scores: Sequence[float]) -> Reliability | None:
+    """Measure certainties against scores, both by sample; None if no certainty is known.
+
+    In the coverage, samples without a certainty are the least certain. Equal certainties share their mean score.
+    """
+    known = np.array([one is not None for one in certainties])
+    if not known.any():
+        return None
+    sure, truth = np.array([-1.0 if one is None else one for one in certainties]), np.asarray(scores, dtype=float)
+    places = np.minimum(sure * BINS, BINS - 1).astype(int)
+    bins = [
+        Bin(float(sure[inside].mean()), float(truth[inside].mean()), int(inside.sum()))
+        for place in range(BINS)
+        if (inside := known & (places == place)).any()
+    ]
+    coverage = {share: surest(sure.tolist(), scores, share) for share in COVERAGES}
+    error = sum(one.samples * abs(one.certainty - one.score) for one in bins) / int(known.sum())
+    return Reliability(int(known.sum()), error, bins, coverage)
+
+
+def surest(certainties: Sequence[float], scores: Sequence[float], percent: float) -> float:
+    """Return the mean score of the most certain `percent` of at least one sample, at least one sample of them."""
+    _, group, sizes = np.unique(-np.asarray(certainties), return_inverse=True, return_counts=True)
+    means = np.bincount(group, weights=scores) / sizes
+    count = max(round(len(group) * percent / 100), 1)
+    return float(means[np.sort(group)[:count]].mean())

@@ -23,7 +23,10 @@ from tot.decoders.remote.options import TRANSPORT
 from tot.evaluation.options import FORMAT, OF_RAY, VERSION
 from tot.registry import refuse_code
 from tot.report.terminal import plain
+from tot.task.checked import CheckedTask
 from tot.task.task import Task
+from tot.tree.thought import State
+from tot.tree.tree import ThoughtTree
 from tot.yaml_files import read_mapping
 
 UNCOMPARED = ("concurrency", "executor", "threads", "prefix_cache", *OF_RAY)
@@ -52,13 +55,14 @@ class Folder:
         except OSError as error:
             raise OptionError(f"{path} can't be created: {reason(error)}; give another folder") from None
         self._new = False
+        self._samples = path / "samples.jsonl"
         try:
             self.changed_versions = self._begin(options, record, resume)
             with writing(path, _FREE_SPACE):
                 (path / "trees").mkdir(exist_ok=True)
-                (path / "samples.jsonl").touch()
+                self._samples.touch()
                 self._read()
-                self._file: IO[bytes] = (path / "samples.jsonl").open("ab", buffering=0)
+                self._file: IO[bytes] = self._samples.open("ab", buffering=0)
         except BaseException:
             self._discard()
             self._release()
@@ -78,8 +82,9 @@ class Folder:
         recorded = stored.pop("record", {})
         known, now = recorded.pop("versions", {}), record["versions"]
         hashes = {name: value for name, value in record.items() if name != "versions"}
-        if larger := _is_larger(options.get("limit"), stored.get("limit")):
-            stored["limit"] = options.get("limit")
+        limit, was = options.get("limit"), stored.get("limit")  # None is no limit
+        if larger := was is not None and (limit is None or limit > was):
+            stored["limit"] = limit
         # The record repeats the options of the parts with their defaults, which matter only if the options are equal.
         differences = _differences(stored, options) or _differences(flat(recorded), flat(hashes))
         if differences:
@@ -97,16 +102,11 @@ class Folder:
 
     def _read(self) -> None:
         """Read the keys of the finished samples. Drop failed ones, to try them again, and an incomplete last line."""
-        path, kept = self.path / "samples.jsonl", []
-        with regular(path).open("rb") as file:
-            lines = list(file)
-        for number, line in enumerate(lines, 1):
-            if line.endswith(b"\n") and (sample := _parsed(path, number, line))["error"] is None:
-                self.done.add((sample["index"], sample["repeat"]))
-                kept.append(line)
-        if kept != lines:
-            with replacing(path) as file:
-                file.writelines(kept)
+        kept = {_key(sample): line for sample, line in _lines(self.path) if sample["error"] is None}
+        self.done.update(kept)
+        if sum(map(len, kept.values())) < self._samples.stat().st_size:
+            with replacing(self._samples) as file:
+                file.writelines(kept.values())
 
     @property
     def samples(self) -> Iterator[dict[str, Any]]:
@@ -117,11 +117,10 @@ class Folder:
         if tree is not None:
             write_json(self.path / "trees" / f"{sample['id']}.json", tree, otherwise=_FREE_SPACE)
         text = json.dumps(sample, ensure_ascii=False, default=str) + "\n"
-        line = text.encode("utf-8", "backslashreplace")  # lone surrogates become JSON escapes
-        with writing(self.path / "samples.jsonl", _FREE_SPACE):
-            append(self._file, line)
+        with writing(self._samples, _FREE_SPACE):
+            append(self._file, text.encode("utf-8", "backslashreplace"))  # lone surrogates become JSON escapes
             os.fsync(self._file.fileno())
-        self.done.add((sample["index"], sample["repeat"]))
+        self.done.add(_key(sample))
 
     def log(self, text: str) -> None:
         """Append a line with the time to log.txt."""
@@ -131,14 +130,9 @@ class Folder:
 
     def finish(self, results: dict[str, Any]) -> None:
         """Sort the samples by question, and write the results."""
-        path = self.path / "samples.jsonl"
-        with path.open("rb") as file:
-            lines = list(file)
-        keys = [_key(path, number, line) for number, line in enumerate(lines, 1)]
-        in_order = [line for _, line in sorted(zip(keys, lines, strict=True))]
-        if in_order != lines:
-            with writing(path, _FREE_SPACE), replacing(path) as file:
-                file.writelines(in_order)
+        in_order = sorted((_key(sample), line) for sample, line in _lines(self.path))
+        with writing(self._samples, _FREE_SPACE), replacing(self._samples) as file:
+            file.writelines(line for _, line in in_order)
         write_json(self.path / "results.json", results, otherwise=_FREE_SPACE)
 
     def close(self) -> None:
@@ -193,24 +187,45 @@ class _Sample(BaseModel):
 
 def read_samples(path: Path) -> Iterator[dict[str, Any]]:
     """Iterate over the samples in a folder, without an incomplete last line. Raises TaskError for a damaged line."""
-    with regular(path / "samples.jsonl").open("rb") as file:
+    return (sample for sample, _ in _lines(path))
+
+
+def _lines(folder: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
+    path = folder / "samples.jsonl"
+    with regular(path).open("rb") as file:
         for number, line in enumerate(file, 1):
-            if line.endswith(b"\n"):
-                yield _parsed(path / "samples.jsonl", number, line)
+            if not line.endswith(b"\n"):
+                return
+            try:
+                sample: dict[str, Any] = json.loads(line)
+                _Sample.model_validate(sample)
+            except (ValueError, RecursionError):
+                remedy = "delete that line, then continue with --resume"
+                raise TaskError(f"{path}, line {number} is damaged: {remedy}") from None
+            yield sample, line
 
 
-def _parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    try:
-        sample: dict[str, Any] = json.loads(line)
-        _Sample.model_validate(sample)
-    except (ValueError, RecursionError):
-        raise TaskError(f"{path}, line {number} is damaged: delete that line, then continue with --resume") from None
-    return sample
-
-
-def _key(path: Path, number: int, line: bytes) -> tuple[int, int]:
-    sample = _parsed(path, number, line)
+def _key(sample: Mapping[str, Any]) -> tuple[int, int]:
     return sample["index"], sample["repeat"]
+
+
+def read_leaves(
+    folder: Path, sample: Mapping[str, Any], task: Task
+) -> tuple[ThoughtTree, dict[int, tuple[Any, float]]]:
+    """Return a sample's tree, and the (answer, score) of its leaves by node number.
+
+    Skips leaves without an answer unless they are complete solutions. Empty if the search could not start.
+    """
+    path = folder / "trees" / f"{sample['id']}.json"
+    if not path.exists():
+        return ThoughtTree(State(question=sample["question"])), {}
+    tree, checked = ThoughtTree.load(path), CheckedTask(task)
+    scored: dict[int, tuple[Any, float]] = {}
+    for node in tree.leaves():
+        answer = checked.answer_at(tree.state(node)) if node.thought is not None else None
+        if answer is not None or checked.is_whole(node.thought):
+            scored[node.id] = answer, 0.0 if answer is None else checked.score(answer, sample["reference"])
+    return tree, scored
 
 
 def installed(path: Path, config: Mapping[str, Any], task: Task | type[Task] | str | None) -> dict[str, Any]:
@@ -244,11 +259,6 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]
 def _differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
     differences = differing([stored, current])
     return [f"{name} was {old}, now {new}" for name, (old, new) in differences if name not in UNCOMPARED]
-
-
-def _is_larger(limit: int | None, stored: int | None) -> bool:
-    """Whether a limit of rows is larger than the stored one; None is no limit."""
-    return stored is not None and (limit is None or limit > stored)
 
 
 def _compared(value: Any) -> Any:

@@ -16,7 +16,6 @@ import numpy as np
 from tot.decoders.errors import TaskError, reason
 from tot.evaluation.folder import read_config, read_samples
 from tot.evaluation.questions import parsed_reference
-from tot.evaluation.reliability import surest
 from tot.evaluation.results import Results, summarise, tokens_of
 from tot.registry import is_installed, load_task
 from tot.report.page import Block, page, tree_block
@@ -42,24 +41,21 @@ def evaluation_page(folder: Path, task: str | None = None) -> Iterator[str]:
         named = task or config["task"]
         reader = load_task(named) if task or is_installed(named) else None
         samples = [{**sample, "reference": _reference(reader, sample)} for sample in samples]
-        rows = [_row(order, sample, results) for order, sample in enumerate(samples)]
         search = config.get("search", record.get("search", {}).get("name"))
         parts = ", ".join(str(one) for one in (config.get("model"), search) if one is not None)
-        title = f"{config['task']} on {Path(str(config['data'])).name}{f' with {parts}' if parts else ''}"
-        figures = results.figures
+        overview = {
+            "title": f"{config['task']} on {Path(str(config['data'])).name}{f' with {parts}' if parts else ''}",
+            "finished": (folder / "results.json").exists(),
+            "figures": results.figures,
+            "charts": _charts(samples, results),
+            "samples": [_row(order, sample, results) for order, sample in enumerate(samples)],
+            "config": (folder / "config.yaml").read_text(encoding="utf-8"),
+        }
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise TaskError(
             f"{folder} has no readable samples: {reason(error)}; continue the evaluation with --resume"
         ) from None
-    overview = {
-        "title": title,
-        "finished": (folder / "results.json").exists(),
-        "figures": figures,
-        "charts": _charts(samples, results),
-        "samples": rows,
-        "config": (folder / "config.yaml").read_text(encoding="utf-8"),
-    }
-    return page(title, _blocks(folder, samples, overview))
+    return page(overview["title"], _blocks(folder, samples, overview))
 
 
 def _blocks(folder: Path, samples: Sequence[dict[str, Any]], overview: dict[str, Any]) -> Iterator[Block]:
@@ -68,8 +64,11 @@ def _blocks(folder: Path, samples: Sequence[dict[str, Any]], overview: dict[str,
         path, name = folder / "trees" / f"{sample['id']}.json", f"tree-{row['order']}"
         if not path.exists():
             continue
+        names = ("answer", "certainty", "reference", "score", "solved", "stopped", "error")
+        run = {name: sample.get(name) for name in names}
+        run["usage"] = {"new_tokens": row["tokens"], "seconds": row["seconds"]}
         try:
-            block = tree_block(ThoughtTree.load(path), _run(sample))
+            block = tree_block(ThoughtTree.load(path), run)
         except TaskError as error:
             row["error"] = row["error"] or str(error)
         else:
@@ -114,13 +113,6 @@ def _reference(task: Task | None, sample: dict[str, Any]) -> Any:
     return stored if task is None or stored == sample["question"] else parsed_reference(task, stored)
 
 
-def _run(sample: dict[str, Any]) -> dict[str, Any]:
-    """Return the description of the run on a tree's own page."""
-    usage = {"new_tokens": tokens_of(sample), "seconds": sample["measured"]["seconds"]}
-    names = ("answer", "certainty", "reference", "score", "solved", "stopped", "error")
-    return {name: sample.get(name) for name in names} | {"usage": usage}
-
-
 def _text(value: Any) -> str | None:
     """Render an answer or reference, which may be text, a number or a list of actions."""
     if value is None or isinstance(value, str):
@@ -133,31 +125,16 @@ def _charts(samples: Sequence[dict[str, Any]], results: Results) -> list[dict[st
         _histogram("New tokens per sample", [tokens_of(sample) for sample in samples]),
         _histogram("Latency in seconds", [sample["measured"]["seconds"] for sample in samples]),
     ]
-    budgets = results.score_at_tokens
-    if not budgets:  # every search failed
-        return charts
-    charts.insert(0, _histogram("Scores", [sample["score"] for sample in samples], (0.0, 1.0)))
-    charts += _certainty_charts(samples, results)
-    bars = [(score, f"{score:.0%}", f"up to {tokens:,} tokens: {score:.1%}") for tokens, score in budgets.items()]
-    charts.append(_chart("Score within a budget of new tokens", f"{min(budgets):,}", f"{max(budgets):,}", bars))
+    if results.score is not None:
+        charts.insert(0, _histogram("Scores", [sample["score"] for sample in samples], (0.0, 1.0)))
+    if results.score is not None and results.certainty is not None:
+        bins = results.certainty.bins
+        bars = [
+            (one.score, f"{one.score:.0%}", f"{one.certainty:.0%} sure: {one.score:.1%} of {one.samples:,}")
+            for one in bins
+        ]
+        charts.append(_chart("Score by certainty", f"{bins[0].certainty:.0%}", f"{bins[-1].certainty:.0%}", bars))
     return charts
-
-
-def _certainty_charts(samples: Sequence[dict[str, Any]], results: Results) -> list[dict[str, Any]]:
-    """Chart scores by certainty, and scores of the most certain samples."""
-    if results.certainty is None:
-        return []
-    sure = [-1.0 if (known := sample.get("certainty")) is None else known for sample in samples]
-    scores = {share: surest(sure, [sample["score"] for sample in samples], share) for share in range(10, 101, 10)}
-    bins = results.certainty.bins
-    by_certainty = [
-        (one.score, f"{one.score:.0%}", f"{one.certainty:.0%} sure: {one.score:.1%} of {one.samples:,}") for one in bins
-    ]
-    bars = [(score, f"{score:.0%}", f"most certain {share}%: {score:.1%}") for share, score in scores.items()]
-    return [
-        _chart("Score by certainty", f"{bins[0].certainty:.0%}", f"{bins[-1].certainty:.0%}", by_certainty),
-        _chart("Score of the most certain samples", "10%", "100%", bars),
-    ]
 
 
 def _histogram(title: str, values: Sequence[float], ends: tuple[float, float] | None = None) -> dict[str, Any]:

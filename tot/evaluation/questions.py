@@ -13,10 +13,8 @@ from itertools import islice
 from typing import Any
 
 from tot.decoders.errors import OptionError, TaskError, TotError, describe
-from tot.evaluation.data import read
+from tot.evaluation.data import Record, read
 from tot.task.task import Task
-
-_Row = tuple[int, str, dict[str, Any] | OptionError]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +54,9 @@ class Questions:
         self._shuffled = None if shuffle_seed is None else self._sample(shuffle_seed)
 
     def __iter__(self) -> Iterator[Question | BadRow]:
-        rows = islice(self._rows(), *self._span) if self._shuffled is None else iter(self._shuffled)
-        return (self._read(*row) for row in rows)
+        if self._shuffled is not None:
+            return (self._read(index, *record) for index, record in self._shuffled.items())
+        return (self._read(index, *record) for index, record in islice(enumerate(read(self._source)), *self._span))
 
     def survey(self) -> tuple[int, list[BadRow]]:
         """Return the number of questions, and the bad rows. Raises OptionError if there is no question."""
@@ -74,19 +73,17 @@ class Questions:
             raise OptionError(f"{self._source} has no rows{f' from {offset} on' if offset else ''}: give another file")
         return count, bad
 
-    def _rows(self) -> Iterator[_Row]:
-        return ((index, place, row) for index, (place, row) in enumerate(read(self._source)))
-
-    def _sample(self, seed: int) -> list[_Row]:
-        count = sum(1 for _ in self._rows())
+    def _sample(self, seed: int) -> dict[int, Record]:
+        """Return the selected records of the shuffled data set by index, in order."""
+        count = sum(1 for _ in read(self._source))
         order = random.Random(seed).sample(range(count), count)[slice(*self._span)]
-        indices = set(order)
-        selected = {row[0]: row for row in self._rows() if row[0] in indices}
-        return [selected[index] for index in order]
+        selected = dict.fromkeys(order, ("", ""))
+        selected.update((index, record) for index, record in enumerate(read(self._source)) if index in selected)
+        return selected
 
-    def _read(self, index: int, place: str, row: dict[str, Any] | OptionError) -> Question | BadRow:
-        if isinstance(row, OptionError):
-            return BadRow(place, str(row).partition(f"read: {place} ")[2])
+    def _read(self, index: int, place: str, row: dict[str, Any] | str) -> Question | BadRow:
+        if isinstance(row, str):
+            return BadRow(place, row)
         try:
             row = renamed(row, self._columns)
             text = question_of(self._task, row)

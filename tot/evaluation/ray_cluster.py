@@ -5,15 +5,16 @@ Independent of searches. Ray's own messages never reach standard output.
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 import pickle
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from concurrent.futures import Future
-from contextlib import contextmanager, redirect_stdout
+from contextlib import asynccontextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib.metadata import packages_distributions
 from typing import Any
@@ -27,8 +28,8 @@ ANSWER = 60.0
 """Timeout in seconds for joining a cluster."""
 
 
-@contextmanager
-def cluster(address: str | None) -> Iterator[None]:
+@asynccontextmanager
+async def cluster(address: str | None) -> AsyncIterator[None]:
     """Join the cluster at "host:port"; by default RAY_ADDRESS, otherwise a local cluster that the exit shuts down.
 
     If the program has already joined a cluster, use that one. Raises OptionError if the cluster can't be joined.
@@ -44,15 +45,27 @@ def cluster(address: str | None) -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     joined: Future[None] = Future()
     stop = threading.Event()
-    thread = threading.Thread(target=_stay, args=(address, joined, stop), name="tot-ray", daemon=True)
+
+    def stay() -> None:  # Ray's processes are killed when the thread that started them ends
+        try:
+            ray.init(address or "local", include_dashboard=False, log_to_driver=False, logging_level="error")
+        except BaseException as error:  # raised in the waiting coroutine  # noqa: BLE001
+            joined.set_exception(error)
+            return
+        joined.set_result(None)
+        stop.wait()
+        ray.shutdown()
+
+    thread = threading.Thread(target=stay, name="tot-ray", daemon=True)
     with redirect_stdout(_Quiet()):  # Ray prints many lines about dead workers
         thread.start()
-        _wait(joined, address)
         try:
+            await _wait(joined, address)
             yield
         finally:
             stop.set()
-            thread.join()
+            if joined.done():
+                thread.join()
 
 
 class _Quiet(io.TextIOBase):
@@ -67,23 +80,15 @@ class _Quiet(io.TextIOBase):
         return sys.stderr.write(text) if self._forward else len(text)
 
 
-def _stay(address: str | None, joined: Future[None], stop: threading.Event) -> None:
-    """Join the cluster, and leave it at `stop`. Ray's processes are killed when the thread that started them ends."""
-    try:
-        ray.init(address or "local", include_dashboard=False, log_to_driver=False, logging_level="error")
-    except BaseException as error:  # raised in the waiting thread  # noqa: BLE001
-        joined.set_exception(error)
-        return
-    joined.set_result(None)
-    stop.wait()
-    ray.shutdown()
-
-
-def _wait(joined: Future[None], address: str | None) -> None:
+async def _wait(joined: Future[None], address: str | None) -> None:
     """Wait with a timeout: if another service listens at the address, Ray retries forever and can't be stopped."""
     place = "on this machine" if address is None else f"at {address}"
+    answer = asyncio.wrap_future(joined)
     try:
-        joined.result(None if address is None else ANSWER)
+        await asyncio.wait_for(asyncio.shield(answer), None if address is None else ANSWER)
+    except asyncio.CancelledError:
+        await asyncio.wait([answer], timeout=ANSWER)  # so that the cluster can be left
+        raise
     except TimeoutError:
         raise OptionError(
             f"no Ray cluster has answered {place} in {ANSWER:.0f} s: give the host:port that `ray start --head` prints"
@@ -97,20 +102,13 @@ def _wait(joined: Future[None], address: str | None) -> None:
 
 def _check_address(address: str) -> None:
     """Raise OptionError unless `address` is host:port and accepts connections."""
-    if address.startswith("ray://"):
-        raise OptionError(
-            f"{address} is an address for Ray's client: run `ray start --address=host:port` on this machine, and give "
-            "host:port"
-        )
-    host, colon, port = address.rpartition(":")
-    if not (colon and host and port.isdecimal() and int(port) < 2**16):
-        raise OptionError(f"{address!r} is not the address of a Ray cluster: give host:port, such as 10.0.0.1:6379")
+    host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-    except OSError as error:
+    except (OSError, ValueError, OverflowError) as error:
         raise OptionError(
-            f"no Ray cluster answers at {address} ({reason(error)}): start one with `ray start --head`, or "
-            "leave the address out"
+            f"no Ray cluster answers at {address} ({reason(error)}): give the host:port that `ray start --head` "
+            "prints, such as 10.0.0.1:6379, or leave the address out"
         ) from None
 
 
@@ -123,7 +121,8 @@ class Size:
     gpus: float
 
     def __str__(self) -> str:
-        return f"{_counted(self.replicas, 'replica')} of {_counted(self.cpus, 'CPU')} and {_counted(self.gpus, 'GPU')}"
+        noun = "replica" if self.replicas == 1 else "replicas"
+        return f"{self.replicas} {noun} of {_amounts({'CPU': self.cpus, 'GPU': self.gpus})}"
 
 
 def fitting(replicas: int | None, cpus: int, gpus: float) -> Size:
@@ -153,11 +152,8 @@ def _times(node: dict[str, float], resource: str, amount: float) -> int:
 
 
 def _amounts(resources: dict[str, float]) -> str:
-    return " and ".join(_counted(resources.get(resource, 0.0), resource) for resource in ("CPU", "GPU"))
-
-
-def _counted(count: float, noun: str) -> str:
-    return f"{count:g} {noun}{'' if count == 1 else 's'}"
+    counts = {name: resources.get(name, 0.0) for name in ("CPU", "GPU")}
+    return " and ".join(f"{count:g} {name}{'' if count == 1 else 's'}" for name, count in counts.items())
 
 
 def packed(what: Any, classes: list[type]) -> bytes:
@@ -165,10 +161,9 @@ def packed(what: Any, classes: list[type]) -> bytes:
 
     Raises OptionError for objects that hold threads or open files, such as a decoder.
     """
-    installed = {*packages_distributions(), *sys.stdlib_module_names}
-    modules = {base.__module__ for cls in classes for base in cls.__mro__}
-    own = [sys.modules[name] for name in modules if name.partition(".")[0] not in installed and name in sys.modules]
-    own = [module for module in own if module.__name__ != "__main__"]  # pickled by value anyway
+    installed = {*packages_distributions(), *sys.stdlib_module_names, "__main__"}  # __main__ is pickled by value anyway
+    names = {base.__module__ for cls in classes for base in cls.__mro__}
+    own = [sys.modules[name] for name in names if name.partition(".")[0] not in installed and name in sys.modules]
     for module in own:
         ray.cloudpickle.register_pickle_by_value(module)
     try:

@@ -1,8 +1,7 @@
 """Distribute questions over Ray actors, each with its own engine, and retry the searches of an actor that dies.
 
-Ray starts and restarts the actors; this module assigns searches to them and limits the retries. Only this process
-writes samples: workers return them and their trees as JSON text. Workers read secrets such as OPENAI_API_KEY from their
-own environment, because Ray would show them to every user of the cluster.
+Only this process writes samples: workers return them and their trees as JSON text. Workers read secrets such as
+OPENAI_API_KEY from their own environment, because Ray would show them to every user of the cluster.
 """
 
 from __future__ import annotations
@@ -11,10 +10,8 @@ import asyncio
 import json
 import os
 import pickle
-from collections import deque
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +20,17 @@ from ray.exceptions import RayError, RayTaskError
 
 from tot.decoders.errors import ModelError, OptionError, TotError
 from tot.evaluation import fingerprint
-from tot.evaluation.attempt import Finish, Pending, attempt, lost_sample, running
+from tot.evaluation.attempt import Finish, Pending, attempt, lost_sample
 from tot.evaluation.options import EvaluationRun
 from tot.evaluation.questions import Question
 from tot.evaluation.ray_cluster import Size, cluster, fitting, means, packed
 
 DEATHS = 3
-"""Worker deaths after which a search fails; after the second death, it runs alone on its worker."""
+"""Worker deaths after which a search fails. The last time, it is the only search that runs."""
 OPENINGS = 3
 """Attempts to load the model before a worker that dies each time is abandoned."""
 SAY, PATIENCE = 30.0, 120.0
 """Seconds without any worker before a warning, and before the run stops."""
-
-
-@dataclass(eq=False, slots=True)
-class _Job:
-    question: Question
-    repeat: int
-    deaths: int = 0
 
 
 async def search_on_ray(
@@ -54,55 +44,45 @@ async def search_on_ray(
     options = evaluation.options
     parts = [evaluation.task, *evaluation.config.decoders.values(), *evaluation.parts.values()]
     payload = packed(evaluation, [type(part) for part in parts])
-    with ExitStack() as stack:
-        # In a thread, so that Ctrl-C works; on Ctrl-C, wait until the cluster is joined, so that it can be left.
-        joining = asyncio.create_task(asyncio.to_thread(stack.enter_context, cluster(options.ray_address)))
-        try:
-            await asyncio.shield(joining)
-        except asyncio.CancelledError:
-            await asyncio.gather(joining, return_exceptions=True)
-            raise
+    hashes = {name: value for name, value in record.items() if name.endswith("_sha256") and name != "data_sha256"}
+    async with cluster(options.ray_address):
         size = fitting(options.replicas, options.cpus_per_replica or 1, options.gpus_per_replica or 0.0)
-        actor_options = {
-            "num_cpus": size.cpus,
-            "num_gpus": size.gpus,
-            "scheduling_strategy": "SPREAD",
-            "max_restarts": -1,
-            "max_task_retries": 0,
-            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(size.cpus)}},
-        }
-        hashes = {name: value for name, value in record.items() if name.endswith("_sha256") and name != "data_sha256"}
-        arguments = (payload, hashes, str(Path.cwd()))
-        shares = [max((options.concurrency + i) // size.replicas, 1) for i in range(size.replicas)]
-        worker = ray.remote(Worker)
-        actors = [worker.options(**actor_options, max_concurrency=share + 2).remote(*arguments) for share in shares]
+        actor = ray.remote(Worker).options(
+            num_cpus=size.cpus,
+            num_gpus=size.gpus,
+            scheduling_strategy="SPREAD",
+            runtime_env={"env_vars": {"OMP_NUM_THREADS": str(size.cpus)}},
+            max_concurrency=options.concurrency + 1,
+        )
+        workers = _Workers(lambda: actor.remote(payload, hashes, str(Path.cwd())), record["versions"], size, note)
         try:
-            scheduler = _Scheduler(pending, finish, note, record["versions"], size)
-            await scheduler.run(list(zip(actors, shares, strict=True)))
+            await workers.search(options.concurrency, pending, finish)
+        except BaseExceptionGroup as group:
+            error: BaseException = group
+            while isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]
+            raise error from None
         finally:
-            for actor in actors:
-                ray.kill(actor)
+            for one in workers.started:
+                ray.kill(one)
 
 
 class Worker:
-    """Ray actor that unpickles the evaluation and opens its decoders on first use, also after a restart."""
+    """Ray actor with an evaluation and its decoders."""
 
     def __init__(self, packed: bytes, hashes: dict[str, str | None], folder: str) -> None:
         self._packed = packed
         self._hashes = hashes
         self._folder = folder
-        self._opening: asyncio.Task[None] | None = None
         self._stack = ExitStack()
 
-    async def begin(self) -> str:
+    async def place(self) -> str:
         """Return the worker's process and node; any reply shows that the worker is alive."""
         return f"process {os.getpid()} on {ray.util.get_node_ip_address()}"
 
     async def open(self) -> dict[str, str]:
         """Load the model, and return the worker's versions. Raises TotError if that fails or the weights differ."""
-        if self._opening is None:
-            self._opening = asyncio.create_task(asyncio.to_thread(self._open))
-        await asyncio.shield(self._opening)
+        await asyncio.to_thread(self._open)
         return fingerprint.versions()
 
     def _open(self) -> None:
@@ -112,152 +92,128 @@ class Worker:
             self._evaluation: EvaluationRun = pickle.loads(self._packed)
         except (ImportError, AttributeError) as error:
             raise OptionError(f"a Ray worker can't load the task ({error}): install it on every node") from None
-        evaluation = self._evaluation
-        for name, found in fingerprint.hash_models(evaluation.config.weights).items():
+        config = self._evaluation.config
+        for name, found in fingerprint.hash_models(config.weights).items():
             if found != (expected := self._hashes.get(name)):
-                model = getattr(evaluation.config, name.removesuffix("_sha256"), evaluation.config.model)
+                model = getattr(config, name.removesuffix("_sha256"), config.model)
                 raise ModelError(
                     f"model {model} has the SHA-256 {str(found)[:16]} on a Ray worker, and {str(expected)[:16]} where "
                     "the run was started: put the same files on every node"
                 )
-        self._decoders = evaluation.config.open(self._stack)
+        self._decoders = config.open(self._stack)
 
     async def attempt(self, question: Question, repeat: int) -> tuple[str, str]:
         """Return a sample and its tree as JSON text, null without a tree. Raises the same errors as `attempt`."""
-        await self.open()
         sample, session = await attempt(self._evaluation, question, repeat, self._decoders)
         tree = None if session is None else session.tree.to_json()
         return json.dumps(sample, default=str), json.dumps(tree)
 
 
-@dataclass(eq=False)
-class _Scheduler:
-    """Assigns searches to actors. An actor's share is its number of concurrent searches."""
+class _Workers:
+    """Starts workers, in place of dead ones too, and assigns searches to their free slots."""
 
-    pending: Pending
-    finish: Finish
-    note: Callable[[str], None]
-    versions: dict[str, str]
-    size: Size
-    retries: deque[_Job] = field(default_factory=deque)
-    """Jobs whose worker died once."""
-    suspects: deque[_Job] = field(default_factory=deque)
-    """Jobs whose worker died twice: each waits for an idle worker and runs alone on it."""
-    unfinished: int = 0
-    """Number of searches started and not finished, including retries."""
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when a search ends, successfully or not."""
-    finished: asyncio.Event = field(default_factory=asyncio.Event)
-    alive: set[str] = field(default_factory=set)
-    """Process and node of each running worker."""
-    last_error: str = ""
+    def __init__(
+        self, start: Callable[[], Any], versions: dict[str, str], size: Size, note: Callable[[str], None]
+    ) -> None:
+        self.started: list[Any] = []
+        self._start = start
+        self._versions = versions
+        self._size = size
+        self._note = note
+        self._alive: dict[Any, tuple[str, int]] = {}
+        """Process and node of each running worker, and its number of concurrent searches."""
+        self._slots: asyncio.Queue[Any] = asyncio.Queue()
+        """A worker for each search that can start."""
+        self._abandoned = 0
+        self._lost: list[tuple[Question, int, str]] = []
+        """Searches whose worker died, and the last error."""
 
-    async def run(self, actors: Collection[tuple[Any, int]]) -> None:
-        """Serve (actor, share) pairs until all searches are finished. Raises TotError if the run can't continue."""
-        async with running([self.finished.wait(), self._serve_all(actors), self._watch()]) as tasks:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+    async def search(self, concurrency: int, pending: Pending, finish: Finish) -> None:
+        """Search all questions. A search whose worker dies is repeated after the others, the last time alone.
 
-    async def _serve_all(self, actors: Collection[tuple[Any, int]]) -> None:
-        async with running(self._serve(*each) for each in actors) as serving:
-            await asyncio.gather(*serving)
-        raise ModelError(
-            f"no Ray worker is left ({self.last_error}): check that the node has enough memory for the model, then "
-            "continue with --resume"
-        )
+        Raises an exception group with the TotError because of which the run can't continue.
+        """
+        shares = [max((concurrency + i) // self._size.replicas, 1) for i in range(self._size.replicas)]
+        async with asyncio.TaskGroup() as self._group:
+            self._tasks = [self._group.create_task(one) for one in (self._watch(), *map(self._serve, shares))]
+            searches: Iterable[tuple[Question, int]] = pending
+            for deaths in range(DEATHS):
+                async with asyncio.TaskGroup() as group:
+                    for question, repeat in searches:
+                        search = group.create_task(self._attempt(await self._free(), question, repeat, finish))
+                        if deaths == DEATHS - 1:
+                            await search
+                searches, lost, self._lost = [(one, repeat) for one, repeat, _ in self._lost], self._lost, []
+            for question, repeat, death in lost:
+                reason = f"its Ray worker died {DEATHS} times, the last time while it ran only this search: {death}"
+                finish(lost_sample(question, repeat, reason), None, None)
+            for task in self._tasks:
+                task.cancel()
+
+    async def _free(self) -> Any:
+        """Wait for a running worker with a free slot."""
+        while (worker := await self._slots.get()) not in self._alive:
+            pass
+        return worker
+
+    async def _attempt(self, worker: Any, question: Question, repeat: int, finish: Finish) -> None:
+        try:
+            sample, tree = await _reply(worker.attempt.remote(question, repeat))
+        except RayError as error:
+            death = _first_line(error)
+            self._lost.append((question, repeat, death))
+            if worker in self._alive:  # the first of its searches that fails
+                name, share = self._alive.pop(worker)
+                self._note(f"a Ray worker died ({name}), its searches are retried: {death}")
+                self._tasks.append(self._group.create_task(self._serve(share)))
+        else:
+            finish(json.loads(sample), json.loads(tree), None)
+            self._slots.put_nowait(worker)
+
+    async def _serve(self, share: int) -> None:
+        """Start a worker, and offer `share` slots. Abandon it if it dies each time while it loads the model."""
+        for attempt_number in range(1, OPENINGS + 1):
+            worker = self._start()
+            self.started.append(worker)
+            try:
+                name = await _reply(worker.place.remote())
+                self._alive[worker] = name, share
+                versions = await _reply(worker.open.remote())
+                break
+            except RayError as error:
+                self._alive.pop(worker, None)
+                if attempt_number == OPENINGS:
+                    self._abandon(_first_line(error))
+                    return
+        for library, version in versions.items():
+            if version != self._versions.get(library):
+                self._note(f"{name} has {library} {version}, but the main process has {self._versions.get(library)}")
+        for _ in range(share):
+            self._slots.put_nowait(worker)
+
+    def _abandon(self, reason: str) -> None:
+        self._note(f"a Ray worker is abandoned: {reason}")
+        self._abandoned += 1
+        if self._abandoned == self._size.replicas:
+            raise ModelError(
+                f"no Ray worker is left ({reason}): check that the node has enough memory for the model, then "
+                "continue with --resume"
+            )
 
     async def _watch(self) -> None:
         """Warn while no worker is available, and raise ModelError after `PATIENCE` seconds."""
         waited = 0.0
         while True:
             await asyncio.sleep(SAY)
-            waited = 0.0 if self.alive else waited + SAY
-            status = f"{self.size} are required; {means()}" if waited else ""
+            waited = 0.0 if self._alive else waited + SAY
+            status = f"{self._size} are required; {means()}" if waited else ""
             if waited == SAY:
-                self.note(f"waiting for Ray workers: {status}")
+                self._note(f"waiting for Ray workers: {status}")
             if waited >= PATIENCE:
                 raise ModelError(
                     f"no Ray worker became available in {PATIENCE:.0f} s: {status}. Wait until resources are free, or "
                     "add nodes, then continue with --resume"
                 )
-
-    async def _serve(self, actor: Any, share: int) -> None:
-        """Run searches on one worker until it is abandoned."""
-        searches: dict[asyncio.Future[str], _Job] = {}
-        try:
-            while True:
-                name = await self._open(actor)
-                while not (death := await self._search(actor, share, searches)):
-                    pass
-                self.alive.discard(name)
-                self.note(f"a Ray worker died ({name}), its searches are retried: {death}")
-        except RayError as error:
-            self.last_error = _first_line(error)
-            self.note(f"a Ray worker is abandoned: {self.last_error}")
-        finally:
-            for search in searches:
-                search.cancel()
-            await asyncio.gather(*searches, return_exceptions=True)
-
-    async def _open(self, actor: Any) -> str:
-        """Wait until a worker has loaded its model. Return its process and node. Raises RayError if it keeps dying."""
-        for attempt_number in range(1, OPENINGS + 1):
-            name: str = await _reply(actor.begin.options(max_task_retries=-1).remote())
-            self.alive.add(name)
-            try:
-                versions = await _reply(actor.open.remote())
-                break
-            except RayError:
-                self.alive.discard(name)
-                if attempt_number == OPENINGS:
-                    raise
-        for library, version in versions.items():
-            if version != self.versions.get(library):
-                self.note(f"{name} has {library} {version}, but the main process has {self.versions.get(library)}")
-        return name
-
-    async def _search(self, actor: Any, share: int, searches: dict[asyncio.Future[str], _Job]) -> str:
-        """Fill a worker up to its share, and wait until a search ends. Return the error if the worker died."""
-        while (job := self._next(share, searches.values())) is not None:
-            searches[asyncio.ensure_future(_reply(actor.attempt.remote(job.question, job.repeat)))] = job
-        if not searches:
-            if not self.unfinished:
-                self.finished.set()
-            self.changed.clear()
-            await self.changed.wait()
-            return ""
-        done, _ = await asyncio.wait(searches, return_when=asyncio.FIRST_COMPLETED)
-        if any(isinstance(search.exception(), RayError) for search in done):  # all of its searches fail with it
-            done, _ = await asyncio.wait(searches)
-        death = ""
-        for search in done:
-            job = searches.pop(search)
-            try:
-                sample, tree = map(json.loads, search.result())
-            except RayError as error:
-                death = _first_line(error)
-                job.deaths += 1
-                if job.deaths < DEATHS:
-                    (self.retries if job.deaths == 1 else self.suspects).append(job)
-                    continue
-                reason = f"its Ray worker died {job.deaths} times, the last time while it ran only this search: {death}"
-                sample, tree = lost_sample(job.question, job.repeat, reason), None
-            self.unfinished -= 1
-            self.finish(sample, tree, None)
-        self.changed.set()
-        return death
-
-    def _next(self, share: int, searches: Collection[_Job]) -> _Job | None:
-        """Return the next job for a worker with these running searches; None if it is full or no job is available."""
-        if len(searches) >= share or any(job.deaths > 1 for job in searches):
-            return None
-        if self.retries:
-            return self.retries.popleft()
-        if (item := next(self.pending, None)) is not None:
-            self.unfinished += 1
-            return _Job(*item)
-        return self.suspects.popleft() if self.suspects and not searches else None
 
 
 async def _reply(call: Awaitable[Any]) -> Any:

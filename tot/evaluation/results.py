@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tot.evaluation.estimate import Estimate, bootstrap, estimate
-from tot.evaluation.reliability import COVERAGES, Reliability, reliability
+from tot.evaluation.estimate import COVERAGES, Estimate, Reliability, bootstrap, estimate, reliability
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +53,6 @@ class Results:
     """Calls, prompt tokens and new tokens, by purpose (generate, evaluate, answer, escalate)."""
     by_model: dict[str, dict[str, int]]
     """The same by model; empty if there is only one."""
-    score_at_tokens: dict[int, float]
-    """By budget of new tokens: the score if searches that took more had scored 0. Empty if all failed."""
     certainty: Reliability | None = None
     """How well certainties predict scores; None if no answer has a certainty."""
     verdict: str = "verified"
@@ -117,57 +114,50 @@ class Results:
 def summarise(samples: Iterable[Mapping[str, Any]], bad_rows: int = 0) -> Results:
     """Aggregate at least one sample into results."""
     scores: defaultdict[int, list[float]] = defaultdict(list)
-    spent: list[tuple[int, float]] = []
+    each: list[float] = []
     failures: list[float] = []
-    total: Counter[str] = Counter()
-    seconds = cost = 0.0
     certainties: list[float | None] = []
     judged: list[float] = []
+    counts: Counter[str] = Counter()
+    measured: defaultdict[str, float] = defaultdict(float)
     purposes: defaultdict[str, Counter[str]] = defaultdict(Counter)
     models: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for sample in samples:
-        tokens = tokens_of(sample)
         scores[sample["index"]].append(sample["score"])
-        spent.append((tokens, sample["score"]))
+        each.append(sample["score"])
         certainties.append(sample.get("certainty"))
         failures.append(float(sample["parse_failure"]))
         judged += [] if sample.get("judged") is None else [sample["judged"]]
-        measured = sample["measured"]
-        seconds += measured["seconds"]
-        cost += measured.get("cost", 0.0)
-        total.update({name: measured[name] for name in ("forwards", "drafted", "accepted")})
-        if "reached" in measured:
-            total.update({"reached": measured["reached"], "accepted of reached": measured["accepted"]})
-        total.update({name: sample[name] for name in ("thoughts", "unreadable")})
-        total.update({"solved": int(sample["solved"]), "errors": int(sample["error"] is not None)})
-        for purpose, usage in sample["usage"].items():
-            purposes[purpose].update(usage)
-        for model, usage in sample.get("by_model", {}).items():
-            models[model].update(usage)
-    failed = total["errors"] == len(spent)
+        counts.update({name: int(sample[name]) for name in ("thoughts", "unreadable", "solved")})
+        counts.update(errors=int(sample["error"] is not None))
+        for name, value in sample["measured"].items():
+            measured[name] += value
+        for groups, usages in ((purposes, sample["usage"]), (models, sample.get("by_model", {}))):
+            for group, usage in usages.items():
+                groups[group].update(usage)
+    failed = counts["errors"] == len(each)
     return Results(
         questions=len(scores),
-        samples=len(spent),
+        samples=len(each),
         score=None if failed else estimate([sum(repeats) / len(repeats) for repeats in scores.values()]),
         any=None if failed else estimate([max(repeats) for repeats in scores.values()]),
         judged=bootstrap(judged) if judged else None,
-        solved=total["solved"],
+        solved=counts["solved"],
         parse_failures=estimate(failures),
-        unreadable=total["unreadable"],
-        errors=total["errors"],
+        unreadable=counts["unreadable"],
+        errors=counts["errors"],
         bad_rows=bad_rows,
-        thoughts=total["thoughts"],
+        thoughts=counts["thoughts"],
         tokens=sum(usage["new_tokens"] for usage in purposes.values()),
         prompt_tokens=sum(usage["prompt_tokens"] for usage in purposes.values()),
-        forwards=total["forwards"],
-        seconds=seconds,
-        acceptance=total["accepted"] / total["drafted"] if total["drafted"] else None,
-        acceptance_rate=total["accepted of reached"] / total["reached"] if total["reached"] else None,
-        cost=cost,
+        forwards=int(measured["forwards"]),
+        seconds=measured["seconds"],
+        acceptance=measured["accepted"] / measured["drafted"] if measured["drafted"] else None,
+        acceptance_rate=measured["accepted"] / measured["reached"] if measured["reached"] else None,
+        cost=measured["cost"],
         by_purpose={purpose: dict(usage) for purpose, usage in purposes.items()},
         by_model={model: dict(usage) for model, usage in models.items()},
-        score_at_tokens={} if failed else _at_budgets(spent),
-        certainty=reliability(certainties, [score for _, score in spent]),
+        certainty=reliability(certainties, each),
     )
 
 
@@ -191,12 +181,3 @@ def _mean(name: str, score: Estimate | None) -> tuple[str, str, str]:
 def tokens_of(sample: Mapping[str, Any]) -> int:
     """Return the number of new tokens of a sample's search."""
     return sum(usage["new_tokens"] for usage in sample["usage"].values())
-
-
-def _at_budgets(spent: list[tuple[int, float]]) -> dict[int, float]:
-    """Return scores at powers of two, from the first budget that some search met to the first that all met."""
-    smallest, largest = min(tokens for tokens, _ in spent), max(tokens for tokens, _ in spent)
-    budgets = [2 ** (max(smallest, 1) - 1).bit_length()]
-    while budgets[-1] < largest:
-        budgets.append(2 * budgets[-1])
-    return {budget: sum(score for tokens, score in spent if tokens <= budget) / len(spent) for budget in budgets}

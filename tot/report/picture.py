@@ -22,10 +22,9 @@ if TYPE_CHECKING:
 
     from tot.tree.tree import Node, ThoughtTree
 
-_LETTERS, _LETTER, _LINE = 38, 0.056, 0.14
+_LETTERS, _LETTER, _LINE = 38, 0.062, 0.14
 """Characters per line of a box, character width and line height; all lengths are inches."""
-_ACROSS, _BETWEEN = 0.6, 0.12
-_DOT_ACROSS, _DOT_ROW = 0.9, 0.11
+_ACROSS, _BETWEEN, _DOT_ACROSS, _DOT_ROW, _MARGIN = 0.6, 0.2, 0.9, 0.11, 0.15
 _BOXES = 120
 """Maximum number of leaves, and a tenth of the thoughts, of a tree that is drawn with boxes instead of dots."""
 _LARGEST = 300.0
@@ -37,23 +36,22 @@ def draw(tree: ThoughtTree) -> Figure:
     rows = _rows(tree)
     leaves = 1 + round(max(rows.values()))
     dots = leaves > _BOXES or len(tree) > 10 * _BOXES
-    labels = {} if dots else {node.id: _label(tree, node) for node in tree}
-    wide, high = _size(labels)
-    across, row = (_DOT_ACROSS, _DOT_ROW) if dots else (wide + _ACROSS, high + _BETWEEN)
-    deepest = max(node.depth for node in tree)
-    width, height = deepest * across + wide + 0.3, leaves * row + 0.3
+    labels = {node.id: [] if dots else _label(tree, node) for node in tree}
+    wide = max((len(line) for lines in labels.values() for line in lines), default=0) * _LETTER
+    across, row = wide + (_DOT_ACROSS if dots else _ACROSS), _DOT_ROW
+    if not dots:
+        row = max(map(len, labels.values())) * _LINE + _BETWEEN
+    width = max(node.depth for node in tree) * across + wide + 2 * _MARGIN
+    height = leaves * row + 2 * _MARGIN
     figure: Figure = new_figure(min(width, _LARGEST), min(height, _LARGEST))
     figure.set_layout_engine("none")
     figure.patch.set_alpha(0)
     axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(-0.15, width - 0.15), ylim=(height - 0.15 - row / 2, -0.15 - row / 2))
+    axes.set(xlim=(-_MARGIN, width - _MARGIN), ylim=(height - _MARGIN - row / 2, -_MARGIN - row / 2))
     axes.axis("off")
     places = {node.id: (node.depth * across, rows[node.id] * row) for node in tree}
     _edges(axes, tree, places, wide)
-    if dots:
-        _dots(axes, tree, places)
-    else:
-        _boxes(axes, tree, places, labels)
+    (_dots if dots else _boxes)(axes, tree, places, labels)
     return figure
 
 
@@ -99,75 +97,50 @@ def _rows(tree: ThoughtTree) -> dict[int, float]:
     return rows
 
 
-def _edges(axes: Any, tree: ThoughtTree, places: dict[int, tuple[float, float]], width: float) -> None:
-    from matplotlib.collections import PathCollection
-    from matplotlib.path import Path as Curve
+def _label(tree: ThoughtTree, node: Node) -> list[str]:
+    """Return the lines of a box: the thought, its observation and its value."""
 
-    def curve(tail: Node, head: Node) -> Any:
-        (x, y), (to_x, to_y) = places[tail.id], places[head.id]
-        middle = (x + width + to_x) / 2
-        points = [(x + width, y), (middle, y), (middle, to_y), (to_x, to_y)]
-        return Curve(points, [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4])
+    def lines(text: str, most: int) -> list[str]:
+        return textwrap.wrap(plain(" ".join(text[:400].split())), _LETTERS, max_lines=most, placeholder=" …")
+
+    label = lines(tree.state(node).question if node.thought is None else node.thought.text, 2)
+    if node.thought is not None and node.thought.observation is not None:
+        label += lines(f"⇒ {node.thought.observation.text}", 1)
+    return label if node.value is None else [*label, f"{node.value:.2g}"]
+
+
+def _edges(axes: Any, tree: ThoughtTree, places: dict[int, tuple[float, float]], wide: float) -> None:
+    from matplotlib.collections import LineCollection
+
+    def line(tail: Node, head: Node) -> list[tuple[float, float]]:
+        (x, y), end = places[tail.id], places[head.id]
+        return [(x, y), (x + wide, y), end]  # the box covers the first part
 
     edges = [(tree[node.parent], node) for node in tree if node.parent is not None]
     kinds = {
-        (_EDGE, 1.0, "-"): [curve(*ends) for ends in edges if not ends[1].chosen],
-        (_EDGE, 1.0, "--"): [curve(tail, head) for tail, head, _ in tree.links()],
-        (_CHOSEN, 2.2, "-"): [curve(*ends) for ends in edges if ends[1].chosen],
+        (_EDGE, 1.0, "-"): [line(*ends) for ends in edges if not ends[1].chosen],
+        (_EDGE, 1.0, "--"): [line(tail, head) for tail, head, _ in tree.links()],
+        (_CHOSEN, 2.2, "-"): [line(*ends) for ends in edges if ends[1].chosen],
     }
-    for (colour, linewidth, style), curves in kinds.items():
-        axes.add_collection(
-            PathCollection(curves, facecolors="none", edgecolors=colour, linewidths=linewidth, linestyles=style)
-        )
+    for (colour, linewidth, style), lines in kinds.items():
+        axes.add_collection(LineCollection(lines, colors=colour, linewidths=linewidth, linestyles=style))
 
 
-def _label(tree: ThoughtTree, node: Node) -> str:
-    text = tree.state(node).question if node.thought is None else node.thought.text
-    lines = textwrap.wrap(plain(" ".join(text[:400].split())), _LETTERS, max_lines=2, placeholder=" …")
-    if node.thought is not None and (observation := node.thought.observation) is not None:
-        result = plain(" ".join(f"⇒ {observation.text[:400]}".split()))
-        lines += textwrap.wrap(result, _LETTERS, max_lines=1, placeholder=" …")
-    return "\n".join(lines)
-
-
-def _size(labels: dict[int, str]) -> tuple[float, float]:
-    """Return the width and height of a box for the largest label, with space for a value beside its last line."""
-    lines = [label.split("\n") for label in labels.values()]
-    characters = max((len(line) for label in lines for line in label), default=0)
-    return (characters + 9) * _LETTER if lines else 0.0, (max(map(len, lines), default=1) + 1) * _LINE
-
-
-def _boxes(axes: Any, tree: ThoughtTree, places: dict[int, tuple[float, float]], labels: dict[int, str]) -> None:
-    from matplotlib.patches import FancyBboxPatch
-
+def _boxes(axes: Any, tree: ThoughtTree, places: dict[int, tuple[float, float]], labels: dict[int, list[str]]) -> None:
     colours = _colours(tree)
-    wide, high = _size(labels)
     for node in tree:
-        x, y = places[node.id]
-        box = FancyBboxPatch(
-            (x, y - high / 2),
-            wide,
-            high,
-            boxstyle="round,pad=0,rounding_size=0.06",
-            facecolor="white",
-            edgecolor=_CHOSEN if node.chosen else _EDGE,
-            linewidth=2.2 if node.chosen else 0.8,
-            alpha=0.55 if node.pruned else 1.0,
-        )
-        axes.add_patch(box)
-        half = high / 2 - 0.06
-        axes.plot([x + 0.06] * 2, [y - half, y + half], color=colours[node.id], linewidth=3.5, solid_capstyle="round")
-        style = {"parse_math": False, "verticalalignment": "center", "color": "#5f646d" if node.pruned else "#22252b"}
-        weight = "bold" if node.thought is None else "normal"
-        axes.text(x + 0.14, y, labels[node.id], fontsize=7, fontweight=weight, **style)
-        if node.value is not None:
-            below = y + high / 2 - _LINE
-            axes.text(x + wide - 0.06, below, f"{node.value:.2g}", fontsize=6, ha="right", **style)
+        box = {"boxstyle": "round", "facecolor": "white", "edgecolor": colours[node.id], "linewidth": 1.2}
+        if node.chosen:
+            box |= {"edgecolor": _CHOSEN, "linewidth": 2.2}
+        style = {"fontweight": "bold" if node.thought is None else "normal", "color": "#22252b"}
+        if node.pruned:
+            style["color"] = "#8d929a"
+        text = "\n".join(labels[node.id])
+        axes.text(*places[node.id], text, fontsize=7, va="center", parse_math=False, bbox=box, **style)
 
 
-def _dots(axes: Any, tree: ThoughtTree, places: dict[int, tuple[float, float]]) -> None:
-    colours = _colours(tree)
-    nodes = list(tree)
+def _dots(axes: Any, tree: ThoughtTree, places: dict[int, tuple[float, float]], _: dict[int, list[str]]) -> None:
+    colours, nodes = _colours(tree), list(tree)
     xs, ys = zip(*(places[node.id] for node in nodes), strict=True)
     axes.scatter(
         xs,
@@ -184,12 +157,7 @@ def _colours(tree: ThoughtTree) -> dict[int, Any]:
     from matplotlib.colors import LinearSegmentedColormap
 
     scale = LinearSegmentedColormap.from_list("value", ["#e2a15a", "#86a75c", "#1f7a8c"])
-    values = [node.value for node in tree if node.value is not None and math.isfinite(node.value)]
-    low, high = min(values, default=0.0), max(values, default=0.0)
-
-    def colour(value: float | None) -> Any:
-        if value is None or not math.isfinite(value):
-            return _NONE
-        return scale((value - low) / (high - low) if high > low else 1.0)
-
-    return {node.id: colour(node.value) for node in tree}
+    values = {node.id: node.value for node in tree if node.value is not None and math.isfinite(node.value)}
+    low, high = min(values.values(), default=0.0), max(values.values(), default=0.0)
+    scaled = {number: (value - low) / (high - low) if high > low else 1.0 for number, value in values.items()}
+    return {node.id: scale(scaled[node.id]) if node.id in scaled else _NONE for node in tree}

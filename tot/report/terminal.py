@@ -10,7 +10,7 @@ import io
 import logging
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -103,16 +103,6 @@ def plain(text: str) -> str:
     return _CONTROL.sub("�", text)
 
 
-def tree_view(tree: ThoughtTree, kept: Collection[int]) -> Tree:
-    """Render the nodes whose numbers are in `kept`, with their values; stars mark the chosen path."""
-    top = Tree(Text(brief(tree.state(tree.root).question, 120), style="bold"), guide_style="dim")
-    branches = {tree.root.id: top}
-    for node in tree:
-        if node.parent is not None and node.id in kept:
-            branches[node.id] = branches[node.parent].add(_label(node))
-    return top
-
-
 def tree_text(tree: ThoughtTree, most: int = 50) -> str:
     """Render a tree as lines of text, with at most `most` thoughts."""
     text = io.StringIO()
@@ -124,7 +114,12 @@ def print_tree(page: Console, tree: ThoughtTree, most: int = 50) -> None:
     """Print at most `most` thoughts, one per line, cut to the page width: the chosen path, then the first thoughts."""
     first = sorted(tree, key=lambda node: (not node.chosen, node.id))[: most + 1]
     kept = {step.id for node in first for step in tree.path(node)}
-    page.print(tree_view(tree, kept), soft_wrap=False, no_wrap=True, overflow="ellipsis")
+    top = Tree(Text(brief(tree.state(tree.root).question, 120), style="bold"), guide_style="dim")
+    branches = {tree.root.id: top}
+    for node in tree:
+        if node.parent is not None and node.id in kept:
+            branches[node.id] = branches[node.parent].add(_label(node))
+    page.print(top, soft_wrap=False, no_wrap=True, overflow="ellipsis")
     if len(kept) < len(tree):
         page.print(f"… and {len(tree) - len(kept)} more thoughts")
 

@@ -20,8 +20,7 @@ from tot.config import SearchConfig
 from tot.decoders import Completion, Request, Usage
 from tot.decoders.budget import Meter
 from tot.decoders.request import ChoiceLogprob
-from tot.evaluation.folder import read_samples
-from tot.evaluation.leaves import read_leaves
+from tot.evaluation.folder import read_leaves, read_samples
 from tot.llm.backend import Backend
 from tot.search.votes import Ballot, stays_ahead
 from tot.tree.thought import State, Thought
