@@ -222,7 +222,6 @@ def test_reading_a_folder_runs_no_code_that_it_names(tot: Any, tmp_path: Path, e
     assert tot("report", "runs")[0] == 0
     assert tot("eval", "--compare", "runs", "runs")[0] == 0
     for command in (
-        ("report", "runs", "--format", "sft", "--out", "x.jsonl"),
         ("calibrate", "runs", "--out", "c.json"),
         ("eval", "--config", "runs/config.yaml", "--out", "again"),
     ):

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -102,10 +101,18 @@ def test_the_data_set_of_the_task_is_the_default(letters: Any, scripted: Any, da
         evaluate(letters, out=tmp_path / "none", decoder=scripted(TABLE))
 
 
-def test_limit_offset_and_repeats_select_the_samples(run: Any, scripted: Any, tmp_path: Path) -> None:
-    results = run(scripted(TABLE), limit=2, offset=3, repeats=2)
-    assert [sample["id"] for sample in samples(tmp_path / "out")] == ["3-0", "3-1", "4-0", "4-1"]
-    assert (results.questions, results.samples) == (2, 4)
+def test_limit_offset_and_repeats_select_the_samples_and_not_their_seeds(
+    run: Any, scripted: Any, tmp_path: Path
+) -> None:
+    seeds = []
+    for out, options in (("all", {"limit": 5}), ("some", {"limit": 2, "offset": 3})):
+        decoder = scripted(TABLE)
+        run(decoder, out=tmp_path / out, concurrency=1, repeats=2, **options)
+        grown = [one.sampling.seed for one in decoder.requests if one.prompt[-1].content == "grow"]
+        assert len(set(grown)) == len(grown) == 2 * options["limit"]
+        seeds.append(grown)
+    assert [sample["id"] for sample in samples(tmp_path / "some")] == ["3-0", "3-1", "4-0", "4-1"]
+    assert seeds[1] == seeds[0][6:]
 
 
 def test_shuffled_rows_keep_their_numbers_and_depend_on_the_seed(run: Any, scripted: Any, tmp_path: Path) -> None:
@@ -116,29 +123,6 @@ def test_shuffled_rows_keep_their_numbers_and_depend_on_the_seed(run: Any, scrip
         chosen.append([(sample["index"], sample["question"]) for sample in samples(out)])
     assert chosen[0] == chosen[1] != chosen[2]
     assert all(question == f"what is {index}?" for index, question in chosen[2])  # language: ok
-
-
-def test_repeats_have_their_own_seeds(run: Any, scripted: Any) -> None:
-    decoder = scripted(TABLE)
-    run(decoder, limit=3, repeats=2)
-    seeds = [request.sampling.seed for request in decoder.requests if request.prompt[-1].content == "grow"]
-    assert len(set(seeds)) == 6
-
-
-def test_seeds_of_a_row_do_not_depend_on_the_offset(run: Any, scripted: Any, tmp_path: Path) -> None:
-    seeds = []
-    for out, options in (("a", {"limit": 4}), ("b", {"offset": 3, "limit": 1, "concurrency": 1})):
-        decoder = scripted(TABLE)
-        run(
-            decoder,
-            out=tmp_path / out,
-            concurrency=1,
-            **{"offset": 0} | {k: v for k, v in options.items() if k != "concurrency"},
-        )
-        seeds.append(
-            [request.sampling.seed for request in decoder.requests][-len(decoder.requests) // options["limit"] :]
-        )
-    assert seeds[0] == seeds[1]
 
 
 def test_a_budget_applies_to_each_search(run: Any, scripted: Any, tmp_path: Path) -> None:
@@ -170,33 +154,6 @@ def test_an_exhausted_search_is_not_a_parse_failure(scripted: Any, tmp_path: Pat
     assert (whole["answer"], whole["parse_failure"]) == (None, True)
 
 
-def test_a_tracker_receives_options_samples_and_results(run: Any, scripted: Any) -> None:
-    class Recorder:
-        def __init__(self) -> None:
-            self.calls: list[Any] = []
-
-        def start(self, name: str, options: Any) -> None:
-            self.calls.append((name, options["limit"]))
-
-        def log(self, step: int, numbers: Any) -> None:
-            self.calls.append((step, numbers["score"]))
-
-        def finish(self, numbers: Any) -> None:
-            self.calls.append(numbers)
-
-    recorder = Recorder()
-    run(scripted(TABLE), limit=2, concurrency=1, track=recorder)
-    assert recorder.calls == [("out", 2), (1, 0.0), (2, 0.5), {"score": 0.5, "parse_failures": 0.0}]
-
-
-def test_a_tracker_receives_no_score_if_every_search_failed(run: Any, letters: Any, scripted: Any) -> None:
-    recorder = Mock()
-    failing = type("Failing", (letters,), {"score": lambda self, answer, reference: 1 / 0})
-    assert run(scripted(TABLE), task=failing, limit=1, track=recorder).score is None
-    assert list(recorder.log.call_args.args[1]) == ["latency"]
-    recorder.finish.assert_called_once_with({"parse_failures": 0.0})
-
-
 def test_the_folder_has_the_parts_and_limits_that_the_task_chose(
     run: Any, letters: Any, scripted: Any, tmp_path: Path
 ) -> None:
@@ -224,51 +181,19 @@ def test_a_judge_rates_each_answer_beside_the_score(run: Any, letters: Any, scri
         run(scripted(TABLE), task=without, judge="value", out=tmp_path / "without")
 
 
-def test_a_failing_tracker_loses_no_sample(run: Any, scripted: Any, tmp_path: Path, capfd: Any) -> None:
-    class Broken:
-        logged = 0
-
-        def start(self, name: str, options: Any) -> None:
-            if options["limit"] == 1:
-                raise ConnectionError("not logged in")
-
-        def log(self, step: int, numbers: Any) -> None:
-            Broken.logged += 1
-            raise ConnectionError("no network")
-
-        def finish(self, numbers: Any) -> None:
-            raise AssertionError("called again")
-
-    assert run(scripted(TABLE), limit=3, track=Broken()).samples == 3
-    assert "the tracker failed and is disabled: ConnectionError: no network\n" in capfd.readouterr().err
-    assert Broken.logged == 1
-    with pytest.raises(TotError, match=r"can't start \(ConnectionError: not logged in\): set it up, or leave"):
-        run(scripted(TABLE), limit=1, track=Broken(), out=tmp_path / "other")
-
-
-# -- concurrency ------------------------------------------------------------------------------------------------
-
-
-def test_concurrency_1_and_16_give_the_same_samples(run: Any, tiny: Any, tmp_path: Path) -> None:
-    lines = []
+def test_concurrent_searches_share_forward_passes_and_give_the_same_samples(
+    run: Any, tiny: Any, tmp_path: Path
+) -> None:
+    lines, forwards = [], []
     for concurrency in (1, 16):
         out = tmp_path / str(concurrency)
         with tiny() as decoder:
             run(decoder, out=out, concurrency=concurrency, repeats=2, max_tokens=6, reproducible=True)
-            lines.append(
-                [line.partition(', "measured"')[0] for line in (out / "samples.jsonl").read_text().splitlines()]
-            )
+            forwards.append(decoder.engine.forwards)
+        lines.append([line.partition(', "measured"')[0] for line in (out / "samples.jsonl").read_text().splitlines()])
     assert len(lines[0]) == 12
     assert len({json.loads(line + "}")["answer"] for line in lines[0]}) > 4
     assert lines[0] == lines[1]
-
-
-def test_concurrent_searches_share_forward_passes(run: Any, tiny: Any, tmp_path: Path) -> None:
-    forwards = []
-    for concurrency in (1, 6):
-        with tiny() as decoder:
-            run(decoder, out=tmp_path / str(concurrency), concurrency=concurrency, max_tokens=6)
-            forwards.append(decoder.engine.forwards)
     assert forwards[0] > 3 * forwards[1]
 
 
@@ -371,7 +296,7 @@ def test_a_failing_model_ends_the_run_and_finished_samples_are_kept(run: Any, sc
         (ROWS, {"repeats": 0}, r"repeats = 0: "),
         (ROWS, {"concurrency": 0}, r"concurrency = 0: "),
         (ROWS, {"budget": 5}, "budget = 5: Input should be a valid dictionary or instance of Budget"),
-        (ROWS, {"track": "tensorbord"}, r"unknown tracker 'tensorbord': choose one of trackio, wandb"),
+        (ROWS, {"track": "wandb"}, "option 'track' was removed: read samples.jsonl in the folder"),
         (ROWS, {"resume": True, "out": None}, r"--resume needs the folder of the run to continue: name it with --out"),
         (ROWS, {"search": "bsf"}, r"unknown search 'bsf'"),
     ],
@@ -394,23 +319,9 @@ def test_invalid_rows_and_options_are_rejected_without_a_folder(
     assert not Path("runs").exists()
 
 
-def test_a_reproducible_run_requires_float32(run: Any, tiny: Any) -> None:
-    with tiny() as decoder, pytest.raises(TotError, match=r"compute in float32: leave dtype='fp16' out"):
-        run("ar", model=decoder.model, tokenizer=decoder.tokenizer, dtype="fp16", reproducible=True)
-
-
 def test_a_run_rejected_at_its_first_step_can_be_started_again(
     run: Any, letters: Any, scripted: Any, tmp_path: Path
 ) -> None:
     with pytest.raises(TotError, match="unknown decoder 'beam'"):
         run("beam")
     assert run(scripted(TABLE)).samples == 6
-
-
-def test_a_custom_task_is_named_in_the_configuration(run: Any, scripted: Any, tmp_path: Path) -> None:
-    class Own(Task):
-        templates = {"thought": "grow", "value": "value a", "answer": "answer b/c"}  # noqa: RUF012
-
-    run(scripted(TABLE), task=Own(), limit=1)
-    config = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
-    assert config["task"].endswith(".Own")

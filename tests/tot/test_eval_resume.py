@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from tot import BFS, TotError, Value, evaluate
+from tot.evaluation.folder import Folder
 
 SEARCH: dict[str, Any] = {"search": BFS(thoughts=2, breadth=1, depth=3), "evaluator": Value(), "max_tokens": 6}
 
@@ -121,39 +122,29 @@ def test_only_a_torn_line_is_repeated(run: Any, scripted: Any, whole: Path, keep
     assert len([prompt for batch in decoder.prompts for prompt in batch if prompt == "grow"]) == 8 - keep
 
 
-def test_samples_are_sorted_by_problem_in_the_end(run: Any, scripted: Any, whole: Path) -> None:
-    expected = (whole / "samples.jsonl").read_text().splitlines(keepends=True)
-    (whole / "samples.jsonl").write_text("".join(expected[5:] + expected[:2]))
-    run(scripted({}), resume=True)
-    assert lines(whole) == [line.partition(', "measured"')[0] for line in expected]
-    assert (whole / "samples.jsonl").read_text().splitlines(keepends=True)[5:] == expected[5:]
-
-
-def test_resuming_a_finished_run_sends_no_request(run: Any, scripted: Any, whole: Path) -> None:
-    before = (whole / "samples.jsonl").read_bytes()
-    decoder = scripted({})
+def test_samples_are_sorted_in_the_end_and_a_finished_run_sends_no_request(
+    run: Any, scripted: Any, whole: Path
+) -> None:
+    before = (whole / "samples.jsonl").read_text().splitlines(keepends=True)
+    (whole / "samples.jsonl").write_text("".join(before[5:] + before[:2]))
+    run(scripted({}), resume=True, concurrency=2)  # which may change
+    assert lines(whole) == [line.partition(', "measured"')[0] for line in before]
+    assert (whole / "samples.jsonl").read_text().splitlines(keepends=True)[5:] == before[5:]
+    finished, decoder = (whole / "samples.jsonl").read_bytes(), scripted({})
     assert run(decoder, resume=True).samples == 8
-    assert (decoder.batches, (whole / "samples.jsonl").read_bytes()) == ([], before)
+    assert (decoder.batches, (whole / "samples.jsonl").read_bytes()) == ([], finished)
 
 
-def test_resuming_a_missing_folder_starts_the_run(run: Any, scripted: Any) -> None:
-    assert run(scripted({}), resume=True).samples == 8
+def test_an_error_leaves_neither_a_lock_nor_a_tree_without_its_sample(tmp_path: Path) -> None:
+    def fails() -> None:
+        with Folder(tmp_path / "out", {}, {}, resume=False):
+            (tmp_path / "out" / "trees" / "0-0.json").write_text("{}")
+            raise RuntimeError("the real error")
 
-
-def test_ten_thousand_samples_are_resumed(letters: Any, scripted: Any, tmp_path: Path) -> None:
-    data = tmp_path / "many.jsonl"
-    questions = (json.dumps({"question": f"what is {i}?", "answer": "b"}) for i in range(10_001))  # language: ok
-    data.write_text("".join(f"{question}\n" for question in questions))
-    options = {"out": tmp_path / "out", "decoder": scripted({}), **SEARCH}
-    evaluate(letters, data, limit=1, **options)
-    config = tmp_path / "out" / "config.yaml"
-    config.write_text(config.read_text().replace("limit: 1\n", ""))
-    sample = json.loads((tmp_path / "out" / "samples.jsonl").read_text())
-    with (tmp_path / "out" / "samples.jsonl").open("w") as file:
-        for i in range(10_000):
-            file.write(json.dumps(sample | {"id": f"{i}-0", "index": i, "question": "x" * 1000}) + "\n")
-    results = evaluate(letters, data, resume=True, **options)
-    assert results.samples == 10_001
+    with pytest.raises(RuntimeError, match="the real error"):
+        fails()
+    assert not (tmp_path / "out" / "trees").exists()
+    Folder(tmp_path / "out", {}, {}, resume=False).close()
 
 
 # -- interrupts and full disks ----------------------------------------------------------------------------------
@@ -282,10 +273,6 @@ def test_the_limit_may_increase_but_not_decrease(run: Any, scripted: Any, whole:
     assert configs[0] == configs[1]
     with pytest.raises(TotError, match="limit was unset, now 7"):
         run(decoder, out="longer", limit=7, resume=True)
-
-
-def test_concurrency_may_change(run: Any, scripted: Any, whole: Path) -> None:
-    assert run(scripted({}), resume=True, concurrency=2).samples == 8
 
 
 def test_other_package_versions_are_reported(run: Any, scripted: Any, whole: Path, capfd: Any) -> None:

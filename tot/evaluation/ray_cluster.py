@@ -104,6 +104,8 @@ def _check_address(address: str) -> None:
     """Raise OptionError unless `address` is host:port and accepts connections."""
     host, _, port = address.rpartition(":")
     try:
+        if not port.isdecimal():
+            raise ValueError("it has no port")
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
     except (OSError, ValueError, OverflowError) as error:
         raise OptionError(

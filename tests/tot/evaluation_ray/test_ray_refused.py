@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,6 @@ import pytest
 from tot.decoders import ModelError, TotError
 
 pytestmark = pytest.mark.ray
-
-
-@pytest.fixture
-def closed_port() -> Iterator[int]:
-    """A port without a listener, which no other process can get."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        yield bound.getsockname()[1]
 
 
 @pytest.mark.parametrize(
@@ -35,10 +26,11 @@ def closed_port() -> Iterator[int]:
         ({"executor": "ray", "replicas": 0}, "replicas = 0: "),
         ({"executor": "ray", "cpus_per_replica": 0}, "cpus_per_replica = 0: "),
         ({"executor": "ray", "gpus_per_replica": -1}, "gpus_per_replica = -1: "),
-        ({"executor": "ray", "ray_address": "nonsense"}, "'nonsense' is not the address of a Ray cluster: give host:"),
+        ({"executor": "ray", "ray_address": "nonsense"}, "no Ray cluster answers at nonsense ("),
+        ({"executor": "ray", "ray_address": "ray://a:1"}, "no Ray cluster answers at ray://a:1 ("),
         (
-            {"executor": "ray", "ray_address": "ray://a:1"},
-            "ray://a:1 is an address for Ray's client: run `ray start",
+            {"executor": "ray", "ray_address": "127.0.0.1:1"},
+            "127.0.0.1:1 (Connection refused): give the host:port that `ray",
         ),
     ],
 )
@@ -46,12 +38,6 @@ def test_invalid_options_are_rejected(run: Any, tmp_path: Path, options: Any, me
     with pytest.raises(TotError) as error:
         run(**options)
     assert message in str(error.value)
-    assert not (tmp_path / "out" / "config.yaml").exists()
-
-
-def test_an_address_without_a_listener_is_rejected_at_once(run: Any, closed_port: int, tmp_path: Path) -> None:
-    with pytest.raises(TotError, match=f"no Ray cluster answers at 127.0.0.1:{closed_port} .Connection refused"):
-        run(executor="ray", ray_address=f"127.0.0.1:{closed_port}")
     assert not (tmp_path / "out" / "config.yaml").exists()
 
 
@@ -66,11 +52,8 @@ def test_a_decoder_with_an_engine_cannot_be_sent(run: Any, tiny: Any) -> None:
         run(executor="ray", decoder=decoder)
 
 
-def test_a_worker_with_other_model_weights_is_rejected(
-    tiny: Any, run: Any, task: Any, rows: Path, tmp_path: Path
-) -> None:
+def test_a_worker_with_other_model_weights_is_rejected(tiny: Any, task: Any, rows: Path) -> None:
     from tot.config import SearchConfig
-    from tot.evaluation.fingerprint import hash_models
     from tot.evaluation.options import EvaluationRun
     from tot.evaluation.ray_cluster import packed
     from tot.evaluation.ray_executor import Worker  # importing ray reads the cluster's settings
@@ -79,16 +62,6 @@ def test_a_worker_with_other_model_weights_is_rejected(
         work = EvaluationRun.of(task("Riddles"), SearchConfig(model=decoder.model), {"data": str(rows)})
         worker = Worker(packed(work, [type(work.task)]), {"model_sha256": "0" * 64}, str(Path.cwd()))
         with pytest.raises(ModelError, match="on a Ray worker, and 0000000000000000 where the run was started: put"):
-            asyncio.run(worker.open())
-        (tmp_path / "config.json").write_text("{}")
-        votes = "self-consistency:samples=8,until=0.95"
-        both = SearchConfig(model=decoder.model, escalate=str(tmp_path), search=votes)
-        work = EvaluationRun.of(task("Riddles"), both, {"data": str(rows)})
-        hashes = {**hash_models(both.weights), "escalate_sha256": "1" * 64}
-        worker = Worker(packed(work, [type(work.task)]), hashes, str(Path.cwd()))
-        with pytest.raises(
-            ModelError, match=rf"model {tmp_path} has the SHA-256 .*, and 1111111111111111 where the ru"
-        ):
             asyncio.run(worker.open())
 
 
@@ -148,4 +121,4 @@ def test_an_address_that_is_not_a_ray_cluster_is_given_up(python: Any, task: Any
         process = python("-c", f"{code}sys.exit(main({[*arguments, '--model', 'none']!r}))")
         printed, errors = process.communicate(timeout=60)
     assert (process.returncode, printed) == (2, "")
-    assert f"tot: {place} has not answered as a Ray cluster in 3 s: give the host:port that" in errors
+    assert f"tot: no Ray cluster has answered at {place} in 3 s: give the host:port that" in errors

@@ -140,7 +140,7 @@ def test_an_evaluation_page_links_every_tree(chromium: Any, evaluation: Any, tmp
     write_text(tmp_path / "page.html", evaluation_page(folder))
     chromium.open(tmp_path / "page.html")
     assert chromium.texts(".figure dd")[:2] == ["62.5%", "95%: 25.0% to 100.0%"]
-    assert len(chromium.texts("figure svg")) == 4
+    assert len(chromium.texts("figure svg")) == 3
     assert chromium.texts("tbody td:nth-child(3)") == ["0", "it failed", "2", "3"]
     assert chromium.texts("tbody td:nth-child(5)") == ["1", "failed", "0.5", "1"]
     chromium.find("th:nth-child(7) button").click()
