@@ -14,7 +14,7 @@ from functools import cache
 from importlib.resources import files as resources
 from typing import Any
 
-from tot.sandbox import Files, Ran, Sandbox, pool
+from tot.sandbox import Files, ProgramResult, Sandbox, pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ def check(program: str, tests: Sequence[str], sandbox: Sandbox) -> Checked:
     return Checked(sum(result is None for result in results[1:]), tuple(failures))
 
 
-def run_judge(files: Files, program: str, sandbox: Sandbox) -> tuple[Ran, Ran, list[Any]]:
+def run_judge(files: Files, program: str, sandbox: Sandbox) -> tuple[ProgramResult, ProgramResult, list[Any]]:
     """Run the judge with `files` on a program. Return how both ended, and the lines that the judge wrote.
 
     Raises OptionError if this machine cannot confine programs.
@@ -51,7 +51,7 @@ def run_judge(files: Files, program: str, sandbox: Sandbox) -> tuple[Ran, Ran, l
     return judge_run, run, [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def ended_early(judge: Ran, run: Ran, sandbox: Sandbox) -> str:
+def ended_early(judge: ProgramResult, run: ProgramResult, sandbox: Sandbox) -> str:
     """Describe why a judge has not finished."""
     ends = {
         "time": f"it did not end within {sandbox.seconds:g} s",

@@ -47,7 +47,7 @@ Confinement = Literal["namespaces", "landlock", "limits"]
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class ProgramResult:
     """The result of a program."""
 
     output: str
@@ -78,7 +78,7 @@ class Sandbox:
     packages: tuple[str, ...] = ()
     """Installed packages that programs can import besides Python's standard library."""
 
-    def run(self, program: str, files: Files | None = None, cancelled: threading.Event | None = None) -> Ran:
+    def run(self, program: str, files: Files | None = None, cancelled: threading.Event | None = None) -> ProgramResult:
         """Run a Python program with `files` (names and contents) in its folder. It ends early once `cancelled` is set.
 
         Raises OptionError if programs can't be confined here.
@@ -87,7 +87,7 @@ class Sandbox:
             start_time = time.monotonic()  # the files are written
             return _read([process], start_time, start_time + self.seconds, self.output << 10, cancelled)[0]
 
-    async def arun(self, program: str, files: Files | None = None) -> Ran:
+    async def arun(self, program: str, files: Files | None = None) -> ProgramResult:
         """Run a program in a thread pool with one thread per processor, without blocking the event loop.
 
         Cancelling the call kills the program.
@@ -98,7 +98,7 @@ class Sandbox:
         finally:
             cancelled.set()
 
-    def run_pair(self, first: tuple[str, Files], second: tuple[str, Files]) -> tuple[Ran, Ran]:
+    def run_pair(self, first: tuple[str, Files], second: tuple[str, Files]) -> tuple[ProgramResult, ProgramResult]:
         """Run two communicating programs, given with their files, until the first one ends.
 
         Descriptor 4 of each program is connected to descriptor 3 of the other.
@@ -178,7 +178,7 @@ def _read(
     deadline: float,
     limit: int,
     cancelled: threading.Event | None = None,
-) -> list[Ran]:
+) -> list[ProgramResult]:
     """Wait until the first process ends, the deadline, too much output, or `cancelled`. Return all results."""
     texts: dict[int, bytearray] = {}
     ended: Ended | None = None
@@ -212,13 +212,13 @@ def _read(
 
 def _result(
     process: subprocess.Popen[bytes], texts: Mapping[int, bytearray], ended: Ended | None, start_time: float, limit: int
-) -> Ran:
+) -> ProgramResult:
     code = process.poll()
     _kill(process)
     if ended is None:
         ended = "time" if code is None else "exited" if code >= 0 else "killed"
     output, error = (texts[stream.fileno()][:limit].decode("utf-8", "replace") for stream in _streams(process))
-    return Ran(output, error, ended, process.wait() if code is None else code, time.monotonic() - start_time)
+    return ProgramResult(output, error, ended, process.wait() if code is None else code, time.monotonic() - start_time)
 
 
 def _streams(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import difflib
 import errno
 import io
 import logging
@@ -171,7 +170,7 @@ def _say(message: str) -> int:
 
 
 def _usage_message(error: Any, first: str) -> str:
-    """The parser's error on one line, with the nearest option or command if one is unknown.
+    """The parser's error on one line, with a remedy for an unknown option or command.
 
     `first` is the first argument, which may be a task or a question instead of a command.
     """
@@ -181,17 +180,10 @@ def _usage_message(error: Any, first: str) -> str:
         return message
     if context.parent is None and (instead := _instead_of(first)):
         return instead
-    complaint = re.split(r"\.? Did you mean| \(|\.$", message)[0]
-    name, command = complaint.rpartition(" ")[2].strip("'"), context.command
-    if name.removeprefix("--") in REMOVED:
-        return unknown("option", name.removeprefix("--"), ())
-    names = list(getattr(command, "commands", {})) or [
-        option for p in command.params for option in p.opts if option[0] == "-"
-    ]
-    near = difflib.get_close_matches(name, names, n=1)
-    if near:
-        return f"{complaint} (did you mean {near[0]}?): see {context.command_path} --help"
-    return f"{complaint}: choose one of {', '.join(names)}"
+    option = getattr(error, "option_name", "").removeprefix("--")
+    if option in REMOVED:
+        return unknown("option", option, ())
+    return f"{message.rstrip('.')}; see {context.command_path} --help"
 
 
 def _instead_of(first: str) -> str | None:

@@ -11,11 +11,10 @@ import os
 import pickle
 import socket
 import sys
-import threading
 from collections.abc import AsyncIterator
-from concurrent.futures import Future
 from contextlib import asynccontextmanager, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import packages_distributions
 from typing import Any
 
@@ -23,6 +22,7 @@ import ray
 from ray.exceptions import RayError
 
 from tot.decoders.errors import OptionError, reason
+from tot.running import LOADING, in_thread
 
 ANSWER = 60.0
 """Timeout in seconds for joining a cluster."""
@@ -39,33 +39,35 @@ async def cluster(address: str | None) -> AsyncIterator[None]:
             raise OptionError(f"ray_address={address!r}: this program has already joined a Ray cluster; leave it out")
         yield
         return
-    address = address or os.environ.get("RAY_ADDRESS") or None
-    if address not in (None, "auto", "local"):
-        _check_address(str(address))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    joined: Future[None] = Future()
-    stop = threading.Event()
-
-    def stay() -> None:  # Ray's processes are killed when the thread that started them ends
-        try:
-            ray.init(address or "local", include_dashboard=False, log_to_driver=False, logging_level="error")
-        except BaseException as error:  # raised in the waiting coroutine  # noqa: BLE001
-            joined.set_exception(error)
-            return
-        joined.set_result(None)
-        stop.wait()
-        ray.shutdown()
-
-    thread = threading.Thread(target=stay, name="tot-ray", daemon=True)
     with redirect_stdout(_Quiet()):  # Ray prints many lines about dead workers
-        thread.start()
+        await _join(address or os.environ.get("RAY_ADDRESS") or "local")
         try:
-            await _wait(joined, address)
             yield
         finally:
-            stop.set()
-            if joined.done():
-                thread.join()
+            ray.shutdown()
+
+
+async def _join(address: str) -> None:
+    init = partial(ray.init, address, include_dashboard=False, log_to_driver=False, logging_level="error")
+    try:
+        if address == "local":  # here, because a cluster ends with the thread that starts it
+            init()
+            return
+        if address != "auto":
+            _check_address(address)
+        # If another service listens there, Ray retries forever and can't be stopped.
+        await asyncio.wait_for(in_thread(init, LOADING), ANSWER)
+    except TimeoutError:
+        raise OptionError(
+            f"no Ray cluster has answered at {address} in {ANSWER:.0f} s: give the host:port that `ray start --head` "
+            "prints"
+        ) from None
+    except (OSError, ValueError, RuntimeError, RayError) as error:
+        raise OptionError(
+            f"the Ray cluster at {address} can't be joined ({reason(error.__cause__ or error)}): make this machine "
+            "one of its nodes, with the same versions of Ray and Python and the same token (RAY_AUTH_MODE=token)"
+        ) from None
 
 
 class _Quiet(io.TextIOBase):
@@ -78,26 +80,6 @@ class _Quiet(io.TextIOBase):
         if text != "\n":  # a lone newline belongs to the previous text
             self._forward = "(raylet)" not in text
         return sys.stderr.write(text) if self._forward else len(text)
-
-
-async def _wait(joined: Future[None], address: str | None) -> None:
-    """Wait with a timeout: if another service listens at the address, Ray retries forever and can't be stopped."""
-    place = "on this machine" if address is None else f"at {address}"
-    answer = asyncio.wrap_future(joined)
-    try:
-        await asyncio.wait_for(asyncio.shield(answer), None if address is None else ANSWER)
-    except asyncio.CancelledError:
-        await asyncio.wait([answer], timeout=ANSWER)  # so that the cluster can be left
-        raise
-    except TimeoutError:
-        raise OptionError(
-            f"no Ray cluster has answered {place} in {ANSWER:.0f} s: give the host:port that `ray start --head` prints"
-        ) from None
-    except (OSError, ValueError, RuntimeError, RayError) as error:
-        raise OptionError(
-            f"the Ray cluster {place} can't be joined ({reason(error.__cause__ or error)}): make this machine "
-            "one of its nodes, with the same versions of Ray and Python and the same token (RAY_AUTH_MODE=token)"
-        ) from None
 
 
 def _check_address(address: str) -> None:

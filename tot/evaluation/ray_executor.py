@@ -38,7 +38,7 @@ async def search_on_ray(
 ) -> None:
     """Search all pending questions on the workers of a Ray cluster; otherwise like `search_here`.
 
-    `record` has the models' hashes and the versions of the run; `note` receives warnings for the user. Raises
+    `record` has the models' hashes; `note` receives warnings for the user. Raises
     OptionError if the cluster can't be joined or has no room.
     """
     options = evaluation.options
@@ -54,7 +54,7 @@ async def search_on_ray(
             runtime_env={"env_vars": {"OMP_NUM_THREADS": str(size.cpus)}},
             max_concurrency=options.concurrency + 1,
         )
-        workers = _Workers(lambda: actor.remote(payload, hashes, str(Path.cwd())), record["versions"], size, note)
+        workers = _Workers(lambda: actor.remote(payload, hashes, str(Path.cwd())), size, note)
         try:
             await workers.search(options.concurrency, pending, finish)
         except BaseExceptionGroup as group:
@@ -80,10 +80,9 @@ class Worker:
         """Return the worker's process and node; any reply shows that the worker is alive."""
         return f"process {os.getpid()} on {ray.util.get_node_ip_address()}"
 
-    async def open(self) -> dict[str, str]:
-        """Load the model, and return the worker's versions. Raises TotError if that fails or the weights differ."""
+    async def open(self) -> None:
+        """Load the model. Raises TotError if that fails or the weights differ."""
         await asyncio.to_thread(self._open)
-        return fingerprint.versions()
 
     def _open(self) -> None:
         if Path(self._folder).is_dir():  # so that relative paths resolve as in the main process
@@ -112,12 +111,9 @@ class Worker:
 class _Workers:
     """Starts workers, in place of dead ones too, and assigns searches to their free slots."""
 
-    def __init__(
-        self, start: Callable[[], Any], versions: dict[str, str], size: Size, note: Callable[[str], None]
-    ) -> None:
+    def __init__(self, start: Callable[[], Any], size: Size, note: Callable[[str], None]) -> None:
         self.started: list[Any] = []
         self._start = start
-        self._versions = versions
         self._size = size
         self._note = note
         self._alive: dict[Any, tuple[str, int]] = {}
@@ -178,16 +174,13 @@ class _Workers:
             try:
                 name = await _reply(worker.place.remote())
                 self._alive[worker] = name, share
-                versions = await _reply(worker.open.remote())
+                await _reply(worker.open.remote())
                 break
             except RayError as error:
                 self._alive.pop(worker, None)
                 if attempt_number == OPENINGS:
                     self._abandon(_first_line(error))
                     return
-        for library, version in versions.items():
-            if version != self._versions.get(library):
-                self._note(f"{name} has {library} {version}, but the main process has {self._versions.get(library)}")
         for _ in range(share):
             self._slots.put_nowait(worker)
 

@@ -18,7 +18,7 @@ import pytest
 
 from tot import sandbox
 from tot.decoders.errors import OptionError
-from tot.sandbox import UNCONFINED, Ran, Sandbox, confines
+from tot.sandbox import UNCONFINED, ProgramResult, Sandbox, confines
 
 BOX = Sandbox(seconds=20)
 
@@ -26,7 +26,7 @@ BOX = Sandbox(seconds=20)
 HASTY = Sandbox(seconds=1)
 
 
-def run(program: str, box: Sandbox = BOX, **files: str) -> Ran:
+def run(program: str, box: Sandbox = BOX, **files: str) -> ProgramResult:
     return box.run(dedent(program), {name.replace("_", "."): text for name, text in files.items()})
 
 

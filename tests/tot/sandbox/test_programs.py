@@ -14,13 +14,13 @@ from textwrap import dedent
 import pytest
 
 from tot import sandbox
-from tot.sandbox import Ran, Sandbox, confines
+from tot.sandbox import ProgramResult, Sandbox, confines
 
 BOX = Sandbox(seconds=20)
 HASTY = Sandbox(seconds=1)
 
 
-def run(program: str, box: Sandbox = BOX, **files: str) -> Ran:
+def run(program: str, box: Sandbox = BOX, **files: str) -> ProgramResult:
     return box.run(dedent(program), {name.replace("_", "."): text for name, text in files.items()})
 
 
