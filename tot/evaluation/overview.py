@@ -43,7 +43,7 @@ def evaluation_page(folder: Path, task: str | None = None) -> Iterator[str]:
         samples = [{**sample, "reference": _reference(reader, sample)} for sample in samples]
         search = config.get("search", record.get("search", {}).get("name"))
         parts = ", ".join(str(one) for one in (config.get("model"), search) if one is not None)
-        overview = {
+        overview: dict[str, Any] = {
             "title": f"{config['task']} on {Path(str(config['data'])).name}{f' with {parts}' if parts else ''}",
             "finished": (folder / "results.json").exists(),
             "figures": results.figures,

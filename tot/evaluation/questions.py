@@ -77,7 +77,7 @@ class Questions:
         """Return the selected records of the shuffled data set by index, in order."""
         count = sum(1 for _ in read(self._source))
         order = random.Random(seed).sample(range(count), count)[slice(*self._span)]
-        selected = dict.fromkeys(order, ("", ""))
+        selected: dict[int, Record] = dict.fromkeys(order, ("", ""))
         selected.update((index, record) for index, record in enumerate(read(self._source)) if index in selected)
         return selected
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from tot import ThoughtTree, close_models
-from tot.decoders.engine import prefix_cache
+from tot import ThoughtTree
 
 QUESTION = "Tom has 3 apples and buys 4 more. How many apples does he have?"
 TINY = ("--prompts", "papers", "--depth", "2", "--thoughts", "2", "--max-tokens", "16")
@@ -58,27 +57,6 @@ def test_a_json_run_prints_one_object_with_its_usage(smollm2: str, tot: Any, usa
     assert usage["reused_prompt_tokens"] > usage["prompt_tokens"] / 2  # the demonstrations were computed once
     assert (usage["drafted"], usage["accepted"]) == (0, 0)
     assert usage["seconds"] > 0
-
-
-@pytest.mark.real
-def test_a_second_run_of_a_few_shot_prompt_loads_its_demonstrations(
-    smollm2: str, tot: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prefix_cache, "cache_folder", lambda: tmp_path)
-    results = []
-    for question, *flags in ((QUESTION,), (QUESTION + " Explain.",), (QUESTION, "--no-prefix-cache"), (QUESTION,)):
-        close_models()  # which waits for the files
-        run = ("gsm8k", question, "--prompts", "papers", "--search", "cot", "--decoder", "ar", "--max-tokens", "4")
-        status, out, _ = tot("solve", *run, "--json", *flags)
-        assert status == 0
-        results.append(json.loads(out))
-    close_models()
-    prompts = [(result["usage"]["prompt_tokens"], result["usage"]["reused_prompt_tokens"]) for result in results]
-    shortest = min(tokens for tokens, _ in prompts)
-    assert shortest > 500
-    assert [reused > shortest - 100 for _, reused in prompts] == [False, True, False, True]
-    assert results[0]["answer"] == results[2]["answer"] == results[3]["answer"]
-    assert results[0]["usage"]["new_tokens"] == results[3]["usage"]["new_tokens"]
 
 
 @pytest.mark.processes
