@@ -1,7 +1,7 @@
 """Iterate over the rows of a data set: a local file, a file in an installed package, or a data set on the hub.
 
 Text files (.jsonl, .jsonl.gz, .json, .csv, .txt) are read without type inference: a CSV cell is always text, and one
-bad row does not affect the others. `datasets` reads Parquet files and the hub. Rows omit missing values.
+bad row does not affect the others. `pyarrow` reads Parquet files, and `datasets` the hub. Rows omit missing values.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date, time, timedelta
 from decimal import Decimal
 from importlib.util import find_spec
@@ -82,7 +82,7 @@ def _records(source: str) -> Iterator[Record]:
     if on_hub is not None and not path.exists():
         name, configuration, split = on_hub.groups()
         _reach_hub(source, name)
-        yield from _load(source, name, configuration, split=split)
+        yield from _load(source, name, configuration, split)
         return
     ending = ".jsonl" if path.name.lower().endswith(".jsonl.gz") else path.suffix.lower()
     if ending not in _READERS:
@@ -121,14 +121,13 @@ def _reach_hub(source: str, name: str) -> None:
         raise OptionError(f"{source} can't be read from the hub ({reason(error)}): {remedy}") from error
 
 
-def _load(source: str, *arguments: str | None, **options: Any) -> Iterator[Record]:
+def _load(source: str, name: str, configuration: str | None, split: str) -> Iterator[Record]:
     from datasets import load_dataset
 
     try:
-        data = load_dataset(*arguments, **options, streaming=True)
-        narrow = [column for column, kind in (getattr(data, "features", None) or {}).items() if "float32" in str(kind)]
-        for number, found in enumerate(data, 1):
-            yield f"row {number}", found | {column: _shortest(found[column]) for column in narrow}
+        data = load_dataset(name, configuration, split=split, streaming=True)
+        features = getattr(data, "features", None) or {}
+        yield from _numbered(data, [column for column, kind in features.items() if "float32" in str(kind)])
     except StopIteration:  # the file has no rows
         return
     except Exception as error:  # each format's reader raises its own types
@@ -136,14 +135,29 @@ def _load(source: str, *arguments: str | None, **options: Any) -> Iterator[Recor
 
 
 def _shortest(value: Any) -> Any:
-    """Return 32-bit floats with the fewest digits: 0.1 instead of 0.10000000149011612."""
     if isinstance(value, list):
         return [_shortest(item) for item in value]
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
 def _parquet(path: Path) -> Iterator[Record]:
-    return _load(str(path), "parquet", data_files=str(path), split="train")
+    """Read a Parquet file with pyarrow: `datasets` takes a path for a pattern, and logs errors."""
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with ParquetFile(path) as file:
+            narrow = [one.name for one in file.schema_arrow if str(one.type) in ("float", "list<element: float>")]
+            found = (row for batch in file.iter_batches() for row in batch.to_pylist())
+            yield from _numbered(found, narrow)
+    except ArrowException as error:
+        raise OptionError(f"{path} can't be read: {reason(error)}") from error
+
+
+def _numbered(found: Iterable[dict[str, Any]], narrow: Sequence[str]) -> Iterator[Record]:
+    """Number rows, and write the 32-bit floats of the columns `narrow` with the fewest digits: 0.1, not 0.100000001."""
+    for number, one in enumerate(found, 1):
+        yield f"row {number}", one | {column: _shortest(one[column]) for column in narrow}
 
 
 def _json_lines(path: Path) -> Iterator[Record]:

@@ -17,7 +17,6 @@ from tot import sandbox
 from tot.sandbox import ProgramResult, Sandbox, confines
 
 BOX = Sandbox(seconds=20)
-HASTY = Sandbox(seconds=1)
 
 
 def run(program: str, box: Sandbox = BOX, **files: str) -> ProgramResult:
