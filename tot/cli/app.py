@@ -131,9 +131,9 @@ def _run(given: list[str], app: typer.Typer | None, program: str) -> int:
             if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):
                 _discard_output()  # its reader has read enough, as `head` does
                 return 0
-            if (message := _message(error)) is None:
+            if (line := _message(error)) is None:
                 raise
-            return _say(message)
+            return _say(line)
 
 
 def _message(error: BaseException) -> str | None:
