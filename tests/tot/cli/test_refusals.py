@@ -32,7 +32,7 @@ from tot.decoders.errors import reason
         ("eval gsm8k --track wandb", r"option 'track' was removed: read samples\.jsonl in the folder .*"),
         ("report x.json --format sft", r"option 'format' was removed: a run's folder has its rows .*"),
         ("help solv", r"No such command 'solv'\. Did you mean 'solve'\?; see tot --help"),
-        ("solve gsm8k q --breath 2", r"No such option: --breath \(Possible options: .*--breadth.*\); see tot solve --help"),
+        ("solve gsm8k q --breath 2", r"No such option: --breath \(Possible.* --breadth.*\); see tot solve --help"),
         ("--quiet", r"No such option: --quiet; see tot --help"),
         ("solve gsm8k q two", r"Got unexpected extra argument\(s\) \(two\)"),
         ("solve gsm9k q", r"unknown task 'gsm9k' \(did you mean gsm8k\?\): choose one of .*, gsm8k, .*"),
