@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import signal
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -113,27 +110,6 @@ def test_a_bad_row_or_a_failed_search_is_exit_status_1(tot: Any, rows: Any) -> N
     assert "sample 0-0 failed: RequestError: the search needs a model, but none was given" in err
 
 
-def test_ctrl_c_is_exit_status_130_with_a_hint_how_to_resume(tot: Any, rows: Any, monkeypatch: Any) -> None:
-    from tot.tasks.blocksworld import Blocksworld
-
-    score = Blocksworld.score
-
-    def slow(self: Any, answer: Any, reference: Any) -> float:
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-        return score(self, answer, reference)
-
-    monkeypatch.setattr(Blocksworld, "score", slow)
-    status, out, err = tot(*rows, *SYMBOLIC, "--out", "out", "--concurrency", "1")
-    assert (status, out, err) == (
-        130,
-        "",
-        "tot: interrupted; the finished samples are in out: resume with tot eval blocksworld --data x.jsonl "
-        f"{' '.join(SYMBOLIC)} --out out --concurrency 1 --resume\n",
-    )
-    monkeypatch.setattr(Blocksworld, "score", score)
-    assert tot(*rows, *SYMBOLIC, "--out", "out", "--resume")[0] == 0
-
-
 def test_evaluations_are_compared_and_plotted(tot: Any, rows: Any, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     tot(*rows, *SYMBOLIC, "--out", "a")
@@ -191,36 +167,3 @@ def test_eval_accepts_every_search_option_of_solve(tot: Any) -> None:
     ]
     of_optimize = {"--score", "--start", "--best"}
     assert flags[0] - flags[1] == {"--row", "--json", "--live", "--overwrite"} | of_optimize
-
-
-@pytest.mark.processes
-@pytest.mark.real
-def test_a_killed_evaluation_is_resumed(smollm2: str, python: Any, tmp_path: Path) -> None:
-    questions = [
-        {"question": f"Tom has {i} apples and buys 4 more. How many?", "options": ["4", f"{i + 4}"], "answer": "B"}
-        for i in range(1, 5)
-    ]
-    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in questions))
-    command = ["-m", "tot.cli.app", "eval", "multiple_choice", "--data", "x.jsonl", "--model", smollm2]
-    command += ["--search", "self-consistency:samples=2", "--max-tokens", "8", "--reproducible"]
-    command += ["--concurrency", "2", "--out"]
-    whole = python(*command, "whole")
-    assert whole.wait(timeout=120) == 0
-    first, samples = python(*command, "out"), tmp_path / "out" / "samples.jsonl"
-    deadline = time.monotonic() + 120
-    while not samples.exists() or samples.read_bytes().count(b"\n") < 1:
-        assert first.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    first.kill()
-    first.wait()
-    assert not (tmp_path / "out" / "results.json").exists()
-    again = python(*command, "out", "--resume")
-    _, err = again.communicate(timeout=120)
-    assert (again.returncode, err) == (0, "")
-    lines = [
-        [line.partition(', "measured"')[0] for line in (tmp_path / name / "samples.jsonl").read_text().splitlines()]
-        for name in ("whole", "out")
-    ]
-    assert len(lines[0]) == 4
-    assert lines[0] == lines[1]
