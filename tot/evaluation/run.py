@@ -102,7 +102,7 @@ def run_evaluation(evaluation: EvaluationRun, out: Path, resume: bool) -> Result
     }
     with Folder(out, evaluation.to_json(), record, resume) as folder:
         left = max(valid * options.repeats - len(folder.done), 0)
-        return _Run(evaluation, folder, questions, record, Progress(left)).run(left, bad)
+        return _Session(evaluation, folder, questions, record, Progress(left)).run(left, bad)
 
 
 async def search_here(evaluation: EvaluationRun, pending: Pending, finish: Finish, watch: Watcher) -> None:
@@ -124,7 +124,7 @@ async def search_here(evaluation: EvaluationRun, pending: Pending, finish: Finis
 
 
 @dataclass(eq=False)
-class _Run:
+class _Session:
     """One process's run of an evaluation in its folder: searches the questions that have no sample."""
 
     evaluation: EvaluationRun
