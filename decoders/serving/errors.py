@@ -6,6 +6,7 @@ A client receives the details of errors in its request, and never the details of
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
@@ -28,24 +29,17 @@ _MAX_MESSAGE = 400
 """Maximum length (characters) of a message, which may quote the client's input."""
 
 
+@dataclass(eq=False)
 class ServingError(Exception):
-    """A request was rejected or has failed; `status` is the HTTP status."""
+    """A request was rejected or has failed."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        param: str | None = None,
-        code: str | None = None,
-        retry_after: int | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.param = param
-        self.code = code
-        self.retry_after = retry_after
-        """Seconds after which the client may retry."""
+    status: int
+    """The HTTP status."""
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry_after: int | None = None
+    """Seconds after which the client may retry."""
 
     def body(self) -> dict[str, Any]:
         """Return the JSON body, for a reply or an event of a stream."""
@@ -60,63 +54,63 @@ class ServingError(Exception):
         return JSONResponse(self.body(), self.status, headers)
 
 
-def shortened(text: str) -> str:
-    """Return a text as one line of at most 400 characters that can be encoded as UTF-8."""
+def shortened(text: str, length: int = _MAX_MESSAGE) -> str:
+    """Return a text as one line of limited length (characters) that can be encoded as UTF-8."""
     line = " ".join(text.encode(errors="replace").decode().split())
-    return line if len(line) <= _MAX_MESSAGE else f"{line[: _MAX_MESSAGE - 1]}…"
+    return line if len(line) <= length else f"{line[: length - 1]}…"
 
 
-def understood(error: Exception) -> ServingError:
+def as_serving_error(error: Exception) -> ServingError:
     """Convert any exception to the error for the client. Errors of the model and internal errors are logged."""
-    if isinstance(error, ServingError):
-        return error
-    if isinstance(error, RefusedError | ServerError):  # their messages have the server's address
-        log.error("a request failed: %s", error)
-        does = "fails" if error.status >= 500 else "rejects the request"
-        message = f"the model's server {does}{f': {error.said}' * bool(error.said)}"
-        return ServingError(error.status, message, code=error.code, retry_after=error.retry_after)
-    if isinstance(error, RequestError):
-        return ServingError(400, str(error), code=error.code)
-    if isinstance(error, OptionError):
-        return ServingError(400, str(error))
-    if isinstance(error, ValidationError):
-        return invalid(error)
-    if isinstance(error, HTTPException):
-        return ServingError(error.status_code, str(error.detail))
-    if isinstance(error, ModelError):
-        log.error("a request failed: %s", error)
-        return ServingError(500, str(error), code="model_error")
+    match error:
+        case ServingError():
+            return error
+        case RefusedError() | ServerError():  # their messages have the server's address
+            log.error("a request failed: %s", error)
+            does = "fails" if error.status >= 500 else "rejects the request"
+            message = f"the model's server {does}{f': {error.said}' * bool(error.said)}"
+            return ServingError(error.status, message, code=error.code, retry_after=error.retry_after)
+        case RequestError():
+            return ServingError(400, str(error), code=error.code)
+        case OptionError():
+            return ServingError(400, str(error))
+        case ValidationError():
+            return _invalid(error)
+        case HTTPException():
+            return ServingError(error.status_code, str(error.detail))
+        case ModelError():
+            log.error("a request failed: %s", error)
+            return ServingError(500, str(error), code="model_error")
     log.error("a request failed", exc_info=error)
     return ServingError(500, "internal error: see the log of the server", code="internal_error")
 
 
-def invalid(error: ValidationError) -> ServingError:
+def _invalid(error: ValidationError) -> ServingError:
     """Convert the first validation error of a body, naming the field."""
     first = error.errors(include_url=False, include_context=False)[0]
     field = ".".join(str(part) for part in first["loc"])
-    kind, message = first["type"], first["msg"].removeprefix("Value error, ")
+    kind, message, given = first["type"], first["msg"].removeprefix("Value error, "), first["input"]
     if kind == "extra_forbidden":
-        return ServingError(
-            400,
-            f"{shortened(field)[:60]} is not supported, and ignoring it could change the result: remove it",
-            field[:60],
-            "unsupported_parameter",
-        )
+        return unsupported(field)
     if kind == "missing":
         return ServingError(400, f"{field} is missing", field, "missing_required_parameter")
     if kind == "json_invalid":
         return ServingError(400, f"the body is not JSON ({message})", code="invalid_json")
-    given = first["input"]
     if isinstance(given, int | float | str) and kind != "value_error":
-        message += f" (it is {shortened(repr(given))[:60]})"
+        message += f" (it is {shortened(repr(given), 60)})"
     return ServingError(400, f"{field}: {message}" if field else message, field or None, "invalid_value")
+
+
+def unsupported(field: str) -> ServingError:
+    reason = "is not supported, and ignoring it could change the result: remove it"
+    return ServingError(400, f"{shortened(field[:60])} {reason}", field[:60], "unsupported_parameter")
 
 
 async def reply(request: HTTPRequest, error: Exception) -> Response:
     """Handle any exception: return its error response."""
-    result = understood(error)
-    if result.status == 404 and result.code is None:
-        result = ServingError(404, f"{request.url.path} does not exist: the API is under /v1", code="not_found")
-    if result.status == 405:
-        result = ServingError(405, f"{request.url.path} does not support {request.method}", code="method_not_allowed")
-    return result.response()
+    found = as_serving_error(error)
+    if found.status == 404 and found.code is None:
+        found = ServingError(404, f"{request.url.path} does not exist: the API is under /v1", code="not_found")
+    if found.status == 405:
+        found = ServingError(405, f"{request.url.path} does not support {request.method}", code="method_not_allowed")
+    return found.response()

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from tot.decoders.serving.errors import ServingError
-from tot.decoders.serving.options import Limits
+from tot.decoders.serving.limits import Limits
 
 _RETRY_AFTER = 1
 
@@ -45,23 +45,16 @@ class Gate:
         """
         if self.closed:
             raise closing()
-        limits = self._limits
-        counts = Counter(other for other, _ in self._waiting)
-        share = -(-limits.queue // len({*counts, client}))
-        if self.running >= self._slots and counts[client] >= share:
-            raise ServingError(
-                429,
-                f"the queue is full ({self.running} requests are running and {self.waiting} are waiting): retry later",
-                code="queue_full",
-                retry_after=_RETRY_AFTER,
-            )
-        loop = asyncio.get_running_loop()
-        arrived = loop.time()
-        entry = client, loop.create_future()
+        limits, loop = self._limits, asyncio.get_running_loop()
+        waiting = Counter(other for other, _ in self._waiting)
+        if self.running >= self._slots and waiting[client] >= -(-limits.queue // len({*waiting, client})):
+            counts = f"{self.running} requests are running and {self.waiting} are waiting"
+            raise ServingError(429, f"the queue is full ({counts}): retry later", None, "queue_full", _RETRY_AFTER)
+        entry, deadline = (client, loop.create_future()), loop.time() + limits.timeout
         self._waiting.append(entry)
         self._admit()
         try:
-            async with asyncio.timeout(limits.timeout):
+            async with asyncio.timeout_at(deadline):
                 await entry[1]
         except BaseException as error:
             if entry in self._waiting:
@@ -72,7 +65,7 @@ class Gate:
                 raise late(limits) from None
             raise
         try:
-            yield limits.timeout - (loop.time() - arrived)
+            yield max(0.0, deadline - loop.time())
         finally:
             self._leave(client)
 
@@ -93,13 +86,9 @@ class Gate:
 
 
 def late(limits: Limits) -> ServingError:
-    return ServingError(
-        503,
-        f"nothing was decoded within {limits.timeout:g} seconds: retry later",
-        code="timeout",
-        retry_after=_RETRY_AFTER,
-    )
+    message = f"nothing was decoded within {limits.timeout:g} seconds: retry later"
+    return ServingError(503, message, None, "timeout", _RETRY_AFTER)
 
 
 def closing() -> ServingError:
-    return ServingError(503, "the server is stopping: retry later", code="stopping", retry_after=_RETRY_AFTER)
+    return ServingError(503, "the server is stopping: retry later", None, "stopping", _RETRY_AFTER)

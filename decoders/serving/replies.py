@@ -20,40 +20,43 @@ from tokenizers.decoders import DecodeStream
 
 from tot.decoders.engine.sequence import ThinkingPiece
 from tot.decoders.engine.text import TextCodec
-from tot.decoders.request import Completion, FinishReason, Usage
+from tot.decoders.request import Completion, Request, Usage
+from tot.decoders.serving.protocol import ChatBody, TextBody
 from tot.decoders.serving.scoring import Scored
-from tot.decoders.serving.service import Outcome
-from tot.decoders.serving.wire import Asked
 
 
-class ServedReply:
+class CompletionReply:
     """The reply to one HTTP request, with one id and one creation time for all of its chunks."""
 
-    def __init__(self, asked: Asked, codec: TextCodec) -> None:
-        self._asked = asked
+    def __init__(self, body: ChatBody | TextBody, method: str, requests: Sequence[Request], codec: TextCodec) -> None:
+        self._body = body
+        self._requests = requests
         self._codec = codec
-        kind = "chat.completion" if asked.chat else "text_completion"
+        self._chats = isinstance(body, ChatBody)
+        self._object = "chat.completion" if self._chats else "text_completion"
         self._head = {
-            "id": f"{'chatcmpl' if asked.chat else 'cmpl'}-{uuid.uuid4().hex}",
-            "object": kind,
+            "id": f"{'chatcmpl' if self._chats else 'cmpl'}-{uuid.uuid4().hex}",
             "created": int(time.time()),
-            "model": asked.wanted.model,
-            "tot": {"decoder": asked.decoder, "seed": asked.requests[0].sampling.seed},
+            "model": body.model,
+            "tot": {"decoder": method, "seed": requests[0].sampling.seed},
         }
 
-    def whole(self, outcome: Outcome) -> dict[str, Any]:
+    def whole(
+        self,
+        completions: Sequence[Sequence[Completion]],
+        forwards: int,
+        prompts: Sequence[Sequence[int]],
+        scored: Sequence[Sequence[Scored]],
+    ) -> dict[str, Any]:
+        """Return the complete reply. `prompts` has the tokens of prompts that are echoed, `scored` the logprobs."""
         choices: list[dict[str, Any]] = []
-        for i, completions in enumerate(outcome.completions):
-            for sample, completion in enumerate(completions):
-                scored = outcome.scored[i][sample] if outcome.scored else None
-                echo = self._echoed(i, outcome.prompts) if self._asked.wanted.echo else ""
-                choices.append(self._choice(len(choices), completion, scored, echo))
-        return {**self._head, "choices": choices, "usage": usage(outcome.completions, outcome.forwards)}
-
-    def _echoed(self, i: int, prompts: list[list[int]]) -> str:
-        """Return a prompt as text."""
-        prompt = self._asked.requests[i].prompt
-        return prompt if isinstance(prompt, str) else self._codec.decode(prompts[i])
+        for i, samples in enumerate(completions):
+            for sample, completion in enumerate(samples):
+                choice = {"index": len(choices), **self._text(completion, i, prompts), **_finish(completion)}
+                choice["logprobs"] = self._logprobs(scored[i][sample]) if scored else None
+                choices.append(choice | self._extra_fields(completion))
+        head = {**self._head, "object": self._object}
+        return {**head, "choices": choices, "usage": usage(completions, forwards)}
 
     def opening(self, index: int) -> dict[str, Any]:
         """Return the first chunk of a choice's stream."""
@@ -61,67 +64,54 @@ class ServedReply:
 
     def piece(self, index: int, text: str) -> dict[str, Any]:
         field = "reasoning_content" if isinstance(text, ThinkingPiece) else "content"
-        content = {"delta": {field: text}} if self._asked.chat else {"text": text}
+        content = {"delta": {field: text}} if self._chats else {"text": text}
         return self._chunk({"index": index, **content, "finish_reason": None})
 
     def ending(self, index: int, completion: Completion) -> dict[str, Any]:
         """Return the last chunk of a choice's stream: the finish reason and the additional fields."""
-        content: dict[str, Any] = {"delta": {}} if self._asked.chat else {"text": ""}
-        extra = self._extra_fields(completion)
-        return self._chunk({"index": index, **content, "finish_reason": _reason(completion), **extra})
+        content: dict[str, Any] = {"delta": {}} if self._chats else {"text": ""}
+        return self._chunk({"index": index, **content, **_finish(completion), **self._extra_fields(completion)})
 
     def usage(self, completions: Sequence[Sequence[Completion]], forwards: int) -> dict[str, Any]:
         """Return the usage chunk, the last one if requested."""
         return {**self._chunk(None), "usage": usage(completions, forwards)}
 
     def _chunk(self, choice: dict[str, Any] | None) -> dict[str, Any]:
-        kind = "chat.completion.chunk" if self._asked.chat else "text_completion"
+        kind = f"{self._object}.chunk" if self._chats else self._object
         return {**self._head, "object": kind, "choices": [] if choice is None else [{**choice, "logprobs": None}]}
 
-    def _choice(self, index: int, completion: Completion, scored: Scored | None, echo: str) -> dict[str, Any]:
-        content: dict[str, Any]
-        if self._asked.chat:
-            content = {"message": {"role": "assistant", "content": completion.text, "refusal": None}}
-            if completion.thinking:
-                content["message"]["reasoning_content"] = completion.thinking
-            logprobs = None if scored is None else self._chat_logprobs(scored)
-        else:
-            content = {"text": echo + completion.text}
-            logprobs = None if scored is None else self._text_logprobs(scored)
-        return {
-            "index": index,
-            **content,
-            "finish_reason": _reason(completion),
-            "logprobs": logprobs,
-            **self._extra_fields(completion),
-        }
+    def _text(self, completion: Completion, i: int, prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
+        if not isinstance(self._body, TextBody):
+            message = {"role": "assistant", "content": completion.text, "refusal": None}
+            return {"message": message | ({"reasoning_content": completion.thinking} if completion.thinking else {})}
+        if not self._body.echo:
+            return {"text": completion.text}
+        prompt = self._requests[i].prompt
+        return {"text": (prompt if isinstance(prompt, str) else self._codec.decode(prompts[i])) + completion.text}
 
     def _extra_fields(self, completion: Completion) -> dict[str, Any]:
         """Return the fields of a choice that OpenAI's format does not have."""
         fields: dict[str, Any] = {}
-        if self._asked.wanted.return_token_ids:
+        if self._body.return_token_ids:
             fields |= {"token_ids": completion.tokens, "token_logprobs": completion.logprobs}
             fields["finish"] = completion.finish_reason
         if completion.choice_logprobs:
             fields["choice_logprobs"] = [asdict(choice) for choice in completion.choice_logprobs]
         if len(completion.parts) > 1:
-            fields["parts"] = [asdict(part) for part in completion.parts]
-            fields["answer"] = completion.answer
+            fields |= {"parts": [asdict(part) for part in completion.parts], "answer": completion.answer}
         return fields
 
-    def _chat_logprobs(self, scored: Scored) -> dict[str, Any]:
-        rows = zip(scored.tokens, scored.logprobs, _top(scored), strict=True)
-        return {
-            "content": [
-                {**self._entry(token, logprob), "top_logprobs": [self._entry(*pair) for pair in top]}
+    def _logprobs(self, scored: Scored) -> dict[str, Any]:
+        tops = scored.top or [[] for _ in scored.logprobs]
+        if self._chats:
+            rows = zip(scored.tokens, scored.logprobs, tops, strict=True)
+            content = [
+                {**self._entry(token, logprob), "top_logprobs": [self._entry(*one) for one in top]}
                 for token, logprob, top in rows
-            ],
-            "refusal": None,
-        }
-
-    def _text_logprobs(self, scored: Scored) -> dict[str, Any]:
+            ]
+            return {"content": content, "refusal": None}
         none = [None] * scored.unscored
-        top = [{self._token_text(token): logprob for token, logprob in reversed(pairs)} for pairs in _top(scored)]
+        top = [{self._token_text(token): logprob for token, logprob in reversed(pairs)} for pairs in tops]
         return {
             "tokens": [self._token_text(token) for token in scored.tokens],
             "token_logprobs": [*none, *scored.logprobs],
@@ -134,7 +124,7 @@ class ServedReply:
 
     def _bytes_of(self, token: int) -> list[int] | None:
         """Return a token's bytes, which may be a part of a character; None if they are unknown."""
-        if (text := self._text_of(token)) is not None:
+        if (text := self._whole_text(token)) is not None:
             return list(text.encode())
         token_text = self._token_text(token)
         if byte := re.fullmatch("<0x([0-9A-Fa-f]{2})>", token_text):
@@ -144,10 +134,11 @@ class ServedReply:
 
     def _token_text(self, token: int) -> str:
         """Return a token as text, or its vocabulary entry if it is a part of a character."""
-        text = self._text_of(token)
+        text = self._whole_text(token)
         return str(self._codec.backend.id_to_token(token)) if text is None else text
 
-    def _text_of(self, token: int) -> str | None:
+    def _whole_text(self, token: int) -> str | None:
+        """Return a token as text; None if it is a part of a character."""
         text: str = self._codec.backend.decode([token], skip_special_tokens=False)
         return None if "\ufffd" in text else text
 
@@ -168,13 +159,8 @@ def _byte_of() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
 
 
-def _top(scored: Scored) -> list[list[tuple[int, float]]]:
-    return scored.top or [[] for _ in scored.logprobs]
-
-
-def _reason(completion: Completion) -> str:
-    ends: dict[FinishReason, str] = {"eos": "stop", "stop": "stop"}
-    return ends.get(completion.finish_reason, "length")
+def _finish(completion: Completion) -> dict[str, Any]:
+    return {"finish_reason": "stop" if completion.finish_reason in ("eos", "stop") else "length"}
 
 
 def usage(completions: Sequence[Sequence[Completion]], forwards: int) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack, closing
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -14,10 +15,13 @@ from tot.decoders.decoder import REMOTE, find_method, method_names
 from tot.decoders.errors import OptionError, unknown
 from tot.decoders.machine import MAX_THREADS
 from tot.decoders.models.model_names import Quantize
-from tot.decoders.remote.abilities import EFFECTS, Abilities
+from tot.decoders.remote.abilities import EFFECTS
 from tot.decoders.remote.network import is_loopback, key_from
-from tot.decoders.serving.options import KEY_VARIABLE, Limits
+from tot.decoders.serving.limits import KEY_VARIABLE, Limits
 from tot.report.terminal import complain
+
+if TYPE_CHECKING:
+    from tot.decoders.remote.decoder import RemoteDecoder
 
 
 class ServeOptions(Limits):
@@ -61,81 +65,90 @@ class ServeOptions(Limits):
 def serve_command(given: dict[str, Any]) -> None:
     """Serve a model to OpenAI clients, whose requests share packed forward passes. The environment variable
     TOT_SERVE_KEY sets an optional API key."""
-    from tot.decoders.decoder import LocalDecoder, checked_options, load_decoder
-    from tot.decoders.models.model_names import find_model
-
     settings = ServeOptions(**given)
     key = key_from(KEY_VARIABLE)
     if key == "":
         raise OptionError(f"{KEY_VARIABLE} is empty: unset it, or set a key")
-    methods = method_names()
-    if settings.decoder not in (*methods, *REMOTE):
-        raise OptionError(unknown("decoder", settings.decoder, (*methods, *REMOTE)))
     engine = ("dtype", "quantize", "device", "kv_budget", "threads", "prefix_cache")
     shared = ("model", "decoder", "decoder_option", *engine)
     config = SearchConfig.of(None, {name: getattr(settings, name) for name in shared})
-    own = options = config.model_options
-    if settings.decoder in methods:
-        fields_of = {method: find_method(method).options.model_fields for method in methods}
-        known = {option for fields in fields_of.values() for option in fields}
-        for option in options:
-            if option not in known:
-                raise OptionError(unknown(f"option of {', '.join(sorted(fields_of))}", option, known))
-        own = {option: value for option, value in options.items() if option in fields_of[settings.decoder]}
-        checked_options(settings.decoder, own)
-        find_model(settings.model)
+    options = config.model_options
+    loading = config.model_copy(update={"model_options": _own_options(settings, options)}).loading
+    from tot.decoders.decoder import LocalDecoder, load_decoder
     from tot.decoders.machine import describe
     from tot.decoders.serving.app import make_app
+    from tot.decoders.serving.completions import DecodingMethods
     from tot.decoders.serving.server import address_of, listen, serve
-    from tot.decoders.serving.service import Service
+    from tot.decoders.serving.service import Service, Source
     from tot.llm.filters import FILTERS, filters_of
-    from tot.serving.live import Runs
+    from tot.serving.live import LiveSearches
     from tot.serving.pages import Pages
+    from tot.serving.search_models import SearchModels
     from tot.serving.searches import load_searches
-    from tot.serving.service import Searches
 
-    loading = config.model_copy(update={"model_options": own}).loading
-    limits = settings.limits
+    limits, local = settings.limits, is_loopback(settings.host)
     with (
         listen(settings.host, settings.port) as socket,
-        load_decoder(settings.decoder, settings.model, **loading) as loaded,
+        load_decoder(settings.decoder, settings.model, **loading) as decoder,
+        ExitStack() as stack,
     ):
         name = settings.name or (Path(settings.model).name if Path(settings.model).exists() else settings.model)
-        local = is_loopback(settings.host)
-        runs = Runs() if settings.live or (settings.live is None and local) else None
-        abilities: Abilities = {}
-        if not isinstance(loaded, LocalDecoder):
-            models = loaded.served_models  # Ollama adds a tag to a name, and LiteLLM lists patterns
-            if models and not any(fnmatchcase(loaded.model, one) or one == f"{loaded.model}:latest" for one in models):
-                raise OptionError(f"the server of --decoder openai: {unknown('model', loaded.model, models)}")
-            abilities = loaded.probe()
-        if missing := [EFFECTS[ability][0] for ability, found in abilities.items() if found is False]:
-            _log(f"the server behind {name} lacks {', '.join(missing)}: see tot models --server")
-        seeded = abilities.get("seed") is not False
-        searches = Searches(name, load_searches(settings.searches, loaded, tuple(methods)), limits, runs, seeded)
-        sampling = filters_of(settings.model, {}, names=("temperature", *FILTERS))
-        service = Service(name, loaded, limits, options, searches, sampling, hidden=not settings.list_decoders)
+        about, sources, seeded = {"model": name, "decoder": settings.decoder, "machine": None}, list[Source](), True
+        if isinstance(decoder, LocalDecoder):
+            about["machine"] = describe(decoder.engine.loaded.device, decoder.engine.loaded.dtype)
+            sampling = filters_of(settings.model, {}, names=("temperature", *FILTERS))
+            methods = DecodingMethods(name, decoder, limits, options, sampling, hidden=not settings.list_decoders)
+            sources.append(stack.enter_context(closing(methods)))
+        else:
+            seeded = _probe(decoder, name)
+        runs = LiveSearches() if settings.live or (settings.live is None and local) else None
+        served = load_searches(settings.searches, decoder, tuple(method_names()))
+        searches = SearchModels(name, served, limits, runs, seeded)
+        service = Service([*sources, searches], limits, about)
         if not local and key is None:
             _log(f"{settings.host} accepts other machines without an API key: set {KEY_VARIABLE}")
         hosts = settings.allowed_host if local or settings.allowed_host else None
-        machine = None
-        if isinstance(loaded, LocalDecoder):
-            machine = describe(loaded.engine.loaded.device, loaded.engine.loaded.dtype)
-        gate, pages = searches.gate, None
-        if runs is not None:
-            pages = Pages(runs, f"Searches of {name}", lambda: gate.closed and not gate.running)
-        app = make_app(service, key, hosts, machine, None if pages is None else pages.router)
-        address = address_of(socket)
+        gate, address = searches.gate, address_of(socket)
+        pages = None if runs is None else Pages(runs, f"Searches of {name}", lambda: gate.closed and not gate.running)
 
         def ready() -> None:
             if pages is not None:
                 _log(f"searches are shown at {address}{pages.path}")
             _log(f"{name} ({settings.decoder}) is served at {address}/v1")
 
-        try:
-            serve(app, service, socket, ready)
-        finally:
-            service.close()
+        serve(make_app(service, key, hosts, None if pages is None else pages.router), service, socket, ready)
+
+
+def _own_options(settings: ServeOptions, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of the chosen decoder. Raises TotError if one is invalid, before the model is loaded."""
+    from tot.decoders.decoder import checked_options
+    from tot.decoders.models.model_names import find_model
+
+    methods = method_names()
+    if settings.decoder in REMOTE:
+        return options
+    if settings.decoder not in methods:
+        raise OptionError(unknown("decoder", settings.decoder, (*methods, *REMOTE)))
+    fields_of = {method: find_method(method).options.model_fields for method in methods}
+    known = {option for fields in fields_of.values() for option in fields}
+    for option in options:
+        if option not in known:
+            raise OptionError(unknown(f"option of {', '.join(sorted(fields_of))}", option, known))
+    own = {option: value for option, value in options.items() if option in fields_of[settings.decoder]}
+    checked_options(settings.decoder, own)
+    find_model(settings.model)
+    return own
+
+
+def _probe(decoder: RemoteDecoder, name: str) -> bool:
+    """Check the model of a server and report its missing abilities. Return whether seeds make samples repeatable."""
+    models = decoder.served_models  # Ollama adds a tag to a name, and LiteLLM lists patterns
+    if models and not any(fnmatchcase(decoder.model, one) or one == f"{decoder.model}:latest" for one in models):
+        raise OptionError(f"the server of --decoder openai: {unknown('model', decoder.model, models)}")
+    abilities = decoder.probe()
+    if missing := [EFFECTS[ability][0] for ability, found in abilities.items() if found is False]:
+        _log(f"the server behind {name} lacks {', '.join(missing)}: see tot models --server")
+    return abilities.get("seed") is not False
 
 
 def _log(line: str) -> None:

@@ -182,7 +182,7 @@ def _run(
     from tot.decoders.files import write_json
     from tot.report.terminal import complain, progress
     from tot.search.checkpoint import Checkpoint
-    from tot.serving.live import Runs
+    from tot.serving.live import LiveSearches
     from tot.solver import conclude, solve
 
     about: dict[str, Any] = {name: settings.get(name) for name in ("task", "question", "reference", "out")}
@@ -191,7 +191,7 @@ def _run(
     config.parts(task)  # refuse parts that do not fit before a file is written
     task.start(about["question"])
     config = config.model_copy(update={"prompts": task.prompts})
-    stack, runs = ExitStack(), Runs()
+    stack, runs = ExitStack(), LiveSearches()
     out = None if about["out"] is None else Path(about["out"])
     resumed = checkpoint is not None
     if out is not None and checkpoint is None:

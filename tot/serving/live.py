@@ -1,79 +1,44 @@
-"""Live searches: their trees as they grow, in revisions, and the last searches that have ended."""
+"""Live searches: what runs, with its leading answer and its speed, and the last searches that have ended."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from copy import copy
-from itertools import takewhile
 from typing import Any
 
+from tot.decoders.errors import TaskError
+from tot.report.terminal import brief
+from tot.search.certainty import features
 from tot.search.session import SearchSession, shown_answer
-from tot.serving.progress import Progress
+from tot.search.votes import cast
+from tot.serving.revisions import Revisions
 from tot.solver import Solution
-from tot.tree.calls import calls_to_json
-from tot.tree.tree import ThoughtTree, link_to_json
 
+_PAUSE = 20
+"""Minimum pause after a vote, in durations of the vote: votes take at most 5% of the time."""
 _ENDED = 20
 """Ended searches that are kept at most."""
 _THOUGHTS = 20_000
 """Thoughts of ended searches that are kept at most; the last search is always kept."""
-_PATCH = 500
-"""Changed parts of a tree in a patch at most."""
 STOPPED = "stopped on the live page"
 
 
-class Revisions:
-    """Numbers the changes of a tree without a record of them: each part has the number of its last change."""
+class LiveSearch:
+    """A search that runs or has run: pass `watch` to `solve`. Its attributes can be read from any thread."""
 
-    def __init__(self, tree: ThoughtTree) -> None:
-        self._tree = tree
-        self._last = 0
-        self._parts: dict[tuple[str, int], tuple[int, Any]] = {}
-        """By part (a node, the calls about a node, the links): its last change and its state, ordered by the change."""
-
-    def scan(self) -> None:
-        """Find the changes. Another thread may change the tree meanwhile: the next scan finds that."""
-        for node in self._tree:
-            self._update("node", node.id, node.__dict__)
-            if node.id in self._tree.calls:
-                self._update("calls", node.id, len(self._tree.calls[node.id]))
-        self._update("links", 0, [(tail.id, head.id) for tail, head, _ in self._tree.links()])
-
-    def _update(self, kind: str, node: int, state: Any) -> None:
-        if state != self._parts.get((kind, node), (0, None))[1]:
-            self._last += 1
-            self._parts.pop((kind, node), None)
-            self._parts[kind, node] = self._last, copy(state)
-
-    def since(self, seen: int) -> tuple[int, dict[str, Any]] | None:
-        """Return a revision after `seen` and its patch, a part of the saved tree; None without changes.
-
-        A patch has a limited size. If its field `more` is true, another one follows at once.
-        """
-        seen = seen if 0 <= seen <= self._last else 0
-        if seen == self._last:
-            return None
-        changed = [*takewhile(lambda part: part[1][0] > seen, reversed(self._parts.items()))][::-1]
-        parts = [part for part, _ in changed[:_PATCH]]
-        calls = {node: list(self._tree.calls[node]) for kind, node in parts if kind == "calls"}
-        patch = {"more": len(changed) > _PATCH, **calls_to_json(calls)}
-        patch["nodes"] = [self._tree[node].to_json() for kind, node in parts if kind == "node"]
-        if seen == 0:
-            patch["root"] = self._tree.state(self._tree.root).model_dump(mode="json")
-        if ("links", 0) in parts:
-            patch["links"] = [link_to_json(*link) for link in self._tree.links()]
-        return changed[:_PATCH][-1][1][0], patch
-
-
-class Run(Progress):
-    """A search that runs or has run."""
-
-    def __init__(self, name: str, question: str) -> None:
-        super().__init__()
+    def __init__(self, name: str = "", question: str = "", votes: bool = True) -> None:
         self.id = secrets.token_hex(8)
+        self.votes = votes
+        """Whether `leading` is computed."""
+        self.session: SearchSession | None = None
+        """The search; None before it begins and after it has ended."""
+        self.leading: tuple[str, str] | None = None
+        """The answer that leads, and how sure it is, such as "83% sure"; None while there is no answer."""
+        self.running = True
         self.thoughts = 0
         """Number of thoughts, once the search has ended."""
         self.revisions: Revisions | None = None
@@ -85,13 +50,26 @@ class Run(Progress):
         self._about = {"id": self.id, "name": name, "question": question[:300], "state": "running", "line": ""}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
+        self._pause = 0.0
+        self._next: asyncio.TimerHandle | None = None
 
     def watch(self, session: SearchSession) -> None:
+        """Vote soon after a step of the search, in its event loop, at most once per pause."""
         if self._loop is None:
             self._loop, self.revisions = asyncio.get_running_loop(), Revisions(session.tree)
-        super().watch(session)
+        self.session = session
+        if self.votes and self._next is None:
+            self._next = self._loop.call_later(self._pause, self._vote, session)
         if self._stopping and session.stopped is None:  # it was stopped before it began
             session.stop(STOPPED)
+
+    def _vote(self, session: SearchSession) -> None:
+        began, self._next = time.monotonic(), None
+        try:
+            self.leading = leading(session)
+        except TaskError:  # the search reports it if its own vote fails
+            self.leading = None
+        self._pause = _PAUSE * (time.monotonic() - began)
 
     def stop(self) -> None:
         """End the search with its best answer so far, from any thread; one that has not begun, when it begins."""
@@ -104,6 +82,20 @@ class Run(Progress):
     def status(self) -> dict[str, str]:
         """The row of the list, which also is the status line of the search's page."""
         return self._about if self.session is None else {**self._about, "line": self.line}
+
+    @property
+    def line(self) -> str:
+        """Leading answer, level, thoughts, tokens/s, seconds and seconds left, as text; empty before the search."""
+        if (session := self.session) is None:
+            return ""
+        tree, meter = session.tree, session.meter
+        level, rate = max(node.depth for node in tree), meter.new_tokens / max(meter.seconds, 1e-9)
+        line = f"level {level}, {len(tree) - 1} thoughts, {meter.new_tokens} tokens, {rate:.0f} tokens/s"
+        line += f", {meter.seconds:.0f} s"
+        if self.running and (left := meter.seconds_left) is not None:
+            line += f", {left:.0f} s left"
+        answer, note = self.leading or ("", "")
+        return f"{brief(answer, 40)}{f' ({note})' * bool(note)} · {line}" if answer else line
 
     def end(self, error: BaseException | None) -> None:
         """Keep the tree and the result, and nothing else of the search."""
@@ -122,14 +114,35 @@ class Run(Progress):
         self.ended = result
 
 
-class Runs:
+def leading(session: SearchSession) -> tuple[str, str] | None:
+    """Return the answer that a search would give now without further calls, and how sure it is; None without one."""
+    search = session.search
+    answered = [(node, answer) for node in session.candidates if (answer := search.answer_at(node)) is not None]
+    if not answered:
+        return None
+    question, aggregate = session.tree.state(session.tree.root).question, search.options.aggregate
+    ballots, winners = cast(search.checked, question, answered, aggregate == "majority")
+    node, answer = answered[winners[0]]
+    total = math.fsum(ballot.weight for ballot in ballots)
+    if node is search.solved:
+        note = session.task.verdict
+    elif aggregate == "best" or len(ballots) == 1 or not total > 0:
+        note = ""
+    elif session.curve is not None:
+        note = f"{session.curve.certainty(features(ballots)):.0%} sure"
+    else:
+        note = f"{math.fsum(ballots[i].weight for i in winners) / total:.0%} of votes"
+    return shown_answer(answer), note
+
+
+class LiveSearches:
     """The searches that run, and the last ones that have run, by id."""
 
     def __init__(self) -> None:
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, LiveSearch] = {}
         self._votes = False
 
-    def __getitem__(self, run: str) -> Run:
+    def __getitem__(self, run: str) -> LiveSearch:
         """Return a search. Raises KeyError if it is not known any more."""
         return self._runs[run]
 
@@ -145,10 +158,9 @@ class Runs:
         return [run.status for run in reversed(self._runs.copy().values())]
 
     @contextmanager
-    def run(self, name: str, question: str) -> Iterator[Run]:
+    def run(self, name: str, question: str) -> Iterator[LiveSearch]:
         """Add a search, which ends with this context."""
-        run = Run(name, question)
-        run.votes = self._votes
+        run = LiveSearch(name, question, self._votes)
         self._runs[run.id] = run
         error: BaseException | None = None
         try:

@@ -17,16 +17,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 
-from tot.decoders.serving.guard import Guard
+from tot.decoders.serving.access import AccessControl
 from tot.decoders.serving.server import Server, address_of, listen
 from tot.report.page import embedded, page
-from tot.serving.live import Run, Runs
+from tot.serving.live import LiveSearch, LiveSearches
 
 _PAUSE = 0.25
 """Seconds between updates, or up to `_LONGEST` if an update takes long: updates take about 5% of the time."""
 _LONGEST = 2.0
-_PING = 15.0
-"""Seconds without an event, after which a comment is sent: it finds out that the page is gone."""
 _HEADERS = {
     "cache-control": "no-store",
     "content-security-policy": "frame-ancestors 'none'",
@@ -38,7 +36,7 @@ _HEADERS = {
 class Pages:
     """The page of some searches. `router` has its routes, below `path`."""
 
-    def __init__(self, runs: Runs, title: str, closed: Callable[[], bool]) -> None:
+    def __init__(self, runs: LiveSearches, title: str, closed: Callable[[], bool]) -> None:
         """The streams of events end when `closed` returns true."""
         self._runs = runs
         self._token = secrets.token_urlsafe(16)
@@ -66,17 +64,16 @@ class Pages:
         self._run(run).stop()
         return Response(status_code=204)
 
-    def _run(self, run: str) -> Run:
+    def _run(self, run: str) -> LiveSearch:
         try:
             return self._runs[run]
         except KeyError:
             raise HTTPException(404) from None
 
-    async def _follow(self, run: Run | None, seen: int) -> AsyncIterator[str]:
+    async def _follow(self, run: LiveSearch | None, seen: int) -> AsyncIterator[str]:
         """Yield the changes of a search after a revision, then its result; or the list of all searches, without end."""
         status: Any = None
         yield "retry: 1000\n\n"  # milliseconds until a page reconnects
-        sent = time.monotonic()
         while True:
             closed, began = self._closed(), time.monotonic()
             ended = None if run is None else run.ended  # before the scan, which finds the last changes
@@ -87,15 +84,12 @@ class Pages:
                 seen = patch[0]
                 yield _event("tree", patch[1], f"id: {seen}\n")
             if (now := self._runs.statuses if run is None else run.status) != status:
-                status, sent = now, time.monotonic()
+                status = now
                 yield _event("status", status)
             if ended is not None:
                 yield _event("end", ended)
             if closed or ended is not None:
                 return
-            if time.monotonic() - sent > _PING:
-                sent = time.monotonic()
-                yield ":\n\n"
             await asyncio.sleep(pause)
 
 
@@ -104,10 +98,10 @@ def _event(name: str, data: Any, identity: str = "") -> str:
 
 
 @contextmanager
-def served(runs: Runs, title: str) -> Iterator[str]:
+def served(runs: LiveSearches, title: str) -> Iterator[str]:
     """Serve the page on a free loopback port, and yield its URL. At the end, open pages get the last events."""
     api = FastAPI(openapi_url=None)
-    server = Server(Guard(api))
+    server = Server(AccessControl(api))
     pages = Pages(runs, title, lambda: server.should_exit)
     api.include_router(pages.router)
     with listen("127.0.0.1", 0) as listening:

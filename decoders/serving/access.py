@@ -18,13 +18,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tot.decoders.remote.network import is_loopback
 from tot.decoders.serving.errors import ServingError
-from tot.decoders.serving.options import Limits
-
-_MAX_DISCARDED = 64 * 2**20
-"""Bytes beyond the limit on bodies that are read and discarded."""
+from tot.decoders.serving.limits import Limits
 
 
-class Guard:
+class AccessControl:
     """ASGI middleware that runs before all routes. `hosts` are the allowed hosts besides loopback; None allows all."""
 
     def __init__(self, app: ASGIApp, key: str | None = None, hosts: Iterable[str] | None = ()) -> None:
@@ -33,39 +30,27 @@ class Guard:
         self._hosts = None if hosts is None else frozenset(host.lower() for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            refusal = self._refusal(Headers(scope=scope), scope)
-            if refusal is not None:
-                await refusal.response()(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+        refusal = self._refusal(Headers(scope=scope), scope) if scope["type"] == "http" else None
+        await (self._app if refusal is None else refusal.response())(scope, receive, send)
 
     def _refusal(self, headers: Headers, scope: Scope) -> ServingError | None:
         # HTTP/1.0 does not require a Host header. Browsers always send one, so this does not admit web pages.
-        named = "host" in headers or scope.get("http_version") != "1.0"
-        if named and not self._known(_host_of(f"//{headers.get('host', '')}")):
+        host = _host_of(f"//{headers.get('host', '')}") if "host" in headers or scope["http_version"] != "1.0" else None
+        if host is not None and self._hosts is not None and not self._allows(host):
             return ServingError(
                 403, "the Host header names another machine: use this server's address, or start with --allowed-host"
             )
-        origin = headers.get("origin")
-        if origin is not None and not (_host_of(origin) and self._known(_host_of(origin), always=True)):
+        if "origin" in headers and not self._allows(_host_of(headers["origin"])):
             return ServingError(403, "requests from other origins are rejected: start the server with --allowed-host")
         if self._authorization is None or scope["path"] == "/health" or scope["path"].startswith("/live/"):
             return None
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        if not hmac.compare_digest(given, self._authorization):
-            return ServingError(
-                401,
-                "an API key is required (Authorization: Bearer ...), and this one is invalid"
-                if given
-                else "an API key is required",
-                code="invalid_api_key",
-            )
-        return None
+        given = headers.get("authorization", "")
+        if hmac.compare_digest(given.encode("latin-1"), self._authorization):
+            return None
+        which = " (Authorization: Bearer ...), and this one is invalid" if given else ""
+        return ServingError(401, f"an API key is required{which}", code="invalid_api_key")
 
-    def _known(self, host: str, always: bool = False) -> bool:
-        if self._hosts is None and not always:
-            return True
+    def _allows(self, host: str) -> bool:
         return is_loopback(host) or host in (self._hosts or ())
 
 
@@ -85,32 +70,28 @@ def client_of(request: Request) -> str:
 async def body_of(request: Request, limits: Limits) -> bytes:
     """Read a request's body: JSON, of limited size, within a time limit.
 
-    A body that is too large is read and discarded up to `_MAX_DISCARDED`, so that the client receives the error.
-
     Raises ServingError, or ClientDisconnect if the client disconnects.
     """
-    limit, headers = limits.max_body, request.headers
-    too_large = ServingError(413, f"the body is larger than this server's limit of {limit} bytes", code="too_large")
-    content_length = headers.get("content-length", "0")
-    if content_length.isdecimal() and int(content_length[:20]) > limit + _MAX_DISCARDED:
-        raise too_large
-    body, size = bytearray(), 0
+    length, body = request.headers.get("content-length", "0"), bytearray()
+    if length.isdecimal() and int(length[:20]) > limits.max_body:
+        raise _too_large(limits)
     try:
         async with asyncio.timeout(limits.body_timeout):
             async for chunk in request.stream():
-                size += len(chunk)
-                if size <= limit:
-                    body += chunk
-                elif size > limit + _MAX_DISCARDED:
-                    break
+                body += chunk
+                if len(body) > limits.max_body:  # uvicorn discards the rest, so that the client receives the error
+                    raise _too_large(limits)
     except TimeoutError:
         message = f"the body did not arrive within {limits.body_timeout:g} seconds"
         raise ServingError(408, message, code="body_timeout") from None
-    if size > limit:
-        raise too_large
-    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ServingError(415, f"the body is of type {kind!r}: send application/json", code="unsupported_type")
-    if headers.get("content-encoding", "identity").lower() != "identity":
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise ServingError(415, "the body is compressed: send it uncompressed", code="unsupported_encoding")
     return bytes(body)
+
+
+def _too_large(limits: Limits) -> ServingError:
+    message = f"the body is larger than this server's limit of {limits.max_body} bytes"
+    return ServingError(413, message, code="too_large")

@@ -8,13 +8,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tot.decoders.request import Usage
-from tot.decoders.serving.service import Service
+from tot.decoders.serving.gate import Gate
+
+if TYPE_CHECKING:
+    from tot.decoders.engine.engine import Engine
 
 ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models", "/health", "/metrics")
 _OF_USAGE = (
@@ -28,30 +33,44 @@ _OF_USAGE = (
 _BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
-class PrometheusMetrics:
-    """Counts events of requests, and reads the state of the engine when the metrics are collected."""
+class ServerMetrics:
+    """Counts events of requests, and reads the state of the gates and the engine when the metrics are collected."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
         self._requests = Counter("tot_requests", "HTTP requests with a reply.", ("route", "status"), registry=registry)
         self._hung_up = Counter("tot_disconnects", "Requests whose client disconnected early.", registry=registry)
         self._used = {field: Counter(name, text, registry=registry) for field, name, text in _OF_USAGE}
-        self._whole = Histogram(
-            "tot_request_seconds", "From a request's body to the end of its text.", buckets=_BUCKETS, registry=registry
-        )
-        self._first = Histogram(
-            "tot_first_token_seconds",
-            "From a request's body to the first text of a stream.",
-            buckets=_BUCKETS,
-            registry=registry,
-        )
+        about = {"buckets": _BUCKETS, "registry": registry}
+        self._whole = Histogram("tot_request_seconds", "From a request's body to the end of its text.", **about)
+        self._first = Histogram("tot_first_token_seconds", "From a request's body to a stream's first text.", **about)
         self._searches = Counter("tot_searches", "Searches that have ended.", ("model", "outcome"), registry=registry)
         self._thoughts = Counter("tot_thoughts", "Thoughts of searches.", registry=registry)
-        registry.register(_State(service))
 
-    def replied(self, path: str, status: int) -> None:
-        known = next((route for route in ROUTES if path == route or path.startswith(f"{route}/")), "other")
-        self._requests.labels(known, str(status)).inc()
+    def watch_gate(self, kind: str, gate: Gate) -> None:
+        """Report the running and the waiting "requests" or "searches" of a gate."""
+        for state in ("running", "waiting"):
+            gauge = Gauge(f"tot_{kind}_{state}", f"{state.title()} {kind}.", registry=self._registry)
+            gauge.set_function(lambda state=state: getattr(gate, state))
+
+    def watch_engine(self, engine: Engine) -> None:
+        """Report the forward passes and the cache of an engine."""
+        self._registry.register(_EngineState(engine))
+
+    def counted(self, app: ASGIApp) -> ASGIApp:
+        """Wrap an app to count its replies by route and status."""
+
+        async def run(scope: Scope, receive: Receive, send: Send) -> None:
+            async def count(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    path = scope["path"]
+                    route = next((one for one in ROUTES if path == one or path.startswith(f"{one}/")), "other")
+                    self._requests.labels(route, str(message["status"])).inc()
+                await send(message)
+
+            await app(scope, receive, count)
+
+        return run
 
     def hung_up(self) -> None:
         self._hung_up.inc()
@@ -83,22 +102,17 @@ class PrometheusMetrics:
         return generate_latest(self._registry)
 
 
-class _State(Collector):
-    """Gauges and counters of the current state of the queues and the engine."""
+class _EngineState(Collector):
+    """The state of an engine when the metrics are collected."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
 
     def collect(self) -> Iterable[Metric]:
-        for kind, gate in self._service.gates.items():
-            yield GaugeMetricFamily(f"tot_{kind}_running", f"Running {kind}.", gate.running)
-            yield GaugeMetricFamily(f"tot_{kind}_waiting", f"Waiting {kind}.", gate.waiting)
-        if not self._service.methods:  # a remote decoder has no engine
-            return
-        engine = self._service.engine
+        engine, cache = self._engine, self._engine.cache
         yield CounterMetricFamily("tot_forwards", "Forward passes, each shared by all requests.", engine.forwards)
         slots = GaugeMetricFamily("tot_kv_slots", "Key-value cache slots, one per token.", labels=("state",))
-        live, stored = engine.cache.live, engine.cache.stored
-        for state, count in (("live", live), ("cached", stored - live), ("free", engine.cache.capacity - stored)):
+        live, stored = cache.live, cache.stored
+        for state, count in (("live", live), ("cached", stored - live), ("free", cache.capacity - stored)):
             slots.add_metric((state,), max(0, count))
         yield slots

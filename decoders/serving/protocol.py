@@ -1,4 +1,4 @@
-"""Request bodies of the API: OpenAI's supported fields and additional ones. `asked` converts them to decoder requests.
+"""Request bodies of the API: OpenAI's supported fields and additional ones. `requests_of` makes decoder requests.
 
 An unsupported field that would change the result is rejected by name. With null or its neutral value (`"tools": []`,
 `"frequency_penalty": 0`) it is ignored, as are fields without effect (`user`, `metadata`). Checks that need a tokenizer
@@ -8,15 +8,14 @@ An unsupported field that would change the result is rejected by name. With null
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from tot.decoders.request import Message, Purpose, Request, Sampling
-from tot.decoders.serving.errors import ServingError
-from tot.decoders.serving.options import Limits
+from tot.decoders.request import Message, Request, Sampling
+from tot.decoders.serving.errors import ServingError, unsupported
+from tot.decoders.serving.limits import Limits
 
 _HARMLESS = frozenset(
     "cache_prompt client_metadata metadata prompt_cache_key prompt_cache_retention safety_identifier service_tier "  # noqa: SIM905
@@ -39,9 +38,11 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Values of unsupported fields that have no effect."""
 _TEXT_TOKENS = 16
 """The default `max_tokens` of a text completion, as in OpenAI's API."""
+_MOST_PARTS = 128
+"""Maximum number of choices or steps."""
 
 
-class Wire(BaseModel):
+class Body(BaseModel):
     """A JSON object. Unknown fields are refused; null, harmless fields and neutral values are dropped."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -64,7 +65,7 @@ class Wire(BaseModel):
         )
 
 
-class Named(Wire):
+class ModelName(Body):
     """The model of a body whose other fields are not read yet."""
 
     model_config = ConfigDict(extra="ignore")
@@ -72,7 +73,7 @@ class Named(Wire):
     model: str
 
 
-def _text_of(content: Any) -> Any:
+def _joined(content: Any) -> Any:
     """Return the content as text, joining a list of text parts."""
     if not isinstance(content, list):
         return content
@@ -86,12 +87,10 @@ def _text_of(content: Any) -> Any:
     return "".join(part["text"] for part in content)
 
 
-def _role_of(role: Any) -> Any:
-    if role == "developer":
-        return "system"
+def _known_role(role: Any) -> Any:
     if role in ("tool", "function"):
         raise ValueError(f"tools are not supported, so a message cannot have the role {role!r}: remove it")
-    return role
+    return "system" if role == "developer" else role
 
 
 def _as_list(stop: Any) -> Any:
@@ -108,7 +107,7 @@ def _all_as_zero(top_k: Any) -> Any:
     return 0 if top_k == -1 else top_k
 
 
-class ChatMessage(Wire):
+class ChatMessage(Body):
     """One message. `developer` is `system`; `content` is text or a list of text parts."""
 
     harmless: ClassVar[Collection[str]] = frozenset(
@@ -117,8 +116,8 @@ class ChatMessage(Wire):
     )
     """Clients send back the fields of a reply."""
 
-    role: Annotated[Literal["system", "user", "assistant"], BeforeValidator(_role_of)]
-    content: Annotated[str, BeforeValidator(_text_of)]
+    role: Annotated[Literal["system", "user", "assistant"], BeforeValidator(_known_role)]
+    content: Annotated[str, BeforeValidator(_joined)]
 
     @model_validator(mode="before")
     @classmethod
@@ -130,25 +129,22 @@ class ChatMessage(Wire):
         return given
 
 
-class WrittenMessage(ChatMessage):
-    """A message that the model continues, with its tokens."""
+class DecodedMessage(ChatMessage):
+    """A message, with its tokens if the model generated it and continues it."""
 
     written: list[Annotated[tuple[Annotated[int, Field(ge=0)], list[int]], Field(strict=False)]] = []
     """As `Message.written`: the tokens of an assistant message that the model generated, by position in the text."""
 
 
-class StreamOptions(Wire):
+class StreamOptions(Body):
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
-
-
-Title = Annotated[str, Field(min_length=1, max_length=500)]
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
-class Wanted(Wire):
+class GenerationBody(Body):
     """Fields of all routes. Temperature and filters default to the model's own, otherwise to OpenAI's defaults.
 
     Without `seed`, each request gets a random one below 2**53, which the reply reports (`tot.seed`).
@@ -172,6 +168,11 @@ class Wanted(Wire):
     reasoning_effort: Effort | None = None
     """Limits a search. A decoding method ignores it."""
 
+    @property
+    def includes_usage(self) -> bool:
+        """Whether the last chunk of the stream has the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
     @model_validator(mode="after")
     def _stream_options_of_a_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
@@ -179,59 +180,31 @@ class Wanted(Wire):
         return self
 
 
-class TextsWanted(Wanted):
-    """Fields of both routes of decoders."""
+class DecodingBody(GenerationBody):
+    """Fields of both routes of decoders.
+
+    Other fields of `Sampling` and `Request` mean the same here: keep_stop, drawn, ignore_eos, purpose, answer_trigger,
+    whole_rationale, steps, choices and close_choices. The reply's `parts` separate rationale and answer, and
+    `choice_logprobs` has the logprob (`total`, nats) and the number of `tokens` of each choice.
+    """
+
+    model_config = ConfigDict(extra="allow")
 
     n: Annotated[int, Field(ge=1)] = 1
-    keep_stop: bool = False
-    """As `Sampling.keep_stop`: the stop string is part of the text."""
-    drawn: Annotated[int, Field(ge=0)] = 0
-    """As `Sampling.drawn`: number of tokens of this text that were already drawn with the same seed."""
     thinking_tokens: Annotated[int, Field(ge=0)] = 0
-    """As `Sampling.thinking_tokens`: tokens of thinking, beside `max_tokens`, up to the server's limit."""
+    """As `Sampling.thinking_tokens`, up to the server's limit."""
+    answer_tokens: Annotated[int, Field(ge=1)] = 32
+    """As `Request.answer_tokens`."""
     return_token_ids: bool = False
     """Include the new tokens (`token_ids`), their logprobs (`token_logprobs`) and the finish reason (`finish`: stop,
     eos, length, ...) in each choice."""
-    ignore_eos: bool = False
-    purpose: Purpose = "generate"
-    """For accounting: generate, evaluate or answer."""
-    answer_trigger: Annotated[str, Field(min_length=1, max_length=500)] | None = None
-    """Decode a rationale, append this text, then decode the answer; `fastcot` shortens the rationale. The reply's
-    `parts` separate rationale and answer."""
-    answer_tokens: Annotated[int, Field(ge=1)] = 32
-    """Maximum tokens of the answer after the trigger."""
-    whole_rationale: bool = False
-    """Decode the rationale to its end, also with `fastcot`."""
-    steps: Annotated[list[Title], Field(max_length=100)] = []
-    """Titles of independent steps, which `pdos` decodes in parallel."""
-    choices: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=128)] = []
-    """Score these continuations instead of decoding; after an answer trigger, instead of the answer. The reply's
-    `choice_logprobs` has the logprob (`total`, nats) and the number of `tokens` of each."""
-    close_choices: bool = False
-    """Also score the end of the text after each choice, so that "1" is not scored as the beginning of "10"."""
-
-    @property
-    def draws(self) -> bool:
-        """False if the prompt is only scored and nothing is decoded."""
-        return self.max_tokens != 0 or bool(self.choices)
-
-    @model_validator(mode="after")
-    def _consistent(self) -> TextsWanted:
-        if self.stream and self.choices:
-            raise ValueError("scores of choices cannot be streamed: remove stream")
-        if self.stream and (self.keep_stop or self.return_token_ids):
-            raise ValueError("keep_stop and return_token_ids do not support streams: remove stream")
-        for field in ("answer_tokens", "whole_rationale"):
-            if field in self.model_fields_set and self.answer_trigger is None:
-                raise ValueError(f"{field} needs an answer trigger: give answer_trigger too")
-        return self
 
 
-class ChatWanted(TextsWanted):
+class ChatBody(DecodingBody):
     """`POST /v1/chat/completions`. `max_tokens` defaults to the server's limit."""
 
     echo: ClassVar = False
-    messages: Annotated[list[WrittenMessage], Field(min_length=1)]
+    messages: Annotated[list[DecodedMessage], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     """Return the logprobs of the new tokens, before temperature and filters."""
@@ -242,29 +215,32 @@ class ChatWanted(TextsWanted):
     """Accepted only as the opposite of `continue_final_message`."""
 
     @property
-    def new_tokens(self) -> int | None:
-        """The requested maximum of new tokens."""
-        return min((one for one in (self.max_tokens, self.max_completion_tokens) if one is not None), default=None)
-
-    @property
     def alternatives(self) -> int | None:
         """Number of top logprobs per token; None if logprobs are not requested."""
         return self.top_logprobs if self.logprobs else None
 
-    @model_validator(mode="after")
-    def _valid_chat(self) -> ChatWanted:
-        if self.max_tokens == 0:
-            raise ValueError("max_tokens is 0: request at least one token")
-        if self.top_logprobs and not self.logprobs:
-            raise ValueError("top_logprobs needs logprobs")
+    @property
+    def prompts(self) -> list[tuple[Message, ...]]:
+        messages = [Message(**message.model_dump()) for message in self.messages]
+        empty = len(messages) > 1 and messages[-1].role == "assistant" and not messages[-1].content.strip()
+        return [tuple(messages[:-1] if empty else messages)]  # an empty text has no continuation
+
+    def most_tokens(self, limits: Limits) -> int:
+        """Return the maximum of new tokens of a text."""
+        given = [most for most in (self.max_tokens, self.max_completion_tokens) if most is not None]
+        return min(given, default=limits.max_tokens)
+
+    def conflicts(self, request: Request) -> Iterator[tuple[Any, str, str]]:
+        """Yield, for each rule of this route: whether it is broken, the field, and the message."""
         last = self.messages[-1].role
+        yield self.max_tokens == 0, "max_tokens", "max_tokens is 0: request at least one token"
+        yield self.top_logprobs and not self.logprobs, "top_logprobs", "top_logprobs needs logprobs"
         for field, right in (("continue_final_message", "true"), ("add_generation_prompt", "false")):
-            if getattr(self, field) is ((last == "assistant") != (right == "true")):
-                raise ValueError(f"{field} is {right} for a last message of the assistant, and its role is {last}")
-        return self
+            wrong = getattr(self, field) is ((last == "assistant") != (right == "true"))
+            yield wrong, field, f"{field} is {right} for a last message of the assistant, and its role is {last}"
 
 
-class TextWanted(TextsWanted):
+class TextBody(DecodingBody):
     """`POST /v1/completions`. `max_tokens` defaults to 16, as in OpenAI's API.
 
     `echo` with `max_tokens` 0 and `logprobs` scores the tokens of the prompt and draws nothing.
@@ -277,113 +253,91 @@ class TextWanted(TextsWanted):
     """Number of top logprobs per token, before temperature and filters."""
 
     @property
-    def new_tokens(self) -> int | None:
-        """The requested maximum of new tokens."""
-        return self.max_tokens
-
-    @property
     def alternatives(self) -> int | None:
         """Number of top logprobs per token; None if logprobs are not requested."""
         return self.logprobs
 
-    @model_validator(mode="after")
-    def _valid_text(self) -> TextWanted:
-        if not self.prompt:
-            raise ValueError("the prompt is empty: give text or token ids")
-        if self.max_tokens == 0 and not self.choices and not (self.echo and self.logprobs is not None and self.n == 1):
-            raise ValueError(
-                "max_tokens is 0: request at least one token, or score the prompt with echo, logprobs and n=1"
-            )
-        return self
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """The work of one HTTP request: one decoder request per prompt, all decoded by the same method."""
-
-    wanted: ChatWanted | TextWanted
-    decoder: str
-    requests: tuple[Request, ...]
-    """One per prompt; each has its own random seed if the client gave none."""
-    client: str = ""
-    """Who sent it; the gate is fair between clients."""
-
     @property
-    def chat(self) -> bool:
-        return isinstance(self.wanted, ChatWanted)
+    def prompts(self) -> list[str | tuple[int, ...]]:
+        several = isinstance(self.prompt, list) and self.prompt and not isinstance(self.prompt[0], int)
+        prompts: Any = self.prompt if several else [self.prompt]
+        return [prompt if isinstance(prompt, str) else tuple(prompt) for prompt in prompts]
+
+    def most_tokens(self, limits: Limits) -> int:
+        """Return the maximum of new tokens of a text."""
+        return min(_TEXT_TOKENS, limits.max_tokens) if self.max_tokens is None else self.max_tokens
+
+    def conflicts(self, request: Request) -> Iterator[tuple[Any, str, str]]:
+        """Yield, for each rule of this route: whether it is broken, the field, and the message."""
+        for field in ("choices", "answer_trigger"):
+            yield self.echo and getattr(request, field), "echo", f"echo does not support {field}: remove it"
+        yield self.echo and self.stream, "echo", "echo does not support streams: remove echo or stream"
+        scores = request.choices or (self.echo and self.logprobs is not None and self.n == 1)
+        how = "request at least one token, or score the prompt with echo, logprobs and n=1"
+        yield self.max_tokens == 0 and not scores, "max_tokens", f"max_tokens is 0: {how}"
 
 
-def asked(
-    wanted: ChatWanted | TextWanted,
-    decoder: str,
-    limits: Limits,
-    client: str = "",
-    own: Mapping[str, float] | None = None,
-) -> Asked:
-    """Convert a body to decoder requests. `own` has the model's own temperature and filters.
+def requests_of(body: ChatBody | TextBody, method: str, limits: Limits, defaults: Mapping[str, float]) -> list[Request]:
+    """Make one decoder request per prompt. Each has its own random seed if the client gave none.
 
-    Raises ServingError, or pydantic's ValidationError if the body is invalid.
+    Args:
+        body: The body of the HTTP request.
+        method: The decoding method.
+        limits: The limits of the server.
+        defaults: The model's own temperature and filters.
+
+    Raises:
+        ServingError: The fields contradict each other or a limit, or the method would ignore one.
+        ValidationError: A prompt or a field of `Sampling` or `Request` is invalid.
     """
-    prompts = _prompts(wanted)
-    samples = len(prompts) * wanted.n
-    if samples > limits.max_samples:
+    check_tokens(body, limits, "max_tokens", "max_completion_tokens", "answer_tokens")
+    prompts = body.prompts
+    if (samples := len(prompts) * body.n) > limits.max_samples:
         message = f"{samples} samples (prompts times n) exceed the limit of {limits.max_samples}: request fewer"
         raise ServingError(400, message, "n", "too_many_samples")
-    _check_fields(wanted, decoder)
-    check_tokens(wanted, limits, "max_tokens", "max_completion_tokens", "answer_tokens")
-    tokens = wanted.new_tokens
-    if tokens is None:
-        tokens = limits.max_tokens if isinstance(wanted, ChatWanted) else min(_TEXT_TOKENS, limits.max_tokens)
-    sampling = wanted.model_dump(include=Sampling.model_fields.keys() - {"max_tokens", "seed"})
-    sampling |= {name: value for name, value in (own or {}).items() if name not in wanted.model_fields_set}
-    sampling["thinking_tokens"] = min(wanted.thinking_tokens, limits.max_tokens)
-    fields = wanted.model_dump(include=Request.model_fields.keys() - {"prompt"})
-    fields["answer_tokens"] = min(wanted.answer_tokens, limits.max_tokens)
+    sampling = body.model_dump(include=Sampling.model_fields.keys())
+    sampling |= {name: value for name, value in defaults.items() if name not in body.model_fields_set}
+    sampling |= {"thinking_tokens": min(body.thinking_tokens, limits.max_tokens)}
+    sampling |= {"max_tokens": max(1, body.most_tokens(limits))}
+    fields = {name: value for name, value in (body.model_extra or {}).items() if name not in Sampling.model_fields}
+    for name in fields.keys() - (Request.model_fields.keys() - {"prompt", "sampling"}):
+        raise unsupported(name)
+    fields |= {"answer_tokens": min(body.answer_tokens, limits.max_tokens)}
     requests = []
     for prompt in prompts:
-        seed = secrets.randbits(53) if wanted.seed is None else wanted.seed
-        drawn = Sampling(max_tokens=max(1, tokens), seed=seed, **sampling)
-        requests.append(Request(prompt=prompt, sampling=drawn, **fields))
-    return Asked(wanted, decoder, tuple(requests), client)
+        sampling |= {"seed": secrets.randbits(53) if body.seed is None else body.seed}
+        requests.append(Request.model_validate({**fields, "prompt": prompt, "sampling": Sampling(**sampling)}))
+    for broken, field, message in (*body.conflicts(requests[0]), *_conflicts(body, requests[0], method)):
+        if broken:
+            raise ServingError(400, message, field, "invalid_value")
+    return requests
 
 
-def _prompts(wanted: ChatWanted | TextWanted) -> list[str | tuple[int, ...] | tuple[Message, ...]]:
-    if isinstance(wanted, ChatWanted):
-        messages = [Message(**message.model_dump()) for message in wanted.messages]
-        empty = len(messages) > 1 and messages[-1].role == "assistant" and not messages[-1].content.strip()
-        return [tuple(messages[:-1] if empty else messages)]  # an empty text has no continuation
-    prompt = wanted.prompt
-    several = prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
-    return [prompt if isinstance(prompt, str) else tuple(prompt) for prompt in several]
-
-
-def check_tokens(wanted: Wanted, limits: Limits, *fields: str) -> None:
+def check_tokens(body: GenerationBody, limits: Limits, *fields: str) -> None:
     """Raise ServingError if one of these fields is above the limit on the tokens of a text."""
     for field in fields:
-        value = getattr(wanted, field, None) if field in wanted.model_fields_set else None
+        value = getattr(body, field, None) if field in body.model_fields_set else None
         if value is not None and value > limits.max_tokens:
             message = f"{field} is {value} and this server's limit is {limits.max_tokens}: request fewer"
             raise ServingError(400, message, field, "above_limit")
 
 
-def _check_fields(wanted: ChatWanted | TextWanted, decoder: str) -> None:
-    """Raise ServingError for fields that this decoder would ignore, and for logprobs that it cannot compute."""
-    if wanted.steps and decoder != "pdos":
-        model = f"{wanted.model.partition(':')[0]}:pdos"
-        message = f"steps are only for pdos, and this request is for {decoder}: use the model {model}"
-        raise ServingError(400, message, "steps")
-    if wanted.echo:
-        if wanted.choices or wanted.answer_trigger:
-            message = "echo does not support choices or an answer trigger: remove it"
-            raise ServingError(400, message, "echo")
-        if wanted.stream:
-            raise ServingError(400, "echo does not support streams: remove echo or stream", "echo")
-    if wanted.alternatives is None:
-        return
-    for field in ("stream", "choices", "answer_trigger"):
-        if getattr(wanted, field):
-            message = f"logprobs do not support {field}: remove {field} or logprobs"
-            raise ServingError(400, message, "logprobs")
-    if decoder == "pdos":
+def _conflicts(body: ChatBody | TextBody, request: Request, method: str) -> Iterator[tuple[Any, str, str]]:
+    """Yield the rules of both routes, and those about fields that a method would ignore or cannot compute."""
+    for field in ("choices", "steps"):
+        count = len(getattr(request, field))
+        yield count > _MOST_PARTS, field, f"{count} {field} exceed the limit of {_MOST_PARTS}: send fewer"
+    yield body.stream and request.choices, "stream", "scores of choices cannot be streamed: remove stream"
+    for field, given in (("keep_stop", request.sampling.keep_stop), ("return_token_ids", body.return_token_ids)):
+        yield body.stream and given, "stream", f"{field} does not support streams: remove stream"
+    for field in ("answer_tokens", "whole_rationale"):
+        alone = field in body.model_fields_set and request.answer_trigger is None
+        yield alone, field, f"{field} needs an answer trigger: give answer_trigger too"
+    other = f"this request is for {method}: use the model {body.model.partition(':')[0]}:pdos"
+    yield request.steps and method != "pdos", "steps", f"steps are only for pdos, and {other}"
+    if body.alternatives is not None:
+        given = {"stream": body.stream, "choices": request.choices, "answer_trigger": request.answer_trigger}
+        for field, value in given.items():
+            yield value, "logprobs", f"logprobs do not support {field}: remove {field} or logprobs"
         message = "logprobs do not support parallel steps, which do not attend to one another: remove logprobs"
-        raise ServingError(400, message, "logprobs")
+        yield method == "pdos", "logprobs", message
