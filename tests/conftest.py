@@ -131,13 +131,13 @@ class Served:
 
     def __init__(self, decoder: Any, service: Any, app: Any, **parts: Any) -> None:
         """`parts` become attributes."""
-        from tot.decoders.serving.server import HTTPServer, address_of, listen  # not where only kernels are tested
+        from tot.decoders.serving.server import Server, address_of, listen  # not where only kernels are tested
 
         self.__dict__ |= parts
         self.decoder, self.service = decoder, service
         listening = listen("127.0.0.1", 0)
         self.url = address_of(listening)
-        self.server = HTTPServer(app, service)
+        self.server = Server(app, service)
         self.tasks_left: set[Any] = set()
         self._thread = threading.Thread(target=self._run, args=(listening,), daemon=True)
         self._thread.start()
@@ -179,7 +179,7 @@ class Served:
         """Return whether no request or search runs or waits, and the decoder has nothing left to do."""
         engine = getattr(self.decoder, "engine", None)
         left = engine.cache.live if engine is not None else getattr(self.decoder, "unfinished", 0)
-        return not left and not any(gate.running or gate.waiting for gate in self.service.gates.values())
+        return not left and not self.service.running
 
     def wait_until(self, true: Callable[[], bool], seconds: float = 30) -> None:
         deadline = time.monotonic() + seconds
@@ -195,7 +195,6 @@ class Served:
     def close(self) -> None:
         self.wait_until(lambda: self.idle)
         self.stop()
-        self.service.close()
         assert self.tasks_left == set()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
@@ -38,8 +38,7 @@ class DecodingMethods:
     temperature and filters. With `hidden`, methods are served, but not listed.
     """
 
-    kind = "requests"
-    paths = _BODIES.keys()
+    paths: Collection[str] = tuple(_BODIES)
 
     def __init__(
         self,
@@ -54,8 +53,10 @@ class DecodingMethods:
         self.limits = limits
         self.engine = decoder.engine
         methods = {name: decoder.name, **{f"{name}:{method}": method for method in method_names()}}
-        self.models = {model: {"tot": {"decoder": method}} for model, method in methods.items()}
-        self.hidden = [model for model in methods if hidden and model != name]
+        self.models: Mapping[str, Mapping[str, Any]] = {
+            model: {"tot": {"decoder": method}} for model, method in methods.items()
+        }
+        self.hidden: Collection[str] = [model for model in methods if hidden and model != name]
         self._methods = methods
         self._options = dict(options or {})
         self._sampling = dict(sampling or {})
@@ -67,6 +68,10 @@ class DecodingMethods:
     def failed(self) -> str | None:
         """The error of a failed engine; None while it works."""
         return None if self.engine.failed is None else str(self.engine.failed)
+
+    def watch(self, metrics: ServerMetrics) -> None:
+        metrics.watch_gate("requests", self.gate)
+        metrics.watch_engine(self.engine)
 
     def work(self, path: str, body: bytes, client: str) -> Decoding:
         """Read a request. Raises ServingError, or pydantic's ValidationError if the body is invalid."""

@@ -34,8 +34,6 @@ class Work(Protocol):
 class Source(Protocol):
     """Models of one kind."""
 
-    kind: str
-    """"requests" or "searches", for the names of metrics."""
     gate: Gate
     paths: Collection[str]
     """The routes whose requests it answers."""
@@ -47,6 +45,9 @@ class Source(Protocol):
     @property
     def failed(self) -> str | None:
         """The error after which no request succeeds; None while it works."""
+
+    def watch(self, metrics: ServerMetrics) -> None:
+        """Add the state of its gate to the metrics, and other state."""
 
     def work(self, path: str, body: bytes, client: str) -> Work:
         """Read a request. Raises ServingError, TotError or pydantic's ValidationError if it is invalid."""
@@ -67,7 +68,7 @@ class Service:
         """All models by name, with the additional facts."""
         self._sources = sources
         for source in sources:
-            self.metrics.watch_gate(source.kind, source.gate)
+            source.watch(self.metrics)
             self.models |= {name: source.models[name] for name in source.models if name not in self.models}
 
     @property

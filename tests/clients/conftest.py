@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tot.decoders.serving.options import KEY_VARIABLE
+from tot.decoders.serving.limits import KEY_VARIABLE
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ import httpx2 as httpx
 import psutil
 import pytest
 
-from tot.decoders.serving.options import KEY_VARIABLE
+from tot.decoders.serving.limits import KEY_VARIABLE
 
 SEARCHES = """\
 vote: {search: "self-consistency:samples=4", until: 0.95}

@@ -14,9 +14,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from pydantic.json_schema import models_json_schema
 from transformers.utils import logging
 
-from tot.decoders.serving.prometheus import ROUTES
-from tot.decoders.serving.wire import ChatWanted, TextWanted
-from tot.serving.wire import ResponsesWanted, SearchWanted
+from tot.decoders.serving.metrics import ROUTES
+from tot.decoders.serving.protocol import ChatBody, TextBody
+from tot.serving.chat import SearchBody
+from tot.serving.responses import ResponsesBody
 
 BODIES = 10_000
 GETS = {"/v1/models", "/v1/models/{name}", "/health", "/metrics", "/live/{token}/"}
@@ -88,8 +89,8 @@ def test_no_body_makes_the_server_fail(tiny: Any, serve: Any, tmp_path: Path, re
     decoder.tokenizer.save_pretrained(folder)
     server = serve(str(folder), "--max-tokens-limit", "4", "--kv-budget", "8000")
     token = re.findall(r"/live/([^/]+)/", server.log)[0]
-    decoders = {"/v1/chat/completions": ChatWanted, "/v1/completions": TextWanted}
-    searches = {"/v1/chat/completions": SearchWanted, "/v1/responses": ResponsesWanted}
+    decoders = {"/v1/chat/completions": ChatBody, "/v1/completions": TextBody}
+    searches = {"/v1/chat/completions": SearchBody, "/v1/responses": ResponsesBody}
     schemas = [
         schema_of(decoders, ["tiny", "tiny:ar", "tiny:seed", "tiny:pdos"], token),
         schema_of(searches, ["tiny:vote", "tiny:tree", "tiny:exact"], token),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -40,9 +40,8 @@ _PATHS: Mapping[str, tuple[type[SearchBody], type[ChatReply], str]] = {
 class SearchModels:
     """Serves searches as `name:search`, and a single sample as `name` where no decoder does."""
 
-    kind = "searches"
-    paths = _PATHS.keys()
-    hidden: Sequence[str] = ()
+    paths: Collection[str] = tuple(_PATHS)
+    hidden: Collection[str] = ()
     failed = None
 
     def __init__(
@@ -61,6 +60,9 @@ class SearchModels:
         self.models: Mapping[str, Mapping[str, Any]] = {model: {} for model in (name, *self._searches)}
         self._limits = limits
         self._seeded = seeded
+
+    def watch(self, metrics: ServerMetrics) -> None:
+        metrics.watch_gate("searches", self.gate)
 
     def work(self, path: str, body: bytes, client: str) -> ServedRequest:
         """Read a request. Raises ServingError, TotError or pydantic's ValidationError if it is invalid."""

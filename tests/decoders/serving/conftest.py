@@ -19,7 +19,8 @@ from transformers.utils import logging
 
 from tot.decoders import LocalDecoder
 from tot.decoders.serving.app import make_app
-from tot.decoders.serving.options import Limits
+from tot.decoders.serving.completions import DecodingMethods
+from tot.decoders.serving.limits import Limits
 from tot.decoders.serving.service import Service
 
 MODEL = "tiny"
@@ -37,13 +38,15 @@ def serve(served: Any, tiny: Callable[..., LocalDecoder]) -> Iterator[Callable[.
             options: Any = None,
             sampling: Any = None,
             hidden: bool = False,
-            **limits: Any,
+            **given: Any,
         ) -> Any:
             decoder = stack.enter_context(closing(tiny(kv_budget=kv_budget)))
-            service = Service(
-                MODEL, decoder, Limits(**{"max_tokens": 300} | limits), options, sampling=sampling, hidden=hidden
-            )
-            return stack.enter_context(closing(served(decoder, service, make_app(service, key, hosts, "a machine"))))
+            limits = Limits(**{"max_tokens": 300} | given)
+            methods = DecodingMethods(MODEL, decoder, limits, options, sampling, hidden)
+            stack.enter_context(closing(methods))
+            service = Service([methods], limits, {"model": MODEL, "decoder": decoder.name})
+            app = make_app(service, key, hosts)
+            return stack.enter_context(closing(served(decoder, service, app, methods=methods, gate=methods.gate)))
 
         yield start
 

@@ -10,7 +10,7 @@ import pytest
 
 from tot.decoders.serving.errors import ServingError
 from tot.decoders.serving.gate import Gate
-from tot.decoders.serving.options import Limits
+from tot.decoders.serving.limits import Limits
 
 
 class Visits:

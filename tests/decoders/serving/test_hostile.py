@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from tot.decoders.serving.app import make_app
-from tot.decoders.serving.options import Limits
+from tot.decoders.serving.completions import DecodingMethods
+from tot.decoders.serving.limits import Limits
 from tot.decoders.serving.service import Service
 
 HM = {"role": "user", "content": "Hm."}
@@ -85,8 +86,8 @@ def hostile(rng: random.Random) -> tuple[str, str, dict[str, str], bytes]:
 def test_hostile_requests_neither_crash_the_server_nor_leave_anything_behind(tiny: Any, count: int) -> None:
     decoder = tiny()
     limits = Limits(max_tokens=40, max_body=16_000, max_samples=8, concurrency=8, queue=100)
-    service = Service("tiny", decoder, limits)
-    app = make_app(service)
+    methods = DecodingMethods("tiny", decoder, limits)
+    app = make_app(Service([methods], limits, {}))
     fine = {"model": "tiny", "prompt": "Hm.", "max_tokens": 20, "seed": 5}
     statuses: dict[int, int] = {}
     memory: list[int] = []
@@ -118,41 +119,18 @@ def test_hostile_requests_neither_crash_the_server_nor_leave_anything_behind(tin
             assert (await http.post(PATHS[1], json=fine)).json()["choices"] == before
             while decoder.engine.cache.live:
                 await asyncio.sleep(0.01)
-            assert (service.gate.running, service.gate.waiting) == (0, 0)
+            await asyncio.sleep(0.05)
+            assert (methods.gate.running, methods.gate.waiting) == (0, 0)
             assert asyncio.all_tasks() == {asyncio.current_task()}
 
     with decoder:
         asyncio.run(main())
-        service.close()
+        methods.close()
     assert statuses[200] > count // 20
     assert statuses[400] > count // 4
     assert {200, 400, 403, 404, 405, 415} <= set(statuses) or count < 1000
     third = len(memory) // 3
     assert max(memory[-third:]) - max(memory[: 2 * third]) < 16 * 2**20
-
-
-def test_rationales_that_never_started_leave_no_buffers(serve: Any) -> None:
-    server = serve(options={"cap": "4", "window": "3"}, kv_budget=800)
-    body = {"model": "tiny:fastcot", "prompt": "x", "answer_trigger": " So:", "max_tokens": 300, "ignore_eos": True}
-    assert server.post("/v1/completions", **{**body, "max_tokens": 20}).status_code == 200
-    assert server.post("/v1/completions", **{**body, "n": 100}).status_code == 400  # more than the kv_budget
-
-    async def abandon() -> None:
-        async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
-            plain = {"model": "tiny", "prompt": "y", "max_tokens": 300, "ignore_eos": True, "n": 2}
-            running = asyncio.create_task(http.post("/v1/completions", json=plain))
-            while not server.decoder.engine.cache.live:
-                await asyncio.sleep(0.001)
-            waiting = asyncio.create_task(http.post("/v1/completions", json=body))
-            while len(server.service._active) < 2:
-                await asyncio.sleep(0.001)
-            waiting.cancel()
-            await running
-
-    asyncio.run(abandon())
-    server.wait_until(lambda: server.idle)
-    buffers = server.service._decoders["fastcot"].drafter
-    assert buffers._buffers == {}
 
 
 def test_invalid_http_does_not_crash_the_server(server: Any) -> None:

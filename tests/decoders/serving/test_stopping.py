@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import signal
 import socket
-import sys
 from typing import Any
 
 import httpx2 as httpx
 import pytest
-
-from tot.decoders.serving.server import listen
 
 ASKED: dict[str, Any] = {"model": "tiny", "prompt": "x", "max_tokens": 450, "seed": 1, "ignore_eos": True, "n": 20}
 SHORT = {**ASKED, "max_tokens": 3, "n": 1}
@@ -102,25 +98,3 @@ def test_a_silent_client_does_not_delay_the_exit(start: Any) -> None:
         status, out, _ = program.end()
         assert (status, out) == (0, "")
         assert silent.fileno() > 0
-
-
-def test_connections_are_refused_while_file_descriptors_are_missing(monkeypatch: Any, caplog: Any) -> None:
-    with listen("127.0.0.1", 0) as listening:
-        real, faults = socket.socket.accept, [True, True, False]
-
-        def accept(self: Any) -> Any:
-            if self is listening and sys._getframe(1).f_code.co_name == "accept" and faults.pop(0):
-                raise OSError(errno.EMFILE, "too many open files")
-            return real(self)
-
-        monkeypatch.setattr(socket.socket, "accept", accept)
-        clients = [socket.create_connection(listening.getsockname()) for _ in range(3)]
-        for _ in range(2):
-            with pytest.raises(BlockingIOError):
-                listening.accept()
-        for client in clients[:2]:
-            assert client.recv(9) == b""
-        listening.accept()[0].close()
-        assert len([one for one in caplog.messages if "no free file descriptors" in one]) == 1
-        for client in clients:
-            client.close()

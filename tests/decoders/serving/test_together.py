@@ -11,11 +11,12 @@ import httpx2 as httpx
 import openai
 import pytest
 
-from tot.decoders import Request, Sampling
+from tot.decoders import Request, Sampling, load_decoder
 from tot.decoders.budget import Meter
 from tot.decoders.engine.sequence import Handle
 from tot.decoders.serving.app import make_app
-from tot.decoders.serving.options import Limits
+from tot.decoders.serving.completions import DecodingMethods
+from tot.decoders.serving.limits import Limits
 from tot.decoders.serving.service import Service
 
 CLIENTS = 64
@@ -89,7 +90,7 @@ def test_a_client_that_disconnects_frees_its_branches_while_another_continues(se
             while not engine.cache.live:
                 await asyncio.sleep(0.001)
             leaving = asyncio.create_task(_take(http, {**endless(n=4), "stream": stream}))
-            while server.service.gate.running < 2 or engine.cache.live < 40:
+            while server.gate.running < 2 or engine.cache.live < 40:
                 await asyncio.sleep(0.001)
             peak = engine.cache.live
             leaving.cancel()
@@ -132,7 +133,7 @@ def test_a_client_that_disconnects_during_prefill_is_not_decoded(server: Any, mo
             leaving = asyncio.create_task(_take(http, endless()))
             await asyncio.to_thread(reading.wait, 20)
             leaving.cancel()
-            while server.service.gate.running:
+            while server.gate.running:
                 await asyncio.sleep(0.001)
             go_on.set()
 
@@ -152,7 +153,7 @@ def test_a_client_that_does_not_read_times_out(tiny: Any, monkeypatch: pytest.Mo
         limits.append((seconds, timeout(60)))
         return limits[-1][1]
 
-    monkeypatch.setattr("tot.decoders.serving.streaming.asyncio.timeout", limited)
+    monkeypatch.setattr("tot.decoders.serving.delivery.asyncio.timeout", limited)
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
     path = "/v1/completions"
     scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "headers": headers}
@@ -177,9 +178,11 @@ def test_a_client_that_does_not_read_times_out(tiny: Any, monkeypatch: pytest.Mo
             await asyncio.Event().wait()
 
     with tiny() as decoder:
-        service = Service("tiny", decoder, Limits(timeout=50, max_tokens=300))
-        asyncio.run(asyncio.wait_for(make_app(service)(scope, receive, send), 20))
-        assert (service.gate.running, service.gate.waiting) == (0, 0)
+        limits = Limits(timeout=50, max_tokens=300)
+        methods = DecodingMethods("tiny", decoder, limits)
+        app = make_app(Service([methods], limits, {}))
+        asyncio.run(asyncio.wait_for(app(scope, receive, send), 20))
+        assert (methods.gate.running, methods.gate.waiting) == (0, 0)
     assert sent == ["http.response.start", *["http.response.body"] * 3]
 
 
@@ -189,15 +192,15 @@ def test_a_client_that_disconnects_in_the_queue_is_removed(serve: Any) -> None:
     async def main() -> None:
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
             first = asyncio.create_task(_take(http, endless()))
-            while not server.service.gate.running:
+            while not server.gate.running:
                 await asyncio.sleep(0.001)
             waiting = asyncio.create_task(_take(http, endless()))
-            while not server.service.gate.waiting:
+            while not server.gate.waiting:
                 await asyncio.sleep(0.001)
             waiting.cancel()
-            while server.service.gate.waiting:
+            while server.gate.waiting:
                 await asyncio.sleep(0.001)
-            assert server.service.gate.running == 1
+            assert server.gate.running == 1
             first.cancel()
 
     asyncio.run(main())
@@ -214,7 +217,7 @@ def test_requests_beyond_the_queue_get_retry_after(serve: Any) -> None:
             running = []
             for _ in range(3):
                 running.append(asyncio.create_task(client.completions.create(**fields)))
-                while server.service.gate.running + server.service.gate.waiting < len(running):
+                while server.gate.running + server.gate.waiting < len(running):
                     await asyncio.sleep(0.001)
             with pytest.raises(openai.RateLimitError) as refused:
                 await client.completions.create(**fields)
@@ -258,7 +261,7 @@ def test_at_the_time_limit_the_text_so_far_is_the_reply(serve: Any, monkeypatch:
 @pytest.mark.parametrize("stream", [True, False])
 def test_at_the_time_limit_without_text_the_reply_is_an_error(serve: Any, stream: bool) -> None:
     server = serve(timeout=0.5, concurrency=1)
-    lock = server.service.gate
+    lock = server.gate
     for _ in range(2):  # at the gate, and at the engine with a full cache
         asyncio.run(_late(server, stream))
     assert not lock.waiting
@@ -272,7 +275,7 @@ async def _late(server: Any, stream: bool) -> None:
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
             body = {**endless(), "stream": stream}
             first = asyncio.create_task(http.post("/v1/completions", json=body))
-            while not server.service.gate.running:
+            while not server.gate.running:
                 await asyncio.sleep(0.001)
             second = await http.post("/v1/completions", json=body)
             assert (second.status_code, second.json()["error"]["code"]) == (503, "timeout")
@@ -287,27 +290,26 @@ async def _late(server: Any, stream: bool) -> None:
 
 
 def test_a_decoder_whose_client_disconnects_during_setup_is_kept(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    service = serve().service
+    server = serve()
     begun, held, made = threading.Event(), threading.Event(), []
-    set_up = service._set_up
 
-    def slowly(name: str) -> Any:
+    def slowly(*arguments: Any, **options: Any) -> Any:
         begun.set()
         held.wait(20)
-        made.append(set_up(name))
+        made.append(load_decoder(*arguments, **options))
         return made[-1]
 
-    monkeypatch.setattr(service, "_set_up", slowly)
+    monkeypatch.setattr("tot.decoders.serving.completions.load_decoder", slowly)
+    body = {"model": "tiny:jacobi", "prompt": "x", "max_tokens": 2}
 
-    async def main() -> Any:
-        first = asyncio.ensure_future(service._decoder("jacobi"))
-        await asyncio.to_thread(begun.wait, 20)
-        first.cancel()
-        await asyncio.gather(first, return_exceptions=True)
-        second = asyncio.ensure_future(service._decoder("jacobi"))
-        await asyncio.sleep(0)
-        held.set()
-        return await second
+    async def main() -> None:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+            leaving = asyncio.create_task(http.post("/v1/completions", json=body))
+            await asyncio.to_thread(begun.wait, 20)
+            leaving.cancel()
+            staying = asyncio.create_task(http.post("/v1/completions", json=body))
+            held.set()
+            assert (await staying).status_code == 200
 
-    assert asyncio.run(main()) is made[0]
-    assert made == [service._decoders["jacobi"]]
+    asyncio.run(main())
+    assert made == [server.methods.decoder("jacobi")]

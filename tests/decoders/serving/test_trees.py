@@ -118,8 +118,8 @@ def test_a_text_keeps_its_stop_and_is_continued_token_for_token(server: Any, cli
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"stream": True, "keep_stop": True}, "do not support streams: remove stream"),
-        ({"stream": True, "return_token_ids": True}, "do not support streams: remove stream"),
+        ({"stream": True, "keep_stop": True}, "keep_stop does not support streams: remove stream"),
+        ({"stream": True, "return_token_ids": True}, "return_token_ids does not support streams: remove stream"),
         ({"drawn": -1}, "drawn: Input should be greater than or equal to 0"),
     ],
 )

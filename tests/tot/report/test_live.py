@@ -9,16 +9,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import uvicorn
 from fastapi import FastAPI
 from selenium.webdriver.common.keys import Keys
 
 from tot import State, Thought, ThoughtTree
 from tot.decoders import Budget, Message, Meter
-from tot.decoders.serving.guard import Guard
-from tot.decoders.serving.server import address_of, listen, quiet
-from tot.serving.live import Revisions, Run, Runs
+from tot.decoders.serving.access import AccessControl
+from tot.decoders.serving.server import Server as HTTPServer
+from tot.decoders.serving.server import address_of, listen
+from tot.serving.live import LiveSearch, LiveSearches
 from tot.serving.pages import Pages
+from tot.serving.revisions import Revisions
 from tot.tree.calls import Call
 
 HOSTILE = '</script><script>window.hacked = 1</script><img src=x onerror="window.hacked = 2">\x1b\u202e'
@@ -28,10 +29,10 @@ class Server:
     """A server of the live page, with a search that the test grows."""
 
     def __init__(self) -> None:
-        self.runs = Runs()
+        self.runs = LiveSearches()
         self.closed = False
         api = FastAPI(openapi_url=None)
-        self._server = uvicorn.Server(quiet(Guard(api)))
+        self._server = HTTPServer(AccessControl(api))
         pages = Pages(self.runs, "Searches", lambda: self.closed or self._server.should_exit)
         api.include_router(pages.router)
         self._listening = listen("127.0.0.1", 0)
@@ -41,7 +42,7 @@ class Server:
         self.tree = ThoughtTree(State(question=HOSTILE))
         self.meter = Meter(Budget(seconds=600))
         self._context = self.runs.run(HOSTILE, HOSTILE)
-        self.run: Run = self._context.__enter__()
+        self.run: LiveSearch = self._context.__enter__()
         self.stopped: list[str] = []
         session = SimpleNamespace(tree=self.tree, meter=self.meter, stop=self.stopped.append)
         self.run.session, self.run.revisions = session, Revisions(self.tree)  # type: ignore[assignment]

@@ -14,15 +14,16 @@ from typing import Any
 
 import pytest
 
-from tot.decoders import Completion, Request, Usage
+from tot.decoders import Completion, LocalDecoder, Request, Usage
 from tot.decoders.budget import Meter
 from tot.decoders.serving.app import make_app
-from tot.decoders.serving.options import Limits
+from tot.decoders.serving.completions import DecodingMethods
+from tot.decoders.serving.limits import Limits
 from tot.decoders.serving.service import Service
-from tot.serving.live import Runs
+from tot.serving.live import LiveSearches
 from tot.serving.pages import Pages
+from tot.serving.search_models import SearchModels
 from tot.serving.searches import load_searches
-from tot.serving.service import Searches
 
 MODEL = "chat"
 
@@ -82,12 +83,13 @@ def searching(served: Any) -> Callable[..., Any]:
     """Start a server of searches: searching(decoder, a file of searches, key="..." and limits)."""
 
     def start(decoder: Any, file: Path | None = None, key: str | None = None, **given: Any) -> Any:
-        limits, runs = Limits(**given), Runs()
-        searches = Searches(MODEL, load_searches(file, decoder), limits, runs)
-        service = Service(MODEL, decoder, limits, searches=searches)
+        limits, runs = Limits(**given), LiveSearches()
+        searches = SearchModels(MODEL, load_searches(file, decoder), limits, runs)
+        methods = [DecodingMethods(MODEL, decoder, limits)] if isinstance(decoder, LocalDecoder) else []
+        service = Service([*methods, searches], limits, {"model": MODEL, "decoder": decoder.name})
         pages = Pages(runs, "Searches", lambda: searches.gate.closed and not searches.gate.running)
         app = make_app(service, key, pages=pages.router)
-        server = served(decoder, service, app, searches=searches, runs=runs, pages=pages)
+        server = served(decoder, service, app, methods=methods, searches=searches, runs=runs, pages=pages)
         server.live = server.url + pages.path
         return server
 

@@ -135,7 +135,7 @@ def test_templates_and_control_tokens_in_messages_are_text(serve: Any, tiny: Any
 def test_effort_and_tokens_limit_the_search(
     serve: Any, chat: Any, user: Any, monkeypatch: pytest.MonkeyPatch, fields: Any, budget: tuple[Any, float]
 ) -> None:
-    from tot.serving import service
+    from tot.serving import search_models
 
     searched = []
 
@@ -143,8 +143,8 @@ def test_effort_and_tokens_limit_the_search(
         searched.append(arguments[2])
         return await original(*arguments, **options)
 
-    original = service.asolve
-    monkeypatch.setattr(service, "asolve", record)
+    original = search_models.asolve
+    monkeypatch.setattr(search_models, "asolve", record)
     server = serve(chat("b"), "vote: {search: 'self-consistency:samples=2', budget_nodes: 9}")
     assert server.post(model="chat:vote", messages=user("a?"), **fields).status_code == 200
     (config,) = searched

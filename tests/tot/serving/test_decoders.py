@@ -23,7 +23,7 @@ def test_a_search_in_front_of_a_server_equals_the_search_of_that_server(serve: A
         engine = serve(local, VOTE)
         with load_decoder("openai", "chat", base_url=f"{engine.url}/v1") as remote:
             proxy = serve(remote, VOTE)
-            assert list(proxy.searches.models) == ["chat:vote", "chat"]
+            assert list(proxy.searches.models) == ["chat", "chat:vote"]
             replies = [
                 server.post(model="chat:vote", messages=user("a?"), seed=5, x_tot={"seconds": 50}).json()
                 for server in (engine, proxy)
@@ -43,7 +43,7 @@ def test_decoders_and_searches_share_a_server(serve: Any, tiny: Any, user: Any) 
                 reply = client.chat.completions.create(model=model, messages=user("a?"), max_tokens=5)
                 assert "decoder" in reply.tot if model != "chat:vote" else "votes" in reply.tot
             assert client.responses.create(model="chat", input="a?", extra_body={"max_tokens": 5}).status == "completed"
-            with pytest.raises(openai.NotFoundError, match="unknown search 'chat:jacobi'"):
+            with pytest.raises(openai.BadRequestError, match="chat:jacobi does not answer /v1/responses: use /v1/chat"):
                 client.responses.create(model="chat:jacobi", input="a?")
         server.stop()
 

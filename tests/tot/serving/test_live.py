@@ -17,7 +17,8 @@ import pytest
 from tot import State, Thought, ThoughtTree, solve
 from tot.decoders import Message, ModelError
 from tot.serving import live
-from tot.serving.live import Revisions, Runs
+from tot.serving.live import LiveSearches
+from tot.serving.revisions import Revisions
 from tot.tree.calls import Call, calls_from_json
 
 VOTE = "vote: {search: 'self-consistency:samples=4,at_once=2,until=0.99'}"
@@ -85,7 +86,7 @@ def _call(prompt: str) -> Call:
 def test_a_page_that_loses_its_connection_at_any_time_gets_the_whole_tree(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(live, "_PATCH", 3)
+    monkeypatch.setattr("tot.serving.revisions._PATCH", 3)
     draw = random.Random(seed)
     tree = ThoughtTree(State(question="q"))
     revisions, page, other = Revisions(tree), Page(), Page()
@@ -128,7 +129,7 @@ def test_only_changes_are_sent_and_an_unknown_revision_gets_the_whole_tree() -> 
 def test_a_bounded_number_of_ended_searches_and_thoughts_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "_ENDED", 3)
     monkeypatch.setattr(live, "_THOUGHTS", 50)
-    runs = Runs()
+    runs = LiveSearches()
 
     def run(thoughts: int) -> None:
         with runs.run("vote", f"question {thoughts}") as one:
@@ -238,7 +239,7 @@ def test_a_stopped_search_answers_with_the_best_so_far(serve: Any, chat: Any, us
 
 
 def test_a_search_that_is_stopped_before_it_begins_asks_nothing(serve: Any, chat: Any) -> None:
-    decoder, runs = chat("7"), Runs()
+    decoder, runs = chat("7"), LiveSearches()
     with runs.run("vote", "a?") as run:
         run.stop()  # the model is loading
         run.solution = solve("ask", "a?", decoder=decoder, search="self-consistency:samples=4", watch=run.watch)

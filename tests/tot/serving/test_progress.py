@@ -18,7 +18,7 @@ from tot import BFS, ChainOfThought, SelfConsistency, Task, Value, asolve, solve
 from tot.decoders import Budget, Meter
 from tot.search.certainty import Curve, Features, to_json
 from tot.search.session import SearchSession
-from tot.serving.progress import Progress, leading
+from tot.serving.live import LiveSearch, leading
 
 
 class Last(Task):
@@ -110,7 +110,7 @@ def test_progress_follows_the_search_and_survives_a_failing_task(scripted: Any) 
             while progress.leading is not None:
                 await asyncio.sleep(0.01)
 
-    progress = Progress()
+    progress = LiveSearch()
     asyncio.run(follow())
 
 
@@ -176,7 +176,7 @@ def test_a_terminal_has_one_status_line_which_is_cleared(
     monkeypatch.setattr("tot.decoders.engine.open_models.shared_engines", lambda *_, **__: nullcontext([None]))
     monkeypatch.setattr("tot.llm.decoders.load_decoder", lambda *_, **__: nullcontext(decoder))
     monkeypatch.setattr("tot.llm.decoders.has_chat_template", lambda _: False)
-    monkeypatch.setattr("tot.serving.progress._PAUSE", 0)  # a slow first vote does not delay the last one
+    monkeypatch.setattr("tot.serving.live._PAUSE", 0)  # a slow first vote does not delay the last one
     arguments = ("solve", "ask", "How many?", "--search", "self-consistency:samples=3", "--budget-seconds", "900")
     status, _, err = tot(*arguments)
     assert (status, err) == (0, "")
