@@ -10,6 +10,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -77,7 +78,9 @@ class DecodingMethods:
         """Read a request. Raises ServingError, or pydantic's ValidationError if the body is invalid."""
         read = _BODIES[path].model_validate_json(body)
         method = self._methods[read.model]
-        return Decoding(self, read, method, requests_of(read, method, self.limits, self._sampling), client)
+        requests = requests_of(read, method, self.limits, self._sampling)
+        reply = CompletionReply(read, method, requests, self.engine.codec)
+        return Decoding(self, read, method, requests, reply, client)
 
     def close(self) -> None:
         """Close all decoders created by this object."""
@@ -112,19 +115,20 @@ def _cancel_handles(submitting: asyncio.Future[list[Handle]]) -> None:
                 handle.cancel()
 
 
+@dataclass(frozen=True, slots=True)
 class Decoding:
     """The work of one HTTP request: one decoder request per prompt, all decoded by the same method."""
 
-    def __init__(
-        self, source: DecodingMethods, body: ChatBody | TextBody, method: str, requests: Sequence[Request], client: str
-    ) -> None:
-        self.stream = body.stream
-        self._source = source
-        self._body = body
-        self._method = method
-        self._requests = requests
-        self._client = client
-        self._reply = CompletionReply(body, method, requests, source.engine.codec)
+    source: DecodingMethods
+    body: ChatBody | TextBody
+    method: str
+    requests: Sequence[Request]
+    reply: CompletionReply
+    client: str
+
+    @property
+    def stream(self) -> bool:
+        return self.body.stream
 
     def failed(self, error: ServingError) -> dict[str, Any]:
         """Return the last event of a stream that fails."""
@@ -132,33 +136,33 @@ class Decoding:
 
     async def run(self, emit: Emit, metrics: ServerMetrics) -> None:
         """Decode the completions, and score them if logprobs are requested."""
-        body = self._body
+        body = self.body
         with metrics.timed() as on_text:
-            async with self._source.gate.passed(self._client) as seconds:
+            async with self.source.gate.passed(self.client) as seconds:
                 meter = Meter(Budget(seconds=seconds))
                 completions, prompts, scored = await self._decoded(emit, on_text, meter)
             metrics.spent(completion.usage for samples in completions for completion in samples)
         if not self.stream:
-            emit(self._reply.whole(completions, meter.forwards, prompts, scored))
+            emit(self.reply.whole(completions, meter.forwards, prompts, scored))
             return
         if body.includes_usage:
-            emit(self._reply.usage(completions, meter.forwards))
+            emit(self.reply.usage(completions, meter.forwards))
         emit("[DONE]")
 
     async def _decoded(
         self, emit: Emit, on_text: Callable[[], None], meter: Meter
     ) -> tuple[list[list[Completion]], list[list[int]], list[list[Scored]]]:
         """Return the completions of each prompt and, if they are echoed or scored, the prompts' tokens and scores."""
-        body, source = self._body, self._source
+        body, source = self.body, self.source
         prompts: list[list[int]] = []
         if body.echo or body.alternatives is not None:
             encode = source.engine.codec.encode_prompt
-            prompts = await asyncio.to_thread(lambda: [encode(request.prompt) for request in self._requests])
+            prompts = await asyncio.to_thread(lambda: [encode(request.prompt) for request in self.requests])
         completions = [[_empty_completion(ids)] for ids in prompts]
-        if body.max_tokens != 0 or self._requests[0].choices:
+        if body.max_tokens != 0 or self.requests[0].choices:
 
             def submit() -> list[Handle]:
-                return source.decoder(self._method).submit(self._requests, meter, self.stream)
+                return source.decoder(self.method).submit(self.requests, meter, self.stream)
 
             async with _submitted(submit) as handles:
                 streams = [partial(self._sent, emit, on_text, i, handle) for i, handle in enumerate(handles)]
@@ -175,20 +179,20 @@ class Decoding:
 
     async def _sent(self, emit: Emit, on_text: Callable[[], None], i: int, handle: Handle) -> list[Completion]:
         """Return the completions of prompt `i`, and emit the events of a stream."""
-        n = self._requests[i].sampling.n
+        n = self.requests[i].sampling.n
         opened: set[int] = set()
 
         def send(sample: int, text: str) -> None:
-            if sample not in opened and isinstance(self._body, ChatBody):
-                emit(self._reply.opening(i * n + sample))
+            if sample not in opened and isinstance(self.body, ChatBody):
+                emit(self.reply.opening(i * n + sample))
             opened.add(sample)
             if text:
-                emit(self._reply.piece(i * n + sample, text))
+                emit(self.reply.piece(i * n + sample, text))
 
         if self.stream:
             async for sample, text in handle:
                 on_text()
-                if isinstance(self._body, ChatBody) or not isinstance(text, ThinkingPiece):
+                if isinstance(self.body, ChatBody) or not isinstance(text, ThinkingPiece):
                     send(sample, text)
         completions = await handle
         if not self.stream:
@@ -197,7 +201,7 @@ class Decoding:
         for sample, completion in enumerate(completions):
             if sample not in opened:  # an empty completion
                 send(sample, "")
-            emit(self._reply.ending(i * n + sample, completion))
+            emit(self.reply.ending(i * n + sample, completion))
         return completions
 
     def _check(self, completions: Sequence[Sequence[Completion]]) -> None:
@@ -207,13 +211,13 @@ class Decoding:
         if "cancelled" in reasons:
             raise closing()
         if "budget" in reasons and not any(sample.tokens for sample in samples):
-            raise late(self._source.limits)
+            raise late(self.source.limits)
 
     def _to_score(self, prompt: list[int], completion: Completion) -> Scored:
         """Return the tokens of a completion and, with `echo`, of its prompt, whose first token is not scored."""
-        if not self._body.echo:
+        if not self.body.echo:
             return Scored(list(completion.tokens), 0)
-        context = self._source.engine.runner.context
+        context = self.source.engine.runner.context
         if len(prompt) + len(completion.tokens) > context:
             tokens = f"the prompt has {len(prompt)} tokens and the model's context holds {context}"
             raise ContextError(f"{tokens}: shorten the prompt")
@@ -227,8 +231,8 @@ class Decoding:
                 if len(text.tokens) > text.unscored:
                     head = tuple(text.tokens[: text.unscored] or ids)
                     requests.append(Request(prompt=head, sampling=Sampling(max_tokens=1), purpose="evaluate"))
-                    policies.append(partial(Scoring, text=text, top=self._body.alternatives or 0))
-        submit = partial(self._source.engine.submit_all, requests, policies, meter)
+                    policies.append(partial(Scoring, text=text, top=self.body.alternatives or 0))
+        submit = partial(self.source.engine.submit_all, requests, policies, meter)
         async with _submitted(submit) as handles:
             self._check([await handle for handle in handles])
 

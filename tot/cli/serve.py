@@ -73,7 +73,7 @@ def serve_command(given: dict[str, Any]) -> None:
     shared = ("model", "decoder", "decoder_option", *engine)
     config = SearchConfig.of(None, {name: getattr(settings, name) for name in shared})
     options = config.model_options
-    loading = config.model_copy(update={"model_options": _own_options(settings, options)}).loading
+    loading = config.model_copy(update={"model_options": _own_options(settings.decoder, options)}).loading
     from tot.decoders.decoder import LocalDecoder, load_decoder
     from tot.decoders.machine import describe
     from tot.decoders.serving.app import make_app
@@ -119,25 +119,17 @@ def serve_command(given: dict[str, Any]) -> None:
         serve(make_app(service, key, hosts, None if pages is None else pages.router), service, socket, ready)
 
 
-def _own_options(settings: ServeOptions, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of the chosen decoder. Raises TotError if one is invalid, before the model is loaded."""
-    from tot.decoders.decoder import checked_options
-    from tot.decoders.models.model_names import find_model
-
-    methods = method_names()
-    if settings.decoder in REMOTE:
+def _own_options(decoder: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of the chosen decoder. Raises OptionError if no decoder has one."""
+    if decoder in REMOTE:
         return options
-    if settings.decoder not in methods:
-        raise OptionError(unknown("decoder", settings.decoder, (*methods, *REMOTE)))
-    fields_of = {method: find_method(method).options.model_fields for method in methods}
+    fields_of = {method: find_method(method).options.model_fields for method in method_names()}
     known = {option for fields in fields_of.values() for option in fields}
     for option in options:
         if option not in known:
             raise OptionError(unknown(f"option of {', '.join(sorted(fields_of))}", option, known))
-    own = {option: value for option, value in options.items() if option in fields_of[settings.decoder]}
-    checked_options(settings.decoder, own)
-    find_model(settings.model)
-    return own
+    own = find_method(decoder).options.model_fields
+    return {option: value for option, value in options.items() if option in own}
 
 
 def _probe(decoder: RemoteDecoder, name: str) -> bool:
