@@ -83,6 +83,9 @@ def test_fields_that_would_change_the_result_are_refused_by_name(server: Any, fi
         ("stream", "yes", "stream"),
         ("stream_options", {"include_usage": True}, "stream_options needs stream"),
         ("close_choices", True, "close_choices needs choices"),
+        ("drawn", -1, "drawn: Input should be greater than or equal to 0"),
+        ("steps", ["x"] * 129, "129 steps exceed the limit of 128: send fewer"),
+        ("sampling", {}, "sampling is not supported"),
     ],
 )
 def test_invalid_values_are_refused_and_quoted(server: Any, field: str, value: Any, message: str) -> None:

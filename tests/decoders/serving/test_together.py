@@ -186,27 +186,6 @@ def test_a_client_that_does_not_read_times_out(tiny: Any, monkeypatch: pytest.Mo
     assert sent == ["http.response.start", *["http.response.body"] * 3]
 
 
-def test_a_client_that_disconnects_in_the_queue_is_removed(serve: Any) -> None:
-    server = serve(concurrency=1)
-
-    async def main() -> None:
-        async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
-            first = asyncio.create_task(_take(http, endless()))
-            while not server.gate.running:
-                await asyncio.sleep(0.001)
-            waiting = asyncio.create_task(_take(http, endless()))
-            while not server.gate.waiting:
-                await asyncio.sleep(0.001)
-            waiting.cancel()
-            while server.gate.waiting:
-                await asyncio.sleep(0.001)
-            assert server.gate.running == 1
-            first.cancel()
-
-    asyncio.run(main())
-    server.wait_until(lambda: server.idle)
-
-
 def test_requests_beyond_the_queue_get_retry_after(serve: Any) -> None:
     server = serve(concurrency=2, queue=1)
 
@@ -227,17 +206,6 @@ def test_requests_beyond_the_queue_get_retry_after(serve: Any) -> None:
 
     assert len({reply.choices[0].text for reply in asyncio.run(main())}) == 1
     assert server.metric("tot_requests_running") == 0
-
-
-def test_openais_client_retries_until_there_is_room(serve: Any) -> None:
-    server = serve(concurrency=1, queue=0)
-
-    async def main() -> list[Any]:
-        async with server.asynchronous(max_retries=8) as client:
-            body = {"model": "tiny", "prompt": "x", "max_tokens": 20}
-            return await asyncio.gather(*(client.completions.create(**body) for _ in range(3)))
-
-    assert len(asyncio.run(main())) == 3
 
 
 # -- time limits -----------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from typing import Any
 
 import httpx2 as httpx
 import openai
-import pytest
 
 VOTE = "vote: {search: 'self-consistency:samples=2'}"
 
@@ -37,50 +36,6 @@ def test_searches_under_way_are_limited_and_clients_take_turns(serve: Any, chat:
         return ended
 
     assert asyncio.run(main()) == ["a1", "b1", "a2", "a3"]
-
-
-def test_searches_beyond_the_queue_get_retry_after(serve: Any, chat: Any, user: Any) -> None:
-    decoder = chat("wait")
-    server = serve(decoder, VOTE, max_searches=1, queue=1)
-
-    async def main() -> None:
-        async with server.asynchronous() as client:
-            create = client.chat.completions.create
-            asking = []
-            for stream in (False, True):
-                asking.append(
-                    asyncio.create_task(create(model="chat:vote", messages=user("a?"), stream=stream))  # type: ignore[call-overload]
-                )
-                while server.searches.gate.running + server.searches.gate.waiting < len(asking):
-                    await asyncio.sleep(0.002)
-            for stream in (False, True):
-                with pytest.raises(openai.RateLimitError) as refused:
-                    await create(model="chat:vote", messages=user("a?"), stream=stream)  # type: ignore[call-overload]
-                assert refused.value.response.headers["retry-after"] == "1"
-                assert refused.value.code == "queue_full"
-            decoder.free.set()
-            _, stream = await asyncio.gather(*asking)
-            async for _ in stream:
-                pass
-
-    asyncio.run(main())
-
-
-def test_a_search_that_waits_too_long_is_refused(serve: Any, chat: Any, user: Any) -> None:
-    decoder = chat("wait")
-    server = serve(decoder, VOTE, max_searches=1, timeout=0.3)
-
-    async def main() -> None:
-        async with server.asynchronous() as client:
-            first = asyncio.create_task(client.chat.completions.create(model="chat:vote", messages=user("a?")))
-            while not server.searches.gate.running:
-                await asyncio.sleep(0.002)
-            with pytest.raises(openai.InternalServerError, match="retry later"):
-                await client.chat.completions.create(model="chat:vote", messages=user("a?"))
-            decoder.free.set()
-            await first
-
-    asyncio.run(main())
 
 
 def test_a_search_that_computes_does_not_delay_other_clients(serve: Any, chat: Any, user: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -68,22 +67,6 @@ def test_thoughts_are_the_summary_if_the_client_asks_for_one(serve: Any, chat: A
     assert last.reasoning.summary == "auto"
     assert [part.text for part in last.output[0].summary] == [THOUGHTS]
     assert (last.output[0].content, last.output_text) == ([], "Paris")
-
-
-def test_the_stream_of_an_asynchronous_client(serve: Any, chat: Any) -> None:
-    decoder = chat("Paris", "wait, Paris", "Paris")
-    server = serve(decoder, "vote: {search: 'self-consistency:samples=3,until=1,at_once=3'}")
-
-    async def main() -> list[str]:
-        async with server.asynchronous() as client:
-            kinds = []
-            async for event in await client.responses.create(model="chat:vote", input="Which?", stream=True):
-                kinds.append(event.type)
-                if event.type == "response.reasoning_text.delta":  # before the search ends
-                    decoder.free.set()
-            return kinds
-
-    assert asyncio.run(main())[-1] == "response.completed"
 
 
 def test_the_output_of_a_reply_is_input_of_the_next(serve: Any, chat: Any) -> None:

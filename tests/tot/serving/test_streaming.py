@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 import httpx2 as httpx
-import openai
 import pytest
 
 VOTE = "vote: {search: 'self-consistency:samples=3,until=1,at_once=3'}"
@@ -59,22 +58,6 @@ def test_a_level_is_sent_when_it_ends(serve: Any, chat: Any, user: Any) -> None:
         server.wait_until(lambda: decoder.unfinished >= 1)
         decoder.free.set()
         list(stream)
-
-
-def test_several_asynchronous_streams(serve: Any, chat: Any, user: Any) -> None:
-    server = serve(chat("b"), VOTE)
-
-    async def one(client: openai.AsyncOpenAI) -> str:
-        text = ""
-        async for chunk in await client.chat.completions.create(model="chat:vote", messages=user("a?"), stream=True):
-            text += chunk.choices[0].delta.content or ""
-        return text
-
-    async def main() -> list[str]:
-        async with server.asynchronous() as client:
-            return await asyncio.gather(*(one(client) for _ in range(6)))
-
-    assert asyncio.run(main()) == ["b"] * 6
 
 
 # -- hang-up and shutdown --------------------------------------------------------------------------
