@@ -137,11 +137,10 @@ class Decoding:
     async def run(self, emit: Emit, metrics: ServerMetrics) -> None:
         """Decode the completions, and score them if logprobs are requested."""
         body = self.body
-        with metrics.timed() as on_text:
-            async with self.source.gate.passed(self.client) as seconds:
-                meter = Meter(Budget(seconds=seconds))
-                completions, prompts, scored = await self._decoded(emit, on_text, meter)
-            metrics.spent(completion.usage for samples in completions for completion in samples)
+        async with self.source.gate.passed(self.client) as seconds:
+            meter = Meter(Budget(seconds=seconds))
+            completions, prompts, scored = await self._decoded(emit, meter)
+        metrics.spent(completion.usage for samples in completions for completion in samples)
         if not self.stream:
             emit(self.reply.whole(completions, meter.forwards, prompts, scored))
             return
@@ -150,7 +149,7 @@ class Decoding:
         emit("[DONE]")
 
     async def _decoded(
-        self, emit: Emit, on_text: Callable[[], None], meter: Meter
+        self, emit: Emit, meter: Meter
     ) -> tuple[list[list[Completion]], list[list[int]], list[list[Scored]]]:
         """Return the completions of each prompt and, if they are echoed or scored, the prompts' tokens and scores."""
         body, source = self.body, self.source
@@ -165,7 +164,7 @@ class Decoding:
                 return source.decoder(self.method).submit(self.requests, meter, self.stream)
 
             async with _submitted(submit) as handles:
-                streams = [partial(self._sent, emit, on_text, i, handle) for i, handle in enumerate(handles)]
+                streams = [partial(self._sent, emit, i, handle) for i, handle in enumerate(handles)]
                 completions = await together(streams)
             self._check(completions)
         scored = []
@@ -177,7 +176,7 @@ class Decoding:
             await self._score(prompts, scored, meter)
         return completions, prompts, scored
 
-    async def _sent(self, emit: Emit, on_text: Callable[[], None], i: int, handle: Handle) -> list[Completion]:
+    async def _sent(self, emit: Emit, i: int, handle: Handle) -> list[Completion]:
         """Return the completions of prompt `i`, and emit the events of a stream."""
         n = self.requests[i].sampling.n
         opened: set[int] = set()
@@ -191,7 +190,6 @@ class Decoding:
 
         if self.stream:
             async for sample, text in handle:
-                on_text()
                 if isinstance(self.body, ChatBody) or not isinstance(text, ThinkingPiece):
                     send(sample, text)
         completions = await handle

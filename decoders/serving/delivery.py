@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from functools import partial
 
 from starlette.responses import Response
@@ -42,6 +43,7 @@ class Reply(Response):
             if not running.cancelled():
                 running.exception()  # nobody else retrieves it if the client has left
 
+        began = time.perf_counter()
         running = asyncio.create_task(work.run(emit, service.metrics))
         service.running.add(running)
         running.add_done_callback(end)
@@ -52,6 +54,8 @@ class Reply(Response):
             async with asyncio.timeout(service.limits.timeout + _SEND_SECONDS if work.stream else None) as limit:
                 while (event := await events.get()) is not None:
                     whole = event
+                    if work.stream and not self._started:
+                        service.metrics.first_text_seconds.observe(time.perf_counter() - began)
                     if work.stream:
                         await self._send_event(send, event)
             if leaving.done():
@@ -60,6 +64,7 @@ class Reply(Response):
             if running.cancelled():
                 raise closing()
             running.result()
+            service.metrics.request_seconds.observe(time.perf_counter() - began)
         except Exception as error:
             if limit.expired():  # a client that does not read gets no error
                 service.metrics.hung_up()

@@ -5,9 +5,7 @@ Label values are from a fixed set: text from a client never becomes a label.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -42,8 +40,10 @@ class ServerMetrics:
         self._hung_up = Counter("tot_disconnects", "Requests whose client disconnected early.", registry=registry)
         self._used = {field: Counter(name, text, registry=registry) for field, name, text in _OF_USAGE}
         about = {"buckets": _BUCKETS, "registry": registry}
-        self._whole = Histogram("tot_request_seconds", "From a request's body to the end of its text.", **about)
-        self._first = Histogram("tot_first_token_seconds", "From a request's body to a stream's first text.", **about)
+        text = "From a request's body to the end of its text."
+        self.request_seconds = Histogram("tot_request_seconds", text, **about)
+        text = "From a request's body to the first text of a stream."
+        self.first_text_seconds = Histogram("tot_first_token_seconds", text, **about)
         self._searches = Counter("tot_searches", "Searches that have ended.", ("model", "outcome"), registry=registry)
         self._thoughts = Counter("tot_thoughts", "Thoughts of searches.", registry=registry)
 
@@ -85,18 +85,6 @@ class ServerMetrics:
     def searched(self, model: str, outcome: str) -> None:
         """Count a search that has ended: answered, unanswered, cancelled or failed."""
         self._searches.labels(model, outcome).inc()
-
-    @contextmanager
-    def timed(self) -> Iterator[Callable[[], None]]:
-        """Time a request that succeeds. Yields a function to call when text arrives; only its first call counts."""
-        start, first = time.perf_counter(), [self._first]
-
-        def on_text() -> None:
-            if first:
-                first.pop().observe(time.perf_counter() - start)
-
-        yield on_text
-        self._whole.observe(time.perf_counter() - start)
 
     def text(self) -> bytes:
         return generate_latest(self._registry)

@@ -155,10 +155,6 @@ class ChatReply:
         self._thoughts: list[str] = []
         self._id, self._created = uuid.uuid4().hex, int(time.time())
 
-    def opening(self) -> Events:
-        """Return the events before the first thought."""
-        yield from ()
-
     def thought(self, text: str) -> Events:
         role = {} if self._thoughts else {"role": "assistant", "content": ""}
         self._thoughts.append(text)

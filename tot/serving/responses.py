@@ -93,12 +93,14 @@ class ResponsesReply(ChatReply):
         self._output: list[dict[str, Any]] = []
         self._number = 0
 
-    def opening(self) -> Events:
+    def _opening(self) -> Events:
+        """Return the events before the first item."""
         for kind in ("response.created", "response.in_progress"):
             yield self._event(kind, response=self._response("in_progress"))
 
     def thought(self, text: str) -> Events:
         if not self._thoughts:
+            yield from self._opening()
             if self._body.reasoning.summary:
                 names = "summary", "summary_text", "reasoning_summary_part", "reasoning_summary_text"
             else:
@@ -111,8 +113,7 @@ class ResponsesReply(ChatReply):
         stopped, answer = result.solution.stopped or "", result.solution.answer
         cut = result.truncated and (answer is None or stopped.startswith("budget"))  # not by `max_tokens` of a text
         status, text = "incomplete" if cut else "completed", self._answer(result)
-        if self._thoughts:
-            yield from self._end("completed", "".join(self._thoughts))
+        yield from self._end("completed", "".join(self._thoughts)) if self._thoughts else self._opening()
         names, more = ("content", "output_text", "content_part", "output_text"), {"annotations": [], "logprobs": []}
         yield from self._begin("message", *names, part=more, role="assistant")
         yield self._text("delta", delta=text, logprobs=[])

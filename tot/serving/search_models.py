@@ -114,26 +114,21 @@ class ServedRequest:
                 if self.stream:
                     emit(event)
 
-        with metrics.timed() as on_text:
+        def show(search: SearchState, nodes: list[Node]) -> None:
+            for node in nodes:
+                send(self.reply.thought(_as_text(search, node)))
 
-            def show(search: SearchState, nodes: list[Node]) -> None:
-                if self.stream:
-                    on_text()
-                for node in nodes:
-                    send(self.reply.thought(_as_text(search, node)))
-
-            async with self.source.gate.passed(self.client) as seconds:
-                send(self.reply.opening())
-                budget = self.body.budget(self.config.budget, Budget(seconds=seconds))
-                config = self.config.model_copy(update={"budget": budget})
-                try:
-                    solution = await self._solved(config, None if model == self.source.name else {"on_expand": show})
-                    outcome = "unanswered" if solution.answer is None else "answered"
-                except asyncio.CancelledError:
-                    outcome = "cancelled"
-                    raise
-                finally:
-                    metrics.searched(model, outcome)
+        async with self.source.gate.passed(self.client) as seconds:
+            budget = self.body.budget(self.config.budget, Budget(seconds=seconds))
+            config = self.config.model_copy(update={"budget": budget})
+            try:
+                solution = await self._solved(config, None if model == self.source.name else {"on_expand": show})
+                outcome = "unanswered" if solution.answer is None else "answered"
+            except asyncio.CancelledError:
+                outcome = "cancelled"
+                raise
+            finally:
+                metrics.searched(model, outcome)
         metrics.spent([solution.usage], len(solution.tree) - 1)
         result = Result(self.task, solution)
         if self.stream:
