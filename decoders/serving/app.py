@@ -46,7 +46,7 @@ def make_app(
 
     @api.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [await model(name) for name in service.listed]}
+        return {"object": "list", "data": [await model(name) for name in service.models]}
 
     @api.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:

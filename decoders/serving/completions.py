@@ -36,7 +36,7 @@ class DecodingMethods:
     """Serves a decoder as `name`, and each method as `name:method`, created at its first request.
 
     Each method gets the `options` that it has. The caller closes the decoder. `sampling` has the model's own
-    temperature and filters. With `hidden`, methods are served, but not listed.
+    temperature and filters.
     """
 
     paths: Collection[str] = tuple(_BODIES)
@@ -48,7 +48,6 @@ class DecodingMethods:
         limits: Limits,
         options: Mapping[str, Any] | None = None,
         sampling: Mapping[str, float] | None = None,
-        hidden: bool = False,
     ) -> None:
         self.gate = Gate(limits.concurrency, limits)
         self.limits = limits
@@ -57,7 +56,6 @@ class DecodingMethods:
         self.models: Mapping[str, Mapping[str, Any]] = {
             model: {"tot": {"decoder": method}} for model, method in methods.items()
         }
-        self.hidden: Collection[str] = [model for model in methods if hidden and model != name]
         self._methods = methods
         self._options = dict(options or {})
         self._sampling = dict(sampling or {})

@@ -39,8 +39,6 @@ class Source(Protocol):
     """The routes whose requests it answers."""
     models: Mapping[str, Mapping[str, Any]]
     """The names of the models, with additional facts for /v1/models."""
-    hidden: Collection[str]
-    """The names that /v1/models does not list."""
 
     @property
     def failed(self) -> str | None:
@@ -70,11 +68,6 @@ class Service:
         for source in sources:
             source.watch(self.metrics)
             self.models |= {name: source.models[name] for name in source.models if name not in self.models}
-
-    @property
-    def listed(self) -> list[str]:
-        """The names of the models that /v1/models lists."""
-        return [name for name in self.models if not any(name in source.hidden for source in self._sources)]
 
     @property
     def status(self) -> str:

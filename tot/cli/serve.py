@@ -40,7 +40,6 @@ class ServeOptions(Limits):
     kv_budget: str | None = Field(None, description="As for tot solve.")
     threads: int | None = Field(None, ge=1, le=MAX_THREADS, description="As for tot solve.")
     prefix_cache: bool = Field(True, description="As for tot solve.")
-    list_decoders: bool = Field(True, description="List MODEL:DECODER in /v1/models; they are served either way.")
     searches: Path | None = Field(
         None, description="YAML file of searches, each served as MODEL:NAME; by default vote, best, tree and code."
     )
@@ -97,7 +96,7 @@ def serve_command(given: dict[str, Any]) -> None:
         if isinstance(decoder, LocalDecoder):
             about["machine"] = describe(decoder.engine.loaded.device, decoder.engine.loaded.dtype)
             sampling = filters_of(settings.model, {}, names=("temperature", *FILTERS))
-            methods = DecodingMethods(name, decoder, limits, options, sampling, hidden=not settings.list_decoders)
+            methods = DecodingMethods(name, decoder, limits, options, sampling)
             sources.append(stack.enter_context(closing(methods)))
         else:
             seeded = _probe(decoder, name)

@@ -41,7 +41,6 @@ class SearchModels:
     """Serves searches as `name:search`, and a single sample as `name` where no decoder does."""
 
     paths: Collection[str] = tuple(_PATHS)
-    hidden: Collection[str] = ()
     failed = None
 
     def __init__(

@@ -28,7 +28,7 @@ MODEL = "tiny"
 
 @pytest.fixture
 def serve(served: Any, tiny: Callable[..., LocalDecoder]) -> Iterator[Callable[..., Any]]:
-    """Start servers: serve(key=..., hosts=..., kv_budget=..., options=..., sampling=..., hidden=..., and limits)."""
+    """Start servers: serve(key=..., hosts=..., kv_budget=..., options=..., sampling=..., and limits)."""
     with ExitStack() as stack:
 
         def start(
@@ -37,12 +37,11 @@ def serve(served: Any, tiny: Callable[..., LocalDecoder]) -> Iterator[Callable[.
             kv_budget: int = 4000,
             options: Any = None,
             sampling: Any = None,
-            hidden: bool = False,
             **given: Any,
         ) -> Any:
             decoder = stack.enter_context(closing(tiny(kv_budget=kv_budget)))
             limits = Limits(**{"max_tokens": 300} | given)
-            methods = DecodingMethods(MODEL, decoder, limits, options, sampling, hidden)
+            methods = DecodingMethods(MODEL, decoder, limits, options, sampling)
             stack.enter_context(closing(methods))
             service = Service([methods], limits, {"model": MODEL, "decoder": decoder.name})
             app = make_app(service, key, hosts)

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from tot.decoders import Message, Request, Sampling, load_decoder
+from tot.decoders import Message, Request, Sampling
 
 HOT = {"temperature": 1.0, "max_tokens": 24, "seed": 11}
 
@@ -233,20 +233,6 @@ def test_missing_temperature_and_filters_are_the_models_own(serve: Any, says: An
         ):
             reply = client.chat.completions.create(model="tiny", messages=says("Hm."), **rest, **given)
             assert reply.choices[0].message.content == local(server, prompt, **rest, **used)[0].text
-
-
-def test_decoders_can_be_hidden(serve: Any, says: Any) -> None:
-    with serve(hidden=True).client() as client:
-        assert [model.id for model in client.models.list()] == ["tiny"]
-        assert client.models.retrieve("tiny:jacobi").tot == {"decoder": "jacobi"}
-        assert client.chat.completions.create(model="tiny:jacobi", messages=says("Hm."), **HOT).tot["seed"] == 11
-
-
-def test_a_hidden_server_is_recognized_by_the_remote_decoder(serve: Any) -> None:
-    server = serve(hidden=True)
-    request = Request(prompt="Once", sampling=Sampling(**HOT))
-    with load_decoder("openai", "tiny", base_url=f"{server.url}/v1") as remote:
-        assert remote.generate([request])[0].tokens == server.decoder.generate([request])[0].tokens
 
 
 def test_models_are_listed_by_decoder(client: openai.OpenAI) -> None:
