@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import random
 import socket
+from collections import Counter
 from contextlib import suppress
 from typing import Any
 
 import httpx2 as httpx
-import psutil
 import pytest
 
 from tot.decoders.serving.app import make_app
@@ -36,74 +35,43 @@ FIELDS = (
 PATHS = ("/v1/chat/completions", "/v1/completions")
 
 
-def sane(rng: random.Random, path: str) -> dict[str, Any]:
+def body_of(rng: random.Random, path: str) -> bytes:
+    """Return a body with odd values in some fields; one of five is damaged, too."""
     body: dict[str, Any] = {"model": rng.choice(["tiny", "tiny:seed", "tiny:pdos", "tiny:jacobi", "tiny:fastcot"])}
     body |= {"messages": [HM]} if "chat" in path else {"prompt": rng.choice(["Hm.", ["a", "b"], [5, 6]])}
-    return body | {"max_tokens": rng.randint(1, 6), "stream": rng.random() < 0.3}
-
-
-def hostile(rng: random.Random) -> tuple[str, str, dict[str, str], bytes]:
-    """Return a request: method, path, headers, body."""
-    path = rng.choice(PATHS)
-    body = sane(rng, path)
-    for _ in range(rng.randint(0, 3)):
-        body[rng.choice(FIELDS)] = rng.choice(ODD)
+    body |= {"max_tokens": rng.randint(1, 6), "stream": rng.random() < 0.3}
+    body |= {rng.choice(FIELDS): rng.choice(ODD) for _ in range(rng.randint(0, 3))}
     if rng.random() < 0.2:
-        body["messages"] = [
-            {
-                rng.choice(["role", "content", "name", "x"]): rng.choice([*ODD, "user", "assistant", "system"])
-                for _ in "12"
-            }
-            for _ in range(rng.randint(0, 3))
-        ]
-    content = json.dumps(body, ensure_ascii=rng.random() < 0.5, allow_nan=True).encode(errors="surrogatepass")
-    kind = rng.random()
-    if kind < 0.2:  # bytes changed, dropped or doubled
-        damaged = bytearray(content)
-        for _ in range(rng.randint(1, 8)):
-            at = rng.randrange(len(damaged))
-            damaged[at : at + rng.randint(0, 3)] = rng.randbytes(rng.randint(0, 3))
-        content = bytes(damaged)
-    elif kind < 0.25:
-        content = rng.randbytes(rng.randint(0, 300))
-    elif kind < 0.28:
-        content = rng.choice([b"[", b'{"a":', b"-", b'"\\ud8', b"{}"]) * rng.randint(1, 5000)
-    elif kind < 0.3:
-        content = content.replace(b'"Hm."', b'"\\udead"')
-    headers = {"content-type": "application/json"}
-    if rng.random() < 0.05:
-        headers[rng.choice(["content-type", "content-encoding", "origin", "authorization", "accept"])] = rng.choice(
-            ["", "x", "text/html", "a" * 5000, "multipart/form-data; boundary=", "gzip"]
-        )
-    if rng.random() < 0.05:
-        path = rng.choice(
-            ["/", "/v1", "/v1/models/../..", "/v1/models/%00", "/docs", "/openapi.json", path + "/x", "//"]
-        )
-    return rng.choice(["POST"] * 20 + ["GET", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH"]), path, headers, content
+        names, values = ["role", "content", "name", "x"], [*ODD, "user", "assistant", "system"]
+        body["messages"] = [{rng.choice(names): rng.choice(values) for _ in "12"} for _ in range(rng.randint(0, 3))]
+    content = bytearray(json.dumps(body, ensure_ascii=rng.random() < 0.5).encode(errors="surrogatepass"))
+    for _ in range(rng.randint(1, 8) if rng.random() < 0.2 else 0):
+        at = rng.randrange(len(content))
+        content[at : at + rng.randint(0, 3)] = rng.randbytes(rng.randint(0, 3))
+    return bytes(content)
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_hostile_requests_neither_crash_the_server_nor_leave_anything_behind(tiny: Any, count: int) -> None:
+def test_hostile_bodies_neither_crash_the_server_nor_leave_anything_behind(tiny: Any, count: int) -> None:
     decoder = tiny()
     limits = Limits(max_tokens=40, max_body=16_000, max_samples=8, concurrency=8, queue=100)
     methods = DecodingMethods("tiny", decoder, limits)
     app = make_app(Service([methods], limits, {}))
     fine = {"model": "tiny", "prompt": "Hm.", "max_tokens": 20, "seed": 5}
-    statuses: dict[int, int] = {}
-    memory: list[int] = []
+    statuses: Counter[int] = Counter()
 
     async def one(http: httpx.AsyncClient, rng: random.Random) -> None:
-        method, path, headers, content = hostile(rng)
-        sending = asyncio.ensure_future(http.request(method, path, headers=headers, content=content))
+        path = rng.choice(PATHS)
+        content, headers = body_of(rng, path), {"content-type": "application/json"}
+        sending = asyncio.ensure_future(http.post(path, headers=headers, content=content))
         if rng.random() < 0.05:  # the client disconnects
             await asyncio.sleep(rng.random() * 0.02)
             sending.cancel()
             return
         reply = await sending
-        statuses[reply.status_code] = statuses.get(reply.status_code, 0) + 1
-        assert reply.status_code != 500, (path, content, reply.text)
-        if reply.status_code >= 400 and method != "HEAD":
-            assert set(reply.json()) == {"error"}, (path, content)
+        statuses[reply.status_code] += 1
+        assert reply.status_code in (200, 400, 404), (path, content, reply.text)
+        if reply.status_code >= 400:
             assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
 
     async def main() -> None:
@@ -111,11 +79,8 @@ def test_hostile_requests_neither_crash_the_server_nor_leave_anything_behind(tin
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as http:
             before = (await http.post(PATHS[1], json=fine)).json()["choices"]
             rng = random.Random(20)
-            for done in range(0, count, 20):
+            for _ in range(0, count, 20):
                 await asyncio.gather(*(one(http, rng) for _ in range(20)))
-                if done % max(20, count // 20) == 0:
-                    gc.collect()
-                    memory.append(psutil.Process().memory_info().rss)
             assert (await http.post(PATHS[1], json=fine)).json()["choices"] == before
             while decoder.engine.cache.live:
                 await asyncio.sleep(0.01)
@@ -128,9 +93,6 @@ def test_hostile_requests_neither_crash_the_server_nor_leave_anything_behind(tin
         methods.close()
     assert statuses[200] > count // 20
     assert statuses[400] > count // 4
-    assert {200, 400, 403, 404, 405, 415} <= set(statuses) or count < 1000
-    third = len(memory) // 3
-    assert max(memory[-third:]) - max(memory[: 2 * third]) < 16 * 2**20
 
 
 def test_invalid_http_does_not_crash_the_server(server: Any) -> None:

@@ -114,38 +114,6 @@ def test_progress_follows_the_search_and_survives_a_failing_task(scripted: Any) 
     asyncio.run(follow())
 
 
-@pytest.mark.parametrize("search", [SelfConsistency(samples=4), BFS(thoughts=2, breadth=2, depth=3, aggregate="vote")])
-def test_a_stopped_session_votes_without_further_calls(scripted: Any, search: Any) -> None:
-    class Waiting(scripted):  # type: ignore[misc]
-        """The first batch has an answer; the others never end."""
-
-        cancelled = 0
-
-        def start(self, requests: Any, meter: Any = None) -> list[Any]:
-            futures = [asyncio.get_running_loop().create_future() for _ in requests]
-            if not self.batches:
-                for future, reply in zip(futures, self.generate(requests), strict=False):
-                    future.set_result([reply] * requests[0].sampling.n)
-            else:
-                self.batches.append(list(requests))
-                asyncio.get_running_loop().call_later(0.01, sessions[0].stop, "enough")
-                for future in futures:
-                    future.add_done_callback(self.count)
-            return futures
-
-        def count(self, future: Any) -> None:
-            self.cancelled += future.cancelled()
-
-    sessions: list[SearchSession] = []
-    decoder = Waiting({"solve": "it is 7", "grow": "8"})
-    if isinstance(search, SelfConsistency):
-        search = SelfConsistency(samples=4, at_once=1, until=1.0)
-    solution = solve(Last, "q", decoder=decoder, search=search, evaluator=Value(), watch=sessions.append)
-    assert (solution.answer, solution.stopped) == ("7" if isinstance(search, SelfConsistency) else "8", "enough")
-    assert len(decoder.batches) == 2
-    assert decoder.cancelled == len(decoder.batches[1])
-
-
 def test_the_first_limit_of_a_budget_sets_the_seconds_left(monkeypatch: pytest.MonkeyPatch) -> None:
     def left(after: float, **budget: Any) -> float | None:
         meter = Meter(Budget(**budget))
