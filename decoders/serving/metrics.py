@@ -6,7 +6,7 @@ Label values are from a fixed set: text from a client never becomes a label.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -39,7 +39,7 @@ class ServerMetrics:
         self._requests = Counter("tot_requests", "HTTP requests with a reply.", ("route", "status"), registry=registry)
         self._hung_up = Counter("tot_disconnects", "Requests whose client disconnected early.", registry=registry)
         self._used = {field: Counter(name, text, registry=registry) for field, name, text in _OF_USAGE}
-        about = {"buckets": _BUCKETS, "registry": registry}
+        about: dict[str, Any] = {"buckets": _BUCKETS, "registry": registry}
         text = "From a request's body to the end of its text."
         self.request_seconds = Histogram("tot_request_seconds", text, **about)
         text = "From a request's body to the first text of a stream."

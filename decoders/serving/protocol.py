@@ -295,7 +295,7 @@ def requests_of(body: ChatBody | TextBody, method: str, limits: Limits, defaults
     if (samples := len(prompts) * body.n) > limits.max_samples:
         message = f"{samples} samples (prompts times n) exceed the limit of {limits.max_samples}: request fewer"
         raise ServingError(400, message, "n", "too_many_samples")
-    sampling = body.model_dump(include=Sampling.model_fields.keys())
+    sampling = body.model_dump(include=set(Sampling.model_fields))
     sampling |= {name: value for name, value in defaults.items() if name not in body.model_fields_set}
     sampling |= {"thinking_tokens": min(body.thinking_tokens, limits.max_tokens)}
     sampling |= {"max_tokens": max(1, body.most_tokens(limits))}
@@ -336,8 +336,8 @@ def _conflicts(body: ChatBody | TextBody, request: Request, method: str) -> Iter
     other = f"this request is for {method}: use the model {body.model.partition(':')[0]}:pdos"
     yield request.steps and method != "pdos", "steps", f"steps are only for pdos, and {other}"
     if body.alternatives is not None:
-        given = {"stream": body.stream, "choices": request.choices, "answer_trigger": request.answer_trigger}
-        for field, value in given.items():
+        values = {"stream": body.stream, "choices": request.choices, "answer_trigger": request.answer_trigger}
+        for field, value in values.items():
             yield value, "logprobs", f"logprobs do not support {field}: remove {field} or logprobs"
         message = "logprobs do not support parallel steps, which do not attend to one another: remove logprobs"
         yield method == "pdos", "logprobs", message
