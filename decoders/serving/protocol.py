@@ -249,13 +249,8 @@ class TextBody(DecodingBody):
     prompt: str | list[int] | list[str] | list[list[int]]
     """Text, token ids, or a list of either. Control tokens in text are plain text; ids are used unchanged."""
     echo: bool = False
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    alternatives: Annotated[int, Field(ge=0, le=20)] | None = Field(None, validation_alias="logprobs")
     """Number of top logprobs per token, before temperature and filters."""
-
-    @property
-    def alternatives(self) -> int | None:
-        """Number of top logprobs per token; None if logprobs are not requested."""
-        return self.logprobs
 
     @property
     def prompts(self) -> list[str | tuple[int, ...]]:
@@ -272,7 +267,7 @@ class TextBody(DecodingBody):
         for field in ("choices", "answer_trigger"):
             yield self.echo and getattr(request, field), "echo", f"echo does not support {field}: remove it"
         yield self.echo and self.stream, "echo", "echo does not support streams: remove echo or stream"
-        scores = request.choices or (self.echo and self.logprobs is not None and self.n == 1)
+        scores = request.choices or (self.echo and self.alternatives is not None and self.n == 1)
         how = "request at least one token, or score the prompt with echo, logprobs and n=1"
         yield self.max_tokens == 0 and not scores, "max_tokens", f"max_tokens is 0: {how}"
 

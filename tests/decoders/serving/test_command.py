@@ -33,15 +33,19 @@ def test_the_key_is_taken_from_the_environment_and_never_shown(start: Any) -> No
 
 
 @pytest.mark.processes
-def test_without_a_key_a_warning_about_other_machines_is_printed(start: Any) -> None:
-    program = start("--host", "0.0.0.0", "--decoder", "seed", "--name", "mine")
-    assert program.said[0] == ("tot serve: 0.0.0.0 accepts other machines without an API key: set TOT_SERVE_KEY\n")
+def test_other_machines_are_served_with_a_warning_and_a_page_on_request(start: Any) -> None:
+    program = start("--host", "0.0.0.0", "--decoder", "seed", "--name", "mine", "--live")
+    warning, shown, served = program.said
+    assert warning == "tot serve: 0.0.0.0 accepts other machines without an API key: set TOT_SERVE_KEY\n"
+    assert "mine (seed) is served at" in served
     url = program.url.replace("0.0.0.0", "127.0.0.1")
     listed = httpx.get(f"{url}/v1/models", headers={"host": "box.example"}).json()["data"]
     names = [model["id"] for model in listed]
-    decoders = ["mine", *(f"mine:{method}" for method in sorted(METHODS))]
-    expected = [*decoders, "mine:vote", "mine:best", "mine:tree"]
+    expected = ["mine", *(f"mine:{method}" for method in sorted(METHODS)), "mine:vote", "mine:best", "mine:tree"]
     assert [name for name in names if name in expected] == expected  # installed plug-ins may add others
+    page = shown.split()[-1].replace("0.0.0.0", "127.0.0.1")
+    assert httpx.get(page, headers={"host": "box.example"}).status_code == 200
+    assert httpx.post(f"{page}runs/x/stop", headers={"origin": "http://evil.example"}).status_code == 403
 
 
 @pytest.mark.processes
@@ -53,11 +57,6 @@ def test_the_page_of_searches_is_on_loopback_unless_an_option_says_otherwise(sta
     assert "new EventSource(" in httpx.get(address[1]).text
     assert httpx.get(f"{address[1]}events", headers={"origin": "http://evil.example"}).status_code == 403
     assert len(start("--no-live").said) == 1
-    warning, shown, _ = start("--host", "0.0.0.0", "--live").said
-    assert "without an API key" in warning
-    page = shown.split()[-1].replace("0.0.0.0", "127.0.0.1")
-    assert httpx.get(page, headers={"host": "box.example"}).status_code == 200
-    assert httpx.post(f"{page}runs/x/stop", headers={"origin": "http://evil.example"}).status_code == 403
 
 
 # -- refused options -------------------------------------------------------------------------------
