@@ -21,6 +21,7 @@ from tot.decoders.serving.protocol import ModelName
 from tot.decoders.serving.service import Service
 
 _CLIENT_CLOSED_REQUEST = 499
+_ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 
 
 def make_app(
@@ -63,7 +64,7 @@ def make_app(
             service.metrics.hung_up()
             return Response(status_code=_CLIENT_CLOSED_REQUEST)
 
-    for path in service.paths:
+    for path in _ROUTES:
         api.post(path)(answer)
     if pages is not None:
         api.include_router(pages)

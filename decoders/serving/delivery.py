@@ -78,16 +78,20 @@ class Reply(Response):
         if work.stream:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         else:
-            await Response(json.dumps(whole), media_type="application/json")(scope, receive, send)
+            await Response(_json(whole), media_type="application/json")(scope, receive, send)
 
     async def _send_event(self, send: Send, event: Event) -> None:
         """Send an event, after the status and the headers if it is the first."""
         if not self._started:
             self._started = True
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-        text = event if isinstance(event, str) else json.dumps(event, separators=(",", ":"))
+        text = event if isinstance(event, str) else _json(event)
         kind = f"event: {event['type']}\n" if isinstance(event, dict) and "type" in event else ""
         await send({"type": "http.response.body", "body": f"{kind}data: {text}\n\n".encode(), "more_body": True})
+
+
+def _json(event: Event) -> str:
+    return json.dumps(event, separators=(",", ":"))
 
 
 async def _disconnected(receive: Receive) -> None:

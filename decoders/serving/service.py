@@ -61,7 +61,6 @@ class Service:
         self.metrics = ServerMetrics()
         self.running: set[asyncio.Task[None]] = set()
         """The work of all requests, waiting ones included."""
-        self.paths = {path for source in sources for path in source.paths}
         self.models: dict[str, Mapping[str, Any]] = {}
         """All models by name, with the additional facts."""
         self._sources = sources

@@ -178,9 +178,9 @@ def test_a_client_that_does_not_read_times_out(tiny: Any, monkeypatch: pytest.Mo
             await asyncio.Event().wait()
 
     with tiny() as decoder:
-        limits = Limits(timeout=50, max_tokens=300)
-        methods = DecodingMethods("tiny", decoder, limits)
-        app = make_app(Service([methods], limits, {}))
+        given = Limits(timeout=50, max_tokens=300)
+        methods = DecodingMethods("tiny", decoder, given)
+        app = make_app(Service([methods], given, {}))
         asyncio.run(asyncio.wait_for(app(scope, receive, send), 20))
         assert (methods.gate.running, methods.gate.waiting) == (0, 0)
     assert sent == ["http.response.start", *["http.response.body"] * 3]

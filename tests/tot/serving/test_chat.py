@@ -232,7 +232,7 @@ def test_until_is_refused_where_nothing_votes(serve: Any, chat: Any, user: Any) 
 def test_searches_answer_no_text_completions(serve: Any, chat: Any) -> None:
     reply = serve(chat("b")).post("/v1/completions", model="chat:vote", prompt="a")
     assert reply.status_code == 400
-    assert "chat:vote is a search and answers chats" in reply.json()["error"]["message"]
+    assert "use /v1/chat/completions or /v1/responses" in reply.json()["error"]["message"]
 
 
 def test_health_and_metrics_need_no_engine(serve: Any, chat: Any, user: Any) -> None:
