@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from functools import partial
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -35,7 +34,10 @@ class Reply(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work, service = self._work, self._service
         events: asyncio.Queue[Event | None] = asyncio.Queue()
-        emit = partial(asyncio.get_running_loop().call_soon_threadsafe, events.put_nowait)
+        loop = asyncio.get_running_loop()
+
+        def emit(event: Event) -> None:
+            loop.call_soon_threadsafe(events.put_nowait, event)
 
         def end(running: asyncio.Task[None]) -> None:
             events.put_nowait(None)

@@ -6,6 +6,7 @@ Label values are from a fixed set: text from a client never becomes a label.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -51,7 +52,7 @@ class ServerMetrics:
         """Report the running and the waiting "requests" or "searches" of a gate."""
         for state in ("running", "waiting"):
             gauge = Gauge(f"tot_{kind}_{state}", f"{state.title()} {kind}.", registry=self._registry)
-            gauge.set_function(lambda state=state: getattr(gate, state))
+            gauge.set_function(partial(getattr, gate, state))
 
     def watch_engine(self, engine: Engine) -> None:
         """Report the forward passes and the cache of an engine."""

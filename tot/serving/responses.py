@@ -114,8 +114,8 @@ class ResponsesReply(ChatReply):
         cut = result.truncated and (answer is None or stopped.startswith("budget"))  # not by `max_tokens` of a text
         status, text = "incomplete" if cut else "completed", self._answer(result)
         yield from self._end("completed", "".join(self._thoughts)) if self._thoughts else self._opening()
-        names, more = ("content", "output_text", "content_part", "output_text"), {"annotations": [], "logprobs": []}
-        yield from self._begin("message", *names, part=more, role="assistant")
+        names = "content", "output_text", "content_part", "output_text"
+        yield from self._begin("message", *names, part={"annotations": [], "logprobs": []}, role="assistant")
         yield self._text("delta", delta=text, logprobs=[])
         yield from self._end(status, text)
         usage = result.usage
