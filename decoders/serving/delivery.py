@@ -43,7 +43,7 @@ class Reply(Response):
             events.put_nowait(None)
             service.running.discard(running)
             if not running.cancelled():
-                running.exception()  # nobody else retrieves it if the client has left
+                running.exception()  # so that it is retrieved if the client has left
 
         began = time.perf_counter()
         running = asyncio.create_task(work.run(emit, service.metrics))
