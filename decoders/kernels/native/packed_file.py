@@ -155,7 +155,7 @@ def _mapped(path: Path, gguf: Path) -> PackedModel | None:
             return None
         content = np.asarray(np.memmap(path, np.uint8, "r"))
         body = content[:-_SEAL]
-        if content[-_SEAL:].tobytes() != _seal(body):
+        if content[-_SEAL:].tobytes() != _seal(path, len(body)):
             return None
         _, begin = _PLACES.unpack(body[-_PLACES.size :])
         index = json.loads(body[begin : -_PLACES.size].tobytes())
@@ -190,12 +190,18 @@ def _mapped(path: Path, gguf: Path) -> PackedModel | None:
         return None
 
 
-def _seal(body: Array) -> bytes:
-    """Return a SHA-256 of the head, and of pages of the matrices."""
-    head, _ = _PLACES.unpack(body[-_PLACES.size :])
-    pages = body[:head].reshape(-1, _PAGE)
-    digest = hashlib.sha256(body[head:])
-    digest.update(np.ascontiguousarray(pages[:: 1 if head <= _HASHED_WHOLE else _MIB // _PAGE]))
+def _seal(path: Path, size: int) -> bytes:
+    """Return a SHA-256 of the head, and of pages of the matrices, in the first `size` bytes of a file.
+
+    Reads the file, because all pages near a mapped one would count as memory of the process."""
+    with path.open("rb") as file:
+        file.seek(size - _PLACES.size)
+        head, _ = _PLACES.unpack(file.read(_PLACES.size))
+        file.seek(head)
+        digest = hashlib.sha256(file.read(size - head))
+        for begin in range(0, head, _PAGE if head <= _HASHED_WHOLE else _MIB):
+            file.seek(begin)
+            digest.update(file.read(_PAGE))
     return digest.digest()
 
 
@@ -242,7 +248,7 @@ def _write(
         begin = file.tell()
         file.write(json.dumps(index).encode() + _PLACES.pack(head, begin))
         file.flush()
-        file.write(_seal(np.memmap(file.name, np.uint8, "r")))
+        file.write(_seal(Path(file.name), file.tell()))
 
 
 def _add(file: IO[bytes], array: Array) -> list[int]:

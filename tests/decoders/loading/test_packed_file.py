@@ -199,7 +199,8 @@ def rewrite_index(file: Path, change: Callable[[Any], object]) -> None:
     index = json.loads(body[begin : -_PLACES.size])
     change(index)
     body = body[:begin] + json.dumps(index).encode() + _PLACES.pack(head, begin)
-    file.write_bytes(body + _seal(np.frombuffer(body, np.uint8)))
+    file.write_bytes(body)
+    file.write_bytes(body + _seal(file, len(body)))
 
 
 BEGIN, SIZE, DTYPE, SHAPE, BITS, GROUP, UNIT, ZERO_POINT = range(8)
