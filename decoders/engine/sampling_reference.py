@@ -28,7 +28,7 @@ _BITS = 24
 def _gaps(keys: Any, hashes: Any) -> Array:
     """Return 24 uniform bits for (key, hashed token id), uint32; shapes broadcast."""
     low, high = (np.asarray(keys).astype(np.uint64) >> np.uint64(shift) for shift in (0, 32))
-    words = hashed(np.asarray(hashes, np.uint32) ^ low.astype(np.uint32)) ^ high.astype(np.uint32)
+    words: Array = hashed(np.asarray(hashes, np.uint32) ^ low.astype(np.uint32)) ^ high.astype(np.uint32)
     words *= np.uint32(0x9E3779B9)
     gaps: Array = (words ^ words >> 15) & np.uint32(2**_BITS - 1)
     return gaps
@@ -62,7 +62,7 @@ def top_tokens(logits: Array, draws: Sequence[Draw], count: int) -> Array:
         scores = _scaled(values, draw).astype(np.float64)
         if clamped_temperature(draw):
             scores += gumbel(noise_key(draw), np.arange(len(scores)))
-        best = scores.argmax(keepdims=True) if count == 1 else np.argsort(-scores, kind="stable")[:count]
+        best = np.array([scores.argmax()]) if count == 1 else np.argsort(-scores, kind="stable")[:count]
         best = best[scores[best] > -np.inf]  # ties go to the lowest id
         top[row, : len(best)] = best
     return top
@@ -75,8 +75,9 @@ def distribution(logits: Array, draw: Draw) -> Array:
         point[logits.argmax()] = 1.0
         return point
     scores = _scaled(logits, draw).astype(np.float64)
-    weights: Array = np.exp(scores - scores.max())
-    return weights / weights.sum()
+    weights = np.exp(scores - scores.max())
+    probabilities: Array = weights / weights.sum()
+    return probabilities
 
 
 def _scaled(logits: Array, draw: Draw) -> Array:

@@ -157,7 +157,7 @@ def _mapped(path: Path, gguf: Path) -> PackedModel | None:
         body = content[:-_SEAL]
         if content[-_SEAL:].tobytes() != _seal(path, len(body)):
             return None
-        _, begin = _PLACES.unpack(body[-_PLACES.size :])
+        _, begin = _PLACES.unpack(body[-_PLACES.size :].tobytes())
         index = json.loads(body[begin : -_PLACES.size].tobytes())
         config, kind = SimpleNamespace(**index["config"]), index["kind"]
         if kind not in get_args(PackedKind):
