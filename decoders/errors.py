@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 _Model = TypeVar("_Model", bound=BaseModel)
+_TOO_LONG = re.compile(r"(?i)\bcontext[ _](?:length|size|window)|\bexceeds?\b.*\bcontext\b|\bprompt is too long")
+"""Messages of servers about a prompt that is longer than the model's context."""
 REMOVED = {
+    "cached_price": "multiply the tokens of results.json by your prices",
+    "input_price": "multiply the tokens of results.json by your prices",
+    "output_price": "multiply the tokens of results.json by your prices",
+    "served": "give the name of the model on the server as the model of that purpose: generate=NAME",
     "bench": "run python -m benchmarks in a clone of the repository",
     "format": "a run's folder has its rows as JSON lines (samples.jsonl) and a tree for each (trees/)",
     "track": "read samples.jsonl in the folder of the run, which gets a JSON line for each finished search",
@@ -56,6 +63,18 @@ class ContextError(RequestError):
     """A prompt is longer than the model's context."""
 
     code = "context_length_exceeded"
+
+
+class RefusedError(RequestError):
+    """A server rejects a request, or fails for it. `said` is its own message; `status` is for an HTTP reply."""
+
+    def __init__(self, message: str, said: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.said = said
+        self.status = status
+        self.retry_after = None
+        if _TOO_LONG.search(said):
+            self.code = ContextError.code
 
 
 class OptionError(TotError):
@@ -105,6 +124,9 @@ def validated(cls: type[_Model], options: Mapping[str, Any], what: str) -> _Mode
         known = ", ".join(cls.model_fields) or "none"
         reason = first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(str(first["loc"][0]), cls.model_fields, n=1)
+            name = str(first["loc"][0])
+            near = difflib.get_close_matches(name, cls.model_fields, n=1)
             reason = f"unknown, did you mean {near[0]}?" if near else "unknown"
+            if name in REMOVED:
+                reason = f"was removed: {REMOVED[name]}"
         raise OptionError(f"{what}{place}: {reason} (its options: {known})") from None

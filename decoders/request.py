@@ -139,8 +139,6 @@ class Usage:
     """Tokens of rationales that were guessed and never verified."""
     undecoded_tokens: int = 0
     """Unused tokens of rationales that were cut short."""
-    cost: float = 0.0
-    """The price of a remote server, computed from the given prices."""
     reached: int = 0
     """Draft positions with candidates at which all earlier positions were accepted."""
 

@@ -17,7 +17,6 @@ from tot.decoders.decoder import Decoder, LocalDecoder
 from tot.decoders.errors import OptionError, readable
 from tot.decoders.machine import MAX_THREADS
 from tot.decoders.models.model_names import Quantize
-from tot.decoders.remote.decoder import RemoteDecoder
 from tot.decoders.request import Purpose
 from tot.llm.decoders import (
     OF_ENGINE,
@@ -390,11 +389,7 @@ class SearchConfig(BaseModel):
         Raises TotError if a model can't be loaded or an option is invalid.
         """
         fields = type(self).model_fields
-        opened = open_decoders(self.decoders, self.models, self.loading, fields, stack)
-        for purpose, one in opened.items():
-            if isinstance(one, RemoteDecoder) and isinstance(self.decoders[purpose], str):
-                one.probes = self.seed != type(self).model_fields["seed"].default  # a chosen seed must have an effect
-        return opened
+        return open_decoders(self.decoders, self.models, self.loading, fields, stack)
 
 
 def _weights_of(decoder: Any) -> Any:

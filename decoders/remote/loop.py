@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -19,45 +19,37 @@ _Work = Callable[[], Coroutine[Any, Any, _T]]
 
 
 class LoopThread:
-    """Starts with its first work; ends when it is closed or garbage-collected, or when the interpreter exits."""
+    """Ends when it is closed or garbage-collected, or when the interpreter exits."""
 
-    def __init__(self, last: _Work[None]) -> None:
-        """`last` is awaited before the loop ends."""
-        self._cleanup = last
+    def __init__(self, cleanup: _Work[None]) -> None:
+        """`cleanup` is awaited before the loop ends."""
+        self._loop = asyncio.new_event_loop()
         self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
-        self._finalizer: weakref.finalize[..., LoopThread] | None = None
+        thread = threading.Thread(target=self._loop.run_forever, name="tot-remote", daemon=True)
+        thread.start()
+        self._end = weakref.finalize(self, _end, self._loop, thread, cleanup)
+
+    def submit(self, work: _Work[_T]) -> Future[_T]:
+        """Start the work. Cancelling the future cancels it. Raises RequestError after `close`."""
+        with self._lock:
+            if self._closed:
+                raise RequestError("this decoder is closed: make a new one")
+            return asyncio.run_coroutine_threadsafe(work(), self._loop)
 
     def wait(self, work: _Work[_T]) -> _T:
         """Run the work and return its result. An interrupt cancels the work."""
-        future = self._start(work)
+        future = self.submit(work)
         try:
             return future.result()
         finally:
             future.cancel()
 
-    async def when_done(self, work: _Work[_T]) -> _T:
-        """Run the work and await its result from another event loop. Cancellation cancels the work."""
-        return await asyncio.wrap_future(self._start(work))
-
-    def _start(self, work: _Work[_T]) -> Future[_T]:
-        with self._lock:
-            if self._closed:
-                raise RequestError("this decoder is closed: make a new one")
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                thread = threading.Thread(target=self._loop.run_forever, name="tot-remote", daemon=True)
-                thread.start()
-                self._finalizer = weakref.finalize(self, _end, self._loop, thread, self._cleanup)
-            return asyncio.run_coroutine_threadsafe(work(), self._loop)
-
     def close(self) -> None:
         """Cancel the work in progress and end the thread."""
         with self._lock:
             self._closed = True
-        if self._finalizer is not None:
-            self._finalizer()
+        self._end()
 
 
 def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread, cleanup: _Work[None]) -> None:
@@ -75,7 +67,7 @@ def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread, cleanup: _Wo
         loop.close()
 
 
-async def together(works: Sequence[_Work[_T]]) -> list[_T]:
+async def together(works: Sequence[Callable[[], Awaitable[_T]]]) -> list[_T]:
     """Run works concurrently and return their results in order. A failure or cancellation cancels the other works."""
     tasks = [asyncio.ensure_future(work()) for work in works]
     try:

@@ -1,9 +1,14 @@
-"""Helpers for the client and the server of OpenAI's protocol: keys from the environment, and loopback addresses."""
+"""Helpers for the client and the server of OpenAI's protocol: keys from the environment, loopback addresses, waits."""
 
 from __future__ import annotations
 
+import email.utils
 import ipaddress
+import math
 import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
 
 from tot.decoders.errors import OptionError
 
@@ -34,3 +39,16 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def retry_after(headers: Mapping[str, str]) -> float:
+    """Return the seconds of a reply's Retry-After, which may be a date; 0 if it has none."""
+    given, seconds = headers.get("retry-after", ""), 0.0
+    with suppress(ValueError):
+        seconds = float(headers.get("retry-after-ms", "")) / 1000
+    with suppress(ValueError):
+        seconds = seconds or float(given)
+    with suppress(ValueError, OverflowError):
+        if not seconds and (date := email.utils.parsedate_tz(given)) is not None:
+            seconds = email.utils.mktime_tz(date) - time.time()
+    return seconds if 0 < seconds < math.inf else 0.0

@@ -1,4 +1,4 @@
-"""Options of the `openai` decoder: the server's address, how requests are sent, and the prices of tokens.
+"""Options of the `openai` decoder: the server's address, and how requests are sent.
 
 The API key is not an option. It is read from the environment, and only here.
 """
@@ -13,14 +13,9 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
-from tot.decoders.remote.network import key_from
-
 KEY_VARIABLE = "OPENAI_API_KEY"
-TRANSPORT = (
-    *("base_url", "concurrency", "timeout", "retries", "input_price", "cached_price", "output_price"),
-    *("backoff", "longest_wait"),
-)
-"""Options that do not affect the samples. The last two occur only in run folders of earlier versions."""
+TRANSPORT = ("base_url", "concurrency", "timeout", "retries")
+"""Options that do not affect the samples."""
 _SECRET = re.compile(
     r"(?i)api[_-]?key|passw|passphrase|secret|credential|authorization|bearer|(?:^|[_-])(?:key|auth|token)$|(?-i:Key|Token)$"
 )
@@ -51,8 +46,9 @@ class RemoteOptions(BaseModel):
 
     base_url: str
     """The server's address, including the API version: http://127.0.0.1:8000/v1."""
-    served: Annotated[str, Field(min_length=1)] | None = None
-    """The model's name on the server; None uses the name passed to the decoder."""
+    server: Literal["auto", "vllm", "sglang", "llama-server", "ollama", "tot", "openai"] = "auto"
+    """The kind of server, whose differences from OpenAI's protocol are known; auto reads it from the server's list
+    of models. Set it for a server behind a proxy."""
     api: Literal["chat", "completions"] = "chat"
     """The route for messages: chat applies the server's template; completions joins them to one text, for base models.
     Prompts of text or token ids always use completions."""
@@ -61,18 +57,12 @@ class RemoteOptions(BaseModel):
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
     """Seconds to wait for a reply."""
     retries: Annotated[int, Field(ge=0, le=100)] = 10
-    """Maximum retries after a 429, a 5xx, a timeout, a dropped connection or an incomplete reply. The `openai` package
-    waits 0.5 to 8 seconds between attempts, about a minute in total, or the time that the server requests."""
+    """Maximum retries after a 429, a 5xx, a timeout, a dropped connection or an invalid reply. The waits between
+    attempts grow from 0.5 to 8 seconds, about a minute in total, or are the server's Retry-After."""
     logprobs: bool = False
     """Request the logprobs of new tokens; without them `Completion.logprob` is nan."""
     thinking_tokens: Annotated[int, Field(ge=0)] = 0
     """Additional tokens for a model's thinking. If above 0, the client applies the stop strings, to the answer only."""
-    input_price: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """Price of a million prompt tokens, in any currency."""
-    cached_price: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    """Price of a million prompt tokens from the server's cache; None uses `input_price`."""
-    output_price: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """Price of a million new tokens."""
     extra: Annotated[dict[str, Any], BeforeValidator(_object)] = {}
     """Additional request fields, as JSON: {"chat_template_kwargs": {"enable_thinking": false}}."""
 
@@ -80,14 +70,12 @@ class RemoteOptions(BaseModel):
     @classmethod
     def _plain_address(cls, given: str) -> str:
         given = given.strip()
-        if not given.isprintable() or " " in given:
-            raise ValueError("not an address: write http://host:port/v1")
         try:
             parts = urlsplit(given)
-            _ = parts.port  # raises ValueError if it is not a number
-        except ValueError:
-            raise ValueError("not an address: write http://host:port/v1") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+            valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # the port is not a number
+            valid = False
+        if not valid or not given.isprintable() or " " in given:
             raise ValueError("not an address: write http://host:port/v1")
         if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
             raise ValueError(
@@ -105,14 +93,3 @@ class RemoteOptions(BaseModel):
             if name in _RESERVED:
                 raise ValueError(f"the decoder sets {name} itself: remove it")
         return given
-
-    def cost(self, prompt_tokens: int, cached_tokens: int, new_tokens: int) -> float:
-        """Return the cost of these tokens, in the currency of the prices."""
-        cached_price = self.input_price if self.cached_price is None else self.cached_price
-        priced = (prompt_tokens - cached_tokens) * self.input_price + cached_tokens * cached_price
-        return (priced + new_tokens * self.output_price) / 1e6
-
-
-def key() -> str | None:
-    """Return the API key, or None if it is not set. Raises OptionError for a key that an HTTP header cannot contain."""
-    return key_from(KEY_VARIABLE) or None

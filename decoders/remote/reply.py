@@ -12,19 +12,24 @@ from itertools import zip_longest
 from typing import Annotated, Any
 
 from pydantic import (
+    AfterValidator,
     AliasChoices,
     AliasPath,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
-    field_validator,
     model_validator,
 )
 
 from tot.decoders.request import ChoiceLogprob
 from tot.decoders.thinking import split
 
+_FILTERED = {
+    *("content_filter", "content_filtered", "safety", "recitation", "blocklist", "prohibited_content", "spii"),
+    *("error_toxic", "guardrail_intervened", "refusal", "sensitive"),
+}
+_TOOLS = {"tool_calls", "tool_call", "tool_use", "function_call"}
 _BROKEN_OFF = {"abort", "aborted", "cancelled", "error", "failed", "timeout"}
 """Finish reasons of a server that stopped or failed during a reply."""
 
@@ -40,21 +45,10 @@ def _count(given: Any) -> int | None:
     return count if count >= 0 else None
 
 
-def _text(given: Any) -> str | None:
-    return given if isinstance(given, str) else None
-
-
-def _fields(given: Any) -> Any:
-    return given if isinstance(given, Mapping) else None
-
-
-def _null_as_empty(given: Any) -> Any:
-    """Return an empty tuple for null, which vLLM sends."""
-    return () if given is None else given
-
-
-Count = Annotated[int | None, BeforeValidator(_count)]
-MaybeText = Annotated[str | None, BeforeValidator(_text)]
+_Count = Annotated[int | None, BeforeValidator(_count)]
+_MaybeText = Annotated[str | None, BeforeValidator(lambda given: given if isinstance(given, str) else None)]
+_MaybeFields = BeforeValidator(lambda given: given if isinstance(given, Mapping) else None)
+_NullAsEmpty = BeforeValidator(lambda given: () if given is None else given)
 
 
 class _Reply(BaseModel):
@@ -64,15 +58,15 @@ class _Reply(BaseModel):
 class Tokens(_Reply):
     """The `usage` of a reply."""
 
-    prompt_tokens: Count = None
-    completion_tokens: Count = None
-    cached_tokens: Annotated[Count, Field(validation_alias=AliasPath("prompt_tokens_details", "cached_tokens"))] = None
+    prompt_tokens: _Count = None
+    completion_tokens: _Count = None
+    cached_tokens: Annotated[_Count, Field(validation_alias=AliasPath("prompt_tokens_details", "cached_tokens"))] = None
 
 
 class Place(_Reply):
     """One new token."""
 
-    token: MaybeText = None
+    token: _MaybeText = None
     logprob: float | None = None
 
 
@@ -80,7 +74,7 @@ class Logprobs(_Reply):
     """Logprobs of new tokens: `content` from the chat route, the other fields (one entry a token) from completions."""
 
     content: tuple[Place, ...] | None = None
-    tokens: tuple[MaybeText, ...] | None = None
+    tokens: tuple[_MaybeText, ...] | None = None
     token_logprobs: tuple[float | None, ...] | None = None
     top_logprobs: tuple[dict[str, float] | None, ...] | None = None
 
@@ -93,89 +87,86 @@ class Logprobs(_Reply):
         return tuple(zip_longest((self.tokens or ())[: len(logprobs)], logprobs))
 
 
-class ReplyMessage(_Reply):
-    content: str | None = None
-    reasoning_content: MaybeText = None
-    reasoning: MaybeText = None
-    refusal: MaybeText = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _joined(cls, given: Any) -> Any:
-        """Join the texts of a content that consists of parts, with the thinking in a separate field."""
-        if not isinstance(given, Mapping) or not isinstance(given.get("content"), list):
-            return given
-        fields: dict[str, list[str]] = {"content": [], "reasoning_content": [], "refusal": []}
-        for part in given["content"]:
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            field = _PARTS.get(kind) if isinstance(kind, str) else None
-            if field is None:
-                raise ValueError(f"content has a part of type {str(kind)[:40]!r}, and only text is supported")
-            fields[field].append(_texts_in(part))
-        joined = {name: "".join(texts) for name, texts in fields.items()}
-        return {**given, **{name: text for name, text in joined.items() if text or name == "content"}}
-
-
-_PARTS = {
-    **dict.fromkeys(("text", "output_text", "str"), "content"),
-    **dict.fromkeys(("thinking", "reasoning", "reasoning_text", "redacted_thinking"), "reasoning_content"),
-    "refusal": "refusal",
-}
-"""The field for each type of content part."""
-
-
-def _texts_in(part: Any) -> str:
-    """Return the text of one part, which may contain nested parts."""
-    if isinstance(part, list):
-        return "".join(map(_texts_in, part))
-    if isinstance(part, Mapping):
-        return "".join(_texts_in(part[name]) for name in ("text", "thinking", "reasoning", "refusal") if name in part)
-    return part if isinstance(part, str) else ""
-
-
 class Choice(_Reply):
     """One sample."""
 
-    index: Count = None
-    text: str | None = None
-    message: ReplyMessage | None = Field(None, validation_alias=AliasChoices("message", "delta"))
-    finish_reason: MaybeText = None
+    index: _Count = None
+    text: str
+    """The text, which may still contain thinking between tags."""
+    reasoning: _MaybeText = None
+    """The thinking, if it has a field of its own."""
+    finish_reason: Annotated[_MaybeText, AfterValidator(lambda given: given and given.lower())] = None
     stop_reason: Any = Field(None, validation_alias=AliasChoices("stop_reason", "matched_stop"))
     """vLLM and SGLang: the stop string that ended the text; None if the model ended it. Other servers omit it."""
-    logprobs: Annotated[Logprobs | None, BeforeValidator(_fields)] = None
-    choice_logprobs: Annotated[tuple[ChoiceLogprob, ...], BeforeValidator(_null_as_empty)] = ()
+    logprobs: Annotated[Logprobs | None, _MaybeFields] = None
+    choice_logprobs: Annotated[tuple[ChoiceLogprob, ...], _NullAsEmpty] = ()
     """`tot serve`: the scores of the request's choices."""
-    finish: MaybeText = None
+    finish: _MaybeText = None
     """`tot serve`: why the text ended, as a `Completion.finish_reason`."""
-    token_ids: Annotated[tuple[int, ...], BeforeValidator(_null_as_empty)] = ()
+    token_ids: Annotated[tuple[int, ...], _NullAsEmpty] = ()
     """`tot serve` and vLLM: the new tokens."""
-    token_logprobs: Annotated[tuple[float, ...], BeforeValidator(_null_as_empty)] = ()
+    token_logprobs: Annotated[tuple[float, ...], _NullAsEmpty] = ()
     """`tot serve`: the logprob of each new token."""
 
-    @field_validator("finish_reason")
+    @model_validator(mode="before")
     @classmethod
-    def _finished(cls, given: str | None) -> str | None:
-        if given is not None and given.lower() in _BROKEN_OFF:
-            raise ValueError(f"the server aborted the reply ({given})")
-        return given if given is None else given.lower()
-
-    @model_validator(mode="after")
-    def _has_a_text(self) -> Choice:
-        if self.text is None and self.message is None:
-            raise ValueError("a choice has neither a message nor a text")
-        return self
+    def _of_message(cls, given: Any) -> Any:
+        """Return the fields with the text and the thinking of the message, if the choice has one."""
+        if not isinstance(given, Mapping):
+            return given
+        finish, message = given.get("finish_reason"), given.get("message") or given.get("delta")
+        if isinstance(finish, str) and finish.lower() in _BROKEN_OFF:
+            raise ValueError(f"the server aborted the reply ({finish})")
+        if not isinstance(message, Mapping):
+            if given.get("text") is None:
+                raise ValueError("a choice has neither a message nor a text")
+            return {**given, "reasoning": None}
+        text, texts = message.get("content"), {"text": "", "reasoning": "", "refusal": ""}
+        if isinstance(text, list):
+            for part in text:
+                kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+                if kind not in _PARTS:
+                    raise ValueError(f"content has a part of type {str(kind)[:40]!r}, and only text is supported")
+                texts[_PARTS[kind]] += _text_of(part)
+            text = texts["text"]
+        reasoning = texts["reasoning"] or message.get("reasoning_content") or message.get("reasoning")
+        return {**given, "text": text or texts["refusal"] or message.get("refusal") or "", "reasoning": reasoning}
 
     @property
     def tells_stops(self) -> bool:
         """True if the server reports which stop string ended a text."""
         return "stop_reason" in self.model_fields_set
 
+    @property
+    def stopped_blank(self) -> bool:
+        """True if a stop string ended the text before anything but whitespace."""
+        return self.finish is None and isinstance(self.stop_reason, str) and not self.text.strip()
+
+    @property
+    def problem(self) -> str:
+        """Why the choice has no usable text; empty if it has one."""
+        if self.finish_reason in _FILTERED:
+            return f"its content filter cut the reply ({self.finish_reason})"
+        if self.finish_reason in _TOOLS and not (self.text or self.reasoning):
+            return f"the reply is a tool call without a text ({self.finish_reason})"
+        return ""
+
+    def apart(self, pieces: bool = False) -> tuple[str, str]:
+        """Split the choice into (text, thinking). The text is empty if the thinking is not finished.
+
+        In a message that is decoded in `pieces`, thinking between tags is text.
+        """
+        if self.finish is not None or pieces:  # `tot serve` has separated them
+            return self.text, self.reasoning or ""
+        thinking, text = split(self.text)
+        return text, (self.reasoning or "") + thinking
+
 
 class ServerReply(_Reply):
     """A reply of the chat or the completions route."""
 
     choices: Annotated[tuple[Choice, ...], Field(min_length=1)]
-    usage: Annotated[Tokens | None, BeforeValidator(_fields)] = None
+    usage: Annotated[Tokens | None, _MaybeFields] = None
 
 
 class TokenIds(_Reply):
@@ -184,20 +175,21 @@ class TokenIds(_Reply):
     tokens: tuple[int, ...]
 
 
-def apart(choice: Choice, pieces: bool = False) -> tuple[str, str]:
-    """Split a choice into (text, thinking). The text is empty if the thinking is not finished.
+_PARTS = {
+    **dict.fromkeys(("text", "output_text", "str"), "text"),
+    **dict.fromkeys(("thinking", "reasoning", "reasoning_text", "redacted_thinking"), "reasoning"),
+    "refusal": "refusal",
+}
+"""The field for each type of content part."""
 
-    In a message that is decoded in `pieces`, thinking between tags is text.
-    """
-    if choice.message is None:
-        text, thinking = choice.text or "", ""
-    else:
-        text = choice.message.content or choice.message.refusal or ""
-        thinking = choice.message.reasoning_content or choice.message.reasoning or ""
-    if choice.finish is None and not pieces:  # `tot serve` has separated them
-        more, text = split(text)
-        thinking += more
-    return text, thinking
+
+def _text_of(part: Any) -> str:
+    """Return the text of one part, which may contain nested parts."""
+    if isinstance(part, list):
+        return "".join(map(_text_of, part))
+    if isinstance(part, Mapping):
+        return "".join(_text_of(part[name]) for name in ("text", "thinking", "reasoning", "refusal") if name in part)
+    return part if isinstance(part, str) else ""
 
 
 def without_surrogates(found: Any) -> Any:

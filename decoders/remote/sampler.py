@@ -1,52 +1,138 @@
-"""Draw n samples of a prompt from one server.
-
-Works around servers that do not support `n`, stop strings that stay in the text, or continued assistant messages.
-"""
+"""Draw samples from one model on one server, within its concurrency and the search's budget."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 import time
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from tot.decoders.budget import Meter
-from tot.decoders.errors import OptionError
-from tot.decoders.remote.body import (
-    KEEP_STOP,
-    Prompt,
-    RefusedError,
-    address,
-    counting,
-    for_tot,
-    messages_of,
-    sampled,
-    seed_of,
-)
-from tot.decoders.remote.endpoint import Endpoint, SpentError
+from tot.decoders.errors import OptionError, RefusedError
+from tot.decoders.remote.body import Prompt, address, messages_of, sampling_fields, seed_of, tot_fields
+from tot.decoders.remote.completions import completions_of
 from tot.decoders.remote.loop import together
-from tot.decoders.remote.reply import apart
-from tot.decoders.remote.samples import CUT, UnknownEndError, samples_of
-from tot.decoders.request import Completion, Sampling, Usage
+from tot.decoders.remote.reply import ServerReply
+from tot.decoders.remote.servers import SERVERS
+from tot.decoders.request import Completion, Part, Sampling, Usage
 
+if TYPE_CHECKING:
+    from tot.decoders.remote.client import Client
+
+log = logging.getLogger(__name__)
+
+CUT = Completion("", (), 0.0, "budget", Usage(), parts=(Part("exact", ""),))
+"""The completion of a request whose budget was spent before the reply."""
+_LONG_PROMPT, _MAX_CHARACTERS_PER_TOKEN = 4000, 20
+"""Prompts above this length (characters) are checked for truncation, by this bound on the average token length."""
+_LONGEST_TOKEN = 200
+"""Characters of a new token; a text with more of them ignores `max_tokens`, and reading it could take minutes."""
 _MAX_COINCIDENCE = 20
 """Texts up to this length (characters) may be equal by chance."""
 
 
-class Sampler:
-    """Draws samples from one endpoint."""
+class SpentError(Exception):
+    """The budget is spent."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
-        self._dialect = endpoint.dialect
-        self._options = endpoint.options
-        self._trying = asyncio.Lock()
+
+class Sampler:
+    """Draws samples from the model of a client, for use in one event loop."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.options = client.options
+        self._slots = asyncio.Semaphore(self.options.concurrency)
+        self._takes_n = True
+        """Whether the server returns several samples per request; otherwise one request is sent per sample."""
+        self._renamed: dict[str, str] = {}
+        """Fields that the server refuses, and their other names; an empty name leaves the field out."""
+        self._warned: set[str] = set()
+
+    def warn(self, message: str, *about: object) -> None:
+        """Log a warning once per message."""
+        if message not in self._warned:
+            self._warned.add(message)
+            log.warning(message, *about)
+
+    # -- one request --------------------------------------------------------------------------------------------------
+
+    async def tokenize(self, body: dict[str, Any]) -> tuple[int, ...]:
+        """Return the token ids of a body; empty if the server has no tokenizer."""
+        async with self._slots:
+            return await self.client.tokenize(body)
+
+    async def ask(self, meter: Meter, path: str, body: dict[str, Any]) -> tuple[ServerReply, Usage]:
+        """Send a body, adapted to the server, and return the reply and its usage, which `meter` counts.
+
+        Raises SpentError if the meter's budget is spent, RefusedError or ModelError.
+        """
+        async with self._slots:
+            reply = await self._reply(meter, path, body)
+        longest = max(len(choice.text) + len(choice.reasoning or "") for choice in reply.choices)
+        if longest > _LONGEST_TOKEN * (body["max_tokens"] + 1) and not body.get("echo"):
+            said = f"a text has {longest:,} characters, and max_tokens is {body['max_tokens']:,}"
+            raise RefusedError(f"{self.client} ignores a limit: {said}; use another server", said, 502)
+        usage = self._usage(reply, body)
+        meter.count(new_tokens=usage.new_tokens)
+        return reply, usage
+
+    async def _reply(self, meter: Meter, path: str, body: dict[str, Any]) -> ServerReply:
+        """Return the reply to a body. Sends it again with other fields if the server refuses a field."""
+        while True:
+            if meter.overspent() is not None:
+                raise SpentError
+            sent = self._fitted(body)
+            limit = meter.budget.seconds
+            try:
+                async with asyncio.timeout(None if limit is None else limit - meter.seconds):
+                    return await self.client.post(path, sent)
+            except TimeoutError:
+                raise SpentError from None
+            except RefusedError as error:
+                if "max_tokens" in sent and "max_completion_tokens" in error.said:  # OpenAI's reasoning models
+                    self._renamed["max_tokens"] = "max_completion_tokens"
+                elif "seed" in sent and re.search(r"\bseed\b", error.said):  # Mistral's API
+                    self._renamed["seed"] = ""
+                    self.warn("this server does not accept a seed: its samples are not reproducible")
+                elif self.options.logprobs and "logprob" in error.said:
+                    message = f"{error}: remove the option logprobs, or use another server"
+                    raise RefusedError(message, error.said) from None
+                if self._fitted(body) == sent:
+                    raise
+
+    def _fitted(self, body: dict[str, Any]) -> dict[str, Any]:
+        names = {name: self._renamed.get(name, name) for name in body}
+        fitted = {names[name]: value for name, value in body.items() if names[name]}
+        return {"model": self.client.model, **fitted, **self.options.extra}
+
+    def _usage(self, reply: ServerReply, body: dict[str, Any]) -> Usage:
+        """Return the usage of a reply; 0 for counts that the server does not report."""
+        tokens, client = reply.usage, self.client
+        if tokens is None or tokens.completion_tokens is None:
+            self.warn("%s does not report the number of new tokens: a budget estimates them from the texts", client)
+        if tokens is None:
+            return Usage()
+        prompt, texts = tokens.prompt_tokens or 0, [message["content"] for message in body.get("messages", ())]
+        characters = sum(map(len, texts)) or (len(body["prompt"]) if isinstance(body.get("prompt"), str) else 0)
+        if characters > _LONG_PROMPT and 0 < prompt * _MAX_CHARACTERS_PER_TOKEN < characters:
+            message = "%s counts %d prompt tokens in %d characters: it may have truncated the prompt"
+            self.warn(message, client, prompt, characters)
+        return Usage(prompt, min(prompt, tokens.cached_tokens or 0), tokens.completion_tokens or 0)
+
+    # -- samples ------------------------------------------------------------------------------------------------------
 
     async def samples(self, prompt: Prompt, sampling: Sampling, meter: Meter) -> list[Completion]:
-        """Draw n samples of a prompt."""
+        """Draw n samples of a prompt.
+
+        Raises OptionError if the server ignores a filter, or does not continue messages and must (`keep_stop`).
+        """
+        self._check(prompt, sampling)
         n = sampling.n if sampling.temperature else 1
         done: list[Completion] = []
-        if n == 1 or self._dialect.n:
+        if n == 1 or self._takes_n:
             try:
                 done = (await self._drawn(prompt, sampling, 0, n, meter))[:n]
             except RefusedError:  # whatever the message: the server may support only one sample per request
@@ -55,81 +141,59 @@ class Sampler:
                 done = await self._drawn(prompt, sampling, 0, 1, meter)
         if len(done) < n:
             if done and done[0] is not CUT:  # n samples were requested, one was returned
-                self._dialect.n = False
+                self._takes_n = False
             rest = [partial(self._drawn, prompt, sampling, i, 1, meter) for i in range(len(done), n)]
             done += [samples[0] for samples in await together(rest)]
         if n > 2 and len({sample.text for sample in done}) == 1 and len(done[0].text) > _MAX_COINCIDENCE:
-            self._endpoint.warn(
-                "all %d samples at temperature %g have the same text: check whether the server caches its replies",
-                n,
-                sampling.temperature,
-            )
+            message = "all %d samples at temperature %g have the same text: check whether the server caches its replies"
+            self.warn(message, n, sampling.temperature)
         return done + [replace(done[0], usage=Usage(seconds=done[0].usage.seconds))] * (sampling.n - n)
+
+    def _check(self, prompt: Prompt, sampling: Sampling) -> None:
+        """Refuse what the server is known not to do, or warn if that is not known."""
+        server, where = self.client.server, self.options.base_url
+        for name in ("top_k", "min_p"):
+            if sampling.temperature and getattr(sampling, name) and not server.filters:
+                if server.filters is False:
+                    raise OptionError(f"{server.title} ignores {name}: leave {name} out")
+                self.warn(f"the server at {where} may ignore {name}, which is not in OpenAI's protocol")
+        if server.continues or self.options.api != "chat" or not messages_of(prompt):
+            return
+        problem = f"the server at {where} is not known to continue an assistant message"
+        if sampling.keep_stop:
+            raise OptionError(
+                f"{problem}, which generator=continue needs: use generator=sample, or vLLM, SGLang, llama-server, "
+                "Ollama or tot serve (behind a proxy, name it by the option server)"
+            )
+        if _prefix(prompt):
+            self.warn(f"{problem}: it may start a new reply instead")
 
     async def _drawn(self, prompt: Prompt, sampling: Sampling, index: int, n: int, meter: Meter) -> list[Completion]:
         """Draw n samples, or fewer if the server returns fewer; the first has this index."""
-        start = time.monotonic()
-        path, body = address(prompt, self._options)
-        body |= sampled(sampling, self._options, seed_of(sampling.seed, index), n, "messages" in body)
-        exact = self._endpoint.server.is_tot and index == 0 and not self._options.thinking_tokens
+        start, server = time.monotonic(), self.client.server
+        path, body = address(prompt, self.options, server)
+        chat = "messages" in body
+        body |= sampling_fields(sampling, self.options, seed_of(sampling.seed, index), n, chat)
+        exact = server is SERVERS["tot"] and index == 0 and not self.options.thinking_tokens
         if exact:
-            body = {name: value for name, value in body.items() if name != "logprobs"} | for_tot(prompt, sampling)
-        messages = messages_of(prompt)
-        prefix = messages[-1].content if path.startswith("/chat") and messages[-1].role == "assistant" else ""
-        total = Usage()
-        whole = "stop" not in body  # the client truncates the text
+            body.pop("logprobs", None)
+            body |= tot_fields(prompt, sampling)
+        elif sampling.keep_stop and not server.reports_stops:
+            body.pop("stop", None)
         try:
-            if path.startswith("/chat") and (prefix or sampling.keep_stop) and not self._endpoint.server.is_tot:
-                await self._try_continuing(sampling, meter)
-            while True:
-                whole = whole or (sampling.keep_stop and not exact and not self._dialect.tells_stops)
-                if sampling.keep_stop and not exact:
-                    body[KEEP_STOP] = True
-                    if whole:
-                        body = {name: value for name, value in body.items() if name not in ("stop", KEEP_STOP)}
-                try:
-                    reply, usage = await self._endpoint.ask(meter, path, body)
-                    total += usage
-                    usage = replace(total, seconds=time.monotonic() - start)
-                    repeated = prefix if self._dialect.repeats or self._dialect.continues is False else ""
-                    return samples_of(reply, sampling, self._options.logprobs, usage, not whole, repeated)
-                except RefusedError:
-                    if KEEP_STOP not in body or not self._dialect.keep_stop:
-                        raise
-                    self._dialect.keep_stop = False
-                except UnknownEndError as unknown:
-                    whole = True
-                    if not unknown.blank:
-                        self._dialect.tells_stops = False
-                        self._endpoint.warn(
-                            "this server does not report which stop string ended a text: texts are requested without "
-                            "stop strings and truncated by the client, which uses more tokens"
-                        )
+            reply, usage = await self.ask(meter, path, body)
+            if sampling.keep_stop and "stop" in body and any(choice.stopped_blank for choice in reply.choices):
+                del body["stop"]  # a stop string after nothing but whitespace does not end a text
+                reply, more = await self.ask(meter, path, body)
+                usage += more
         except SpentError:
             return [CUT] * n
+        usage = replace(usage, seconds=time.monotonic() - start)
+        repeated = _prefix(prompt) if chat and not server.continues else ""
+        return completions_of(reply, sampling, self.options.logprobs, usage, "stop" in body, repeated)
 
-    async def continues(self, meter: Meter) -> bool:
-        """Return whether the server continues an assistant message, which is tested once."""
-        async with self._trying:
-            if self._dialect.continues is None:
-                try:
-                    reply, _ = await self._endpoint.ask(meter.for_probes(), *counting(self._options))
-                    self._dialect.tried(*apart(reply.choices[0]))
-                except RefusedError as error:
-                    self._dialect.continues, self._dialect.instead = False, error.said
-        return bool(self._dialect.continues)
 
-    async def _try_continuing(self, sampling: Sampling, meter: Meter) -> None:
-        """Warn if the server does not continue an assistant message.
-
-        Raises OptionError if the samples must continue a message (`keep_stop`).
-        """
-        if await self.continues(meter):
-            return
-        problem = f"{self._options.base_url} does not continue an assistant message ({self._dialect.instead})"
-        if sampling.keep_stop:
-            raise OptionError(
-                f"the server at {problem}, which generator=continue needs: use generator=sample, or vLLM, SGLang or "
-                "tot serve"
-            )
-        self._endpoint.warn(f"{problem}: it starts a new reply instead")
+def _prefix(prompt: Prompt) -> str:
+    """Return the assistant message that a prompt ends with; otherwise an empty string."""
+    messages = messages_of(prompt)
+    return messages[-1].content if messages and messages[-1].role == "assistant" else ""

@@ -14,8 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 
-from tot.decoders.errors import ModelError, OptionError, RequestError, ServerError
-from tot.decoders.remote.body import RefusedError
+from tot.decoders.errors import ModelError, OptionError, RefusedError, RequestError, ServerError
 
 log = logging.getLogger(__name__)
 

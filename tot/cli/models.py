@@ -9,22 +9,20 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from tot.decoders.errors import OptionError, TaskError, reason
+from tot.decoders.errors import TaskError, reason
 from tot.report.terminal import console
 
 
 def models_command(
     server: Annotated[
-        str | None, typer.Option("--server", help="Address of a server, to report its abilities: http://host:port/v1.")
+        str | None,
+        typer.Option("--server", help="Address of a server, to report its differences: http://host:port/v1."),
     ] = None,
-    model: Annotated[str | None, typer.Option("--model", help="The model's name on the server.")] = None,
 ) -> None:
-    """List the names that --model takes here without a download; with --server, report that server's abilities."""
+    """List the names that --model takes here without a download; with --server, report that server and its models."""
     if server is not None:
-        _report_abilities(server, model)
+        _report_server(server)
         return
-    if model is not None:
-        raise OptionError(f"--model {model} has an effect only with --server: give the server's address")
     from tot.decoders.models.model_names import list_models
 
     shown = console()
@@ -34,24 +32,16 @@ def models_command(
         shown.print("  ".join(filter(None, (entry.name, entry.kind, size, str(place), entry.note))))
 
 
-def _report_abilities(server: str, model: str | None) -> None:
-    """Print the abilities of a server for a model, and the effect of each."""
+def _report_server(server: str) -> None:
+    """Print how a server differs from OpenAI's protocol, and its models."""
     from tot.decoders.decoder import load_decoder
-    from tot.decoders.remote.abilities import EFFECTS
 
-    if model is None:
-        with load_decoder("openai", "", base_url=server) as decoder:
-            names = decoder.served_models
-        if len(names) != 1:
-            known = ", ".join(names[:20]) or "no model (an address usually ends in /v1)"
-            raise OptionError(f"the server at {server} lists {known}: choose one with --model NAME")
-        model = names[0]
-    with load_decoder("openai", model, base_url=server) as decoder:
-        abilities = decoder.probe()
+    with load_decoder("openai", "", base_url=server) as decoder:
+        names = ", ".join(decoder.served_models[:20]) or "none listed (an address usually ends in /v1)"
+        rows = [*decoder.server.rows(), ("models", names)]
     table = Table.grid(padding=(0, 2))
-    for ability, (name, with_it, without) in EFFECTS.items():
-        found = abilities.get(ability)
-        table.add_row(name, *("unknown", "") if found is None else ("yes", with_it) if found else ("no", without))
+    for row in rows:
+        table.add_row(*row)
     console().print(table)
 
 

@@ -37,8 +37,6 @@ def usage_line(solution: Solution) -> str:
         line += f", acceptance rate {usage.acceptance_rate:.0%} (of {usage.reached} reached)"
     if usage.undecoded_tokens:
         line += f", rationales cut: {usage.approximate_tokens} tokens approximate, {usage.undecoded_tokens} not decoded"
-    if usage.cost:
-        line += f", cost {usage.cost:.4g}"
     if solution.rejected:
         line += f", {counted(solution.rejected, 'rejected thought')}"
     if solution.parse_failures:

@@ -15,7 +15,6 @@ from tot.decoders.decoder import REMOTE, find_method, method_names
 from tot.decoders.errors import OptionError, unknown
 from tot.decoders.machine import MAX_THREADS
 from tot.decoders.models.model_names import Quantize
-from tot.decoders.remote.abilities import EFFECTS
 from tot.decoders.remote.network import is_loopback, key_from
 from tot.decoders.serving.limits import KEY_VARIABLE, Limits
 from tot.report.terminal import complain
@@ -92,17 +91,17 @@ def serve_command(given: dict[str, Any]) -> None:
         ExitStack() as stack,
     ):
         name = settings.name or (Path(settings.model).name if Path(settings.model).exists() else settings.model)
-        about, sources, seeded = {"model": name, "decoder": settings.decoder, "machine": None}, list[Source](), True
+        about, sources = {"model": name, "decoder": settings.decoder, "machine": None}, list[Source]()
         if isinstance(decoder, LocalDecoder):
             about["machine"] = describe(decoder.engine.loaded.device, decoder.engine.loaded.dtype)
             sampling = filters_of(settings.model, {}, names=("temperature", *FILTERS))
             methods = DecodingMethods(name, decoder, limits, options, sampling)
             sources.append(stack.enter_context(closing(methods)))
         else:
-            seeded = _probe(decoder, name)
+            _check_model(decoder)
         runs = LiveSearches() if settings.live or (settings.live is None and local) else None
         served = load_searches(settings.searches, decoder, tuple(method_names()))
-        searches = SearchModels(name, served, limits, runs, seeded)
+        searches = SearchModels(name, served, limits, runs)
         service = Service([*sources, searches], limits, about)
         if not local and key is None:
             _log(f"{settings.host} accepts other machines without an API key: set {KEY_VARIABLE}")
@@ -131,15 +130,11 @@ def _own_options(decoder: str, options: dict[str, Any]) -> dict[str, Any]:
     return {option: value for option, value in options.items() if option in own}
 
 
-def _probe(decoder: RemoteDecoder, name: str) -> bool:
-    """Check the model of a server and report its missing abilities. Return whether seeds make samples repeatable."""
+def _check_model(decoder: RemoteDecoder) -> None:
+    """Raise OptionError if a server lists models, but not the decoder's."""
     models = decoder.served_models  # Ollama adds a tag to a name, and LiteLLM lists patterns
     if models and not any(fnmatchcase(decoder.model, one) or one == f"{decoder.model}:latest" for one in models):
         raise OptionError(f"the server of --decoder openai: {unknown('model', decoder.model, models)}")
-    abilities = decoder.probe()
-    if missing := [EFFECTS[ability][0] for ability, found in abilities.items() if found is False]:
-        _log(f"the server behind {name} lacks {', '.join(missing)}: see tot models --server")
-    return abilities.get("seed") is not False
 
 
 def _log(line: str) -> None:

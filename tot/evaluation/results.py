@@ -47,8 +47,6 @@ class Results:
     """Accepted over drafted tokens; None if nothing was drafted."""
     acceptance_rate: float | None
     """Accepted over reached draft positions; None if nothing was drafted or positions were not counted."""
-    cost: float
-    """Cost of all requests to a remote server, by the configured prices; 0 for local models."""
     by_purpose: dict[str, dict[str, int]]
     """Calls, prompt tokens and new tokens, by purpose (generate, evaluate, answer, escalate)."""
     by_model: dict[str, dict[str, int]]
@@ -98,7 +96,6 @@ class Results:
             None
             if self.acceptance_rate is None
             else ("Acceptance rate", f"{self.acceptance_rate:.0%}", "of reached positions"),
-            ("Cost", f"{self.cost:.4g}", "by the configured prices") if self.cost else None,
         ]
         return list(filter(None, rows))
 
@@ -154,7 +151,6 @@ def summarise(samples: Iterable[Mapping[str, Any]], bad_rows: int = 0) -> Result
         seconds=measured["seconds"],
         acceptance=measured["accepted"] / measured["drafted"] if measured["drafted"] else None,
         acceptance_rate=measured["accepted"] / measured["reached"] if measured["reached"] else None,
-        cost=measured["cost"],
         by_purpose={purpose: dict(usage) for purpose, usage in purposes.items()},
         by_model={model: dict(usage) for model, usage in models.items()},
         certainty=reliability(certainties, each),

@@ -12,7 +12,6 @@ from typing import Any
 from tot.config import SearchConfig
 from tot.decoders.budget import Budget
 from tot.decoders.errors import TaskError
-from tot.decoders.remote.abilities import EFFECTS
 from tot.decoders.serving.errors import ServingError
 from tot.decoders.serving.gate import Gate
 from tot.decoders.serving.limits import Limits
@@ -49,16 +48,14 @@ class SearchModels:
         searches: Mapping[str, ServedSearch],
         limits: Limits,
         runs: LiveSearches | None = None,
-        seeded: bool = True,
     ) -> None:
-        """`runs` gets the searches, for the live page. `seeded`: whether seeds make samples repeatable."""
+        """`runs` gets the searches, for the live page."""
         self.gate = Gate(limits.max_searches, limits)
         self.name = name
         self.runs = runs
         self._searches = {f"{name}:{search}".removesuffix(":"): one for search, one in searches.items()}
         self.models: Mapping[str, Mapping[str, Any]] = {model: {} for model in (name, *self._searches)}
         self._limits = limits
-        self._seeded = seeded
 
     def watch(self, metrics: ServerMetrics) -> None:
         metrics.watch_gate("searches", self.gate)
@@ -79,10 +76,7 @@ class SearchModels:
         limits = {"max_tokens": min(tokens for tokens in most if tokens is not None)}
         config = SearchConfig.of(served_config, read.options | {"seed": seed} | limits)
         config.parts(task)  # raises OptionError, for example if `until` is given and the search has no vote
-        about: dict[str, Any] = {"seed": seed if self._seeded else None}
-        if not self._seeded and read.seed is not None:
-            about["warning"] = f"the server behind {self.name} ignores seed: {EFFECTS['seed'][2]}"
-        return ServedRequest(self, read, task, config, reply(read, about), client)
+        return ServedRequest(self, read, task, config, reply(read, {"seed": seed}), client)
 
 
 @dataclass(frozen=True, slots=True)

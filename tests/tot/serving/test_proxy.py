@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tot.decoders.errors import ContextError, ServerError, TotError
-from tot.decoders.remote.body import RefusedError
+from tot.decoders.errors import RefusedError
 
 
 def failing(chat: Any, error: TotError) -> Any:
