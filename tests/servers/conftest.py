@@ -218,7 +218,7 @@ def remote(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
     made: list[Any] = []
 
     def connect(server: Server, **options: Any) -> Any:
-        made.append(load_decoder("openai", server.model, base_url=server.url, **options))
+        made.append(load_decoder("openai", **{"model": server.model, "base_url": server.url} | options))
         return made[-1]
 
     yield connect

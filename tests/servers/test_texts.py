@@ -68,7 +68,7 @@ def test_a_prompt_of_plain_text_is_continued(server: Any, remote: Callable[..., 
 
 
 def test_a_wrong_model_name_error_lists_the_servers_models(server: Any, remote: Callable[..., Any]) -> None:
-    decoder = remote(server, served="smollm-two")
+    decoder = remote(server, model="smollm-two")
     with pytest.raises(ModelError) as raised:
         decoder.generate([make_request(QUESTIONS[0], max_tokens=4)])
     assert "'smollm-two'" in str(raised.value)

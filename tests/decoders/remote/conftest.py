@@ -53,16 +53,6 @@ def said(text: str, **fields: Any) -> dict[str, Any]:
     return {"text": text, "finish_reason": "stop", **fields}
 
 
-def counts(body: dict[str, Any]) -> bool:
-    """Return whether a body is the probe that tests if the server continues an assistant message, by counting."""
-    return str((body.get("messages") or [{"content": ""}])[-1]["content"]).endswith("8, 9, 1")
-
-
-def probes(body: dict[str, Any]) -> bool:
-    """Return whether a body is a probe of the server's abilities, which find nothing out about this server."""
-    return str((body.get("messages") or [{"content": ""}])[0]["content"]).startswith("List random words")
-
-
 class Scripted:
     """A server that replies with `reply(path, body)`: a list of choices ({"text": ...}), a whole reply, or (status,
     JSON).
@@ -76,12 +66,10 @@ class Scripted:
         self.always: Fault | None = None
         self.reply: Callable[[str, dict[str, Any]], Any] = self.hashed
         self.models = ["tiny"]
+        self.owner = ""
+        """`owned_by` of the models."""
         self.models_status = 200
         self.takes_n = True
-        self.continues = True
-        """Continue an assistant message instead of starting a new reply."""
-        self.repeats = False
-        """Repeat the assistant message's beginning in the reply."""
         self.in_flight = self.most_in_flight = 0
         self.cut_off = 0
         """Number of requests whose client disconnected before the reply."""
@@ -107,9 +95,8 @@ class Scripted:
 
     @property
     def posts(self) -> list[Asked]:
-        """The completion requests, without model lists and probes."""
-        about = [asked for asked in self.asked if not asked.path.endswith(("/models", "/tot-unknown-path"))]
-        return [asked for asked in about if not counts(asked.body) and not probes(asked.body)]
+        """The requests, without lists of models."""
+        return [asked for asked in self.asked if not asked.path.endswith("/models")]
 
     # -- start and end ----------------------------------------------------------------------------------------------
 
@@ -186,7 +173,7 @@ class Scripted:
         body = json.loads(content) if content else {}
         self.asked.append(Asked(target, body, headers))
         if method == "GET":
-            names = json.dumps({"data": [{"id": model} for model in self.models]})
+            names = json.dumps({"data": [{"id": model, "owned_by": self.owner} for model in self.models]})
             return await self._send(writer, Fault(self.models_status, raw=names.encode()))
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
@@ -215,14 +202,9 @@ class Scripted:
             await asyncio.wait_for(self._enough.wait(), 10)
         if self.slow and body["messages"][0]["content"].startswith(self.slow):
             await asyncio.sleep(60)
-        fault = self.faults.popleft() if self.faults and not probes(body) else self.always or Fault()
-        if probes(body):
-            fault = Fault(raw=json.dumps(self._whole(target, [said("words")] * body.get("n", 1))).encode())
+        fault = self.faults.popleft() if self.faults else self.always or Fault()
         if fault.raw is None:
             reply = self.reply(target, body)
-            if counts(body) and not isinstance(reply, tuple):  # refused requests are refused here too
-                text = "0, 11" if self.continues else "1, 2"
-                reply = [said(body["messages"][-1]["content"] + text if self.repeats else text)]
             if isinstance(reply, list):
                 reply = self._whole(target, reply)
             if isinstance(reply, tuple):
@@ -259,13 +241,37 @@ class Scripted:
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nearly remove the waits between retries."""
-    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.001)
-    monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.01)
+    monkeypatch.setattr("tot.decoders.remote.client._FIRST_WAIT", 0.001)
+    monkeypatch.setattr("tot.decoders.remote.client._LONGEST_WAIT", 0.01)
 
 
 @pytest.fixture
 def fault() -> type[Fault]:
     return Fault
+
+
+@pytest.fixture
+def broken(fault: type[Fault]) -> dict[str, Fault]:
+    """Replies that cannot be read, by name."""
+    return {
+        "reset": fault(reset=True),
+        "truncated body": fault(keep=0.6),
+        "no body": fault(keep=0.0),
+        "malformed JSON": fault(raw=b'{"choices": [{"mess'),
+        "empty body": fault(raw=b""),
+        "JSON of another shape": fault(raw=b'{"choices": "none"}'),
+        "no choices": fault(raw=b'{"choices": []}'),
+        "null": fault(raw=b"null"),
+        "bytes": fault(raw=b"\xff\xfe\x00", headers={"content-type": "application/octet-stream"}),
+        "plain text": fault(raw=b"upstream died", headers={"content-type": "text/plain"}),
+        "broken off": fault(raw=b'{"choices": [{"message": {"content": "ha"}, "finish_reason": "abort"}]}'),
+        "neither message nor text": fault(raw=b'{"choices": [{"index": 0, "finish_reason": "stop"}]}'),
+        "message of null": fault(raw=b'{"choices": [{"message": null, "finish_reason": "stop"}]}'),
+        "content of another shape": fault(raw=b'{"choices": [{"message": {"content": {"text": "a"}}}]}'),
+        "content with an image": fault(raw=b'{"choices": [{"message": {"content": [{"type": "image_url"}]}}]}'),
+        "error with status 200": fault(raw=b'{"error": {"message": "Too many requests"}}'),
+        "error with choices of null": fault(raw=b'{"choices": null, "detail": "no capacity"}'),
+    }
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Choices scored in each of the four ways, against hand-computed values, with fallbacks to the next way.
+"""Choices scored in each way, against hand-computed values, with fallbacks to the next way.
 
 The servers here are toys: a token is a character or a pair of digits, and its log-probability is minus its id divided
 by its position. So every score is a short sum.
@@ -44,7 +44,6 @@ class Toy:
 
     def __init__(self, *can: str) -> None:
         self.can = can
-        self.least = 0
 
     def __call__(self, path: str, body: dict[str, Any]) -> Any:
         if path.endswith("/tokenize"):
@@ -56,7 +55,7 @@ class Toy:
         if "choices" in body and "choices" in self.can:
             scores = [{"total": -float(len(one)), "tokens": len(one)} for one in body["choices"]]
             return [{"text": "", "choice_logprobs": scores}]
-        return self.drawn(path, body)
+        return [{"text": "10 it is"}]
 
     def tokenized(self, body: dict[str, Any]) -> list[int]:
         if "messages" not in body:
@@ -68,17 +67,10 @@ class Toy:
 
     def echoed(self, body: dict[str, Any]) -> Any:
         if "echo" not in self.can:
-            if body["max_tokens"] == 0:
-                return 500, "max_tokens=0 was too much for it"
             return [{"text": " and so on", "logprobs": None}]
-        if body["max_tokens"] < self.least:
-            return 400, {"error": {"message": "max_tokens must be at least 1"}}
-        ids = [*body["prompt"], *[ord("!")] * body["max_tokens"]]
+        ids = [*body["prompt"], ord("!")]
         logprobs = [None, *(logprob(token, place) for place, token in enumerate(ids) if place)]
-        usage = {
-            "prompt_tokens": len(body["prompt"]),
-            "completion_tokens": 1,
-        }  # vLLM counts one new token too many
+        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": 1}
         return {"choices": [{"text": "", "logprobs": {"token_logprobs": logprobs}}], "usage": usage}
 
     def next(self, body: dict[str, Any]) -> Any:
@@ -87,9 +79,6 @@ class Toy:
         assert body["return_tokens_as_token_ids"]
         top = {f"token_id:{token}": logprob(token, place) for token in wanted}
         return [{"text": "?", "logprobs": {"tokens": ["token_id:63"], "top_logprobs": [top]}}]
-
-    def drawn(self, path: str, body: dict[str, Any]) -> Any:
-        return [{"text": "10 it is"}]
 
 
 CHAT = (Message(role="user", content="hi"),)
@@ -106,28 +95,30 @@ def totals(completion: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("prompt", [CHAT, OPEN, "text"], ids=["messages", "prefix", "text"])
-@pytest.mark.parametrize("can", [("tokenize", "echo", "next"), ("tokenize", "echo")], ids=["next", "echo"])
+@pytest.mark.parametrize(("kind", "can"), [("vllm", "next"), ("vllm", "echo"), ("sglang", "echo")])
 @pytest.mark.parametrize("closed", [True, False])
 def test_the_servers_own_tokens_give_exact_scores(
-    server: Any, remote: Any, prompt: Any, can: tuple[str, ...], closed: bool
+    server: Any, remote: Any, caplog: Any, prompt: Any, kind: str, can: str, closed: bool
 ) -> None:
-    server.reply = Toy(*can)
+    server.reply = Toy("tokenize", can)
     choices = ("1", "10", " 2", "105")
     request = Request(prompt=prompt, choices=choices, close_choices=closed)
-    (completion,) = remote().generate([request])
+    (completion,) = remote(server=kind).generate([request])
     end = [END] if closed else []
     expected = [scored(HEADS[prompt], [*encode(choice), *end]) for choice in choices]
     assert totals(completion) == pytest.approx(expected, rel=1e-12)
     assert [one.tokens for one in completion.choice_logprobs] == [len(encode(one) + end) for one in choices]
-    assert (completion.text, completion.finish_reason) == ("", "stop")
+    assert (completion.text, completion.finish_reason, caplog.text) == ("", "stop", "")
 
 
 @pytest.mark.parametrize("prompt", [CHAT, OPEN, "text"], ids=["messages", "prefix", "text"])
 def test_a_server_that_scores_choices_itself_is_used(server: Any, remote: Any, prompt: Any, caplog: Any) -> None:
     server.reply = Toy("choices")
-    (completion,) = remote().generate([Request(prompt=prompt, choices=("a", "bcd"), close_choices=True)])
+    request = Request(prompt=prompt, choices=("a", "bcd"), close_choices=True)
+    (completion,) = remote(server="tot").generate([request])
     assert [(one.total, one.tokens) for one in completion.choice_logprobs] == [(-1.0, 1), (-3.0, 3)]
-    assert (server.posts[-1].body["choices"], server.posts[-1].body["close_choices"]) == (["a", "bcd"], True)
+    (post,) = server.posts
+    assert (post.body["choices"], post.body["close_choices"]) == (["a", "bcd"], True)
     assert caplog.text == ""
 
 
@@ -140,20 +131,38 @@ def test_a_server_that_fails_for_given_token_ids_is_scored_by_echo(server: Any, 
             return (500, {"error": {"message": "list index out of range"}}) if failing else super().__call__(path, body)
 
     server.reply = Speculating("tokenize", "echo", "next")
-    (completion,) = remote().generate([Request(prompt="text", choices=("1", "10"))])
-    assert totals(completion) == pytest.approx([scored(HEADS["text"], encode(choice)) for choice in ("1", "10")])
+    decoder = remote(server="vllm")
+    for _ in range(2):
+        (completion,) = decoder.generate([Request(prompt="text", choices=("1", "10"))])
+        assert totals(completion) == pytest.approx([scored(HEADS["text"], encode(choice)) for choice in ("1", "10")])
     assert sum("logprob_token_ids" in post.body for post in server.posts) == 1  # not retried for each request
 
 
+def test_a_prompt_that_every_way_refuses_does_not_change_the_way(server: Any, remote: Any) -> None:
+    toy = Toy("tokenize", "next")
+
+    def reply(path: str, body: dict[str, Any]) -> Any:
+        long = len(str(body.get("prompt", ""))) + len(str(body.get("messages", ""))) > 1000
+        refused = long and not path.endswith("/tokenize")
+        return (400, {"error": {"message": "maximum context length is 100 tokens"}}) if refused else toy(path, body)
+
+    server.reply = reply
+    decoder = remote(server="vllm")
+    with pytest.raises(RequestError, match="maximum context length is 100 tokens"):
+        decoder.generate([Request(prompt="x" * 1001, choices=("1", "2"))])
+    (completion,) = decoder.generate([Request(prompt="text", choices=("1", "2"))])
+    assert totals(completion) == pytest.approx([scored(HEADS["text"], encode(one)) for one in ("1", "2")])
+
+
 def test_prompts_of_token_ids_are_scored_unchanged(server: Any, remote: Any) -> None:
-    server.reply = Toy("tokenize", "echo", "next")
-    (completion,) = remote().generate([Request(prompt=(5, 6, 7), choices=("1", "2"))])
+    server.reply = Toy("tokenize", "next")
+    (completion,) = remote(server="vllm").generate([Request(prompt=(5, 6, 7), choices=("1", "2"))])
     assert totals(completion) == pytest.approx([-ord("1") / 3, -ord("2") / 3])
 
 
 def test_shared_prefixes_of_choices_are_requested_once(server: Any, remote: Any) -> None:
     server.reply = Toy("tokenize", "next")
-    remote().generate([Request(prompt=CHAT, choices=("aa", "ab", "ac", "b"))])
+    remote(server="vllm").generate([Request(prompt=CHAT, choices=("aa", "ab", "ac", "b"))])
     bodies = [post.body for post in server.posts if "logprob_token_ids" in post.body]
     head = HEADS[CHAT]
     assert {tuple(body["prompt"]): body["logprob_token_ids"] for body in bodies} == {
@@ -166,7 +175,7 @@ def test_shared_prefixes_of_choices_are_requested_once(server: Any, remote: Any)
 @pytest.mark.parametrize("together", [False, True])
 def test_choices_are_tokenized_once_for_all_prompts(server: Any, remote: Any, together: bool) -> None:
     server.reply = Toy("tokenize", "next")
-    decoder = remote()
+    decoder = remote(server="vllm")
     requests = [Request(prompt=text, choices=("1", "2"), close_choices=True) for text in "abc"]
     for sent in [requests] if together else [[request] for request in requests]:
         decoder.generate(sent)
@@ -174,16 +183,10 @@ def test_choices_are_tokenized_once_for_all_prompts(server: Any, remote: Any, to
     assert len(bodies) == 2 * 2 + 2 + 3  # each choice with its line break, the end of a turn, and the prompts
 
 
-def test_a_server_that_must_sample_a_token_is_scored_without_it(server: Any, remote: Any) -> None:
-    server.reply = toy = Toy("tokenize", "echo")
-    toy.least = 1
-    (completion,) = remote().generate([Request(prompt="text", choices=("1", "xyz"))])
-    assert totals(completion) == pytest.approx([scored(HEADS["text"], encode(one)) for one in ("1", "xyz")])
-
-
-def test_a_server_without_logprobs_is_scored_by_its_text(server: Any, remote: Any, caplog: Any) -> None:
+@pytest.mark.parametrize("kind", ["vllm", "openai"])
+def test_a_server_without_logprobs_is_scored_by_its_text(server: Any, remote: Any, caplog: Any, kind: str) -> None:
     server.reply = Toy()
-    (completion,) = remote().generate([Request(prompt=CHAT, choices=("1", " 10", "2"))])
+    (completion,) = remote(server=kind).generate([Request(prompt=CHAT, choices=("1", " 10", "2"))])
     assert totals(completion) == [-100.0, 0.0, -100.0]
     assert "from the generated text" in caplog.text
 
@@ -194,35 +197,31 @@ def test_a_filtered_reply_chooses_nothing(server: Any, remote: Any) -> None:
         remote().generate([Request(prompt=CHAT, choices=("1", "2"))])
 
 
-def test_an_outage_does_not_change_the_scoring_method(server: Any, remote: Any, fault: Any) -> None:
+def test_an_outage_does_not_change_the_way_of_scoring(server: Any, remote: Any, fault: Any) -> None:
     server.reply = Toy("tokenize", "echo", "next")
     server.faults += [fault(503), fault(reset=True), fault(keep=0.5), fault(500)] * 2
-    decoder = remote(retries=20)
     exact = [scored(HEADS[CHAT], [*encode(one), END]) for one in ("1", "10")]
-    (completion,) = decoder.generate([Request(prompt=CHAT, choices=("1", "10"), close_choices=True)])
+    request = Request(prompt=CHAT, choices=("1", "10"), close_choices=True)
+    (completion,) = remote(server="vllm", retries=20).generate([request])
     assert totals(completion) == pytest.approx(exact)
+    assert not any("echo" in post.body for post in server.posts)
     server.always = fault(503)
     with pytest.raises(ModelError, match="does not answer"):
-        remote(retries=1).generate([Request(prompt=CHAT, choices=("1", "10"))])
+        remote(server="vllm", retries=1).generate([Request(prompt=CHAT, choices=("1", "10"))])
 
 
 def test_choices_after_a_rationale_are_scored_after_the_trigger(server: Any, remote: Any) -> None:
     server.reply = Toy("tokenize", "next")
-    (completion,) = remote().generate(
-        [Request(prompt=CHAT, sampling=Sampling(), answer_trigger=" So", choices=("1", "2"))]
-    )
+    request = Request(prompt=CHAT, sampling=Sampling(), answer_trigger=" So", choices=("1", "2"))
+    (completion,) = remote(server="vllm").generate([request])
     head = [*HEADS[CHAT], *encode("10 it is So")]
     assert totals(completion) == pytest.approx([scored(head, encode(one)) for one in ("1", "2")])
     assert (completion.text, completion.answer) == ("10 it is So", "")
 
 
 def test_a_spent_budget_leaves_no_scores(server: Any, remote: Any) -> None:
-
-    server.reply = Toy("tokenize", "next")
-    request = Request(prompt=CHAT, choices=("1", "2"))
-
     async def complete() -> list[Completion]:
-        (pending,) = remote().start([request], Meter(Budget(tokens=0)))
+        (pending,) = remote().start([Request(prompt=CHAT, choices=("1", "2"))], Meter(Budget(tokens=0)))
         return list(await pending)
 
     (completion,) = asyncio.run(complete())
@@ -231,19 +230,14 @@ def test_a_spent_budget_leaves_no_scores(server: Any, remote: Any) -> None:
 
 def test_usage_of_choices_is_the_servers_count(server: Any, remote: Any) -> None:
     server.reply = Toy("tokenize", "echo")
-    decoder = remote(input_price=1e6)
-    decoder.generate([Request(prompt="first", choices=("1",))])  # the other method is tried once, and paid for
-    (completion,) = decoder.generate([Request(prompt="text", choices=("1", "xyz"))])
-    assert (completion.usage.prompt_tokens, completion.usage.new_tokens, completion.usage.cost) == (6 + 8, 0, 14.0)
-
-
-# -- scoring by text ------------------------------------------------------------------------------------------------
+    (completion,) = remote(server="sglang").generate([Request(prompt="text", choices=("1", "xyz"))])
+    assert (completion.usage.prompt_tokens, completion.usage.new_tokens) == (6 + 8, 2)
 
 
 @pytest.mark.parametrize(
     ("text", "chosen"), [("10.", "10"), ("1, not 10", "1"), (" I say 10 or 1", "10"), ("Sure!", "sure"), ("no", None)]
 )
-def test_by_text_selects_the_choice_at_the_start_or_named_first(text: str, chosen: str | None) -> None:
+def test_a_text_selects_the_choice_at_its_start_or_named_first(text: str, chosen: str | None) -> None:
     choices = ("1", " 10", "sure")
     best = [one.strip() for one, score in zip(choices, by_text(choices, text), strict=True) if score.total == 0.0]
     assert best == ([chosen] if chosen else [])

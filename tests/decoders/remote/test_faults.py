@@ -1,12 +1,7 @@
-"""Servers that fail: retries, their number and delay, failures without a retry, and error messages.
-
-The `openai` package decides the delays.
-"""
+"""Servers that fail: retries, their number and delay, failures without a retry, and error messages."""
 
 from __future__ import annotations
 
-import asyncio
-import gzip
 import json
 import time
 from email.utils import formatdate
@@ -15,8 +10,7 @@ from typing import Any
 import pytest
 
 from tot.decoders import Message, ModelError, Request, RequestError, Sampling
-from tot.decoders.errors import ServerError
-from tot.decoders.remote.body import RefusedError
+from tot.decoders.errors import RefusedError, ServerError
 
 PASSING = [408, 409, 429, 500, 502, 503, 504, 529]
 OURS = [400, 413, 422, 431]
@@ -38,10 +32,8 @@ def text_of(server: Any) -> str:
 @pytest.mark.parametrize("status", PASSING)
 def test_a_transient_status_is_retried(server: Any, remote: Any, fault: Any, status: int) -> None:
     server.faults += [fault(status, raw=b'{"error": {"message": "busy"}}')] * 3
-    decoder = remote()
-    (completion,) = decoder.generate([ask()])
-    assert completion.text == text_of(server)
-    assert (len(server.posts), decoder.spent.requests, decoder.spent.retries) == (4, 1, 3)
+    (completion,) = remote().generate([ask()])
+    assert (completion.text, len(server.posts)) == (text_of(server), 4)
 
 
 @pytest.mark.parametrize("status", PASSING)
@@ -49,10 +41,9 @@ def test_retries_are_limited_and_the_error_explains_how_to_resume(
     server: Any, remote: Any, fault: Any, status: int
 ) -> None:
     server.always = fault(status, raw=b'{"error": {"message": "busy"}}')
-    decoder = remote(retries=2)
     with pytest.raises(ModelError, match=rf"does not answer \({status}: busy, 3 times\).*resume with --resume"):
-        decoder.generate([ask()])
-    assert (len(server.posts), decoder.spent.retries) == (3, 2)
+        remote(retries=2).generate([ask()])
+    assert len(server.posts) == 3
 
 
 @pytest.mark.parametrize("status", OURS)
@@ -102,7 +93,7 @@ def test_an_unknown_model_error_lists_the_servers_models(
 ) -> None:
     server.models = ["big", "bigger"]
     server.reply = lambda path, body: (status, message)
-    with pytest.raises(ModelError, match=r"has no model 'tiny'.*Its models: big, bigger\. Give served=NAME"):
+    with pytest.raises(ModelError, match=r"has no model 'tiny'.*Its models: big, bigger\. Give one of them"):
         remote().generate([ask()])
 
 
@@ -153,53 +144,43 @@ def test_an_invalid_retry_after_still_leads_to_a_retry(server: Any, remote: Any,
 # -- connections and bodies ---------------------------------------------------------------------------------------
 
 
-def faults_of(fault: Any) -> dict[str, Any]:
-    return {
-        "reset": fault(reset=True),
-        "truncated body": fault(keep=0.6),
-        "no body": fault(keep=0.0),
-        "malformed JSON": fault(raw=b'{"choices": [{"mess'),
-        "empty body": fault(raw=b""),
-        "JSON of another shape": fault(raw=b'{"choices": "none"}'),
-        "no choices": fault(raw=b'{"choices": []}'),
-        "null": fault(raw=b"null"),
-        "bytes": fault(raw=b"\xff\xfe\x00", headers={"content-type": "application/octet-stream"}),
-        "plain text": fault(raw=b"upstream died", headers={"content-type": "text/plain"}),
-        "broken off": fault(raw=b'{"choices": [{"message": {"content": "ha"}, "finish_reason": "abort"}]}'),
-        "neither message nor text": fault(raw=b'{"choices": [{"index": 0, "finish_reason": "stop"}]}'),
-        "message of null": fault(raw=b'{"choices": [{"message": null, "finish_reason": "stop"}]}'),
-        "content of another shape": fault(raw=b'{"choices": [{"message": {"content": {"text": "a"}}}]}'),
-        "content with an image": fault(raw=b'{"choices": [{"message": {"content": [{"type": "image_url"}]}}]}'),
-        "error with status 200": fault(raw=b'{"error": {"message": "Too many requests"}}'),
-        "error with choices of null": fault(raw=b'{"choices": null, "detail": "no capacity"}'),
-    }
-
-
-NAMES = list(faults_of(lambda *args, **kwargs: None))
 LOST = ["reset", "truncated body", "no body"]
 """Unreadable replies that are the connection's fault."""
+NAMES = [
+    *LOST,
+    *(
+        "malformed JSON",
+        "empty body",
+        "JSON of another shape",
+        "no choices",
+        "null",
+        "bytes",
+        "plain text",
+        "broken off",
+    ),
+    *("broken off", "neither message nor text", "message of null", "content of another shape", "content with an image"),
+    *("error with status 200", "error with choices of null"),
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_broken_reply_is_retried(server: Any, remote: Any, fault: Any, name: str) -> None:
-    server.faults += [faults_of(fault)[name]] * 2
-    decoder = remote()
-    (completion,) = decoder.generate([ask()])
-    assert completion.text == text_of(server)
-    assert (len(server.posts), decoder.spent.retries) == (3, 2)
+def test_a_broken_reply_is_retried(server: Any, remote: Any, broken: Any, name: str) -> None:
+    server.faults += [broken[name]] * 2
+    (completion,) = remote().generate([ask()])
+    assert (completion.text, len(server.posts)) == (text_of(server), 3)
 
 
 @pytest.mark.parametrize("name", LOST)
-def test_connections_that_always_break_are_an_outage(server: Any, remote: Any, fault: Any, name: str) -> None:
-    server.always = faults_of(fault)[name]
+def test_connections_that_always_break_are_an_outage(server: Any, remote: Any, broken: Any, name: str) -> None:
+    server.always = broken[name]
     with pytest.raises(ModelError, match=r"2 times.*resume with --resume"):
         remote(retries=1).generate([ask()])
     assert len(server.posts) == 2
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - set(LOST)))
-def test_a_reply_that_is_always_unreadable_fails_its_request(server: Any, remote: Any, fault: Any, name: str) -> None:
-    server.always = faults_of(fault)[name]
+def test_a_reply_that_is_always_unreadable_fails_its_request(server: Any, remote: Any, broken: Any, name: str) -> None:
+    server.always = broken[name]
     with pytest.raises(RequestError, match=r"fails for this request \(.*, 2 times\)"):
         remote(retries=1).generate([ask()])
     assert len(server.posts) == 2
@@ -281,12 +262,6 @@ def test_a_server_that_fails_at_three_requests_in_a_row_ends_the_run(server: Any
         decoder.generate([ask()])
 
 
-def test_a_correct_body_with_a_wrong_content_type_is_read(server: Any, remote: Any, fault: Any) -> None:
-    server.faults.append(fault(headers={"content-type": "text/plain; charset=utf-8"}))
-    (completion,) = remote().generate([ask()])
-    assert (completion.text, len(server.posts)) == (text_of(server), 1)
-
-
 def test_a_web_page_is_reported_as_a_wrong_address(server: Any, remote: Any, fault: Any) -> None:
     server.always = fault(raw=b"<html>Welcome!</html>", headers={"content-type": "text/html"})
     with pytest.raises(ModelError, match=r"replies with a web page: check base_url, which usually ends in /v1"):
@@ -309,7 +284,7 @@ def test_a_redirected_tokenize_route_counts_as_missing(server: Any, remote: Any)
         return (301, {}) if path.endswith("/tokenize") else [{"text": "2"}]
 
     server.reply = reply
-    (completion,) = remote().generate([Request(prompt="q", choices=("1", "2"))])
+    (completion,) = remote(server="vllm").generate([Request(prompt="q", choices=("1", "2"))])
     assert [one.total for one in completion.choice_logprobs] == [-100.0, 0.0]
 
 
@@ -317,43 +292,6 @@ def test_a_redirect_that_keeps_the_body_is_followed(server: Any, remote: Any, fa
     server.faults.append(fault(307, {"location": f"{server.url}/chat/completions"}, raw=b""))
     (completion,) = remote().generate([ask()])
     assert completion.text == text_of(server)
-
-
-@pytest.mark.parametrize("slow", ["headers alone", "slow body"])
-def test_a_slow_reply_times_out_and_is_retried(server: Any, remote: Any, fault: Any, slow: str) -> None:
-    server.faults.append(fault(delay=30.0, keep=1.0 if slow == "slow body" else 0.0))
-    decoder = remote(timeout=0.3)
-    (completion,) = decoder.generate([ask()])
-    assert completion.text == text_of(server)
-    assert decoder.spent.retries >= 1  # the second reply may be late too on a busy machine
-
-
-def test_a_server_that_is_always_slow_is_reported_with_the_timeout(server: Any, remote: Any, fault: Any) -> None:
-    server.always = fault(delay=30.0)
-    with pytest.raises(ModelError, match=r"no complete reply in 0\.2 s, 2 times"):
-        remote(timeout=0.2, retries=1).generate([ask()])
-
-
-def test_a_temporary_server_outage_is_waited_out(server: Any, remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.5)
-    decoder = remote(retries=20)
-    decoder.generate([ask("before")])
-    server.stop()
-    loop = server._loop
-    loop.call_soon_threadsafe(loop.call_later, 0.5, lambda: loop.create_task(restart(server)))
-    (completion,) = decoder.generate([ask("after")])
-    assert completion.text == text_of(server)
-    assert decoder.spent.retries > 0
-
-
-def test_a_dripping_reply_times_out(server: Any, remote: Any, fault: Any) -> None:
-    server.always = fault(drip=0.02)  # two minutes in total, with short gaps between bytes
-    with pytest.raises(ModelError, match=r"no complete reply in 0\.3 s, 2 times"):
-        remote(timeout=0.3, retries=1).generate([ask()])
-
-
-async def restart(server: Any) -> None:
-    server._server = await asyncio.start_server(server._serve, "127.0.0.1", server.port)
 
 
 # -- replies to the clients of a proxy ---------------------------------------------------------------------------
@@ -409,35 +347,3 @@ def test_a_refusal_has_a_status_and_a_code(
         remote(retries=0).generate([ask()])
     assert (caught.value.status, caught.value.code) == (status, code)
     assert caught.value.said == (f"{given}: {message}" if status == 502 else message)
-
-
-# -- sizes ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_reply_above_the_limit_is_refused_without_a_retry(
-    server: Any, remote: Any, fault: Any, packed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tot.decoders.remote.transport._MAX_REPLY", 2**20)
-    raw = json.dumps({"choices": [{"message": {"content": "a" * 2**20}}]}).encode()
-    server.always = fault(
-        raw=gzip.compress(raw) if packed else raw, headers={"Content-Encoding": "gzip"} if packed else {}
-    )
-    with pytest.raises(RequestError, match="its reply is larger than 1 MiB; check base_url, or lower n or max_tokens"):
-        remote().generate([ask()])
-    assert len(server.posts) == 1
-
-
-def test_a_compressed_reply_below_the_limit_is_read(server: Any, remote: Any, fault: Any) -> None:
-    raw = json.dumps({"choices": [{"message": {"content": "a" * 2**20}}]}).encode()
-    server.always = fault(raw=gzip.compress(raw), headers={"Content-Encoding": "gzip"})
-    assert remote().generate([ask(max_tokens=8000)])[0].text == "a" * 2**20
-    with pytest.raises(RequestError, match=r"ignores a limit: a text has 1,048,576 characters, and max_tokens is 100"):
-        remote().generate([ask(max_tokens=100)])
-
-
-def test_a_huge_list_of_models_is_reported(server: Any, remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tot.decoders.remote.transport._MAX_REPLY", 1000)
-    server.models = ["x" * 2000]
-    with pytest.raises(ServerError, match=r"lists no models: its reply is larger than"):
-        remote()

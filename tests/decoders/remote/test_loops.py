@@ -169,14 +169,6 @@ def test_new_tokens_are_counted_as_replies_arrive(server: Any, remote: Any) -> N
     assert (meter.new_tokens, meter.forwards) == (30, 0)
 
 
-def test_the_request_that_tests_a_server_is_not_part_of_a_search(server: Any, remote: Any) -> None:
-    decoder, meter = remote(), Meter()
-    messages = (Message(role="user", content="q"), Message(role="assistant", content="begun"))
-    ((completion,),) = asyncio.run(complete(decoder, [Request(prompt=messages)], meter))
-    assert (meter.new_tokens, completion.usage.new_tokens) == (3, 3)
-    assert decoder.spent.usage.new_tokens == 6
-
-
 def test_requests_beyond_the_budget_are_not_sent(server: Any, remote: Any) -> None:
     meter = Meter(Budget(tokens=12))
     done = asyncio.run(complete(remote(concurrency=2), [ask(f"q{i}", temperature=1, n=2) for i in range(20)], meter))

@@ -1,13 +1,17 @@
-"""Servers that cannot be reached, and faults of many requests at once."""
+"""Servers that cannot be reached, are slow, send too much, or fail for many requests at once."""
 
 from __future__ import annotations
 
+import asyncio
+import gzip
+import json
 import socket
 from typing import Any
 
 import pytest
 
 from tot.decoders import Message, ModelError, Request, RequestError, Sampling, load_decoder
+from tot.decoders.errors import ServerError
 
 PASSING = [408, 409, 429, 500, 502, 503, 504, 529]
 
@@ -19,28 +23,6 @@ def ask(text: str = "q", **sampling: Any) -> Request:
 def text_of(server: Any) -> str:
     """Return the server's reply to its last received body."""
     return server.hashed("", server.posts[-1].body)[0]["text"]
-
-
-def faults_of(fault: Any) -> dict[str, Any]:
-    return {
-        "reset": fault(reset=True),
-        "truncated body": fault(keep=0.6),
-        "no body": fault(keep=0.0),
-        "malformed JSON": fault(raw=b'{"choices": [{"mess'),
-        "empty body": fault(raw=b""),
-        "JSON of another shape": fault(raw=b'{"choices": "none"}'),
-        "no choices": fault(raw=b'{"choices": []}'),
-        "null": fault(raw=b"null"),
-        "bytes": fault(raw=b"\xff\xfe\x00", headers={"content-type": "application/octet-stream"}),
-        "plain text": fault(raw=b"upstream died", headers={"content-type": "text/plain"}),
-        "broken off": fault(raw=b'{"choices": [{"message": {"content": "ha"}, "finish_reason": "abort"}]}'),
-        "neither message nor text": fault(raw=b'{"choices": [{"index": 0, "finish_reason": "stop"}]}'),
-        "message of null": fault(raw=b'{"choices": [{"message": null, "finish_reason": "stop"}]}'),
-        "content of another shape": fault(raw=b'{"choices": [{"message": {"content": {"text": "a"}}}]}'),
-        "content with an image": fault(raw=b'{"choices": [{"message": {"content": [{"type": "image_url"}]}}]}'),
-        "error with status 200": fault(raw=b'{"error": {"message": "Too many requests"}}'),
-        "error with choices of null": fault(raw=b'{"choices": null, "detail": "no capacity"}'),
-    }
 
 
 def test_a_refused_connection_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,39 +61,28 @@ def test_a_server_without_a_list_of_models_is_used_anyway(server: Any, remote: A
 # -- many at once -------------------------------------------------------------------------------------------------
 
 
-def test_with_all_faults_at_once_no_reply_is_lost_or_doubled(server: Any, remote: Any, fault: Any) -> None:
-    kinds = [*faults_of(fault).values(), *(fault(status) for status in PASSING), fault(429, {"retry-after": "0.01"})]
+def test_with_all_faults_at_once_no_reply_is_lost_or_doubled(
+    server: Any, remote: Any, fault: Any, broken: dict[str, Any]
+) -> None:
+    kinds = [*broken.values(), *(fault(status) for status in PASSING), fault(429, {"retry-after": "0.01"})]
     server.faults += kinds * 4
-    decoder = remote(retries=100, concurrency=16)
     requests = [ask(f"q{i}", temperature=1, n=2, seed=i) for i in range(60)]
-    done = decoder.generate(requests)
+    done = remote(retries=100, concurrency=16).generate(requests)
     bodies = {asked.body["messages"][0]["content"]: asked.body for asked in server.posts}
     expected = [reply["text"] for i in range(60) for reply in server.hashed("", bodies[f"q{i}"])]
     assert [one.text for one in done] == expected
     assert len(set(expected)) == 120
-    assert decoder.spent.retries == len(kinds) * 4
     assert len(server.posts) == 60 + len(kinds) * 4
-    assert (decoder.spent.requests, decoder.spent.usage.new_tokens) == (60, 360)
+    assert sum(one.usage.new_tokens for one in done) == 360
 
 
 def test_an_outage_is_logged_once_not_once_per_request(server: Any, remote: Any, fault: Any, caplog: Any) -> None:
-    server.faults += [fault(503, raw=b'{"error": "restarting"}')] * 10
-    remote().generate([ask(f"q{i}") for i in range(10)])
-    messages = [record.message for record in caplog.records if "retrying" in record.message]
-    assert messages == [f"{server.url}: 503: restarting; retrying up to 10 times"]
-
-
-def test_an_outage_is_logged_once_even_if_a_failure_follows_a_good_reply(
-    server: Any, remote: Any, fault: Any, caplog: Any
-) -> None:
-    server.wait_for = 2
-    server.faults += [fault(503, raw=b"{}"), fault(503, raw=b"{}", delay=0.5)]
     decoder = remote()
-    decoder.generate([ask("q0"), ask("q1")])
-    assert (decoder.spent.retries, caplog.text.count("retrying")) == (2, 1)
-    server.faults += [fault(503, raw=b"{}")]  # the next outage
-    decoder.generate([ask("q2")])
-    assert (decoder.spent.retries, caplog.text.count("retrying")) == (3, 2)
+    for outages in (1, 2):
+        server.faults += [fault(503, raw=b'{"error": "restarting"}')] * 10
+        decoder.generate([ask(f"q{i}") for i in range(10)])
+        messages = [record.message for record in caplog.records if "retrying" in record.message]
+        assert messages == [f"{server.url}: 503: restarting; retrying up to 10 times"] * outages
 
 
 def test_one_refused_request_ends_the_call_and_drops_the_others(server: Any, remote: Any, fault: Any) -> None:
@@ -124,3 +95,73 @@ def test_one_refused_request_ends_the_call_and_drops_the_others(server: Any, rem
         remote().generate([ask(f"q{i}") for i in range(5)])
     (completion,) = remote().generate([ask("q9")])
     assert completion.text == text_of(server)
+
+
+# -- slow servers ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slow", ["headers alone", "slow body"])
+def test_a_slow_reply_times_out_and_is_retried(server: Any, remote: Any, fault: Any, slow: str) -> None:
+    server.faults.append(fault(delay=30.0, keep=1.0 if slow == "slow body" else 0.0))
+    (completion,) = remote(timeout=0.3).generate([ask()])
+    assert completion.text == text_of(server)
+    assert len(server.posts) >= 2  # the second reply may be late too on a busy machine
+
+
+def test_a_server_that_is_always_slow_is_reported_with_the_timeout(server: Any, remote: Any, fault: Any) -> None:
+    server.always = fault(delay=30.0)
+    with pytest.raises(ModelError, match=r"no complete reply in 0\.2 s, 2 times"):
+        remote(timeout=0.2, retries=1).generate([ask()])
+
+
+def test_a_temporary_server_outage_is_waited_out(server: Any, remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tot.decoders.remote.client._LONGEST_WAIT", 0.5)
+    decoder = remote(retries=20)
+    decoder.generate([ask("before")])
+    server.stop()
+    loop = server._loop
+    loop.call_soon_threadsafe(loop.call_later, 0.5, lambda: loop.create_task(restart(server)))
+    (completion,) = decoder.generate([ask("after")])
+    assert completion.text == text_of(server)
+
+
+def test_a_dripping_reply_times_out(server: Any, remote: Any, fault: Any) -> None:
+    server.always = fault(drip=0.02)  # two minutes in total, with short gaps between bytes
+    with pytest.raises(ModelError, match=r"no complete reply in 0\.3 s, 2 times"):
+        remote(timeout=0.3, retries=1).generate([ask()])
+
+
+async def restart(server: Any) -> None:
+    server._server = await asyncio.start_server(server._serve, "127.0.0.1", server.port)
+
+
+# -- sizes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_reply_above_the_limit_is_refused_without_a_retry(
+    server: Any, remote: Any, fault: Any, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tot.decoders.remote.client._MAX_REPLY", 2**20)
+    raw = json.dumps({"choices": [{"message": {"content": "a" * 2**20}}]}).encode()
+    server.always = fault(
+        raw=gzip.compress(raw) if packed else raw, headers={"Content-Encoding": "gzip"} if packed else {}
+    )
+    with pytest.raises(RequestError, match="its reply is larger than 1 MiB; check base_url, or lower n or max_tokens"):
+        remote().generate([ask()])
+    assert len(server.posts) == 1
+
+
+def test_a_compressed_reply_below_the_limit_is_read(server: Any, remote: Any, fault: Any) -> None:
+    raw = json.dumps({"choices": [{"message": {"content": "a" * 2**20}}]}).encode()
+    server.always = fault(raw=gzip.compress(raw), headers={"Content-Encoding": "gzip"})
+    assert remote().generate([ask(max_tokens=8000)])[0].text == "a" * 2**20
+    with pytest.raises(RequestError, match=r"ignores a limit: a text has 1,048,576 characters, and max_tokens is 100"):
+        remote().generate([ask(max_tokens=100)])
+
+
+def test_a_huge_list_of_models_is_reported(server: Any, remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tot.decoders.remote.client._MAX_REPLY", 1000)
+    server.models = ["x" * 2000]
+    with pytest.raises(ServerError, match=r"lists no models: its reply is larger than"):
+        remote()

@@ -199,12 +199,6 @@ def logprobs(**tokens: float | None) -> dict[str, Any]:
     return {"content": [{"token": token, "logprob": value} for token, value in tokens.items()]}
 
 
-def test_log_probabilities_of_each_token_are_returned(server: Any, remote: Any) -> None:
-    server.reply = lambda path, body: reply({"content": "ab"}, logprobs=logprobs(a=-0.5, b=-0.25))
-    (completion,) = remote(logprobs=True).generate([ask()])
-    assert (completion.logprobs, completion.logprob) == ((-0.5, -0.25), -0.75)
-
-
 def test_tokens_after_a_stop_string_have_no_log_probabilities(server: Any, remote: Any) -> None:
     server.reply = lambda path, body: reply(
         {"content": "a.b"}, logprobs={**logprobs(**{"a": -1.0, ".": -2.0, "b": -4.0})}
@@ -219,76 +213,3 @@ def test_a_missing_log_probability_is_an_error_only_if_requested(server: Any, re
     assert remote().generate([ask()])[0].text == "ab"
     with pytest.raises(RequestError, match="returned no log-probabilities"):
         remote(logprobs=True).generate([ask()])
-
-
-# -- suspicious samples and prompts ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("takes_n", [True, False])
-def test_identical_samples_cause_one_warning(server: Any, remote: Any, caplog: Any, takes_n: bool) -> None:
-    text = "The same long text, from a cache."
-    server.reply = lambda path, body: [{"text": text}] * (body.get("n", 1) if takes_n else 1)
-    decoder = remote()
-    decoder.generate([ask(temperature=0.7, n=3), ask(temperature=0.7, n=3)])
-    assert caplog.text.count("all 3 samples at temperature 0.7 have the same text") == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "sampling"), [("7", {"temperature": 0.7, "n": 3}), ("A long text, the same at 0.", {"n": 3})]
-)
-def test_short_and_greedy_samples_may_be_identical(
-    server: Any, remote: Any, caplog: Any, text: str, sampling: dict[str, Any]
-) -> None:
-    server.reply = lambda path, body: [{"text": text}] * body.get("n", 1)
-    remote().generate([ask(**sampling)])
-    assert caplog.text == ""
-
-
-@pytest.mark.parametrize(("counted", "warned"), [(5, True), (900, False), (0, False)])
-def test_a_possibly_truncated_prompt_causes_a_warning(
-    server: Any, remote: Any, caplog: Any, counted: int, warned: bool
-) -> None:
-    server.reply = lambda path, body: reply(usage={"prompt_tokens": counted, "completion_tokens": 1})
-    remote().generate([Request(prompt=(Message(role="user", content="word " * 900),))])
-    assert ("it may have truncated the prompt" in caplog.text) is warned
-
-
-# -- several samples per request ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("status", [400, 422, 500, 501])
-@pytest.mark.parametrize(
-    "words", ["Only one completion choice is allowed", "n>1 not supported", "multiple completions are not supported"]
-)
-def test_a_server_that_refuses_several_samples_gets_one_sample_per_request(
-    server: Any, remote: Any, status: int, words: str
-) -> None:
-    def refuse(path: str, body: dict[str, Any]) -> Any:
-        return (status, {"error": {"message": words}}) if "n" in body else server.hashed(path, body)
-
-    server.reply = refuse
-    decoder = remote()
-    assert len({one.text for one in decoder.generate([ask(temperature=1, n=3)])}) == 3
-    assert ["n" in post.body for post in server.posts] == [True, False, False, False]
-    decoder.generate([ask(temperature=1, n=3, seed=8)])
-    assert not any("n" in post.body for post in server.posts[4:])
-
-
-def test_a_failure_with_an_unknown_message_is_retried_with_one_sample(server: Any, remote: Any) -> None:
-    def fail(path: str, body: dict[str, Any]) -> Any:
-        return (500, {"error": "assert width == 1"}) if "n" in body else server.hashed(path, body)
-
-    server.reply = fail
-    done = remote().generate([ask(temperature=1, n=2, seed=seed) for seed in range(6)])  # all of them at once
-    assert len({one.text for one in done}) == 12
-
-
-def test_a_refusal_unrelated_to_several_samples_is_reported(server: Any, remote: Any) -> None:
-    server.reply = lambda path, body: (400, {"error": {"message": "the prompt is too long"}})
-    decoder = remote()
-    with pytest.raises(RequestError, match="the prompt is too long"):
-        decoder.generate([ask(temperature=1, n=3)])
-    assert len(server.posts) == 2
-    server.reply = server.hashed
-    decoder.generate([ask(temperature=1, n=3)])
-    assert server.posts[-1].body["n"] == 3

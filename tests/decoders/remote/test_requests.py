@@ -1,4 +1,4 @@
-"""Requests sent to a server, and its replies: routes, fields, samples, seeds, finish reasons, tokens."""
+"""Requests sent to a server: routes, fields, samples, seeds, tokens, rationales and options."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tot.decoders import Message, OptionError, Request, RequestError, Sampling, Usage
+from tot.decoders import Message, OptionError, Request, RequestError, Sampling
 
 TWO = {"continue_final_message": True, "add_generation_prompt": False}
 
@@ -26,18 +26,10 @@ def ask(text: str = "q", **sampling: Any) -> Request:
 
 def test_a_body_has_only_the_fields_that_every_server_knows(server: Any, remote: Any) -> None:
     remote().generate([ask(max_tokens=7, seed=3)])
-    assert [(asked.path, asked.body) for asked in server.posts] == [
-        (
-            "/v1/chat/completions",
-            {
-                "model": "tiny",
-                "messages": [{"role": "user", "content": "q"}],
-                "max_tokens": 7,
-                "temperature": 0.0,
-                "seed": 3,
-            },
-        )
-    ]
+    (asked,) = server.posts
+    messages = [{"role": "user", "content": "q"}]
+    expected = {"model": "tiny", "messages": messages, "max_tokens": 7, "temperature": 0.0, "seed": 3}
+    assert (asked.path, asked.body) == ("/v1/chat/completions", expected)
 
 
 def test_optional_fields_are_sent_if_requested(server: Any, remote: Any) -> None:
@@ -48,50 +40,17 @@ def test_optional_fields_are_sent_if_requested(server: Any, remote: Any) -> None
     assert asked.body["chat_template_kwargs"] == {"enable_thinking": False}
 
 
-@pytest.mark.parametrize(("prompt", "sent"), [("some text", "some text"), ((3, 4, 5), [3, 4, 5])])
-def test_texts_and_token_ids_go_to_completions(server: Any, remote: Any, prompt: Any, sent: Any) -> None:
-    (completion,) = remote().generate([Request(prompt=prompt)])
-    (asked,) = server.posts
-    assert (asked.path, asked.body["prompt"]) == ("/v1/completions", sent)
-    assert completion.text == server.hashed("", asked.body)[0]["text"]
-
-
-def test_messages_go_to_completions_as_one_text_if_requested(server: Any, remote: Any) -> None:
-    remote(api="completions").generate([Request(prompt=chat("a", "b"))])
-    (asked,) = server.posts
-    assert (asked.path, asked.body["prompt"], "messages" in asked.body) == ("/v1/completions", "a\n\nb", False)
-
-
-def test_served_sets_the_model_name_at_the_server(server: Any, remote: Any) -> None:
-    decoder = remote(served="other/name")
-    decoder.generate([ask()])
-    assert (server.posts[0].body["model"], decoder.model) == ("other/name", "other/name")
-
-
-# -- continued assistant messages ---------------------------------------------------------------------------------
-
-
-def test_a_last_assistant_message_is_continued(server: Any, remote: Any) -> None:
-    server.reply = lambda path, body: [{"text": " 42.", "finish_reason": "stop"}]
-    (completion,) = remote().generate([Request(prompt=chat("q", "The answer is"))])
-    assert TWO.items() <= server.posts[0].body.items()
-    assert completion.text == " 42."
-
-
-def test_a_server_that_refuses_to_continue_sends_a_reply_whose_repeated_prefix_is_removed(
-    server: Any, remote: Any
+@pytest.mark.parametrize(
+    ("options", "prompt", "sent"),
+    [({}, "some text", "some text"), ({}, (3, 4, 5), [3, 4, 5]), ({"api": "completions"}, chat("a", "b"), "a\n\nb")],
+)
+def test_texts_token_ids_and_joined_messages_go_to_completions(
+    server: Any, remote: Any, options: dict[str, Any], prompt: Any, sent: Any
 ) -> None:
-    def reply(path: str, body: dict[str, Any]) -> Any:
-        if "continue_final_message" in body:
-            return 422, {"detail": "Unexpected fields in the request: {'continue_final_message'}"}
-        return [{"text": "The answer is 42." if body.get("seed") else "It is 41.", "finish_reason": "stop"}]
-
-    server.reply, server.continues = reply, False
-    decoder = remote()
-    requests = [Request(prompt=chat("q", "The answer is "), sampling=Sampling(seed=seed)) for seed in (1, 0)]
-    assert [one.text for one in decoder.generate(requests[:1])] == ["42."]
-    assert [one.text for one in decoder.generate(requests)] == ["42.", "It is 41."]
-    assert len(server.posts) == 3  # the probe found once that the fields are refused, and the decoder remembers it
+    (completion,) = remote(**options).generate([Request(prompt=prompt)])
+    (asked,) = server.posts
+    assert (asked.path, asked.body["prompt"], "messages" in asked.body) == ("/v1/completions", sent, False)
+    assert completion.text == server.hashed("", asked.body)[0]["text"]
 
 
 def test_an_empty_prefix_is_refused(remote: Any) -> None:
@@ -108,25 +67,19 @@ def test_samples_are_returned_request_by_request_in_order(server: Any, remote: A
     by_prompt = {asked.body["messages"][0]["content"]: asked.body for asked in server.posts}
     expected = [reply["text"] for i in range(20) for reply in server.hashed("", by_prompt[f"q{i}"])]
     assert texts == expected
-    assert len(set(texts)) == 60
-    assert len(server.posts) == 20
+    assert (len(set(texts)), len(server.posts)) == (60, 20)
 
 
 def test_choices_are_sorted_by_index(server: Any, remote: Any) -> None:
-    def backwards(path: str, body: dict[str, Any]) -> Any:
-        return [{"text": f"s{i}", "finish_reason": "stop", "index": i} for i in (2, 0, 1)]
-
-    server.reply = backwards
+    server.reply = lambda path, body: [{"text": f"s{i}", "index": i} for i in (2, 0, 1)]
     assert [one.text for one in remote().generate([ask(temperature=1, n=3)])] == ["s0", "s1", "s2"]
 
 
 def test_a_server_that_ignores_n_gets_one_request_per_sample_with_its_own_seed(server: Any, remote: Any) -> None:
     server.takes_n = False
     decoder = remote()
-    first = [one.text for one in decoder.generate([ask(temperature=1, n=3, seed=9)])]
-    assert [asked.body.get("n") for asked in server.posts] == [3, None, None]
-    again = [one.text for one in decoder.generate([ask(temperature=1, n=3, seed=9)])]
-    assert [asked.body.get("n") for asked in server.posts[3:]] == [None, None, None]
+    first, again = ([one.text for one in decoder.generate([ask(temperature=1, n=3, seed=9)])] for _ in range(2))
+    assert [asked.body.get("n") for asked in server.posts] == [3, None, None, None, None, None]
     seeds = [asked.body["seed"] for asked in server.posts]
     assert len(set(seeds)) == 3
     assert sorted(seeds[:3]) == sorted(seeds[3:])
@@ -134,16 +87,31 @@ def test_a_server_that_ignores_n_gets_one_request_per_sample_with_its_own_seed(s
     assert len(set(first)) == 3
 
 
-def test_a_server_that_refuses_n_gets_one_request_per_sample(server: Any, remote: Any) -> None:
-    def reply(path: str, body: dict[str, Any]) -> Any:
-        if "n" in body:
-            return 400, {"error": {"message": "Only one completion choice is allowed: 'n' must be 1", "code": 400}}
-        return server.hashed(path, body)
+@pytest.mark.parametrize("status", [400, 422, 500, 501])
+@pytest.mark.parametrize("words", ["Only one completion choice is allowed", "n>1 not supported", "assert width == 1"])
+def test_a_server_that_refuses_several_samples_gets_one_sample_per_request(
+    server: Any, remote: Any, status: int, words: str
+) -> None:
+    def refuse(path: str, body: dict[str, Any]) -> Any:
+        return (status, {"error": {"message": words}}) if "n" in body else server.hashed(path, body)
 
-    server.reply = reply
-    done = remote().generate([ask(f"q{i}", temperature=1, n=2, seed=i) for i in range(3)])
-    assert len({one.text for one in done}) == 6
-    assert sum("n" not in asked.body for asked in server.posts) == 6
+    server.reply = refuse
+    decoder = remote()
+    assert len({one.text for one in decoder.generate([ask(temperature=1, n=3, seed=s) for s in (1, 2)])}) == 6
+    before = len(server.posts)
+    decoder.generate([ask(temperature=1, n=3, seed=8)])
+    assert not any("n" in post.body for post in server.posts[before:])
+
+
+def test_a_refusal_unrelated_to_several_samples_is_reported(server: Any, remote: Any) -> None:
+    server.reply = lambda path, body: (400, {"error": {"message": "the prompt is too long"}})
+    decoder = remote()
+    with pytest.raises(RequestError, match="the prompt is too long"):
+        decoder.generate([ask(temperature=1, n=3)])
+    assert len(server.posts) == 2
+    server.reply = server.hashed
+    decoder.generate([ask(temperature=1, n=3)])
+    assert server.posts[-1].body["n"] == 3
 
 
 def test_at_temperature_0_samples_are_equal_and_requested_once(server: Any, remote: Any) -> None:
@@ -159,6 +127,25 @@ def test_seeds_fit_every_server_and_stay_distinct(server: Any, remote: Any) -> N
     sent = [asked.body["seed"] for asked in server.posts]
     assert all(0 <= seed < 2**31 for seed in sent)
     assert len(set(sent)) == len(seeds)
+
+
+@pytest.mark.parametrize("takes_n", [True, False])
+def test_identical_samples_cause_one_warning(server: Any, remote: Any, caplog: Any, takes_n: bool) -> None:
+    text = "The same long text, from a cache."
+    server.reply = lambda path, body: [{"text": text}] * (body.get("n", 1) if takes_n else 1)
+    remote().generate([ask(temperature=0.7, n=3), ask(temperature=0.7, n=3)])
+    assert caplog.text.count("all 3 samples at temperature 0.7 have the same text") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "sampling"), [("7", {"temperature": 0.7, "n": 3}), ("A long text, the same at 0.", {"n": 3})]
+)
+def test_short_and_greedy_samples_may_be_identical(
+    server: Any, remote: Any, caplog: Any, text: str, sampling: dict[str, Any]
+) -> None:
+    server.reply = lambda path, body: [{"text": text}] * body.get("n", 1)
+    remote().generate([ask(**sampling)])
+    assert caplog.text == ""
 
 
 # -- fields with other names --------------------------------------------------------------------------------------
@@ -196,41 +183,14 @@ def test_a_refused_field_that_is_needed_ends_in_the_servers_message(server: Any,
     assert len(server.posts) == 1
 
 
-# -- finish reasons and usage ------------------------------------------------------------------------------------
+# -- usage and log-probabilities ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("choice", "stop", "text", "reason"),
-    [
-        ({"text": "a b", "finish_reason": "stop"}, (), "a b", "eos"),
-        ({"text": "a b", "finish_reason": "stop"}, ("x",), "a b", "stop"),
-        ({"text": "a b", "finish_reason": "stop", "stop_reason": None}, ("x",), "a b", "eos"),
-        ({"text": "a b", "finish_reason": "stop", "stop_reason": "x"}, ("x",), "a b", "stop"),
-        ({"text": "a b", "finish_reason": "length"}, ("x",), "a b", "length"),
-        ({"text": "a xb", "finish_reason": "length"}, ("x", " "), "a", "stop"),
-    ],
-)
-def test_finish_reasons_follow_the_reply(
-    server: Any, remote: Any, choice: dict[str, Any], stop: tuple[str, ...], text: str, reason: str
-) -> None:
-    server.reply = lambda path, body: [choice]
-    (completion,) = remote().generate([ask(stop=stop)])
-    assert (completion.text, completion.finish_reason) == (text, reason)
-
-
-def test_tokens_and_cost_are_the_servers_counts(server: Any, remote: Any) -> None:
-    decoder = remote(input_price=2.0, cached_price=0.5, output_price=10.0)
-    done = decoder.generate([ask(temperature=1, n=2, seed=1), ask("b")])
-    cost = (6 * 2.0 + 4 * 0.5 + 6 * 10.0) / 1e6
-    first = done[0].usage
+def test_tokens_are_the_servers_counts(server: Any, remote: Any) -> None:
+    first, second, other = (one.usage for one in remote().generate([ask(temperature=1, n=2, seed=1), ask("b")]))
     assert (first.prompt_tokens, first.reused_prompt_tokens, first.new_tokens, first.forwards) == (10, 4, 3, 0)
-    assert first.cost == pytest.approx(cost)
-    assert (done[1].usage.prompt_tokens, done[1].usage.new_tokens, done[1].usage.cost) == (0, 3, 0.0)
-    spent = decoder.spent.usage
-    assert (decoder.spent.requests, decoder.spent.retries) == (2, 0)
-    assert (spent.prompt_tokens, spent.reused_prompt_tokens, spent.new_tokens) == (20, 8, 9)
-    assert spent.cost == pytest.approx(sum(one.usage.cost for one in done))
-    assert spent.cost == pytest.approx(cost + (6 * 2.0 + 4 * 0.5 + 3 * 10.0) / 1e6)
+    assert (second.prompt_tokens, second.new_tokens) == (0, 3)
+    assert (other.prompt_tokens, other.new_tokens) == (10, 3)
 
 
 def test_new_tokens_that_do_not_divide_evenly_are_all_counted(server: Any, remote: Any) -> None:
@@ -244,28 +204,34 @@ def test_a_server_without_counts_causes_one_warning(server: Any, remote: Any, ca
     server.reply = lambda path, body: {"choices": [{"message": {"content": "x"}}]}
     done = remote().generate([ask(), ask("b")])
     assert [one.usage.new_tokens for one in done] == [0, 0]
-    assert sum("number of new tokens" in record.message for record in caplog.records) == 1
+    assert caplog.text.count("number of new tokens") == 1
+
+
+@pytest.mark.parametrize(("counted", "warned"), [(5, True), (900, False), (0, False)])
+def test_a_possibly_truncated_prompt_causes_a_warning(
+    server: Any, remote: Any, caplog: Any, counted: int, warned: bool
+) -> None:
+    usage = {"prompt_tokens": counted, "completion_tokens": 1}
+    server.reply = lambda path, body: {"choices": [{"message": {"content": "7"}}], "usage": usage}
+    remote().generate([ask("word " * 900)])
+    assert ("it may have truncated the prompt" in caplog.text) is warned
 
 
 def test_log_probabilities_are_requested_only_by_the_option(server: Any, remote: Any) -> None:
     content = [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -0.25}]
-    server.reply = lambda path, body: [
-        {
-            "text": "ab",
-            "logprobs": {"content": content}
-            if path.endswith("chat/completions")
-            else {"tokens": ["a", "b"], "token_logprobs": [-1.0, -2.0]},
-        }
-    ]
+    listed = {"tokens": ["a", "b"], "token_logprobs": [-1.0, -2.0]}
+    server.reply = lambda path, body: [{"text": "ab", "logprobs": {"content": content} if "chat" in path else listed}]
     (without,) = remote().generate([ask()])
     assert math.isnan(without.logprob)
     chatted, completed = remote(logprobs=True).generate([ask(), Request(prompt="text")])
-    assert (chatted.logprob, completed.logprob) == (-0.75, -3.0)
+    assert (chatted.logprob, chatted.logprobs, completed.logprob) == (-0.75, (-0.5, -0.25), -3.0)
     assert [asked.body.get("logprobs") for asked in server.posts] == [None, True, 0]
 
 
-def test_missing_log_probabilities_are_an_error_if_requested(remote: Any) -> None:
-    with pytest.raises(RequestError, match="returned no log-probabilities: remove the option logprobs"):
+@pytest.mark.parametrize("reply", [[{"text": "a"}], (400, {"error": {"message": "This model has no logprobs"}})])
+def test_missing_log_probabilities_are_an_error_if_requested(server: Any, remote: Any, reply: Any) -> None:
+    server.reply = lambda path, body: reply
+    with pytest.raises(RequestError, match=r"(logprobs|log-probabilities): remove the option logprobs"):
         remote(logprobs=True).generate([ask()])
 
 
@@ -273,25 +239,17 @@ def test_missing_log_probabilities_are_an_error_if_requested(remote: Any) -> Non
 
 
 def test_an_answer_trigger_sends_two_requests_and_parts_have_kinds(server: Any, remote: Any) -> None:
-    def reply(path: str, body: dict[str, Any]) -> Any:
-        last = body["messages"][-1]
-        return [{"text": " 7" if last["role"] == "assistant" else "3 + 4.", "finish_reason": "stop"}]
-
-    server.reply = reply
-    request = Request(
-        prompt=chat("q"), sampling=Sampling(max_tokens=50, seed=5), answer_trigger=" So:", answer_tokens=6
-    )
-    (completion,) = remote().generate([request])
+    server.reply = lambda path, body: [{"text": " 7" if body["messages"][-1]["role"] == "assistant" else "3 + 4."}]
+    sampling = Sampling(max_tokens=50, seed=5)
+    request = Request(prompt=chat("q"), sampling=sampling, answer_trigger=" So:", answer_tokens=6)
+    (completion,) = remote(server="vllm").generate([request])
     first, second = (asked.body for asked in server.posts)
     assert second["messages"][-1] == {"role": "assistant", "content": "3 + 4. So:"}
     assert TWO.items() <= second.items()
     assert (first["max_tokens"], second["max_tokens"], first["seed"] == second["seed"]) == (50, 6, False)
     assert (completion.text, completion.answer) == ("3 + 4. So: 7", " 7")
-    assert [(part.kind, part.text) for part in completion.parts] == [
-        ("exact", "3 + 4."),
-        ("trigger", " So:"),
-        ("exact", " 7"),
-    ]
+    parts = [("exact", "3 + 4."), ("trigger", " So:"), ("exact", " 7")]
+    assert [(part.kind, part.text) for part in completion.parts] == parts
     assert (completion.usage.prompt_tokens, completion.usage.new_tokens) == (20, 6)
 
 
@@ -323,6 +281,7 @@ def test_token_ids_cannot_be_continued_in_text(remote: Any) -> None:
         ({"extra": "{not json"}, "option extra: not JSON"),
         ({"extra": '{"n": 3}'}, "the decoder sets n itself"),
         ({"draft": "lookup"}, "option draft: unknown"),
+        ({"input_price": 1.0}, "option input_price: was removed: multiply the tokens of results.json"),
         ({"dtype": "fp32"}, "dtype is for local models"),
         ({"kv_budget": 100}, "kv_budget is for local models"),
         ({"threads": 2}, "threads is for local models"),
@@ -331,7 +290,3 @@ def test_token_ids_cannot_be_continued_in_text(remote: Any) -> None:
 def test_invalid_options_are_named(remote: Any, options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(OptionError, match=complaint):
         remote(**options)
-
-
-def test_usage_adds_up_with_its_cost() -> None:
-    assert Usage(1, 2, 3, cost=0.5) + Usage(1, 1, 1, cost=0.25) == Usage(2, 3, 4, cost=0.75)
