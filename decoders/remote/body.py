@@ -8,11 +8,50 @@ from typing import Any
 
 from tot.decoders.errors import RequestError
 from tot.decoders.remote.options import RemoteOptions
-from tot.decoders.remote.servers import Server
+from tot.decoders.remote.servers import SERVERS, Server
 from tot.decoders.request import Message, Sampling
 
 Prompt = str | tuple[Message, ...] | tuple[int, ...]
 CHAT, COMPLETIONS = "/chat/completions", "/completions"
+
+
+def body_of(
+    prompt: Prompt, sampling: Sampling, options: RemoteOptions, server: Server, index: int = 0, n: int = 1
+) -> tuple[str, dict[str, Any]]:
+    """Return the route and the body of a request for n samples, of which the first has this index.
+
+    Fields that only some servers support are included only if they have an effect.
+    """
+    path, body = address(prompt, options, server)
+    tokens = sampling.max_tokens + options.thinking_tokens
+    body |= {"max_tokens": tokens, "temperature": sampling.temperature, "seed": seed_of(sampling.seed, index)}
+    cut_here = options.thinking_tokens or (sampling.keep_stop and not server.reports_stops)
+    optional = {
+        "n": n if n > 1 else None,
+        "stop": None if cut_here else list(sampling.stop),
+        "top_p": sampling.top_p if sampling.top_p < 1 else None,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "ignore_eos": sampling.ignore_eos,
+    }
+    body |= {name: value for name, value in optional.items() if value}
+    if server is SERVERS["tot"] and index == 0 and not options.thinking_tokens:
+        return path, body | _tot_fields(prompt, sampling)
+    if options.logprobs:
+        body["logprobs"] = True if path == CHAT else 0
+    return path, body
+
+
+def _tot_fields(prompt: Prompt, sampling: Sampling) -> dict[str, Any]:
+    """Return the fields that make `tot serve` draw the same samples as a local decoder.
+
+    They hold the full seed, the number of tokens already drawn, and the tokens of the prompt that the model generated.
+    The reply then contains token ids and their logprobs.
+    """
+    body = sampling.model_dump(include={"seed", "top_k", "top_p", "min_p"}) | {"return_token_ids": True}
+    if messages := messages_of(prompt):
+        body["messages"] = [message.model_dump(exclude_defaults=True) for message in messages]
+    return body | sampling.model_dump(include={"keep_stop", "drawn", "thinking_tokens"}, exclude_defaults=True)
 
 
 def address(prompt: Prompt, options: RemoteOptions, server: Server) -> tuple[str, dict[str, Any]]:
@@ -31,35 +70,6 @@ def address(prompt: Prompt, options: RemoteOptions, server: Server) -> tuple[str
     return CHAT, fields
 
 
-def sampling_fields(sampling: Sampling, options: RemoteOptions, seed: int, n: int, chat: bool) -> dict[str, Any]:
-    """Return the sampling fields. Fields that only some servers support are included only if they have an effect."""
-    tokens = sampling.max_tokens + options.thinking_tokens
-    body: dict[str, Any] = {"max_tokens": tokens, "temperature": sampling.temperature, "seed": seed}
-    if options.logprobs:
-        body["logprobs"] = True if chat else 0
-    optional = {
-        "n": n if n > 1 else None,
-        "stop": None if options.thinking_tokens else list(sampling.stop),
-        "top_p": sampling.top_p if sampling.top_p < 1 else None,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "ignore_eos": sampling.ignore_eos,
-    }
-    return body | {name: value for name, value in optional.items() if value}
-
-
-def tot_fields(prompt: Prompt, sampling: Sampling) -> dict[str, Any]:
-    """Return the fields that make `tot serve` draw the same samples as a local decoder.
-
-    They hold the full seed, the number of tokens already drawn, and the tokens of the prompt that the model generated.
-    The reply then contains token ids and their logprobs.
-    """
-    body = sampling.model_dump(include={"seed", "top_k", "top_p", "min_p"}) | {"return_token_ids": True}
-    if messages := messages_of(prompt):
-        body["messages"] = [message.model_dump(exclude_defaults=True) for message in messages]
-    return body | sampling.model_dump(include={"keep_stop", "drawn", "thinking_tokens"}, exclude_defaults=True)
-
-
 def extended(prompt: Prompt, text: str) -> Prompt:
     """Append text to a prompt: for messages, to the last assistant message or as a new one."""
     if isinstance(prompt, str):
@@ -75,6 +85,12 @@ def extended(prompt: Prompt, text: str) -> Prompt:
 def messages_of(prompt: Prompt) -> tuple[Message, ...]:
     """Return the messages of a prompt; empty for a prompt of text or token ids."""
     return tuple(part for part in prompt if isinstance(part, Message))
+
+
+def prefix_of(prompt: Prompt) -> str:
+    """Return the assistant message that a prompt ends with; otherwise an empty string."""
+    messages = messages_of(prompt)
+    return messages[-1].content if messages and messages[-1].role == "assistant" else ""
 
 
 def joined(messages: Sequence[Message]) -> str:

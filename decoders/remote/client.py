@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from tot.decoders.errors import OptionError, RefusedError, ServerError, TotError
 from tot.decoders.remote.network import is_loopback, key_from, retry_after
 from tot.decoders.remote.options import KEY_VARIABLE, RemoteOptions
-from tot.decoders.remote.reply import ServerReply, TokenIds, without_surrogates
+from tot.decoders.remote.reply import ServerReply, TokenIds
 from tot.decoders.remote.servers import SERVERS, recognized
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ _ABOUT_AN_OUTAGE = re.compile(
     r"|time(?:d )?.?out)\b"
 )
 """Messages of temporary errors, of any status."""
-_UNKNOWN_MODEL = re.compile(r"(?i)\bmodel\b.*(?:not found|does not exist|doesn't exist|unknown)|model_not_found")
+_UNKNOWN_MODEL = re.compile(r"(?i)\bmodel\b.*(?:not found|does not exist|doesn't exist|unknown)")
 
 
 class _AttemptError(Exception):
@@ -228,8 +228,8 @@ class Client:
         """Parse the reply in a response. Raises _AttemptError if it is invalid."""
         problem = f"cannot parse its reply ({_media_type(response)}): "
         try:
-            # Servers send lone surrogates, NaN and invalid UTF-8, which this parser accepts.
-            data = without_surrogates(json.loads(response.text.removeprefix("\ufeff")))
+            # Servers send NaN and invalid UTF-8, which this parser accepts.
+            data = json.loads(response.text.removeprefix("\ufeff"))
         except (ValueError, RecursionError):
             raise _AttemptError(self._plain(problem + "not JSON"), request=True) from None
         if isinstance(data, dict) and not data.get("choices") and any(data.get(name) for name in _MESSAGE_FIELDS):
@@ -280,7 +280,9 @@ class Client:
         return about or response.status_code in _REJECTIONS
 
     def _names_the_model(self, response: httpx2.Response) -> bool:
-        return f"requested '{self.model}'" in response.text or _UNKNOWN_MODEL.search(response.text) is not None
+        said = self._said(response)
+        named = b"model_not_found" in response.content or f"requested '{self.model}'" in said
+        return named or _UNKNOWN_MODEL.search(said) is not None
 
     def _key_refused(self, status: int) -> ServerError:
         """Return the error, without the server's message, which may contain the API key."""

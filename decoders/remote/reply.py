@@ -45,8 +45,14 @@ def _count(given: Any) -> int | None:
     return count if count >= 0 else None
 
 
+def _without_surrogates(given: Any) -> Any:
+    """Replace lone surrogates in a text, as they cannot be encoded as UTF-8."""
+    return given.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if isinstance(given, str) else given
+
+
 _Count = Annotated[int | None, BeforeValidator(_count)]
-_MaybeText = Annotated[str | None, BeforeValidator(lambda given: given if isinstance(given, str) else None)]
+_Text = BeforeValidator(_without_surrogates)
+_MaybeText = Annotated[str | None, BeforeValidator(lambda given: given if isinstance(given, str) else None), _Text]
 _MaybeFields = BeforeValidator(lambda given: given if isinstance(given, Mapping) else None)
 _NullAsEmpty = BeforeValidator(lambda given: () if given is None else given)
 
@@ -91,7 +97,7 @@ class Choice(_Reply):
     """One sample."""
 
     index: _Count = None
-    text: str
+    text: Annotated[str, _Text]
     """The text, which may still contain thinking between tags."""
     reasoning: _MaybeText = None
     """The thinking, if it has a field of its own."""
@@ -114,7 +120,7 @@ class Choice(_Reply):
         """Return the fields with the text and the thinking of the message, if the choice has one."""
         if not isinstance(given, Mapping):
             return given
-        finish, message = given.get("finish_reason"), given.get("message") or given.get("delta")
+        finish, message = given.get("finish_reason"), given.get("message", given.get("delta"))
         if isinstance(finish, str) and finish.lower() in _BROKEN_OFF:
             raise ValueError(f"the server aborted the reply ({finish})")
         if not isinstance(message, Mapping):
@@ -124,9 +130,9 @@ class Choice(_Reply):
         text, texts = message.get("content"), {"text": "", "reasoning": "", "refusal": ""}
         if isinstance(text, list):
             for part in text:
-                kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+                kind = str(part.get("type")) if isinstance(part, Mapping) else type(part).__name__
                 if kind not in _PARTS:
-                    raise ValueError(f"content has a part of type {str(kind)[:40]!r}, and only text is supported")
+                    raise ValueError(f"content has a part of type {kind[:40]!r}, and only text is supported")
                 texts[_PARTS[kind]] += _text_of(part)
             text = texts["text"]
         reasoning = texts["reasoning"] or message.get("reasoning_content") or message.get("reasoning")
@@ -190,14 +196,3 @@ def _text_of(part: Any) -> str:
     if isinstance(part, Mapping):
         return "".join(_text_of(part[name]) for name in ("text", "thinking", "reasoning", "refusal") if name in part)
     return part if isinstance(part, str) else ""
-
-
-def without_surrogates(found: Any) -> Any:
-    """Replace lone surrogates in JSON data, as they cannot be encoded as UTF-8."""
-    if isinstance(found, str):
-        return found.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(found, list):
-        return [without_surrogates(item) for item in found]
-    if isinstance(found, dict):
-        return {without_surrogates(name): without_surrogates(value) for name, value in found.items()}
-    return found

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from tot.decoders.budget import Meter
 from tot.decoders.errors import OptionError, RefusedError
-from tot.decoders.remote.body import Prompt, address, messages_of, sampling_fields, seed_of, tot_fields
+from tot.decoders.remote.body import CHAT, Prompt, body_of, messages_of, prefix_of
 from tot.decoders.remote.completions import completions_of
 from tot.decoders.remote.loop import together
 from tot.decoders.remote.reply import ServerReply
-from tot.decoders.remote.servers import SERVERS
 from tot.decoders.request import Completion, Part, Sampling, Usage
 
 if TYPE_CHECKING:
@@ -165,21 +164,13 @@ class Sampler:
                 f"{problem}, which generator=continue needs: use generator=sample, or vLLM, SGLang, llama-server, "
                 "Ollama or tot serve (behind a proxy, name it by the option server)"
             )
-        if _prefix(prompt):
+        if prefix_of(prompt):
             self.warn(f"{problem}: it may start a new reply instead")
 
     async def _drawn(self, prompt: Prompt, sampling: Sampling, index: int, n: int, meter: Meter) -> list[Completion]:
         """Draw n samples, or fewer if the server returns fewer; the first has this index."""
         start, server = time.monotonic(), self.client.server
-        path, body = address(prompt, self.options, server)
-        chat = "messages" in body
-        body |= sampling_fields(sampling, self.options, seed_of(sampling.seed, index), n, chat)
-        exact = server is SERVERS["tot"] and index == 0 and not self.options.thinking_tokens
-        if exact:
-            body.pop("logprobs", None)
-            body |= tot_fields(prompt, sampling)
-        elif sampling.keep_stop and not server.reports_stops:
-            body.pop("stop", None)
+        path, body = body_of(prompt, sampling, self.options, server, index, n)
         try:
             reply, usage = await self.ask(meter, path, body)
             if sampling.keep_stop and "stop" in body and any(choice.stopped_blank for choice in reply.choices):
@@ -189,11 +180,5 @@ class Sampler:
         except SpentError:
             return [CUT] * n
         usage = replace(usage, seconds=time.monotonic() - start)
-        repeated = _prefix(prompt) if chat and not server.continues else ""
+        repeated = prefix_of(prompt) if path == CHAT and not server.continues else ""
         return completions_of(reply, sampling, self.options.logprobs, usage, "stop" in body, repeated)
-
-
-def _prefix(prompt: Prompt) -> str:
-    """Return the assistant message that a prompt ends with; otherwise an empty string."""
-    messages = messages_of(prompt)
-    return messages[-1].content if messages and messages[-1].role == "assistant" else ""

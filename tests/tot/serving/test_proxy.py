@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from tot.decoders.errors import ContextError, ServerError, TotError
-from tot.decoders.errors import RefusedError
+from tot.decoders.errors import ContextError, RefusedError, ServerError, TotError
 
 
 def failing(chat: Any, error: TotError) -> Any:
