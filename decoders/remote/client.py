@@ -12,6 +12,7 @@ import math
 import random
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -61,20 +62,18 @@ _ABOUT_AN_OUTAGE = re.compile(
 _UNKNOWN_MODEL = re.compile(r"(?i)\bmodel\b.*(?:not found|does not exist|doesn't exist|unknown)")
 
 
+@dataclass(eq=False)
 class _AttemptError(Exception):
     """An attempt failed, and another one may succeed."""
 
-    def __init__(
-        self, why: str, status: int = 502, said: str = "", wait: float = 0, retried: bool = True, request: bool = False
-    ) -> None:
-        """`wait`: the server's Retry-After in seconds. `request`: the request may be the cause."""
-        super().__init__(why)
-        self.why = why
-        self.status = status
-        self.said = said
-        self.wait = wait
-        self.retried = retried
-        self.request = request
+    why: str
+    status: int = 502
+    said: str = ""
+    wait: float = 0.0
+    """The server's Retry-After in seconds."""
+    retried: bool = True
+    request: bool = False
+    """Whether the request may be the cause."""
 
 
 class Client:

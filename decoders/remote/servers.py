@@ -55,4 +55,4 @@ def recognized(models: Sequence[Mapping[str, Any]]) -> Server:
     if any("decoder" in tot for model in models if isinstance(tot := model.get("tot"), Mapping)):
         return SERVERS["tot"]
     owners = [str(model.get("owned_by")) for model in models]
-    return next((server for server in SERVERS.values() if server.owner in owners), SERVERS["openai"])
+    return next((server for server in SERVERS.values() if server.owner and server.owner in owners), SERVERS["openai"])

@@ -99,7 +99,7 @@ def test_a_vote_runs_on_each_server(server: Any, kind: str) -> None:
 def test_tot_models_reports_a_server(server: Any, capsys: pytest.CaptureFixture[str]) -> None:
     server.owner, server.models = "library", ["small", "large"]
     assert main(["models", "--server", server.url]) == 0
-    rows = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
+    rows = [[cell for cell in line.split("  ") if cell.strip()] for line in capsys.readouterr().out.splitlines()]
     assert {row[0]: row[-1].strip() for row in rows} == {
         "server": "Ollama",
         "top_k, min_p": "refused: leave them out",
