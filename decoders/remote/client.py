@@ -1,4 +1,4 @@
-"""Post JSON to one server over HTTP: one attempt after another, until a reply arrives or an error says what to do.
+"""Post JSON to one server over HTTP, in attempts, until a reply or a permanent error arrives.
 
 Errors quote the server's message as one short line, without control characters and without the API key.
 """

@@ -149,7 +149,7 @@ class Sampler:
         return done + [replace(done[0], usage=Usage(seconds=done[0].usage.seconds))] * (sampling.n - n)
 
     def _check(self, prompt: Prompt, sampling: Sampling) -> None:
-        """Refuse what the server is known not to do, or warn if that is not known."""
+        """Refuse options that the server ignores, or warn if that is not known."""
         server, where = self.client.server, self.options.base_url
         for name in ("top_k", "min_p"):
             if sampling.temperature and getattr(sampling, name) and not server.filters:

@@ -1,4 +1,4 @@
-"""The table of servers: how each kind is recognized, what its differences change, and what `tot models` reports."""
+"""The table of servers: how each kind is recognized, the effect of its differences, and the report of `tot models`."""
 
 from __future__ import annotations
 
