@@ -19,10 +19,10 @@ from typing import Any
 
 from tot.decoders.errors import RefusedError
 from tot.decoders.remote.body import COMPLETIONS, Prompt, address, joined, messages_of
-from tot.decoders.remote.completions import no_text
 from tot.decoders.remote.loop import together
 from tot.decoders.remote.reply import Logprobs, ServerReply
 from tot.decoders.remote.sampler import Sampler
+from tot.decoders.remote.samples import no_text
 from tot.decoders.request import ChoiceLogprob, Message, Request
 
 IMPOSSIBLE = -100.0

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from tot.decoders.budget import Meter
 from tot.decoders.errors import OptionError, RefusedError
 from tot.decoders.remote.body import CHAT, Prompt, body_of, messages_of, prefix_of
-from tot.decoders.remote.completions import completions_of
 from tot.decoders.remote.loop import together
 from tot.decoders.remote.reply import ServerReply
+from tot.decoders.remote.samples import completions_of
 from tot.decoders.request import Completion, Part, Sampling, Usage
 
 if TYPE_CHECKING:
