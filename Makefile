@@ -56,7 +56,7 @@ test-servers: $(VENV)/ready $(VLLM)/ready $(LLAMA)/ready
 test-clients: $(VENV)/ready $(CLIENTS)/ready
 	TOT_CLIENTS=$(abspath $(CLIENTS)/bin/python) OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -m clients tests/clients
 
-# Load and faults: SOAK_MINUTES of many clients (20 by default), 100 searches at once, kill -9, SIGTERM.
+# Load and faults: SOAK_MINUTES of many clients (20 by default), 100 searches at once, kill -9.
 test-soak: $(VENV)/ready
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -m soak tests/soak
 

@@ -84,25 +84,6 @@ def test_a_hang_up_cancels_the_search(serve: Any, chat: Any, user: Any, stream: 
     assert server.metric('tot_searches_total{model="chat:vote",outcome="cancelled"}') == 1
 
 
-def test_a_hang_up_stops_an_engine(serve: Any, tiny: Any, user: Any) -> None:
-    with tiny() as decoder:
-        server = serve(decoder, "vote: {search: 'self-consistency:samples=4', max_tokens: 400}")
-        body = {"model": "chat:vote", "messages": user("a?"), "stream": True}
-
-        async def main() -> None:
-            async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
-                request = asyncio.create_task(http.post("/v1/chat/completions", json=body))
-                while decoder.engine.cache.live < 20:
-                    await asyncio.sleep(0.002)
-                request.cancel()
-                await asyncio.gather(request, return_exceptions=True)
-
-        asyncio.run(main())
-        server.wait_until(lambda: server.idle and decoder.engine.cache.live == 0)
-        assert decoder.engine.accounts["generate"].tokens < 1600
-        server.stop()
-
-
 @pytest.mark.parametrize("stream", [True, False])
 def test_at_shutdown_a_search_may_end(serve: Any, chat: Any, user: Any, stream: bool) -> None:
     decoder = chat("Paris", "wait, Paris", "Rome")
