@@ -82,14 +82,6 @@ def test_generate_works_inside_a_running_loop(server: Any, remote: Any) -> None:
     assert first == second
 
 
-def test_loops_in_many_threads_share_one_decoder(server: Any, remote: Any) -> None:
-    decoder = remote()
-    alone = [one.text for one in decoder.generate([ask(f"q{i}") for i in range(8)])]
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda i: texts(asyncio.run(complete(decoder, [ask(f"q{i}")]))), range(8)))
-    assert found == [[text] for text in alone]
-
-
 # -- cancelling ---------------------------------------------------------------------------------------------------
 
 

@@ -93,13 +93,6 @@ def test_a_search_returns_its_tree_on_a_server(server: Any, options: dict[str, A
     assert solution.answer == f"q {'/'.join(best)}"
 
 
-def test_consecutive_searches_return_the_same(options: dict[str, Any]) -> None:
-    first, second = (solve(Letters, "q", seed=4, **SEARCH, **options) for _ in range(2))
-    nodes = [[{**node, "seconds": 0} for node in solution.tree.to_json()["nodes"]] for solution in (first, second)]
-    assert nodes[0] == nodes[1]
-    assert first.answer == second.answer
-
-
 def test_searches_run_in_a_notebooks_loop_and_side_by_side_on_one_decoder(
     server: Any, remote: Any, options: dict[str, Any]
 ) -> None:
