@@ -14,6 +14,7 @@ import torch
 
 from benchmarks.harness import Measured, timed
 from benchmarks.workloads import AskedWork, Waves, drawn, new_tokens, requests
+from tot.api import asolve
 from tot.config import SearchConfig
 from tot.decoders.decoder import LocalDecoder
 from tot.decoders.engine.engine import Engine
@@ -21,7 +22,7 @@ from tot.decoders.errors import TotError
 from tot.decoders.machine import describe
 from tot.decoders.request import Usage
 from tot.running import in_daemon_thread, run_to_end
-from tot.solver import Solution, asolve
+from tot.solution import Solution
 from tot.task.task import Task
 
 

@@ -27,7 +27,7 @@ from tot.evaluation.folder import read_leaves, read_samples
 from tot.evaluation.options import EvaluationRun as Work
 from tot.evaluators.base import Evaluator
 from tot.evaluators.base import judge as judge_nodes
-from tot.evaluators.reliability import PRUNE, WEIGH, Use, use_of
+from tot.evaluators.noise import PRUNE, WEIGH, Use, use_of
 from tot.llm.backend import Backend
 from tot.llm.context import Context
 from tot.running import run_to_end

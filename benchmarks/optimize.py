@@ -32,7 +32,7 @@ from tot.decoders.errors import OptionError, validated
 from tot.decoders.machine import describe
 from tot.decoders.models.loading import resolve_device
 from tot.evaluation.estimate import bootstrap
-from tot.solver import Solution
+from tot.solution import Solution
 from tot.tasks.optimize import REFERENCE, Optimize, held_out_of
 from tot.tasks.scorer import Scorer
 
@@ -129,7 +129,7 @@ def described(task: Optimize, held_out: Scorer | None, solution: Solution) -> Me
     curve, tokens, failed = [[0, best]], 0, 0
     for node in nodes:
         value = task.measured(tree.state(node))
-        tokens += node.new_tokens
+        tokens += node.usage.new_tokens
         failed += value is None
         if value is not None and (best is None or value > best):
             best = value

@@ -23,6 +23,7 @@ from rich.table import Table
 from benchmarks.evaluators import judge
 from benchmarks.harness import SECONDS, Bench, Measured, Metric, Side, duration, plain, timed
 from benchmarks.options import QualityOptions
+from tot.api import asolve
 from tot.decoders.errors import OptionError
 from tot.decoders.machine import describe
 from tot.decoders.models.loading import resolve_device
@@ -38,7 +39,6 @@ from tot.llm.prefix import scoring
 from tot.registry import EVALUATORS, named
 from tot.running import run_to_end
 from tot.search.votes import Ballot, count, elected, stays_ahead
-from tot.solver import asolve
 from tot.task.checked import CheckedTask
 from tot.task.task import Task
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tot.api import asolve
 from tot.decoders.decoder import LocalDecoder
 from tot.decoders.errors import OptionError
 from tot.decoders.request import Completion, Request, Sampling
@@ -20,7 +21,6 @@ from tot.evaluation.data import rows as read_rows
 from tot.registry import load_task
 from tot.running import run_to_end
 from tot.search.bfs import BFS
-from tot.solver import asolve
 from tot.task.checked import CheckedTask
 from tot.task.task import Task
 

@@ -13,6 +13,9 @@ _Model = TypeVar("_Model", bound=BaseModel)
 _TOO_LONG = re.compile(r"(?i)\bcontext[ _](?:length|size|window)|\bexceeds?\b.*\bcontext\b|\bprompt is too long")
 """Messages of servers about a prompt that is longer than the model's context."""
 REMOVED = {
+    "ab-mcts:prior": "the prior is gaussian",
+    "agreement": "choose logprob",
+    "best-first:weight": "estimates have the weight 1",
     "cached_price": "multiply the tokens of results.json by your prices",
     "input_price": "multiply the tokens of results.json by your prices",
     "output_price": "multiply the tokens of results.json by your prices",
@@ -20,10 +23,12 @@ REMOVED = {
     "bench": "run python -m benchmarks in a clone of the repository",
     "format": "a run's folder has its rows as JSON lines (samples.jsonl) and a tree for each (trees/)",
     "track": "read samples.jsonl in the folder of the run, which gets a JSON line for each finished search",
+    "dfs:goals": "the search ends at its first goal",
     "early-exit": "give a small model of the same family, or lookup",
     "halving": "choose ab-mcts or refine",
     "train-draft": "give a small model of the same family as the draft",
     "head": "choose logprob, which needs no training",
+    "reward-model": "write an evaluator that calls it, as in docs/extending.md",
     "train-value": "choose the evaluator logprob, which needs no training",
     "trained": "give a small model of the same family, or lookup",
 }
@@ -127,6 +132,6 @@ def validated(cls: type[_Model], options: Mapping[str, Any], what: str) -> _Mode
             name = str(first["loc"][0])
             near = difflib.get_close_matches(name, cls.model_fields, n=1)
             reason = f"unknown, did you mean {near[0]}?" if near else "unknown"
-            if name in REMOVED:
-                reason = f"was removed: {REMOVED[name]}"
+            if removed := REMOVED.get(f"{what.rpartition(' ')[2]}:{name}") or REMOVED.get(name):
+                reason = f"was removed: {removed}"
         raise OptionError(f"{what}{place}: {reason} (its options: {known})") from None

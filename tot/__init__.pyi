@@ -1,3 +1,5 @@
+from .api import asolve as asolve
+from .api import solve as solve
 from .config import SearchConfig as SearchConfig
 from .decoders.budget import Budget as Budget
 from .decoders.decoder import load_decoder as load_decoder
@@ -6,7 +8,6 @@ from .decoders.errors import TotError as TotError
 from .evaluation.run import evaluate as evaluate
 from .evaluators.base import Evaluator as Evaluator
 from .evaluators.combine import Combine as Combine
-from .evaluators.heuristic import Agreement as Agreement
 from .evaluators.heuristic import Confidence as Confidence
 from .evaluators.heuristic import Heuristic as Heuristic
 from .evaluators.heuristic import LogProb as LogProb
@@ -15,7 +16,6 @@ from .evaluators.heuristic import Prior as Prior
 from .evaluators.heuristic import Random as Random
 from .evaluators.likelihood import Explain as Explain
 from .evaluators.likelihood import Likelihood as Likelihood
-from .evaluators.reward_model import RewardModel as RewardModel
 from .evaluators.value import Classify as Classify
 from .evaluators.value import Value as Value
 from .evaluators.vote import Vote as Vote
@@ -45,9 +45,7 @@ from .search.refine import Refine as Refine
 from .search.self_consistency import SelfConsistency as SelfConsistency
 from .search.steps import Evaluate as Evaluate
 from .search.steps import Expand as Expand
-from .solver import Solution as Solution
-from .solver import asolve as asolve
-from .solver import solve as solve
+from .solution import Solution as Solution
 from .task.dataset import Dataset as Dataset
 from .task.task import Task as Task
 from .task.world import World as World

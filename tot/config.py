@@ -130,7 +130,7 @@ class SearchConfig(BaseModel):
     evaluator: Any = Field(
         None,
         description="State evaluator: likelihood, value, classify, vote, heuristic, prior, confidence, logprob, "
-        "agreement, measured, random or reward-model, with options like --search.",
+        "measured or random, with options like --search.",
     )
     tools: tuple[Any, ...] = Field(
         (),

@@ -199,3 +199,11 @@ def load_task(task: Task | type[Task] | str) -> Task:
     if options and found.__init__ is Task.__init__:
         raise OptionError(f"task {name} has no options: leave {', '.join(options)} out")
     return found(**options)
+
+
+def options_to_json(part: object) -> dict[str, Any]:
+    """Return the options of a search, generator or evaluator as JSON data."""
+    if not isinstance(part, BaseModel):
+        return {"name": type(part).__name__}
+    options = part.model_dump(mode="json", fallback=lambda value: getattr(value, "__qualname__", type(value).__name__))
+    return {"name": type(part).__name__, **options}

@@ -113,7 +113,6 @@ GROUPS: dict[str, dict[str, Run]] = {
     "dfs": {
         "words": _words("dfs:thoughts=2,depth=3"),
         "threshold": _numbers("dfs:thoughts=3,threshold=0.5", generator="propose", evaluator="classify", max_tokens=40),
-        "two goals": _blocks("dfs:thoughts=none,goals=2,depth=4", generator="enumerate:prior=uniform"),
     },
     "best-first": {
         "cost": _blocks("best-first:rank=cost", model=None, generator="enumerate:prior=uniform"),
@@ -132,7 +131,6 @@ GROUPS: dict[str, dict[str, Run]] = {
     },
     "ab-mcts": {
         "gaussian": _words("ab-mcts:iterations=10,together=1", evaluator="value"),
-        "beta": _chat("ab-mcts:iterations=10,together=2,prior=beta", evaluator="likelihood"),
         "two models": _words(
             "ab-mcts:iterations=8,together=1", evaluator="value", decoder={"generate": 0, "escalate": 1}
         ),
@@ -164,7 +162,6 @@ GROUPS: dict[str, dict[str, Run]] = {
         "at random": _blocks("bfs:breadth=2,depth=3", generator="enumerate:prior=random", evaluator="heuristic"),
     },
     "evaluators": {
-        "agreement": _chat("bfs:thoughts=2,breadth=2,depth=4", evaluator="agreement"),
         "classify": _judged("classify"),
         "combine": _judged(lambda: _combined()),
         "explain": _judged("explain"),

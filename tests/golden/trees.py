@@ -125,7 +125,8 @@ def calls(decoder: Script) -> dict[str, Any]:
 
 FIELDS = ("value", "prior", "confidence", "fast", "reward", "visits", "q", "share", "cost")
 FLAGS = ("terminal", "goal", "verified", "pruned", "chosen")
-COUNTS = ("prompt_tokens", "new_tokens", "merged", "rejected", "parse_failures")
+USAGE = ("prompt_tokens", "new_tokens")
+COUNTS = (*USAGE, "merged", "rejected", "parse_failures")
 
 
 def short(text: str) -> str:
@@ -149,7 +150,7 @@ def line(tree: Any, node: Any) -> str:
     fields += [name for name in FLAGS if getattr(node, name)]
     fields += [f"answer={short(str(node.answer))}"] if node.answer is not None else []
     fields += [f"world={digest(json.dumps(node.world, sort_keys=True))}"] if node.world is not None else []
-    return " ".join([*fields, "/".join(str(getattr(node, name)) for name in COUNTS)])
+    return " ".join([*fields, "/".join(str(getattr(node.usage if name in USAGE else node, name)) for name in COUNTS)])
 
 
 def outcome(solution: Any, decoders: Sequence[Script]) -> dict[str, Any]:

@@ -262,7 +262,7 @@ def test_a_real_search_ends_with_an_answer_and_a_tree_of_the_right_shape(task: G
         assert all(part == part.strip() != "" and "\n" not in part for part in node.thought.parts.values())
         assert node.value is not None
         assert 1 <= node.value <= 10
-        assert 2 <= node.new_tokens <= 30  # the sub-question, the sub-answer and its number, 10 tokens each
+        assert 2 <= node.usage.new_tokens <= 30  # the sub-question, the sub-answer and its number, 10 tokens each
     chosen = [node for node in tree if node.chosen]
     assert [node.depth for node in chosen] == [0, 1, 2]
     assert first.value == chosen[-1].value == max(node.value or 0 for node in tree if node.depth == 2)

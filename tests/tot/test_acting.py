@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import pytest
 
 from tot import BFS, BestOfN, Budget, Checkpoint, Observation, Refine, Sample, State, Task, Thought, asolve, solve
-from tot.report.terminal import tree_text
 from tot.tree.tree import ThoughtTree
 
 DRAFTS = {"try q": ["cat", "cart", "dog", "dog"], "mend cat, 2 wrong": ["doc", "cow", "bat", "cat"]}
@@ -129,26 +128,12 @@ def test_acts_of_a_step_run_concurrently(scripted: Any) -> None:
     assert texts(solution.tree) == [(letter, "met") for letter in "abcd"]
 
 
-def test_tasks_without_act_have_no_observations(letters: Any, scripted: Any, two_levels: Any) -> None:
-    solution = solve(letters, "q", decoder=scripted(two_levels), search=BFS(thoughts=2, breadth=1), evaluator="value")
-    assert all(node.thought is None or node.thought.observation is None for node in solution.tree)
-    assert "observation" not in str(solution.tree.to_json())
-
-
 def test_observations_are_saved_and_loaded_with_the_tree(scripted: Any, tmp_path: Path) -> None:
     tree = solve(Spell, "q", decoder=scripted(DRAFTS), search=Refine(thoughts=4), evaluator="heuristic").tree
     tree.save(tmp_path / "run.json")
     again = ThoughtTree.load(tmp_path / "run.json")
     assert texts(again) == texts(tree)
     assert again.to_json() == tree.to_json()
-
-
-def test_a_terminal_prints_observations_after_their_thoughts(scripted: Any) -> None:
-    rendered = tree_text(
-        solve(Spell, "q", decoder=scripted(DRAFTS), search=Refine(thoughts=4), evaluator="heuristic").tree
-    )
-    assert "dog ⇒ 0 wrong" in rendered
-    assert "cart ⇒ 3 wrong" in rendered
 
 
 # -- resuming -----------------------------------------------------------------------------------------------------
@@ -169,7 +154,7 @@ def test_a_resumed_run_acts_on_no_thought_twice(task: type[Task], scripted: Any,
     done = run(Checkpoint.create(whole))
     every = list(Spell.acted)
     lines = whole.read_text().splitlines(keepends=True)
-    assert len(every) == 7
+    assert len(every) == 6
     for count in range(1, len(lines)):
         Spell.acted.clear()
         cut = tmp_path / f"{count}.jsonl"
@@ -241,11 +226,6 @@ def test_a_solution_beyond_the_budget_is_still_the_answer(task: type[Task], scri
     assert (solution.answer, solution.solved) == ("dog", True)
 
 
-def test_unparsed_drafts_leave_no_answer(scripted: Any) -> None:
-    solution = refined(scripted({"try q": ""}), thoughts=2)
-    assert (solution.answer, solution.solved) == (None, False)
-
-
 def test_the_first_draft_that_passes_cancels_the_acts_of_the_others(scripted: Any) -> None:
     cancelled = []
 
@@ -267,7 +247,7 @@ def test_the_first_draft_that_passes_cancels_the_acts_of_the_others(scripted: An
 
 @pytest.mark.parametrize(
     ("reproducible", "order", "steps"),
-    [(False, ["cow", "dot", "cat", "cow"], 1 + 3), (True, ["cow", "cow", "cat", "dot"], 1 + 1)],
+    [(False, ["cow", "cow", "dot", "cat"], 1 + 3), (True, ["cow", "cow", "cat", "dot"], 1 + 3)],
 )
 def test_reproducible_drafts_keep_their_order(scripted: Any, reproducible: bool, order: list[str], steps: int) -> None:
     class Reversed(Staggered):
@@ -293,7 +273,7 @@ def test_a_hook_that_rejects_the_drafts_leaves_the_first_one(scripted: Any) -> N
 def test_equal_drafts_that_arrive_one_by_one_are_acted_on_once(scripted: Any) -> None:
     decoder = scripted({"try q": ["cow", "cat", "cat", "dot", "cat"], "mend dot, 1 wrong": ["cat"] * 5})
     solution = solve(Staggered, "q", decoder=decoder, search=Refine(thoughts=5), evaluator="heuristic")
-    assert Spell.acted == [("", "cow"), ("", "cow"), ("", "cat"), ("", "dot"), ("dot", "cat")]
+    assert Spell.acted == [("", "cow"), ("", "cat"), ("", "dot"), ("dot", "cat")]
     assert sorted(node.merged for node in solution.tree) == [0, 0, 0, 0, 2, 4]
 
 

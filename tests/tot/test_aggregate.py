@@ -52,14 +52,6 @@ def test_complete_states_vote_with_their_values_and_may_outvote_the_best(letters
     assert (best.answer, best.value, chosen(best)) == ("1", 9, "a")
 
 
-def test_answers_of_all_complete_states_are_one_batch_with_distinct_seeds(letters: Any, scripted: Any) -> None:
-    decoder = scripted(FOUR)
-    solution = grow(letters, decoder)
-    assert decoder.prompts[-1] == ["answer a", "answer b", "answer c", "answer d"]
-    assert len({request.sampling.seed for request in decoder.batches[-1]}) == 4
-    assert solution.calls == 4 + 4 + 4
-
-
 def test_equal_answers_are_one_candidate(letters: Any, scripted: Any) -> None:
     task = type("Numbers", (letters,), {"canonical": lambda self, answer: float(answer)})
     replies = {"answer a": "1", "answer b": "2.0", "answer c": "2", "answer d": "3"}
@@ -69,26 +61,9 @@ def test_equal_answers_are_one_candidate(letters: Any, scripted: Any) -> None:
     assert plain.answer == "1"  # different texts, and 9 is the largest single value
 
 
-def test_a_state_without_an_answer_has_no_vote(letters: Any, scripted: Any) -> None:
-    replies = {"answer a": " ", "answer b": "2", "answer c": "\n", "answer d": "3"}
-    solution = grow(letters, scripted(FOUR | replies))
-    assert (solution.answer, solution.value, chosen(solution)) == ("2", 5, "b")
-
-
-def test_without_any_answer_the_text_of_the_best_state_is_parsed(letters: Any, scripted: Any) -> None:
-    empty = {f"answer {name}": "" for name in "abcd"}
-    solution = grow(letters, scripted(FOUR | empty))
-    assert (solution.answer, solution.value) == ("a", 9)
-
-
 def test_an_answer_cut_off_by_a_budget_has_no_vote(letters: Any, scripted: Any) -> None:
     replies = {"answer a": scripted.completion("1", "budget"), "answer b": "2", "answer c": "3", "answer d": "2"}
     assert grow(letters, scripted(FOUR | replies)).answer == "2"  # 5 + 2 against 6
-
-
-def test_a_thought_sampled_twice_votes_twice(letters: Any, scripted: Any) -> None:
-    table = {"grow": ["a", "b", "b", "b"], "value a": "8", "value b": "3", "answer a": "1", "answer b": "2"}
-    assert grow(letters, scripted(table)).answer == "2"  # 3 times 3 against 8
 
 
 def test_states_that_ended_early_vote_with_the_deepest(letters: Any, scripted: Any) -> None:
@@ -144,13 +119,6 @@ def test_the_likeliest_choice_is_the_answer(choosing: Any, scripted: Any) -> Non
     assert decoder.requests[-1].purpose == "answer"
 
 
-def test_choices_are_ranked_by_their_total_probability(choosing: Any, scripted: Any) -> None:
-    decoder = scripted(FOUR | {"answer a": likelihoods(scripted, 0.2, 0.3, 0.25)})  # per token, "maybe not" is likelier
-    assert grow(choosing, decoder, aggregate="best").answer == "no"
-    tied = scripted(FOUR | {"answer a": likelihoods(scripted, 0.3, 0.3, 0.3)})
-    assert grow(choosing, tied, aggregate="best").answer == "yes"
-
-
 def test_choices_after_a_prefix_start_with_a_space_and_the_answer_does_not(choosing: Any, scripted: Any) -> None:
     prefixed = "{% block user %}u{% endblock %}{% block assistant %}It is{% endblock %}"
     task = type("Prefixed", (choosing,), {"templates": choosing.templates | {"answer": prefixed}})
@@ -165,21 +133,6 @@ def test_choices_can_be_votes(choosing: Any, scripted: Any) -> None:
     assert grow(choosing, decoder).answer == "yes"  # 9 + 2 against 5 + 6: the first of equals
     decoder = scripted(FOUR | {"answer a": yes, "answer b": no, "answer c": no, "answer d": no})
     assert grow(choosing, decoder).answer == "no"
-
-
-def test_a_real_decoder_selects_the_continuation_of_the_highest_likelihood(choosing: Any, tiny: Any) -> None:
-    from tot.decoders import Request
-
-    with tiny() as decoder:
-        solution = solve(choosing, "q", decoder=decoder, search=BFS(thoughts=1, depth=2), max_tokens=4)
-        state = solution.tree.state(solution.tree[1])
-        prompt = choosing().prompt("answer", state)
-        scores = {
-            choice: decoder.generate([Request(prompt=prompt, choices=(choice,))])[0].choice_logprobs[0].total
-            for choice in choosing().choices(state)
-        }
-    assert solution.answer == max(scores, key=lambda choice: scores[choice])
-    assert solution.parse_failures == 0
 
 
 # -- no model ---------------------------------------------------------------------------------------------------
@@ -223,11 +176,6 @@ def test_a_task_with_a_world_is_solved_without_a_model(search: str) -> None:
     assert sum(map(int, solution.answer or ())) == 5
     assert (solution.calls, solution.usage.new_tokens, solution.stopped) == (0, 0, None)
     assert {node.decoder for node in solution.tree} == {None}
-
-
-def test_without_a_model_the_shortest_plan_is_found() -> None:
-    solution = solve(Countdown, "5", model=None, search="best-first", generator=Enumerate(prior="uniform"))
-    assert sorted(solution.answer or ()) == ["1", "2", "2"]
 
 
 @pytest.mark.parametrize(

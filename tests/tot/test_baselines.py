@@ -53,20 +53,6 @@ def test_a_given_temperature_applies_to_a_single_solution(scripted: Any) -> None
     assert [request.sampling.temperature for request in decoder.requests] == [0.7, 1.0, 0.0]
 
 
-def test_a_chain_without_an_answer_gives_none(scripted: Any) -> None:
-    decoder = scripted({"solve q": "well ..."})
-    solution = solve(Riddle, "q", decoder=decoder, search=ChainOfThought())
-    assert (solution.answer, decoder.prompts) == (None, [["solve q"]])
-
-
-def test_a_chain_is_not_passed_to_step(scripted: Any) -> None:
-    def step(self: Task, state: State, thought: Any) -> None:
-        return None
-
-    task = type("Strict", (Riddle,), {"step": step})
-    assert solve(task, "q", decoder=scripted({"solve q": "so yes"}), search=ChainOfThought()).answer == "yes"
-
-
 # -- self-consistency -------------------------------------------------------------------------------------------
 
 
@@ -86,39 +72,12 @@ def test_the_majority_counts_equal_answers_not_equal_texts(scripted: Any) -> Non
     assert [node.chosen for node in solution.tree] == [True, False, True, False, False, False]
 
 
-def test_identical_texts_are_separate_votes(scripted: Any) -> None:
-    solution = consistent(Riddle, scripted, ["so yes", "I say yes", "no", "no", "no"])
-    assert len(solution.tree) == 6
-    assert solution.answer == "no"
-
-
-def test_a_tie_goes_to_the_first_answer(scripted: Any) -> None:
-    assert consistent(Riddle, scripted, ["so no", "so yes", "thus yes", "thus no"]).answer == "no"
-
-
-def test_solutions_without_an_answer_have_no_vote(scripted: Any) -> None:
-    assert consistent(Riddle, scripted, ["a ...", "b ...", "c ...", "so yes"]).answer == "yes"
-    assert consistent(Riddle, scripted, ["a ...", "b ..."]).answer is None
-
-
 @pytest.mark.parametrize(
     "replies", [["so no", "so yes", "thus yes"], ["so yes", "so no", "thus yes"], ["so no", "thus yes", "hence yes"]]
 )
 def test_a_correct_majority_is_the_answer_in_any_order(replies: list[str], scripted: Any) -> None:
     solution = consistent(Checked, scripted, replies)
     assert (solution.answer, solution.solved) == ("yes", True)
-
-
-def test_a_verified_answer_wins_over_the_majority(scripted: Any) -> None:
-    solution = consistent(Checked, scripted, ["so no", "thus no", "hence yes", "no then, no"])
-    assert (solution.answer, solution.solved) == ("yes", True)
-    assert [node.chosen for node in solution.tree] == [True, False, False, True, False]
-
-
-def test_five_solutions_are_sampled_by_default(scripted: Any) -> None:
-    decoder = scripted({"solve q": ["so yes"] * 5})
-    solve(Riddle, "q", decoder=decoder, search="self-consistency")
-    assert decoder.requests[0].sampling.n == 5
 
 
 # -- best of n --------------------------------------------------------------------------------------------------
@@ -130,12 +89,6 @@ def test_best_of_n_takes_the_solution_with_the_highest_value(scripted: Any) -> N
     solution = solve(Riddle, "q", decoder=decoder, search=BestOfN(samples=3), evaluator=Value())
     assert decoder.prompts == [["solve q"], ["value so no", "value so yes", "value maybe"]]
     assert (solution.answer, solution.value) == ("yes", 8)
-
-
-def test_best_of_n_does_not_count_votes(scripted: Any) -> None:
-    values = {"value so no": "4", "value thus no": "4", "value so yes": "5"}
-    decoder = scripted({"solve q": ["so no", "thus no", "so yes"]} | values)
-    assert solve(Riddle, "q", decoder=decoder, search=BestOfN(samples=3), evaluator=Value()).answer == "yes"
 
 
 def test_best_of_n_takes_a_verified_solution_without_evaluation(scripted: Any) -> None:
@@ -169,14 +122,6 @@ def test_a_chain_of_a_task_with_a_world_is_an_ordinary_solution(reply: str, scri
     assert (solution.answer, solution.solved) == (reply.removeprefix("Answer: "), reply == RIGHT)
     assert (len(solution.tree), solution.rejected) == (2, 0)
     assert len(decoder.prompts) == 1
-
-
-def test_several_chains_of_a_task_with_a_world_stay_separate(scripted: Any) -> None:
-    prompt = Game24().prompt("chain", Game24().start("4 9 10 13"))[-1].content
-    decoder = scripted({prompt: [WRONG, RIGHT, f"Easy. {RIGHT}"]})
-    solution = solve(Game24, "4 9 10 13", decoder=decoder, search=SelfConsistency(samples=3))
-    assert (solution.answer, solution.solved) == (RIGHT.removeprefix("Answer: "), True)
-    assert len(solution.tree) == 4
 
 
 # -- several solution templates -------------------------------------------------------------------------------------

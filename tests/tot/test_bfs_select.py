@@ -53,29 +53,12 @@ def one_level(search: BFS, values: dict[str, float | None], seed: int = 0) -> li
 # -- the best ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("breadth", "selected"), [(1, ["b"]), (2, ["b", "a"]), (3, ["b", "a", "c"]), (9, ["b", "a", "c", "d"])]
-)
-def test_equal_states_are_selected_in_order_of_arrival(breadth: int, selected: list[str]) -> None:
-    assert one_level(BFS(breadth=breadth), {"a": 5, "b": 8, "c": 5, "d": 5}) == selected
-
-
-def test_states_without_a_value_are_selected_last() -> None:
-    assert one_level(BFS(breadth=3), {"a": None, "b": -2, "c": None, "d": 3}) == ["d", "b", "a"]
-
-
 # -- sampling ---------------------------------------------------------------------------------------------------
 
 
 def sample_levels(values: dict[str, float | None], breadth: int, times: int) -> Counter[tuple[str, ...]]:
     search = BFS(breadth=breadth, select="sample")
     return Counter(tuple(one_level(search, values, seed)) for seed in range(times))
-
-
-def test_a_sample_has_no_state_twice_and_all_states_if_breadth_allows() -> None:
-    for selected in sample_levels(dict(zip("abcdef", range(6), strict=True)), 4, 200):
-        assert len(set(selected)) == 4
-    assert all(sorted(selected) == ["a", "b"] for selected in sample_levels({"a": 1, "b": 2}, 5, 20))
 
 
 def test_samples_are_weighted_by_value_without_replacement() -> None:
@@ -88,18 +71,6 @@ def test_samples_are_weighted_by_value_without_replacement() -> None:
     assert set(counts) <= set(expected)
     chi_square = sum((counts[pair] - wanted) ** 2 / wanted for pair, wanted in expected.items())
     assert chi_square < 20.5  # 5 degrees of freedom: passed by chance 999 times in 1000
-
-
-@pytest.mark.parametrize("worthless", [0.0, None, -3.0])
-def test_without_positive_values_all_states_are_equally_likely(worthless: float | None) -> None:
-    counts = sample_levels(dict.fromkeys("abc", worthless), 1, 900)
-    assert sum((counts[letter,] - 300) ** 2 / 300 for letter in "abc") < 13.8  # 2 degrees of freedom
-
-
-def test_states_without_positive_value_are_sampled_last() -> None:
-    counts = sample_levels({"a": None, "b": 0.0, "c": 4.0, "d": -1.0}, 2, 600)
-    assert {selected[0] for selected in counts} == {"c"}
-    assert sum((counts["c", letter] - 200) ** 2 / 200 for letter in "abd") < 13.8
 
 
 def test_the_sample_depends_on_the_seed_alone() -> None:
@@ -188,15 +159,6 @@ def test_selected_states_match_tots_published_loop(seed: int, n: int, b: int, le
 
     search = BFS(thoughts=None, breadth=b, depth=levels + 1)
     assert kept_by(search, children, value) == published(children, value, levels, b)
-
-
-def test_every_selected_state_is_expanded_the_given_number_of_times() -> None:
-    """The loop above by hand: breadth 2, so "ab" is dropped as the third of its level."""
-    values: dict[str, Any] = {"a": 1, "b": 3, "ab": 2, "ba": 5, "bb": 4, "baa": 1, "bab": 1, "bba": 2, "bbb": 0}
-    levels, best = kept_by(BFS(breadth=2, depth=4), lambda p: "bb" if p == "a" else "abb", lambda p: values[p])
-    assert levels == [["b", "a"], ["ba", "bb"], ["bba", "baa"]]
-    assert best == "bba"
-    assert published(lambda p: "bb" if p == "a" else "abb", lambda p: values[p], 3, 2) == (levels, best)
 
 
 def test_a_merged_state_takes_one_place_of_the_breadth() -> None:

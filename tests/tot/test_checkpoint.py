@@ -6,13 +6,13 @@ import errno
 import json
 import os
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tot import BFS, DFS, MCTS, Checkpoint, Node, Solution, State, Task, Thought, ThoughtTree, Value, solve
+from tot import BFS, DFS, MCTS, Checkpoint, Solution, State, Task, Thought, ThoughtTree, Value, solve
 from tot.decoders import TaskError
 
 SEARCH = BFS(thoughts=2, breadth=2, depth=3)
@@ -57,7 +57,7 @@ def resumed(task: Any, decoder: Any, path: Path, search: Any = SEARCH, question:
 def test_every_step_is_a_line(record: Any, path: Path) -> None:
     solution = record()
     header, start, *steps = lines(path)
-    assert (header["format"], header["version"]) == ("tot.checkpoint", 1)
+    assert (header["format"], header["version"]) == ("tot.checkpoint", 2)
     assert (start["step"], start["task"], start["seed"]) == ("start", "Letters", 0)
     assert start["root"]["question"] == "q"
     assert start["search"]["name"] == "BFS"
@@ -80,27 +80,12 @@ def test_a_step_is_on_disk_before_the_next_request(record: Any, path: Path) -> N
     assert line_counts == [2, 3, 4, 5, 6]
 
 
-def test_the_header_has_the_given_fields(path: Path) -> None:
-    Checkpoint.create(path, settings={"task": "gsm8k"}).close()
-    assert lines(path) == [{"format": "tot.checkpoint", "version": 1, "settings": {"task": "gsm8k"}}]
-    trace = Checkpoint.resume(path)
-    assert trace.header["settings"] == {"task": "gsm8k"}
-    trace.close()
-
-
 def test_the_last_line_of_a_finished_run_is_its_end(letters: Any, scripted: Any, two_levels: Any, path: Path) -> None:
     trace = Checkpoint.create(path)
     solution = solve(letters, "q", decoder=scripted(two_levels), search=SEARCH, evaluator=Value(), checkpoint=trace)
     trace.finish(solution.to_json())
     assert lines(path)[-1] == {"step": "end", "run": json.loads(json.dumps(solution.to_json()))}
     assert ThoughtTree.load(path).to_json() == solution.tree.to_json()
-
-
-def test_any_text_is_one_line(record: Any, path: Path) -> None:
-    odd = "é\u2028\u2029\x85\x0b🙂"
-    record(table={"grow": [odd, "b"]}, search=BFS(thoughts=2, breadth=1, depth=2))
-    assert path.read_text(encoding="ascii").count("\n") == 5
-    assert ThoughtTree.load(path)[1].thought == Thought(parts={"thought": odd})
 
 
 # -- the tree of a trace ----------------------------------------------------------------------------------------
@@ -129,7 +114,7 @@ EITHER_WAY = {"grow": ["n", "e"], "grow n": ["n", "e"], "grow e": ["n", "e"]}
     ("search", "merges"),
     [
         (SEARCH, False),
-        (DFS(thoughts=2, depth=3, threshold=4, goals=9), False),
+        (DFS(thoughts=2, depth=3, threshold=4), False),
         (MCTS(thoughts=2, depth=3, iterations=5), False),
         (SEARCH, True),
     ],
@@ -160,16 +145,6 @@ def test_a_half_written_last_line_is_ignored(record: Any, path: Path) -> None:
     assert [node.value for node in tree] == [None, 3, 7, None, None, None, None]
 
 
-def test_a_trace_with_a_hook_that_drops_thoughts_can_be_read(record: Any, path: Path) -> None:
-    class Second:
-        def on_expand(self, search: Any, nodes: Sequence[Node]) -> Sequence[Node]:
-            return nodes[1:]
-
-    solution = record(hooks=Second(), search=BFS(thoughts=2, breadth=1, depth=2))
-    assert [node.pruned for node in solution.tree] == [False, True, False]
-    assert [node.pruned for node in ThoughtTree.load(path)] == [False, True, False]
-
-
 # -- rejected files ---------------------------------------------------------------------------------------------
 
 
@@ -179,14 +154,6 @@ def test_an_unfinished_run_is_not_overwritten(record: Any, path: Path) -> None:
     with pytest.raises(TaskError, match=r"run\.jsonl holds an unfinished run: continue it with --resume .*run\.jsonl"):
         Checkpoint.create(path)
     assert path.read_bytes() == before
-
-
-def test_a_rejected_file_stays_unlocked(record: Any, path: Path) -> None:
-    record()
-    with pytest.raises(TaskError) as refused:
-        Checkpoint.create(path)
-    Checkpoint.resume(path).close()
-    assert "unfinished" in str(refused.value)
 
 
 def test_a_finished_run_is_overwritten_only_on_request(path: Path) -> None:
@@ -294,12 +261,12 @@ def test_a_line_with_a_missing_field_is_rejected(
         resumed(letters, scripted(two_levels), path)
 
 
-@pytest.mark.parametrize("version", [0, 2, None])
+@pytest.mark.parametrize("version", [0, 1, 3, None])
 def test_another_version_is_rejected_and_named(path: Path, version: Any) -> None:
     path.write_text(json.dumps({"format": "tot.checkpoint", "version": version}) + "\n")
     for open_it in (Checkpoint.create, Checkpoint.resume):
         with pytest.raises(
-            TaskError, match=rf"run\.jsonl has version {version} of tot\.checkpoint: this program reads 1"
+            TaskError, match=rf"run\.jsonl has version {version} of tot\.checkpoint: this program reads 2"
         ):
             open_it(path)
 
@@ -350,15 +317,6 @@ def test_resuming_with_other_options_is_rejected_with_the_differences(
         resumed(letters, decoder, path, **changed)
     assert decoder.batches == []
     assert path.read_bytes() == before
-
-
-def test_resuming_with_another_task_is_rejected_by_name(
-    record: Any, letters: Any, scripted: Any, two_levels: Any, path: Path
-) -> None:
-    record()
-    other = type("Other", (letters,), {})
-    with pytest.raises(TaskError, match=r"its task is 'Letters', not 'Other'"):
-        resumed(other, scripted(two_levels), path)
 
 
 def test_a_changed_task_is_rejected_at_the_first_difference(

@@ -58,37 +58,6 @@ def test_a_reply_without_a_label_is_the_default_and_counted(judged: Any, scripte
     assert solution.parse_failures == solution.tree[1].parse_failures == 1
 
 
-def test_given_labels_replace_the_labels_of_the_task(judged: Any, scripted: Any) -> None:
-    decoder = scripted({"grow": "a", "value a": "sure, that is very good (not good: good)"})
-    evaluator = Classify(labels={"good": 0.5, "very good": 1.0, "bad": 0.0})
-    assert evaluate(judged, decoder, evaluator).tree[1].value == 0.5
-    longest = scripted({"grow": "a", "value a": "very good"})
-    assert evaluate(judged, longest, evaluator).tree[1].value == 1.0  # the longest label that matches
-
-
-def test_a_label_may_contain_punctuation(letters: Any, scripted: Any) -> None:
-    decoder = scripted({"grow": "a", "value a": "B+"})
-    assert evaluate(letters, decoder, Classify(labels={"B": 2.0, "B+": 2.3, "B.": 0.0})).tree[1].value == 2.3
-
-
-def test_the_value_is_the_mean_of_the_samples(judged: Any, scripted: Any) -> None:
-    decoder = scripted({"grow": "a", "value a": ["sure", "likely", "no idea"]})
-    solution = evaluate(judged, decoder, Classify(samples=3, temperature=0.7))
-    assert solution.tree[1].value == pytest.approx((20 + 1 + 0.25) / 3)
-    assert solution.parse_failures == 1
-
-
-def test_without_labels_numbers_of_the_scale_are_parsed(letters: Any, scripted: Any) -> None:
-    assert evaluate(letters, scripted({"grow": "a", "value a": "8/10, not 9"}), Classify()).tree[1].value == 8
-    assert evaluate(letters, scripted({"grow": "a", "value a": "good"}), Classify()).tree[1].parse_failures == 1
-
-
-def test_another_template_may_be_used(judged: Any, scripted: Any) -> None:
-    task = type("Twice", (judged,), {"templates": judged.templates | {"check": "check {{ thought }}"}})
-    decoder = scripted({"grow": "a", "check a": "likely"})
-    assert evaluate(task, decoder, Classify(template="check")).tree[1].value == 1.0
-
-
 # -- Likelihood with labels -------------------------------------------------------------------------------------
 
 
@@ -105,12 +74,6 @@ def test_the_likelihood_of_yes_is_relative_to_no(letters: Any, scripted: Any) ->
     (request,) = [request for request in decoder.requests if request.purpose == "evaluate"]
     assert request.choices == ("Yes", "No")
     assert request.close_choices
-
-
-def test_labels_of_the_task_are_the_default(judged: Any, scripted: Any) -> None:
-    decoder = likelihoods(scripted, 0.1, 0.2, 0.1)
-    value = evaluate(judged, decoder, Likelihood()).tree[1].value
-    assert value == pytest.approx((20 * 0.1 + 1 * 0.2 + 0.001 * 0.1) / 0.4)
 
 
 # -- values that are not numbers --------------------------------------------------------------------------------

@@ -14,17 +14,14 @@ from tot import (
     Combine,
     Confidence,
     Enumerate,
-    Heuristic,
     Node,
     Prior,
-    Random,
-    Sample,
     Solution,
     Task,
     Value,
     solve,
 )
-from tot.decoders import OptionError, TaskError
+from tot.decoders import OptionError
 from tot.evaluators.base import Evaluator
 from tot.llm.context import Context
 from tot.llm.replies import Evaluation
@@ -90,10 +87,6 @@ def test_values_are_combined_by_the_rule(
     assert result == pytest.approx(combined)
 
 
-def test_the_default_rule_is_a_weighted_sum(letters: Any, scripted: Any) -> None:
-    assert value(letters, scripted, Combine(evaluators=(table("x", 3), table("y", 4)), weights=(1, 10))) == 43
-
-
 @pytest.mark.parametrize("rule", ["product", "log"])
 def test_negative_values_can_only_be_summed(letters: Any, scripted: Any, rule: Any) -> None:
     parts = (table("x", -1.0), table("y", 2.0))
@@ -113,22 +106,6 @@ def test_a_part_cut_off_by_a_budget_leaves_no_value(letters: Any, scripted: Any)
     assert value(letters, scripted, Combine(evaluators=(table("x", 3), table("y", None)), weights=(1, 1))) is None
 
 
-def test_combinations_can_be_nested(letters: Any, scripted: Any) -> None:
-    inner = Combine(evaluators=(table("x", 2), table("y", 8)), weights=(0.5, 0.5), rule="product")
-    assert value(letters, scripted, Combine(evaluators=(inner, table("z", 3)), weights=(2, 1))) == pytest.approx(11)
-
-
-def test_tokens_and_failures_of_all_parts_count_at_the_node(letters: Any, scripted: Any) -> None:
-    two = type("Two", (letters,), {"templates": letters.templates | {"other": "other"}, "default_value": 2.0})
-    decoder = scripted({"grow": ["a"], "value a": "8", "other": "no idea"})
-    parts = (Value(), Value(template="other", samples=1))
-    search = BFS(thoughts=1, depth=2)
-    solution = grow(two, decoder, Combine(evaluators=parts, weights=(1, 10)), search)
-    assert solution.tree[1].value == 28
-    assert solution.tree[1].new_tokens == 15
-    assert solution.parse_failures == 1
-
-
 # -- shared evaluations -----------------------------------------------------------------------------------------
 
 
@@ -143,15 +120,6 @@ def test_parts_are_evaluated_once_for_equal_states(letters: Any, scripted: Any) 
     assert texts == {"": None, "a": 11, "b": 22, "a/b": 22, "a/c": 33, "b/a": 11, "b/c": 33}
 
 
-def test_a_part_is_shared_even_if_another_depends_on_the_place(letters: Any, scripted: Any) -> None:
-    part = Table(values={"a": 1, "b": 2})
-    decoder = scripted({"grow": ["a", "b"], "grow a": ["b", "a"], "grow b": ["a", "b"]})
-    evaluator = Combine(evaluators=(part, Prior()), weights=(1, 1))
-    solution = grow(letters, decoder, evaluator, BFS(thoughts=2, breadth=2, depth=3))
-    assert sorted(part.evaluated) == ["a", "b"]
-    assert sorted(node.value for node in solution.tree if node.value) == [1.5, 1.5, 1.5, 2.5, 2.5, 2.5]
-
-
 def test_a_repeated_part_is_evaluated_once(letters: Any, scripted: Any) -> None:
     decoder = scripted({"grow": ["a", "b"], "value a": "3", "value b": "4"})
     solution = grow(letters, decoder, Combine(evaluators=(Value(), Value()), weights=(1, 10)))
@@ -161,31 +129,6 @@ def test_a_repeated_part_is_evaluated_once(letters: Any, scripted: Any) -> None:
 
 
 # -- without a model --------------------------------------------------------------------------------------------
-
-
-def test_the_value_of_a_heuristic_is_its_negative(letters: Any, scripted: Any) -> None:
-    task = type("Far", (letters,), {"heuristic": lambda self, state: {"a": 3, "b": 0.5}[state.text]})
-    solution = grow(task, scripted({"grow": ["a", "b"]}), Heuristic())
-    assert [node.value for node in solution.tree] == [None, -3, -0.5]
-    assert solution.value == -0.5
-
-
-def test_a_missing_heuristic_error_names_the_method(letters: Any, scripted: Any) -> None:
-    with pytest.raises(TaskError, match="task Letters has no `heuristic`: define it, or choose another evaluator"):
-        grow(letters, scripted({"grow": ["a", "b"]}), Heuristic())
-
-
-def test_a_prior_is_the_generators_probability(letters: Any, scripted: Any) -> None:
-    task = type("Acting", (letters,), {"actions": lambda self, state: ["a", "b", "c", "d"]})
-    search = BFS(thoughts=None, depth=2)
-    solution = grow(task, scripted({}), Prior(), search, generator=Enumerate(prior="uniform"))
-    assert [node.value for node in solution.tree] == [None, 0.25, 0.25, 0.25, 0.25]
-
-
-def test_confidence_is_the_share_of_samples_that_agreed(letters: Any, scripted: Any) -> None:
-    decoder = scripted({"grow": ["a", "a", "x", "b", "b", "b"]})
-    solution = grow(letters, decoder, Confidence(), generator=Sample(samples=3))
-    assert [node.value for node in solution.tree][1:] == pytest.approx([2 / 3, 1])
 
 
 def test_confidence_without_votes_is_rejected_with_a_remedy(letters: Any, scripted: Any) -> None:
@@ -200,24 +143,6 @@ def test_a_thought_without_a_prior_is_rejected_with_a_remedy(letters: Any, scrip
 
     with pytest.raises(OptionError, match=r"returns no prior: use Enumerate\(\) or Sample\(\)"):
         grow(letters, scripted({"grow": ["a", "b"]}), Prior(), hooks=Given())
-
-
-def test_random_values_depend_on_the_seed_and_the_place_alone(letters: Any, scripted: Any) -> None:
-    table = {"grow": ["a", "b"]}
-    runs = [grow(letters, scripted(table), Random(), seed=seed) for seed in (1, 1, 2)]
-    first, again, other = ([node.value or 0.0 for node in solution.tree][1:] for solution in runs)
-    assert first == again
-    assert len({*first, *other}) == 4
-    assert all(0 <= number < 1 for number in first + other)
-    renamed = grow(letters, scripted({"grow": ["c", "d"]}), Random(), seed=1)
-    assert [node.value for node in renamed.tree][1:] == first
-
-
-def test_a_part_that_is_not_a_number_gives_the_default(letters: Any, scripted: Any) -> None:
-    careful = type("Careful", (letters,), {"default_value": 2.5})
-    parts: tuple[Any, ...] = (table("x", math.nan), table("y", 1.0))
-    for rule in ("sum", "product", "log"):
-        assert value(careful, scripted, Combine(evaluators=parts, weights=(1, 1), rule=rule)) == 2.5
 
 
 def test_evaluators_can_be_named_by_the_task_or_built_in_python(letters: Any, scripted: Any) -> None:

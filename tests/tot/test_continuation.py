@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tot import BFS, Agreement, Continue, LogProb, Propose, Random, Sample, SelfConsistency, Solution, Task, solve
+from tot import BFS, Continue, LogProb, Propose, Random, Sample, SelfConsistency, Solution, Task, solve
 from tot.decoders import Completion, Usage
 from tot.decoders.request import Part
 from tot.tasks import GSM8K
@@ -69,13 +69,6 @@ def test_a_label_starts_a_thought(scripted: Any) -> None:
     assert solution.parse_failures == 0
 
 
-@pytest.mark.parametrize(("until", "stops"), [("line", ("\n",)), ("; ", ("; ",))])
-def test_pieces_end_at_the_given_boundaries(scripted: Any, until: str, stops: tuple[str, ...]) -> None:
-    decoder = scripted({"why": "all"})
-    grown(decoder, generator=Continue(until=until, tokens=7))
-    assert (decoder.requests[0].sampling.stop, decoder.requests[0].sampling.max_tokens) == (stops, 7)
-
-
 @pytest.mark.parametrize("again", ["  first it  is.\n\n", "  \n", ""])
 def test_repeated_and_empty_pieces_are_rejected(scripted: Any, again: str) -> None:
     stop = scripted.completion
@@ -83,13 +76,6 @@ def test_repeated_and_empty_pieces_are_rejected(scripted: Any, again: str) -> No
     solution = grown(decoder)
     assert path(solution) == ["First it is.\n\n"]
     assert solution.parse_failures == 1
-
-
-def test_an_answer_ends_a_message(scripted: Any) -> None:
-    stop = scripted.completion
-    decoder = scripted({GSM8K().in_chat().prompt("step", GSM8K().start("why"))[-1].content: stop("#### 7\n\n", "stop")})
-    solution = grown(decoder, task=GSM8K().in_chat())
-    assert (solution.answer, len(decoder.requests)) == ("7", 1)
 
 
 def test_thinking_is_a_thought_but_not_an_answer(scripted: Any) -> None:
@@ -118,14 +104,6 @@ def test_thinking_that_the_chat_template_opened_is_not_an_answer(scripted: Any, 
     solution = grown(decoder, task=task)
     assert (path(solution), solution.answer) == ([first, rest], answer)
     assert [node.thought.thinking for node in solution.tree if node.thought] == [len(first), len(thinking)]
-
-
-@pytest.mark.parametrize(("max_tokens", "thinking"), [(None, 4096), (16, 4096), (8192, 8192)])
-def test_thinking_has_its_own_token_limit(scripted: Any, max_tokens: int | None, thinking: int) -> None:
-    decoder = scripted({"why": "a"})
-    solve(Letter(), "why", decoder=decoder, search="cot", max_tokens=max_tokens)
-    sampling = decoder.requests[0].sampling
-    assert (sampling.thinking_tokens, sampling.max_tokens <= (max_tokens or 512)) == (thinking, True)
 
 
 @pytest.mark.parametrize(("cut", "depth"), [("<think>\nIs it 5?\n\n", 3), ("Is it 5?\n\n", 1)])
@@ -169,16 +147,6 @@ def test_texts_are_valued_by_their_own_probability(scripted: Any, window: int | 
     assert values["b"] == pytest.approx(0.4493 if window is None else 0.2231, abs=1e-4)
 
 
-def test_agreeing_branches_have_higher_values(scripted: Any) -> None:
-    decoder = scripted({"why": ["So 7", "Thus 7", "So 8"]})
-    values = {
-        n.thought.text: n.value
-        for n in grown(decoder, thoughts=3, task=Numbers(), evaluator=Agreement()).tree
-        if n.thought
-    }
-    assert values == {"So 7": 0.5, "Thus 7": 0.5, "So 8": 0.0}
-
-
 class Numbers(Letter):
     """The answer is a number."""
 
@@ -211,14 +179,3 @@ def test_listed_thoughts_are_lines_of_the_message(scripted: Any) -> None:
     )
     assert path(solution) == ["Half is 3.\n", "Twice is 6.\n"]
     assert solution.answer == "9"
-
-
-def test_listed_thoughts_are_pieces_if_the_generator_of_the_task_has_options(scripted: Any) -> None:
-    for generator in ("continue", "continue:until=line"):
-        task = type("Listed", (Numbers,), {"generator": generator})()
-        decoder = scripted({})
-        decoder.generate = lambda requests: [scripted.completion("1. one\n2. two\n")] * len(requests)
-        solution = solve(
-            task, "q", decoder=decoder, search=BFS(thoughts=2, depth=2), generator=Propose(), evaluator=Random()
-        )
-        assert [node.thought.text for node in solution.tree if node.thought] == ["one\n", "two\n"]

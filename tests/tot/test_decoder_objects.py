@@ -126,13 +126,6 @@ def test_a_decoder_without_choice_scores_is_named_if_they_are_needed(
         solve(task, "q", decoder=scripted({}), search=BFS(thoughts=2, breadth=1, depth=2), **parts)
 
 
-def test_choices_cut_off_by_a_budget_are_no_error(letters: Any, scripted: Any) -> None:
-    decoder = scripted({"grow": ["a", "b"]})
-    decoder.replies |= {f"value {name}": decoder.completion("", "budget") for name in "ab"}
-    solution = solve(letters, "q", decoder=decoder, search=BFS(thoughts=2, depth=2), evaluator=Likelihood())
-    assert [node.value for node in solution.tree] == [None, None, None]
-
-
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_wrong_number_of_completions_is_rejected_with_the_right_one(count: int, letters: Any, scripted: Any) -> None:
     class Other(scripted):  # type: ignore[misc]

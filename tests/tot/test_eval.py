@@ -12,7 +12,7 @@ import yaml
 
 from tot import BFS, Budget, State, Task, ThoughtTree, TotError, Value, evaluate
 from tot.decoders import ModelError, OptionError, TaskError
-from tot.search.session import options_to_json
+from tot.registry import options_to_json
 
 ROWS = [{"question": f"what is {i}?", "answer": "b/c" if i % 2 else "no"} for i in range(6)]  # language: ok
 """The script answers "b/c" to every question."""

@@ -238,7 +238,7 @@ def test_built_in_tasks_have_explanations_and_triggers(name: str, smollm2: str) 
     )
     evaluated = [node for node in solution.tree if node.parent is not None]
     assert all(1 <= node.value <= 10 for node in evaluated)
-    assert any(node.undecoded_tokens > 0 for node in evaluated)
+    assert any(node.usage.undecoded_tokens > 0 for node in evaluated)
     assert solution.usage.approximate_tokens > 0
     assert solution.usage.undecoded_tokens > 0
 

@@ -83,14 +83,6 @@ def test_filters_of_the_model_are_the_default_and_can_be_replaced_individually()
     assert run(Recording()).filters == {}
 
 
-def test_filters_of_the_task_apply_without_given_ones_or_the_models() -> None:
-    task = type("Narrow", (Letters,), {"filters": {"top_p": 0.6, "min_p": 0.1}})()
-    options: dict[str, Any] = {"search": "bfs:thoughts=2", "evaluator": "random"}
-    assert solve(task, "q", decoder=Recording(Model), **options).filters == {"top_k": 20, "top_p": 0.8, "min_p": 0.1}
-    assert solve(task, "q", decoder=Recording(Model), top_p=1.0, **options).filters["top_p"] == 1.0
-    assert solve(task, "q", decoder=Recording(), **options).filters == {}  # the decoder's model is unknown
-
-
 def test_filters_of_a_named_model_come_from_its_files(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps({"top_p": 0.8, "temperature": 0.7}))
     assert filters_of(tmp_path, {}) == {"top_p": 0.8}

@@ -84,32 +84,6 @@ def test_every_event_is_sent_with_its_nodes_in_order(search: Any, heard: list[st
     assert messages == heard
 
 
-def test_methods_of_an_object_are_hooks_and_get_the_search(drive: Any) -> None:
-    class Watching:
-        def __init__(self) -> None:
-            self.seen: list[tuple[int, int]] = []
-
-        def on_evaluate(self, search: SearchState, nodes: list[Node]) -> None:
-            self.seen.append((len(search.tree), len(nodes)))
-
-        def other(self) -> None:
-            raise AssertionError
-
-    watching = Watching()
-    requests = drive(BFS(breadth=1).start(Paths(), "q", hooks=watching))
-    assert watching.seen == [(3, 2), (5, 2)]
-    assert requests == drive(BFS(breadth=1).start(Paths(), "q"))
-
-
-def test_an_event_without_nodes_is_not_sent() -> None:
-    heard: list[Any] = []
-    search = BFS().start(Paths(), "q", hooks={"on_expand": lambda search, nodes: heard.append(nodes)})
-    search.ask()
-    search.tell([[]])
-    assert search.ask() is None
-    assert heard == []
-
-
 # -- effects of a hook ------------------------------------------------------------------------------------------
 
 
@@ -128,15 +102,6 @@ def test_a_hook_can_stop_the_search(event: str, requests: list[str], drive: Any)
     assert search.stopped == "seen enough"
 
 
-@pytest.mark.parametrize("search", [BFS(breadth=1), DFS(), BestFirst(rank="value"), MCTS()], ids=repr)
-def test_a_search_stopped_at_a_goal_answers_from_it(search: Any, drive: Any) -> None:
-    search = search.start(Paths(), "q", hooks={"on_goal": lambda search, nodes: search.stop("a goal will do")})
-    drive(search)
-    assert search.stopped == "a goal will do"
-    assert [path(search, node) for node in search.goals] == ["b/c!!"]
-    assert search.best is search.goals[0]
-
-
 @pytest.mark.parametrize(
     ("event", "requests"),
     [
@@ -153,16 +118,6 @@ def test_nodes_that_a_hook_omits_are_pruned(event: str, requests: list[str], dri
     search = BFS(breadth=2).start(Paths(), "q", hooks={event: without_b})
     assert drive(search) == requests
     assert [path(search, node) for node in search.tree if node.pruned] == ["b"]
-
-
-@pytest.mark.parametrize("search", [DFS(), BestFirst(rank="value"), MCTS(iterations=4)], ids=repr)
-def test_no_search_expands_a_pruned_node(search: Any, drive: Any) -> None:
-    def without_b(search: SearchState, nodes: list[Node]) -> list[Node]:
-        return [node for node in nodes if path(search, node) != "b"]
-
-    search = search.start(Paths(), "q", hooks={"on_evaluate": without_b})
-    assert not any(step.startswith("expand b") for step in drive(search))
-    assert path(search, search.best).startswith("a")
 
 
 def test_a_hook_can_reorder_nodes(drive: Any) -> None:
@@ -231,10 +186,3 @@ def test_a_hook_that_returns_anything_but_nodes_is_rejected(answer: Any) -> None
     search.ask()
     with pytest.raises(OptionError, match=r"hook on_expand returned .*: return nodes, or None"):
         search.tell([["a"]])
-
-
-@pytest.mark.parametrize("event", ["on_simulate", "on_backpropagate"])
-def test_a_hook_that_can_only_observe_may_return_nothing(event: str, drive: Any) -> None:
-    search = MCTS(rollout="greedy").start(Paths(), "q", hooks={event: lambda search, nodes: nodes})
-    with pytest.raises(OptionError, match=f"hook {event} returned nodes, but it can only watch: return None"):
-        drive(search)

@@ -10,14 +10,14 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from itertools import product
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
-from tot import SearchConfig, Solution, Task, load_task, solve
+from tot import SearchConfig, Solution, load_task, solve
 from tot.decoders import Completion, OptionError, Request, TaskError, TotError, Usage
 from tot.decoders.request import ChoiceLogprob
-from tot.registry import EVALUATORS, GENERATORS, SEARCHES, parts_of
+from tot.registry import EVALUATORS, GENERATORS, SEARCHES
 from tot.registry import TASKS as REGISTERED
 from tot.task.world import HasActions
 
@@ -148,14 +148,6 @@ def test_the_whole_matrix_works_or_is_rejected_before_any_request(task: str) -> 
             assert works_or_is_refused(one), one
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_every_accepted_generator_grows_thoughts(task: str) -> None:
-    for prompts, generator in product(("papers", "chat"), GENERATORS):
-        one = Combination(task, prompts, "bfs", generator, "random").options
-        if refusal(one) is None:
-            assert any(len(searched(one | {"seed": seed})[0].tree) > 1 for seed in range(20)), one
-
-
 REMEDY = re.compile(r"\b(prompts|search|generator|evaluator)='([^']+)'")
 
 
@@ -187,18 +179,3 @@ def test_continue_needs_thoughts_of_one_template(task: str) -> None:
     )
     assert refusal({"task": task, "prompts": "chat", "generator": "continue"}) is None
     assert refusal({"task": task, "prompts": "papers", "generator": "continue", "search": "cot"}) is None
-
-
-def test_a_task_without_chat_prompts_is_not_advised_to_use_them() -> None:
-    class Two(Task):
-        templates: ClassVar = {"plan": "plan", "draft": "draft", "answer": "answer"}
-        thought = ("plan", "draft")
-
-    with pytest.raises(OptionError, match=r"2 templates \(plan, draft\): choose generator='sample'"):
-        parts_of(Two(), generator="continue")
-
-
-def test_a_whole_solution_of_creative_writing_is_a_draft_of_refine() -> None:
-    options = Combination("creative_writing", "papers", "refine", None, "random").options
-    _, decoder = searched(options, [REPLIES[2]])
-    assert any("Draft:\nPlan: a walk." in message.content for one in decoder.requests for message in one.prompt)

@@ -62,48 +62,7 @@ def visits(search: SearchState) -> dict[str, int]:
     return {path(search, node): node.visits for node in search.tree if node.visits}
 
 
-# -- answer selection -------------------------------------------------------------------------------------------
-
-REWARDS = [("a", 10), ("b", 6), ("c", 5), ("d", 4.9), ("a", -20), ("b", 5), ("b", 5.3), ("b", 3), ("c", 4.7), ("d", 0)]
-"""Ten visits to four arms and their rewards.
-
-Arm a has the highest single reward, c the best mean (4.85 against b's 4.825), b the most visits, d the last visit. With
-no exploration each visit follows the best mean so far.
-"""
-
-
-@pytest.mark.parametrize(("task", "best"), [(Letters(), "a"), (Named(), "c")], ids=["ends", "no ends"])
-def test_the_answer_is_the_terminal_state_of_the_highest_reward_or_else_follows_q(
-    task: Task, best: str, drive: Drive
-) -> None:
-    rewards = iter([reward for _, reward in REWARDS for _ in range(2)])  # for the arm, and for the root
-    walks: list[str] = []
-    search = MCTS(thoughts=None, iterations=10, exploration=0, fast=None, cum_reward=lambda _: next(rewards))
-    hooks = {"on_backpropagate": lambda search, nodes: walks.append(path(search, nodes[-1]))}
-    search, _ = drive(search, lambda p: [] if p else list("abcd"), lambda p: 0.0, task, hooks=hooks)
-    assert walks == [arm for arm, _ in REWARDS]
-    assert [search.tree[i].q for i in (1, 2, 3, 4)] == pytest.approx([-5, 4.825, 4.85, 2.45])
-    assert path(search, search.best) == best
-
-
-@pytest.mark.parametrize(("cum_reward", "best"), [("sum", "ab"), ("mean", "ab"), ("max", "ab"), (min, "cd")])
-def test_the_highest_cumulative_reward_is_of_a_whole_path(cum_reward: Any, best: str, drive: Drive) -> None:
-    """Path a, ab: 1 and 9. Path c, cd: 4 and 5, with the lower sum, 9, but the higher minimum, 4."""
-    children = {"": ["a", "c"], "a": ["b"], "c": ["d"]}
-    worth = {"a": 1.0, "c": 4.0, "ab": 9.0, "cd": 5.0}
-    search = MCTS(depth=3, iterations=12, fast=None, exploration=50, cum_reward=cum_reward)
-    search, _ = drive(search, lambda p: children[p], lambda p: worth[p])
-    assert visits(search).keys() == {"", "a", "c", "ab", "cd"}
-    assert path(search, search.best) == best
-
-
 # -- depth and terminal states ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rollout", ["none", "greedy"])
-def test_a_depth_of_t_expands_t_minus_1_levels(rollout: Any, drive: Drive) -> None:
-    search, _ = drive(MCTS(depth=4, iterations=30, rollout=rollout), lambda p: ["a", "b"], lambda p: 1.0)
-    assert {node.depth for node in search.tree} == {0, 1, 2, 3}
 
 
 def test_without_a_terminal_state_the_best_state_is_kept_and_reported(drive: Drive) -> None:
@@ -140,19 +99,6 @@ def test_a_greedy_rollout_follows_the_best_child_to_a_terminal_state(drive: Driv
     assert visits(search) == {"": 1, "b": 1, "bd": 1, "bdf": 1}
     assert [search.tree[i].q for i in (0, 2)] == [2 + 5 + 3] * 2
     assert (path(search, search.best), search.stopped) == ("bdf", None)
-
-
-def test_without_a_rollout_the_value_of_the_leaf_is_backpropagated(drive: Drive) -> None:
-    search, requests = drive(MCTS(depth=4, iterations=1), lambda p: DEEP[p], lambda p: WORTH[p])
-    assert requests == ["expand", "evaluate a b"]
-    assert [search.tree[i].q for i in (0, 1, 2)] == [2, None, 2]
-
-
-def test_a_rollout_into_a_dead_end_backpropagates_its_path(drive: Drive) -> None:
-    search = MCTS(depth=9, iterations=1, rollout="greedy", cum_reward="sum")
-    search, _ = drive(search, lambda p: DEEP.get(p, []), lambda p: WORTH[p])
-    assert search.tree.root.q == 10
-    assert search.stopped == "no terminal state was reached in 1 iterations"
 
 
 # -- batched leaves ---------------------------------------------------------------------------------------------
@@ -195,14 +141,6 @@ def test_a_search_ends_once_every_state_has_been_visited(leaves: int, rollout: A
     assert none.tree.root.visits == 0
 
 
-def test_more_leaves_give_fewer_and_larger_batches(drive: Drive) -> None:
-    def steps(leaves: int) -> int:
-        search = MCTS(thoughts=None, depth=3, iterations=32, leaves=leaves, exploration=3)
-        return len(drive(search, lambda p: list("abcdefgh"), lambda p: 1.0)[1])
-
-    assert steps(8) < steps(1) / 2
-
-
 # -- fast rewards -----------------------------------------------------------------------------------------------
 
 
@@ -213,11 +151,6 @@ def test_a_fast_reward_is_q_until_the_evaluator_runs_at_the_visit(drive: Drive) 
     search, requests = drive(search, lambda p: ["a", "b"], lambda p, fast=False: (cheap if fast else true)[p])
     assert requests == ["expand", "fast a b", "evaluate b", "evaluate a"]
     assert [(node.fast, node.value, node.reward, node.q) for node in search.tree][1:] == [(1, 3, 3, 3), (2, 0, 0, 0)]
-
-
-def test_without_fast_rewards_only_visited_states_are_evaluated(drive: Drive) -> None:
-    _, requests = drive(MCTS(iterations=2, fast=None), lambda p: ["a", "b", "c"], lambda p: 1.0)
-    assert requests == ["expand", "evaluate a", "evaluate b"]
 
 
 class Guess(Letters):
@@ -236,10 +169,3 @@ def test_solve_uses_fast_rewards_for_new_children_and_the_evaluator_for_visits(s
     solution = solve(Guess, "q", decoder=decoder, search=search, evaluator=Value())
     assert decoder.prompts == [["grow"], ["guess a", "guess b"], ["value b"], ["value a"], ["answer a"]]
     assert (solution.answer, solution.value) == ("answer a", 7)
-
-
-def test_the_fast_evaluator_may_be_given_by_name(scripted: Any) -> None:
-    decoder = scripted({"grow": ["a", "b"], "value a": "7", "value b": "2"})
-    search = MCTS(thoughts=2, iterations=1, fast="value")
-    solution = solve(Guess, "q", decoder=decoder, search=search, evaluator="value")
-    assert solution.value == 7

@@ -42,17 +42,9 @@ def test_siblings_that_lead_to_one_state_are_merged_and_their_priors_added() -> 
     search = BFS().start(task, "q")
     search.ask()
     x, y = search.tell([proposals])
-    assert [(node.world, node.merged, node.new_tokens) for node in (x, y)] == [("x", 2, 12), ("y", 0, 4)]
+    assert [(node.world, node.merged, node.usage.new_tokens) for node in (x, y)] == [("x", 2, 12), ("y", 0, 4)]
     assert (x.prior, y.prior) == pytest.approx((0.8, 0.2))
     assert len(search.tree) == 3
-
-
-def test_of_merged_siblings_the_cheapest_is_the_way_there() -> None:
-    search = BestFirst(rank="value").start(Places(), "q")
-    search.ask()
-    (x,) = search.tell([["5-x", "2-x", "3-x"]])
-    assert (x.cost, x.merged) == (2, 2)
-    assert search.tree.state(x).thoughts[-1].text == "2-x"
 
 
 @pytest.mark.parametrize("back", ["start", "x"])
@@ -116,17 +108,6 @@ def test_equal_states_are_merged_and_the_other_way_in_is_a_link() -> None:
     assert [(tail.id, head.id, thought.text) for tail, head, thought in search.tree.links()] == [(w.id, x.id, "x")]
 
 
-def test_without_merging_both_states_are_kept() -> None:
-    search = BFS(merge=False).start(Places(), "q")
-    search.ask()
-    v, w = search.tell([["v", "w"]])
-    search.ask()
-    search.tell([2, 1])
-    search.ask()
-    assert [node.parent for node in search.tell([["x"], ["x"]])] == [v.id, w.id]
-    assert search.tree.links() == []
-
-
 def test_a_cheaper_way_moves_the_state_with_its_subtree() -> None:
     search = DFS(merge=True, thoughts=None).start(Places(), "q")
     search.ask()
@@ -176,50 +157,6 @@ def test_a_moved_state_has_the_world_of_its_new_way() -> None:
     (x,) = search.tell([["1-x"], ["2-x"]])
     assert [thought.text for thought in search.tree.state(x).thoughts] == ["1-w", "2-x"]
     assert search.tree.state(x).world == {"place": "x", "came": ["1-w", "2-x"]}
-
-
-def test_places_in_the_tree_stay_distinct_after_a_move() -> None:
-    search = BFS(merge=True, thoughts=None).start(Places(), "q")
-    v, w = (search.inject(search.tree.root, text) for text in ("2-v", "3-w"))
-    assert v is not None
-    assert w is not None
-    x = search.inject(v, "1-x")
-    assert x is not None
-    assert search.inject(w, "1-x") is None  # 4 against 3: a link
-    assert search.inject(search.tree.root, "1-w") is w
-    assert search.inject(w, "1-x") is x  # 2 against 3
-    search.inject(w, "1-y")
-    search.inject(w, "1-z")
-    assert x.parent == w.id
-    assert len({search.tree.place(node) for node in search.tree}) == len(search.tree) == 6
-
-
-def test_the_subtree_of_a_moved_state_moves_with_it() -> None:
-    search = BFS(merge=True).start(Places(), "q")
-    v, w = (search.inject(search.tree.root, text) for text in ("1-v", "1-w"))
-    assert v is not None
-    assert w is not None
-    x = search.inject(w, "1-x")
-    assert x is not None
-    y = search.inject(x, "1-y")
-    assert y is not None
-    assert search.inject(search.tree.root, "1-x") is x
-    assert (x.depth, x.cost) == (1, 1)
-    assert y.depth == len(search.tree.path(y)) - 1 == 2
-
-
-def test_a_state_can_move_back_to_an_old_parent_that_became_cheaper() -> None:
-    search = BFS(merge=True).start(Places(), "q")
-    root = search.tree.root
-    v, w = (search.inject(root, text) for text in ("5-v", "4-w"))
-    assert v is not None
-    assert w is not None
-    x = search.inject(v, "1-x")
-    assert x is not None
-    assert search.inject(w, "1-x") is x  # 5 against 6
-    assert search.inject(root, "1-v") is v
-    assert search.inject(v, "1-x") is x  # 2 against 5
-    assert (x.cost, x.parent) == (2, v.id)
 
 
 def test_merging_is_the_default_only_for_tasks_with_a_world() -> None:

@@ -41,16 +41,6 @@ def test_an_exception_of_an_act_is_the_observation(scripted: Any, error: Excepti
     assert texts(solution.tree) == [(letter, f"{type(error).__name__}: {error}".removesuffix(": ")) for letter in "ab"]
 
 
-def test_an_act_may_return_no_observation(scripted: Any) -> None:
-    class Idle(Words):
-        async def act(self, state: State, thought: Thought) -> None:  # type: ignore[override]
-            return None
-
-    decoder = scripted({"try q": ["a", "b"]})
-    solution = solve(Idle, "q", decoder=decoder, search=BFS(thoughts=2, depth=2), evaluator="heuristic")
-    assert texts(solution.tree) == [("a", None), ("b", None)]
-
-
 def test_a_result_that_is_not_an_observation_is_rejected(scripted: Any) -> None:
     class Wrong(Words):
         async def act(self, state: State, thought: Thought) -> Any:

@@ -111,7 +111,7 @@ def test_candidates_are_evaluated_in_steps_with_one_conclusion(
     assert request.steps == ("Candidate 1", "Candidate 2")
     assert request.sampling.max_tokens == 16 + 2 * 48
     assert solution.parse_failures == list(values.values()).count(1)
-    assert sum(node.new_tokens for node in solution.tree) == 2 * decoder.tokens  # the one reply counts once
+    assert sum(node.usage.new_tokens for node in solution.tree) == 2 * decoder.tokens  # the one reply counts once
 
 
 def test_values_of_several_samples_are_averaged(parallel: Any) -> None:

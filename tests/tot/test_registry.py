@@ -16,7 +16,6 @@ from tot import (
     BFS,
     DFS,
     MCTS,
-    Agreement,
     BestFirst,
     BestOfN,
     ChainOfThought,
@@ -34,11 +33,8 @@ from tot import (
     Propose,
     Random,
     Refine,
-    RewardModel,
     Sample,
     SelfConsistency,
-    State,
-    Task,
     Value,
     Vote,
     load_task,
@@ -73,7 +69,6 @@ KNOWN = {"search": SEARCHES, "generator": GENERATORS, "evaluator": EVALUATORS}
         ("generator", "sample", Sample()),
         ("generator", "propose", Propose()),
         ("generator", "enumerate", Enumerate()),
-        ("evaluator", "agreement", Agreement()),
         ("evaluator", "logprob:window=5", LogProb(window=5)),
         ("evaluator", "likelihood", Likelihood()),
         ("evaluator", "value", Value()),
@@ -85,22 +80,19 @@ KNOWN = {"search": SEARCHES, "generator": GENERATORS, "evaluator": EVALUATORS}
         ("evaluator", "prior", Prior()),
         ("evaluator", "confidence", Confidence()),
         ("evaluator", "random", Random()),
-        ("evaluator", "reward-model:model=folder", RewardModel(model="folder")),
         ("search", "mcts:iterations=20,exploration=2", MCTS(iterations=20, exploration=2)),
         ("search", " mcts : iterations = 20 , rule=puct ", MCTS(iterations=20, rule="puct")),
         ("search", "mcts:rollout=none,thoughts=none", MCTS(rollout="none", thoughts=None)),
         ("search", "mcts:fast=none", MCTS(fast=None)),
         ("search", "mcts:fast=logprob:window=5", MCTS(fast=LogProb(window=5))),
-        ("search", "mcts:cum_reward=max,calc_q=max", MCTS(cum_reward="max", calc_q="max")),
         ("search", "bfs:thoughts=None,merge=true,aggregate=vote", BFS(thoughts=None, merge=True, aggregate="vote")),
         ("search", "bfs:", BFS()),
-        ("search", "dfs:threshold=-0.5,goals=2", DFS(threshold=-0.5, goals=2)),
+        ("search", "dfs:threshold=-0.5,depth=2", DFS(threshold=-0.5, depth=2)),
         ("search", "best-first:rank=prior,batch=4", BestFirst(rank="prior", batch=4)),
         ("generator", "sample:thoughts=8,samples=3,temperature=1", Sample(thoughts=8, samples=3, temperature=1)),
         ("generator", "enumerate:thoughts=none,prior=random", Enumerate(prior="random")),
         ("evaluator", "value:samples=3,template=judge", Value(samples=3, template="judge")),
         ("evaluator", "vote:samples=2", Vote(samples=2)),
-        ("evaluator", "reward-model:model=a/b,kind=process", RewardModel(model="a/b", kind="process")),
     ],
 )  # fmt: skip
 def test_a_text_names_an_object_with_options(kind: str, text: str, meant: Any) -> None:
@@ -140,7 +132,7 @@ def test_an_installed_plug_in_is_known_to_programs_and_not_to_the_tests(tmp_path
         ("search", "halving:drafts=4", "search 'halving' was removed: choose ab-mcts or refine"),
         ("search", "", r"unknown search '': choose one of ab-mcts, act"),
         ("generator", "sampel:x=2", r"unknown generator 'sampel' \(did you mean sample\?\): choose one of continue, "),
-        ("evaluator", "judge", r"unknown evaluator 'judge': choose one of agreement, classify, confidence, "),
+        ("evaluator", "judge", r"unknown evaluator 'judge': choose one of classify, confidence, "),
         ("search", "bfs:width=2", r"search bfs, option width: .* \(its options: depth, aggregate, until, merge, "),
         ("search", "bfs:breadth=0", r"search bfs, option breadth: .*greater than or equal to 1 \(its options: "),
         ("search", "bfs:breadth=many", r"search bfs, option breadth: .*valid integer"),
@@ -148,20 +140,14 @@ def test_an_installed_plug_in_is_known_to_programs_and_not_to_the_tests(tmp_path
         ("search", "mcts:rule=best", r"search mcts, option rule: Input should be 'uct' or 'puct'"),
         ("search", "mcts:exploration=inf", r"search mcts, option exploration: "),
         ("generator", "enumerate:prior=none", r"generator enumerate, option prior: Input should be 'model', 'uniform'"),
-        ("evaluator", "reward-model", r"evaluator reward-model, option model: Field required"),
+        ("search", "dfs:goals=2", r"search dfs, option goals: was removed: the search ends at its first goal"),
+        ("evaluator", "reward-model:model=x", r"evaluator .* was removed: write an evaluator that calls it"),
         ("search", "mcts:fast=nonsense", r"nonsense.*"),  # not the name of an evaluator
     ],
 )  # fmt: skip
 def test_an_unknown_name_is_rejected_with_the_choices(kind: str, text: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         named(text, KNOWN[kind])
-
-
-def test_the_fast_evaluator_of_mcts_may_be_named(letters: Any, scripted: Any) -> None:
-    decoder = scripted({"grow": ["a", "b"]})
-    search = "mcts:thoughts=2,depth=2,iterations=1,fast=prior"
-    solution = solve(letters, "q", decoder=decoder, search=search, evaluator="random")
-    assert [node.fast for node in solution.tree] == [None, 0.5, 0.5]
 
 
 class Own:
@@ -192,9 +178,9 @@ def test_separate_options_override_options_in_the_text() -> None:
 
 
 def test_defaults_come_from_the_task(letters: Any) -> None:
-    own = {"search": "dfs:goals=2", "generator": "propose", "evaluator": "value:samples=2"}
+    own = {"search": "dfs:depth=2", "generator": "propose", "evaluator": "value:samples=2"}
     task = type("Own", (letters,), own)()
-    assert parts_of(task) == {"search": DFS(goals=2), "generator": Propose(), "evaluator": Value(samples=2)}
+    assert parts_of(task) == {"search": DFS(depth=2), "generator": Propose(), "evaluator": Value(samples=2)}
     assert parts_of(task, search="bfs", evaluator=Prior()) == {
         "search": BFS(),
         "generator": Propose(),
@@ -234,12 +220,6 @@ def test_rap_accepts_options_and_may_be_the_search_of_a_task(letters: Any) -> No
         parts_of(letters(), search="rip")
 
 
-def test_parts_of_rap_may_be_replaced(letters: Any) -> None:
-    parts = parts_of(letters(), search="rap", generator="sample:samples=2", evaluator="random")
-    assert (parts["generator"], parts["evaluator"]) == (Sample(samples=2), Random())
-    assert parts["search"].rollout == "greedy"
-
-
 # -- tasks ------------------------------------------------------------------------------------------------------
 
 RIDDLE = """
@@ -276,23 +256,9 @@ def test_a_task_is_an_object_a_class_or_a_name(letters: Any) -> None:
     ]
 
 
-def test_a_task_file_has_its_templates_beside_it(file: Path) -> None:
-    task = load_task(f"{file}:Riddle")
-    assert isinstance(task, Task)
-    assert (type(task).__name__, task.depth, task.name) == ("Riddle", 2, "riddle")
-    assert task.prompt("thought", State(question="what?"))[0].content == "thought of what?"
-
-
 def test_a_task_in_a_file_is_solved(file: Path, scripted: Any) -> None:
     solution = solve(f"{file}:Riddle", "what?", decoder=scripted({"value of what?": "7"}), evaluator="value")
     assert (solution.value, solution.answer) == (7, "answer of what?")
-
-
-def test_a_relative_path_is_accepted(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(file.parent)
-    task = load_task("my_riddles.py:Riddle")
-    monkeypatch.chdir("/")
-    assert task.prompt("answer", State(question="what?"))[0].content == "answer of what?"
 
 
 @pytest.mark.parametrize("name", ["Ridle", "not_a_task", "State", ""])
@@ -389,15 +355,15 @@ def parts(tmp_path: Path) -> str:
 
 def test_searches_generators_evaluators_and_decoders_may_be_in_a_file(letters: Any, parts: str) -> None:
     given = {
-        "search": f"{parts}:Narrow:goals=2",
+        "search": f"{parts}:Narrow:depth=2",
         "generator": f"{parts}:Twins",
         "evaluator": f"{parts}:Longest:scale=2",
     }
     chosen = parts_of(letters(), **given)
-    assert (type(chosen["search"]).__name__, chosen["search"].goals, chosen["evaluator"].scale) == ("Narrow", 2, 2.0)
+    assert (type(chosen["search"]).__name__, chosen["search"].depth, chosen["evaluator"].scale) == ("Narrow", 2, 2.0)
     solution = solve(letters(), "q", decoder=f"{parts}:Echo", **{**given, "search": BFS(thoughts=2, depth=2)})
     grown = [node for node in solution.tree if node.thought]
-    assert [(node.thought.text, node.value, node.new_tokens) for node in grown if node.thought] == [
+    assert [(node.thought.text, node.value, node.usage.new_tokens) for node in grown if node.thought] == [
         ("grow 0", 12.0, 3),
         ("grow 1", 12.0, 3),
         ("mine", 8.0, 0),
@@ -405,11 +371,6 @@ def test_searches_generators_evaluators_and_decoders_may_be_in_a_file(letters: A
     assert grown[0].thought is not None
     assert grown[0].thought.drawn["thought"].tokens == (7,)
     assert solution.tree.calls[grown[0].id][0].template == "thought"
-
-
-def test_a_missing_part_is_rejected_with_the_parts_of_the_file(letters: Any, parts: str) -> None:
-    with pytest.raises(OptionError, match=r"unknown generator in .*my_parts\.py 'Twin' \(did you mean Twins\?\)"):
-        parts_of(letters(), generator=f"{parts}:Twin")
 
 
 def test_a_decoder_in_a_file_is_created_once(letters: Any, parts: str, tmp_path: Path) -> None:
@@ -423,7 +384,7 @@ def test_a_decoder_in_a_file_is_created_once(letters: Any, parts: str, tmp_path:
     seen: list[Any] = []
 
     def watch(session: Any) -> None:
-        seen.append(session.context._backend._decoders)
+        seen.append(session.backend._decoders)
 
     solve(letters(), "q", decoder=f"{parts}:Echo", search=BFS(thoughts=2, depth=2), evaluator="random", watch=watch)
     assert [(tmp_path / name).read_text() for name in ("runs", "made")] == ["run ", "made "]

@@ -75,13 +75,6 @@ def test_no_two_samples_of_a_search_are_one_request(search: str) -> None:
     assert max(decoder.samples.values()) == 1, decoder.samples.most_common(3)
 
 
-@pytest.mark.parametrize("task", ["gsm8k", "math"])
-def test_the_default_vote_of_word_problems_has_eight_different_samples(task: str) -> None:
-    decoder = Distinct()
-    solve(task, "Ann has 2 figs. How many?", decoder=decoder, evaluator="random", prompts="chat")
-    assert len(decoder.samples) == sum(decoder.samples.values()) == 8
-
-
 @pytest.mark.parametrize("until", [None, 0.95])
 @pytest.mark.parametrize(("solutions", "texts"), [((), 1), (("program", "chain", "program"), 2)])
 def test_greedy_copies_are_one_vote(until: float | None, solutions: tuple[str, ...], texts: int) -> None:

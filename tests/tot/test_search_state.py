@@ -107,19 +107,14 @@ def test_ask_repeats_a_step_until_tell_and_returns_none_after_the_end() -> None:
         search.tell([])
 
 
-def test_tell_before_ask_is_rejected() -> None:
-    with pytest.raises(TaskError, match="there is no current step"):
-        BFS().start(Paths(), "q").tell([["a"]])
-
-
 def test_tell_accepts_texts_thoughts_and_proposals() -> None:
     search = BFS().start(Paths(), "q")
     search.ask()
     draft = Proposal(Thought(parts={"thought": "c"}), Usage(new_tokens=7), prior=0.25, confidence=0.5, decoder="hand")
     nodes = search.tell([["a", Thought(parts={"thought": "b"}), draft, Proposal(None, Usage(new_tokens=2), 3)]])
     assert texts(nodes) == ["a", "b", "c"]
-    assert (nodes[2].new_tokens, nodes[2].prior, nodes[2].confidence, nodes[2].decoder) == (7, 0.25, 0.5, "hand")
-    assert (search.tree.root.parse_failures, search.tree.root.new_tokens, search.tree.root.rejected) == (3, 2, 0)
+    assert (nodes[2].usage.new_tokens, nodes[2].prior, nodes[2].confidence, nodes[2].decoder) == (7, 0.25, 0.5, "hand")
+    assert (search.tree.root.parse_failures, search.tree.root.usage.new_tokens, search.tree.root.rejected) == (3, 2, 0)
 
 
 def test_a_value_may_be_a_number_an_evaluation_or_none_and_nan_is_the_default() -> None:
@@ -131,7 +126,7 @@ def test_a_value_may_be_a_number_an_evaluation_or_none_and_nan_is_the_default() 
     a, b, c, d = search.tell([4, Evaluation(6.0, Usage(new_tokens=9), 1), None, float("nan")])
     assert [node.value for node in (a, b, c, d)] == [4, 6, None, 2.5]
     assert [node.parse_failures for node in (a, b, c, d)] == [0, 1, 0, 1]
-    assert b.new_tokens == 9
+    assert b.usage.new_tokens == 9
 
 
 @pytest.mark.parametrize("results", [[], [["a"], ["b"]]])
@@ -170,18 +165,6 @@ def test_an_invalid_value_is_rejected(value: Any) -> None:
     search.ask()
     with pytest.raises(TaskError, match=r"value|number"):
         search.tell([value])
-
-
-def test_corrected_results_after_a_rejection_count_normally() -> None:
-    search = BFS(thoughts=None, breadth=2).start(Paths(), "q")
-    search.ask()
-    search.tell([["a", "b"]])
-    search.ask()
-    search.tell([1, 1])
-    search.ask()
-    with pytest.raises(TaskError):
-        search.tell([["c"], [3]])
-    assert texts(search.tell([["c"], ["d"]])) == ["c", "d"]
 
 
 def test_stop_ends_the_search_in_its_current_state() -> None:
@@ -260,33 +243,6 @@ def test_a_method_that_raises_is_named_with_the_error_and_the_path(method: str) 
     assert isinstance(caught.value.__cause__, KeyError)
 
 
-@pytest.mark.parametrize("method", ["key", "is_terminal"])
-def test_a_method_that_raises_on_the_new_state_is_named(method: str) -> None:
-    with pytest.raises(TaskError, match=rf"Broken\.{method} raised KeyError: 'lost' after 'a': fix the task"):
-        after_tell(broken(**{method: fail}))
-
-
-@pytest.mark.parametrize("method", ["is_goal", "verify"])
-def test_a_method_that_raises_on_a_terminal_state_is_named(method: str) -> None:
-    task = type("Broken", (Paths,), {method: fail, "answer_at": lambda self, state: state.text or None})()
-    with pytest.raises(TaskError, match=rf"Broken\.{method} raised KeyError: 'lost'"):
-        after_tell(task, ["b!"])
-
-
-def test_an_error_raised_on_purpose_by_the_task_is_not_wrapped() -> None:
-    def refuse(state: State, thought: Thought) -> State:
-        raise TaskError("no more of this")
-
-    with pytest.raises(TaskError, match=r"^no more of this$"):
-        after_tell(broken(step=refuse))
-
-
-@pytest.mark.parametrize("nonsense", ["b", 3, True, State(question="q")])
-def test_a_step_that_does_not_return_the_next_state_is_rejected(nonsense: Any) -> None:
-    with pytest.raises(TaskError, match=r"Broken\.step gave .*: return state\.then\(thought, world\), or None"):
-        after_tell(broken(step=lambda state, thought: nonsense))
-
-
 @pytest.mark.parametrize("world", [{1, 2}, object(), {"left": {3}}, (1, 2)])
 def test_a_world_that_is_not_json_is_rejected(world: Any) -> None:
     with pytest.raises(
@@ -295,38 +251,7 @@ def test_a_world_that_is_not_json_is_rejected(world: Any) -> None:
         after_tell(broken(step=lambda state, thought: state.then(thought, world)))
 
 
-@pytest.mark.parametrize("cost", [-1, -0.001])
-def test_a_negative_cost_is_rejected(cost: float) -> None:
-    with pytest.raises(TaskError, match=rf"Broken\.cost of 'b' is {float(cost)}: return 0 or more"):
-        after_tell(broken(cost=lambda state, thought: cost))
-
-
-@pytest.mark.parametrize("cost", [None, "much"])
-def test_a_cost_that_is_not_a_number_is_rejected(cost: Any) -> None:
-    with pytest.raises(TaskError, match=r"Broken\.cost"):
-        after_tell(broken(cost=lambda state, thought: cost))
-
-
-@pytest.mark.parametrize("heuristic", [None, "near", float("nan")])
-def test_a_heuristic_that_is_not_a_number_is_rejected(heuristic: Any) -> None:
-    task = type("Broken", (Paths,), {"heuristic": lambda self, state: heuristic})()
-    with pytest.raises(TaskError, match=r"Broken\.heuristic"):
-        BestFirst().start(task, "q").ask()
-
-
-def test_an_unhashable_key_is_rejected() -> None:
-    with pytest.raises(TaskError, match=r"Broken\.key"):
-        after_tell(broken(key=lambda state: [state.text]))
-
-
 # -- illegal thoughts -------------------------------------------------------------------------------------------------
-
-
-def test_illegal_thoughts_are_rejected_and_counted() -> None:
-    legal = broken(step=lambda state, thought: state.then(thought) if thought.text < "m" else None)
-    search = after_tell(legal, ["x", "b", "y", "c"])
-    assert texts(list(search.tree)) == ["a", "b", "c"]
-    assert [node.rejected for node in search.tree] == [0, 2, 0, 0]
 
 
 # -- empty searches ---------------------------------------------------------------------------------------------

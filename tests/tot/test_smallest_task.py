@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
-from itertools import product
 from typing import Any, ClassVar
 
 import pytest
 
-from tot import RewardModel, Task, solve
+from tot import Task, solve
 from tot.decoders import LocalDecoder, TotError
 from tot.decoders.request import ChoiceLogprob
-from tot.registry import EVALUATORS, GENERATORS, SEARCHES
 
 IN_SHORT = {
     "act": "act:depth=2",
@@ -46,63 +43,6 @@ def decoder(tiny: Any) -> Iterator[LocalDecoder]:
         yield decoder
 
 
-@pytest.fixture
-def rewards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reward model that needs no weights."""
-    monkeypatch.setattr(RewardModel, "scores", lambda self, texts: [float(len(thoughts)) for _, thoughts in texts])
-
-
-def lacking(search: str, generator: str, evaluator: str) -> str | None:
-    """Return the error if the combination lacks a method or an option, else None."""
-    if generator == "enumerate" and search not in WHOLE:
-        return "task Riddle has no `actions` to enumerate: define it, or sample thoughts"
-    if evaluator == "heuristic" and search not in UNJUDGED:
-        return "task Riddle has no `heuristic`: define it, or choose another evaluator"
-    if evaluator == "measured" and search not in UNJUDGED:
-        return "task Riddle has no `measured`: define it, or choose another evaluator"
-    if evaluator == "confidence" and search in ("refine", "best-of-n"):
-        return "whole solutions of .* have no confidence: choose another evaluator, such as evaluator='vote'"
-    if evaluator == "confidence" and search not in UNJUDGED:
-        return r"the thought generator returns no confidence: use Sample\(samples=8\)"
-    return None
-
-
-def unknown(search: str, generator: str, evaluator: str) -> bool:
-    """Return whether the evaluator gives all thoughts the same value, which causes a warning."""
-    return evaluator == "logprob" and generator == "propose" and search not in (*UNJUDGED, *WHOLE)
-
-
-def test_every_search_is_covered() -> None:
-    assert set(IN_SHORT) == set(SEARCHES)
-
-
-@pytest.mark.parametrize(("search", "generator"), list(product(IN_SHORT, GENERATORS)))
-def test_every_combination_works_or_names_the_missing_part(
-    search: str, generator: str, decoder: LocalDecoder, rewards: None
-) -> None:
-    files = {"reward-model": ":model=none_here"}
-    for evaluator in EVALUATORS:
-        parts = {"search": IN_SHORT[search], "generator": generator, "evaluator": evaluator}
-        parts["evaluator"] += files.get(evaluator, "")
-        message = lacking(search, generator, evaluator)
-        if message is not None:
-            with pytest.raises(TotError, match=message):
-                solve(Riddle, "What has keys?", decoder=decoder, max_tokens=4, **parts)
-            continue
-        nothing = unknown(search, generator, evaluator)
-        warned = (
-            pytest.warns(UserWarning, match="logprob gives all thoughts the same value") if nothing else nullcontext()
-        )
-        with warned:
-            solution = solve(Riddle, "What has keys?", decoder=decoder, max_tokens=4, **parts)
-        grown = [node for node in solution.tree if node.parent is not None]
-        assert grown, parts
-        assert all(node.thought is not None and set(node.thought.parts) == {"thought"} for node in grown), parts
-        judged = [node for node in grown if node.value is not None]
-        assert bool(judged) == (search not in UNJUDGED), parts
-        assert solution.answer, parts
-
-
 def test_rap_works(decoder: LocalDecoder) -> None:
     solution = solve(Riddle, "What has keys?", decoder=decoder, max_tokens=4, search=IN_SHORT["rap"])
     assert solution.answer
@@ -119,14 +59,6 @@ def test_a_whole_solution_is_a_thought_and_an_answer(scripted: Any) -> None:
     solution = solve(Riddle, "keys?", decoder=decoder, search="cot")
     assert (solution.answer, solution.calls) == ("Piano.", 2)
     assert decoder.requests[0].sampling.temperature == 0.0
-
-
-def test_solutions_vote_by_their_answers(scripted: Any) -> None:
-    replies: dict[str, Any] = {KEYS: ["a map", "a grand", "an upright"]}
-    for idea, answer in (("a map", "Map"), ("a grand", "Piano"), ("an upright", "Piano")):
-        replies[f"Idea: {idea}\nAnswer in one word."] = answer
-    solution = solve(Riddle, "keys?", decoder=scripted(replies), search="self-consistency:samples=3")
-    assert solution.answer == "Piano"
 
 
 def test_a_whole_solution_of_a_task_with_a_world_needs_a_template(letters: Any, scripted: Any) -> None:

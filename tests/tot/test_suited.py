@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tot import SearchConfig, evaluate, rap, solve
-from tot.decoders import LocalDecoder, ModelError, OptionError, load_decoder
+from tot.decoders import LocalDecoder, OptionError, load_decoder
 from tot.decoders.models.model_names import has_chat_template, warn_of_no_template
 from tot.decoders.remote.decoder import RemoteDecoder
 from tot.decoders.remote.options import RemoteOptions
@@ -54,19 +54,6 @@ def test_a_model_without_a_chat_template_gets_few_shot_prompts_with_one_warning(
                 "the model has no chat template: messages become one text without their roles, and"
             )
             assert "few-shot prompts, by default in many calls (search='cot' makes one)" in message
-
-
-def test_no_warning_if_no_chat_template_is_missing(tiny: Any, scripted: Any, caplog: pytest.LogCaptureFixture) -> None:
-    warn_of_no_template.cache_clear()
-    with tiny() as decoder:
-        for options in ({"decoder": scripted({})}, {"model": None}, {"model": "no/such.gguf"}):
-            assert prompts(**options) == "papers"
-        assert prompts(decoder=decoder) == "chat"
-    assert not caplog.messages
-
-
-def test_an_unknown_model_gets_the_papers_prompts(scripted: Any) -> None:
-    assert prompts(decoder=scripted({})) == prompts(model=None) == prompts(model="no/such.gguf") == "papers"
 
 
 def test_a_server_gets_chat_prompts_unless_it_uses_the_completions_api() -> None:
@@ -156,12 +143,6 @@ def test_gguf_metadata_determines_the_prompt_style(tmp_path: Path, content: byte
     assert has_chat_template(tmp_path / "any.gguf") == chats
 
 
-def test_an_empty_gguf_file_is_rejected_by_name(tmp_path: Path) -> None:
-    (tmp_path / "empty.gguf").touch()
-    with pytest.raises(ModelError, match=r"empty\.gguf is not a readable GGUF file .*: download it again"):
-        solve("gsm8k", "What is 1 + 1?", model=tmp_path / "empty.gguf")
-
-
 def test_an_evaluation_records_its_prompt_style(tiny: Any, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"question": "What is 1 + 1?", "answer": "2"}\n')
@@ -178,19 +159,3 @@ def test_an_evaluation_records_its_prompt_style(tiny: Any, tmp_path: Path) -> No
         with pytest.raises(OptionError, match="prompts was chat, now papers"):
             run(decoder, resume=True, prompts="papers")
         run(decoder, resume=True)
-
-
-def test_a_few_shot_search_of_the_task_gets_the_papers_prompts(tiny: Any) -> None:
-    class Planned(GSM8K):
-        search = "rap"
-
-    with tiny() as decoder:
-        assert prompts(Planned, decoder=decoder) == "papers"
-        assert prompts(Planned, decoder=decoder, search="bfs") == "chat"
-
-
-def test_the_papers_prompts_are_available_from_a_task_in_chat() -> None:
-    task = GSM8K().in_chat()
-    assert prompts(task) == prompts(task, prompts="chat") == "chat"
-    papers = SearchConfig(prompts="papers").suited(task)
-    assert (papers.prompts, papers.thought, papers.search) == ("papers", GSM8K.thought, GSM8K.search)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tot import BFS, MCTS, RewardModel, Sample
+from tot import BFS, MCTS, Combine, Prior, Sample
 from tot.registry import spec_of
 
 
@@ -17,6 +17,9 @@ class Own(BFS):
     """A search without a name."""
 
 
-@pytest.mark.parametrize("part", [Own(thoughts=2), RewardModel(model="a,b"), MCTS(fast=RewardModel(model="a,b"))])
-def test_an_object_that_no_text_can_make_has_no_text(part: BFS | RewardModel | MCTS) -> None:
+COMBINED = Combine(evaluators=(Prior(),), weights=(1.0,))
+
+
+@pytest.mark.parametrize("part", [Own(thoughts=2), COMBINED, MCTS(fast=COMBINED)])
+def test_an_object_that_no_text_can_make_has_no_text(part: BFS | Combine | MCTS) -> None:
     assert spec_of(part) is None

@@ -11,15 +11,14 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tot import Checkpoint, Continue, Task, solve
+from tot import Checkpoint, Task, solve
 from tot.decoders.errors import OptionError
 from tot.decoders.request import Message
 from tot.generators import tool_calls as tools_module
 from tot.generators.tool_calls import Tool, run_call, tools_prompt
 from tot.llm.prefix import as_written
-from tot.registry import parts_of
 from tot.tasks.arithmetic import calculator
-from tot.tree.thought import Drawn, Observation, State, Thought
+from tot.tree.thought import Drawn, Observation, Thought
 
 CALLED: list[tuple[Any, ...]] = []
 
@@ -131,30 +130,11 @@ def test_a_hanging_tool_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     over.set()
 
 
-@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), RecursionError("deep"), TimeoutError("late")])
-def test_an_exception_of_a_tool_is_its_result(error: BaseException) -> None:
-    def fail() -> None:
-        raise error
-
-    async def fail_later() -> None:
-        raise error
-
-    assert result("fail()", fail)
-    assert result("fail_later()", fail_later)
-
-
 def test_a_long_result_is_truncated_and_marked() -> None:
     def lots() -> str:
         return "x" * 10_000_000
 
     assert result("lots()", lots) == "x" * 1000 + "… (cut: 10000000 characters)"
-
-
-def test_lone_surrogates_in_a_result_are_replaced() -> None:
-    def half() -> str:
-        return "a\ud800b"
-
-    assert result("half()", half) == "a?b"
 
 
 def test_a_tool_may_be_a_coroutine() -> None:
@@ -250,37 +230,6 @@ def test_a_result_is_inserted_after_its_call_and_the_message_continues(scripted:
     assert second.ended
 
 
-def test_the_error_of_a_call_is_its_result(scripted: Any) -> None:
-    decoder = scripted(SCRIPT | {"I square it.\n>>> ": "root(3.0)\n"})
-    expected = "I square it.\n>>> root(3.0)\nNameError: there is no root, but power\n"
-    decoder.replies[expected] = "Then I don't know!"
-    assert run(decoder).answer == "know"
-
-
-def test_a_message_that_ends_with_a_call_continues_with_the_result(scripted: Any) -> None:
-    decoder = scripted(SCRIPT)
-    decoder.replies["I square it.\n>>> "] = decoder.completion("power(3.0)", "eos")
-    assert run(decoder).answer == "9"
-
-
-class Acts(Sums):
-    """A task that acts on whole solutions only and has its own answers to them."""
-
-    async def act(self, state: State, thought: Thought) -> None:  # type: ignore[override]
-        return None
-
-    def answer_at(self, state: State) -> None:
-        return None
-
-
-def test_act_and_answer_at_of_a_task_do_not_affect_tool_results(scripted: Any) -> None:
-    called, plain = (run(scripted(SCRIPT), task=task) for task in (Acts, Sums))
-    assert called.answer == plain.answer == "9"
-    observations = [node.thought.observation for node in called.tree if node.thought is not None]
-    assert observations == [node.thought.observation for node in plain.tree if node.thought is not None]
-    assert [one.text for one in observations if one is not None] == ["9.0"]
-
-
 def test_only_whole_lines_are_calls(scripted: Any) -> None:
     solution = run(
         scripted({ASKED: "In Python >>> ", "In Python >>> ": "power(3.0)\n"}), search="bfs:thoughts=1,depth=2"
@@ -312,20 +261,6 @@ def test_sampled_tokens_are_separated_from_inserted_results() -> None:
     assert last.written == ((0, (5, 6, 7)), (message.index("It"), (8, 9)))
 
 
-def halve(x: float) -> float:
-    return x / 2
-
-
-def test_by_default_a_tree_grows_piece_by_piece() -> None:
-    parts = parts_of(Sums(), tools=["calculator"])
-    assert type(parts["search"]).__name__ == "BFS"
-    assert parts["generator"].model_dump()["tools"] == ["calculator"]
-    hot = parts_of(Sums(), tools=[power], generator="continue:until=line", generator_options={"temperature": 1.0})
-    assert (hot["generator"].until, hot["generator"].temperature) == ("line", 1.0)
-    replaced = parts_of(Sums(), tools=[power], generator=Continue(tools=[halve], until="line"))
-    assert replaced["generator"].model_dump(include={"tools", "until"}) == {"tools": ["power"], "until": "line"}
-
-
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -355,14 +290,6 @@ def test_the_command_line_accepts_tools_by_name_and_from_files(
     assert "unknown tool 'calculater' (did you mean calculator?)" in capsys.readouterr().err
 
 
-@pytest.mark.real
-def test_a_real_model_gets_descriptions_of_its_tools(smollm2: str) -> None:
-    search = "bfs:thoughts=1,breadth=1,depth=2"
-    solution = solve("gsm8k", "What is 3 * 4?", model=smollm2, tools=["calculator"], search=search, max_tokens=16)
-    prompts = [message.content for calls in solution.tree.calls.values() for call in calls for message in call.prompt]
-    assert any("calculator(expression" in text for text in prompts)
-
-
 def test_dates_and_decimals_are_rendered_as_text() -> None:
     def due(day: date, after: timedelta | None = None, price: Decimal = Decimal(0), count: int = 0) -> str:
         return f"{day + (after or timedelta(0))} {price} {count}"
@@ -375,21 +302,3 @@ def test_dates_and_decimals_are_rendered_as_text() -> None:
     assert result("due(5)", due) == "due: 0 = 5: Input should be a valid date"
     assert "Input should be" in result("due('2024-01-31', count='5')", due)
     assert "Input should be a valid date" in result("due('tomorrow')", due)
-
-
-class Numbered(Continue):
-    """Pieces that end at a semicolon."""
-
-    width: int = 1
-
-    @property
-    def ends(self) -> tuple[str, ...]:
-        return (";" * self.width,)
-
-
-def test_a_subclass_of_continue_keeps_its_fields_and_methods_with_tools() -> None:
-    generator = parts_of(Sums(), tools=[power], generator=Numbered(width=2, tokens=9))["generator"]
-    assert (type(generator), generator.width, generator.tokens, generator.ends) == (Numbered, 2, 9, (";;",))
-    assert [tool.name for tool in generator.tools] == ["power"]
-    with pytest.raises(OptionError, match="name tools with --tool"):
-        parts_of(Sums(), generator="continue:tools=power")

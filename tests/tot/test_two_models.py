@@ -21,9 +21,6 @@ from tot.decoders.models import memory
 from tot.generators.base import Generator
 from tot.llm.backend import models_of
 from tot.search.checkpoint import Checkpoint
-from tot.search.votes import source_of
-from tot.tree.thought import State, Thought
-from tot.tree.tree import ThoughtTree
 
 
 @pytest.fixture
@@ -82,22 +79,6 @@ def test_spellings_of_models_become_two_fields(given: dict[str, Any], model: Any
     assert (config.model, config.escalate) == (model, escalate)
     written = config.to_json()
     assert SearchConfig.of(None, json.loads(json.dumps(written))) == config
-
-
-def test_each_purpose_has_its_model_and_a_missing_one_that_of_generate() -> None:
-    config = SearchConfig.of(None, {"model": "generate=a,evaluate=b", "escalate": "c", "decoder": "seed"})
-    assert config.models == {"generate": "a", "evaluate": "b", "answer": "a", "escalate": "c"}
-    assert set(config.decoders.values()) == {"seed"}
-    assert SearchConfig.of(config, {"escalate": None}).models == {"generate": "a", "evaluate": "b", "answer": "a"}
-    mixed = SearchConfig.of(config, {"decoder": "escalate=openai"})
-    assert (mixed.decoders["generate"], mixed.decoders["escalate"]) == ("auto", "openai")
-    assert mixed.weights == {"generate": "a", "evaluate": "b", "answer": "a"}
-
-
-def test_a_path_with_an_equals_sign_is_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("lr=1").mkdir()
-    assert SearchConfig.of(None, {"model": "lr=1"}).model == "lr=1"
 
 
 @pytest.mark.parametrize(
@@ -305,14 +286,6 @@ def test_each_model_has_the_filters_of_its_own_generation_config(letters: Any, s
     assert seen.pop() == ({"top_k": 7}, {"top_k": 7, "top_p": 0.5}, {"top_k": 7})
 
 
-def test_seeds_differ_between_the_models(letters: Any, scripted: Any) -> None:
-    decoder = scripted({})
-    solve(letters, "q", decoder={"generate": decoder, "escalate": decoder}, **{**SEARCH, "kv_budget": None})
-    by_purpose = {one.purpose: one for one in decoder.requests[:2]}
-    assert by_purpose["generate"].prompt == by_purpose["escalate"].prompt
-    assert by_purpose["generate"].sampling.seed != by_purpose["escalate"].sampling.seed
-
-
 # -- evaluations, checkpoints -------------------------------------------------------------------------------------
 
 
@@ -361,14 +334,6 @@ def test_a_resumed_search_has_the_usage_of_both_models_and_refuses_others(
         with pytest.raises(TotError, match=r"holds another run: its (models|generator) is"):
             solve(letters, "q", checkpoint=checkpoint, **{**options, **other})
         checkpoint.close()
-
-
-def test_the_source_of_a_vote_names_the_model() -> None:
-    node = ThoughtTree(State(question="q")).root
-    node.thought, node.decoder = Thought(parts={"chain": "x"}), "ar@large.gguf"
-    assert source_of(node) == "chain@large.gguf"
-    node.decoder = "ar"
-    assert source_of(node) == "chain"
 
 
 @pytest.mark.parametrize(

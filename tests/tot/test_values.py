@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tot import BFS, Agreement, Likelihood, Solution, Task, Value, solve
+from tot import BFS, Likelihood, Solution, Task, Value, solve
 from tot.decoders import Request
 from tot.decoders.request import ChoiceLogprob
 from tot.evaluators.likelihood import expected
@@ -54,14 +53,6 @@ def test_the_value_is_the_expected_number_under_the_model(
     assert solution.parse_failures == 0
 
 
-def test_a_number_of_two_tokens_counts_by_its_total_probability(letters: Any, scripted: Any) -> None:
-    scores = [ChoiceLogprob(NEVER, 1)] * 10
-    scores[0], scores[9] = ChoiceLogprob(math.log(0.8), 1), ChoiceLogprob(math.log(0.2), 2)
-    reply = scripted.completion("", "stop", 0, choice_logprobs=tuple(scores))
-    solution = evaluate(letters, scripted({"grow": "a", "value a": reply}), Likelihood())
-    assert solution.tree[1].value == pytest.approx(0.8 * 1 + 0.2 * 10)
-
-
 def test_likelihoods_below_the_smallest_float_are_weighted(letters: Any) -> None:
     assert expected([1, 2, 3], [-1000.0, -1000.0 + math.log(3), NEVER]) == pytest.approx(1.75)
     assert expected([1, 2, 3], [NEVER] * 3) == 2
@@ -96,20 +87,6 @@ def test_every_number_of_the_scale_is_scored_with_the_end_of_turn_after_it(
     assert request.sampling.n == 1
 
 
-def test_the_scale_of_the_task_is_used(letters: Any, scripted: Any) -> None:
-    task = type("Graded", (letters,), {"scale": (0, 3)})
-    scores = tuple(ChoiceLogprob(math.log(p), 1) for p in (0.1, 0.2, 0.3, 0.4))
-    decoder = scripted({"grow": "a", "value a": scripted.completion("", "stop", 0, choice_logprobs=scores)})
-    solution = evaluate(task, decoder, Likelihood())
-    assert evaluations(decoder)[0].choices == ("0", "1", "2", "3")
-    assert solution.tree[1].value == pytest.approx(0.2 + 0.6 + 1.2)
-
-
-def test_an_evaluation_cut_off_by_a_budget_has_no_value(letters: Any, scripted: Any) -> None:
-    cut = scripted.completion("", "budget", 0, choice_logprobs=(ChoiceLogprob(-1.0, 1),) * 10)
-    assert evaluate(letters, scripted({"grow": "a", "value a": cut}), Likelihood()).tree[1].value is None
-
-
 # -- Value ------------------------------------------------------------------------------------------------------
 
 
@@ -132,15 +109,6 @@ def test_the_value_is_the_mean_of_the_samples(
     assert solution.parse_failures == solution.tree[1].parse_failures == failures
 
 
-def test_all_samples_of_a_state_are_one_request_with_few_tokens(letters: Any, scripted: Any) -> None:
-    decoder = scripted({"grow": "a", "value a": ["4", "8", "5"]})
-    solution = evaluate(letters, decoder, Value(samples=3, temperature=0.7))
-    (request,) = evaluations(decoder)
-    assert (request.sampling.n, request.sampling.temperature, request.sampling.max_tokens) == (3, 0.7, 16)
-    assert request.choices == ()
-    assert solution.tree[1].new_tokens == 5 + 3 * 5  # the thought, and three replies
-
-
 def test_a_sample_cut_off_by_a_budget_leaves_no_value(letters: Any, scripted: Any) -> None:
     replies = ["4", scripted.completion("1", "budget")]
     solution = evaluate(letters, scripted({"grow": "a", "value a": replies}), Value(samples=2))
@@ -161,23 +129,3 @@ def test_a_value_template_gets_the_parts_of_the_last_thought_as_variables(script
     decoder = scripted({"ask": "why", "tell": "so"})
     evaluate(Pair, decoder, Value())
     assert [request.prompt[-1].content for request in evaluations(decoder)] == ["value why-so why of q"]
-
-
-def test_agreement_compares_claims_of_thoughts_with_two_templates(scripted: Any) -> None:
-    class Steps(Task):
-        thought = ("question_part", "answer_part")
-        templates: ClassVar = {
-            "question_part": "ask {{ question }}",
-            "answer_part": "tell {{ question_part }}",
-            "answer": "answer",
-        }
-        depth = 2
-
-        def claims(self, text: str) -> set[str]:
-            return set(re.findall(r"\d+", text))
-
-    decoder = scripted(
-        {"ask q": ["a?", "b?", "c?"], "tell a?": "It is 12.", "tell b?": "So 12.", "tell c?": "That is 7."}
-    )
-    solution = solve(Steps, "q", decoder=decoder, search=BFS(thoughts=3), evaluator=Agreement())
-    assert [node.value for node in solution.tree if node.thought] == [0.5, 0.5, 0.0]

@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal, TypedDict
 
 import typer
 
+from tot.api import asolve
 from tot.cli.options import takes
 from tot.config import SearchConfig
 from tot.decoders.errors import OptionError, TotError
 from tot.decoders.models.model_names import find_model
 from tot.registry import TASKS
-from tot.solver import asolve
 
 
 class Solved(TypedDict):

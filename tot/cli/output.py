@@ -7,8 +7,8 @@ from pathlib import Path
 from rich.text import Text
 
 from tot.report.terminal import console, plain, print_tree
-from tot.search.session import shown_answer
-from tot.solver import Solution
+from tot.search.votes import answer_text
+from tot.solution import Solution
 
 _SHORT = 80
 """Characters of a thought that the tree shows whole."""
@@ -83,7 +83,7 @@ def _so_far(solution: Solution) -> str:
 def answer_line(solution: Solution) -> str:
     """Such as "Answer (4 of 5 votes, 83% sure): 36", or "Answer (value 0.75): x + 1" if the task measures it."""
     answer = solution.answer
-    shown = "none found" if answer is None else shown_answer(answer) or "no action is needed"
+    shown = "none found" if answer is None else answer_text(answer) or "no action is needed"
     notes = [solution.verdict] if solution.solved else []
     if solution.votes is not None:
         notes.append("{} of {} votes".format(*solution.votes))

@@ -178,12 +178,12 @@ def _run(
     live: bool,
 ) -> bool:
     """Solve, save and print. Returns whether Ctrl-C ended the search."""
+    from tot.api import solve
     from tot.cli.output import show
     from tot.decoders.files import write_json
     from tot.report.terminal import complain, progress
     from tot.search.checkpoint import Checkpoint
     from tot.serving.live import LiveSearches
-    from tot.solver import conclude, solve
 
     about: dict[str, Any] = {name: settings.get(name) for name in ("task", "question", "reference", "out")}
     config = SearchConfig.of(None, {name: value for name, value in settings.items() if name not in about})
@@ -226,7 +226,7 @@ def _run(
                     checkpoint.path.unlink(missing_ok=True)
             if out is not None and run.session is not None:  # keep the unfinished tree
                 with suppress(TaskError):  # the disk may be full, and this error is not the first
-                    write_json(out, conclude(run.session).to_json())
+                    write_json(out, run.session.solution().to_json())
             raise
     interrupted = solution.stopped == "interrupted"
     saved = solution.to_json() | {"task": about["task"], "model": config.to_json()["model"]}

@@ -8,23 +8,18 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any
 
-from tot.decoders.budget import Meter
 from tot.decoders.decoder import Decoder
 from tot.decoders.errors import ModelError, OptionError, describe
 from tot.decoders.request import Purpose, Usage
 from tot.evaluation.options import EvaluationRun
 from tot.evaluation.questions import Question
-from tot.llm.backend import Backend
-from tot.llm.filters import FILTERS
 from tot.llm.seeds import derive
+from tot.run import Run, Watcher
 from tot.sandbox import pool
-from tot.search.certainty import curve_for
-from tot.search.session import SearchSession, Watcher
-from tot.solver import conclude
 
 Pending = Iterator[tuple[Question, int]]
 """Pairs of a question and the number of its repeat."""
-Finish = Callable[[dict[str, Any], dict[str, Any] | None, SearchSession | None], None]
+Finish = Callable[[dict[str, Any], dict[str, Any] | None, Run | None], None]
 """Receives a sample, its tree as JSON data, and the search if it ran in this process."""
 
 
@@ -46,34 +41,22 @@ async def attempt(
     repeat: int,
     decoders: Mapping[Purpose, Decoder],
     watch: Watcher | None = None,
-) -> tuple[dict[str, Any], SearchSession | None]:
+) -> tuple[dict[str, Any], Run | None]:
     """Search a question and score the answer. Return the sample, and the search or None if it could not start.
 
     Values that depend on the machine or on concurrent searches are under `measured`, the last entry. The other entries
     are identical in every reproducible run. Raises ModelError and OptionError, which would affect every question.
     """
-    config, task, loop = evaluation.config, evaluation.task, asyncio.get_running_loop()
-    backend = Backend(decoders, Meter(config.budget), evaluation.filters)
+    config, loop = evaluation.config, asyncio.get_running_loop()
     sample = _unanswered(question, repeat)
-    session: SearchSession | None = None
-    seed = derive(config.seed, question.index, repeat)
+    run: Run | None = None
     try:
-        session = SearchSession(
-            task,
-            question.text,
-            backend,
-            **evaluation.parts,
-            seed=seed,
-            max_tokens=config.max_tokens,
-            filters={name: value for name in FILTERS if (value := getattr(config, name)) is not None},
-            watch=watch,
-            reproducible=config.reproducible,
-            curve=curve_for(task, evaluation.parts["search"], decoders, config.certainty),
-        )
-        await session.run()
-        solution = conclude(session, await session.answer())
+        seed = derive(config.seed, question.index, repeat)
+        parts, filters = evaluation.parts, evaluation.filters
+        run = Run(evaluation.task, question.text, config, decoders, parts, filters, seed=seed, watch=watch)
+        solution = await run.solve()
         budget_ended = (solution.stopped or "").startswith("budget:")
-        in_text = session.asks or evaluation.parts["search"].whole  # otherwise the states contain the answers
+        in_text = run.answers.asks or evaluation.parts["search"].whole  # otherwise the states contain the answers
         sample |= {
             "answer": solution.answer,
             "certainty": solution.certainty,
@@ -83,26 +66,24 @@ async def attempt(
             "stopped": solution.stopped,
         }
         if evaluation.judge is not None and solution.answer is not None:
-            rated = await evaluation.judge.evaluate(session.context.to("evaluate"), [session.search.best])
+            rated = await evaluation.judge.evaluate(run.context.to("evaluate"), [run.search.best])
             sample["judged"] = rated[0].value
-        score = session.search.checked.score
+        score = run.search.checked.score
         sample["score"] = await loop.run_in_executor(pool(), score, solution.answer, question.reference)
     except (ModelError, OptionError):
         raise
     except Exception as error:  # a task's own code may raise anything; only this question fails  # noqa: BLE001
         sample["error"] = describe(error)
-    sample |= {
-        "thoughts": 0 if session is None else len(session.tree) - 1,
-        "usage": backend.by_purpose,
-        **({"by_model": backend.by_model} if backend.models else {}),
-        "measured": _measured(backend.meter.total),
-    }
-    return sample, session
+    if run is not None:
+        backend = run.backend
+        sample |= {"thoughts": len(run.tree) - 1, "usage": backend.by_purpose}
+        sample |= {"by_model": backend.by_model} if backend.models else {}
+    return sample | {"measured": _measured(Usage() if run is None else run.meter.total)}, run
 
 
 def lost_sample(question: Question, repeat: int, reason: str) -> dict[str, Any]:
     """Return the sample of a search that returned no result."""
-    return _unanswered(question, repeat) | {"error": reason, "usage": {}, "measured": _measured(Usage())}
+    return _unanswered(question, repeat) | {"error": reason, "measured": _measured(Usage())}
 
 
 def _unanswered(question: Question, repeat: int) -> dict[str, Any]:
@@ -121,6 +102,7 @@ def _unanswered(question: Question, repeat: int) -> dict[str, Any]:
         "thoughts": 0,
         "stopped": None,
         "error": None,
+        "usage": {},
     }
 
 

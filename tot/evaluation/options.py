@@ -19,8 +19,7 @@ from tot.decoders.registry import declared
 from tot.decoders.request import Purpose
 from tot.evaluators.likelihood import Likelihood
 from tot.evaluators.value import Value
-from tot.registry import EVALUATORS, load_task, named, refuse_code
-from tot.search.session import options_to_json
+from tot.registry import EVALUATORS, load_task, named, options_to_json, refuse_code
 from tot.task.task import Task
 from tot.yaml_files import read_mapping
 
@@ -109,7 +108,7 @@ class EvaluationRun:
         if judge is not None:
             if not isinstance(judge, Value | Likelihood):
                 raise OptionError(f"judge {own.judge} does not rate an answer alone: choose value or likelihood")
-            suited.require(judge.asked(suited))
+            suited.require(judge.template_for(suited))
         return cls(name, suited, config, own, config.parts(suited), judge)
 
     @classmethod

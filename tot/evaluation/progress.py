@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from tot.evaluation.estimate import wilson
 from tot.evaluation.results import tokens_of
 from tot.report.terminal import complain, progress
-from tot.search.session import SearchSession
+from tot.run import Run
 
 _REPORT_SECONDS = 30.0
 """Interval of the lines in a pipe, in place of a bar."""
@@ -22,7 +22,7 @@ class Progress:
     """Count finished and running searches, and show them on standard error."""
 
     def __init__(self, total: int) -> None:
-        self.running: set[SearchSession | None] = set()
+        self.running: set[Run | None] = set()
         self.done = 0
         self._sum = 0.0
         self._scored = 0
@@ -52,7 +52,7 @@ class Progress:
         self._failed += sample["error"] is not None
         self._sum += sample["score"]
 
-    def finish(self, sample: dict[str, Any], session: SearchSession | None) -> None:
+    def finish(self, sample: dict[str, Any], session: Run | None) -> None:
         """Count a newly finished sample, and remove its search from the running ones."""
         self.running.discard(session)
         self.recall(sample)

@@ -28,8 +28,8 @@ from tot.evaluation.options import EvaluationOptions, EvaluationRun
 from tot.evaluation.progress import Progress
 from tot.evaluation.questions import BadRow, Question, Questions
 from tot.evaluation.results import Results, summarise
+from tot.run import Run, Watcher
 from tot.running import run_to_end
-from tot.search.session import SearchSession, Watcher
 from tot.task.task import Task
 
 
@@ -187,7 +187,7 @@ class _Session:
                 if isinstance(question, Question) and (question.index, repeat) not in self.folder.done:
                     yield question, repeat
 
-    def finish(self, sample: dict[str, Any], tree: dict[str, Any] | None, session: SearchSession | None) -> None:
+    def finish(self, sample: dict[str, Any], tree: dict[str, Any] | None, session: Run | None) -> None:
         """Write a finished sample and its tree."""
         self.folder.add(sample, tree)
         self.progress.finish(sample, session)

@@ -50,15 +50,15 @@ class TemplateEvaluator(Evaluator):
     template: str | None = None
     """Name of the template; None uses the task's `value` template."""
 
-    def asked(self, task: Task) -> str:
+    def template_for(self, task: Task) -> str:
         return self.template or task.value
 
     def check(self, task: Task, search: Any, generator: Any) -> None:
-        task.require(self.asked(task))
+        task.require(self.template_for(task))
 
     def prompt(self, task: Task, state: State) -> tuple[Message, ...]:
         """Render the prompt for a state."""
-        return task.prompt(self.asked(task), state, **state.thoughts[-1].parts)
+        return task.prompt(self.template_for(task), state, **state.thoughts[-1].parts)
 
     def key(self, ctx: Context, node: Node) -> Hashable | None:
         return type(self).__name__, repr(self), self.prompt(ctx.task, ctx.state(node))

@@ -1,10 +1,10 @@
-"""State evaluators without a model call: from the task, the generator, logprobs, other branches, or at random."""
+"""State evaluators without a model call: from the task, the generator, logprobs, or at random."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Annotated, Any
 
@@ -79,7 +79,7 @@ class LogProb(Evaluator):
             warnings.warn(
                 "the thought generator returns no log-probabilities, so logprob gives all thoughts the same value, and "
                 "votes count equally: use Sample() or Continue(), with logprobs=true for a server, or another "
-                "evaluator, such as agreement",
+                "evaluator",
                 stacklevel=2,
             )
         return [1.0 if value is None else value for value in values]
@@ -93,29 +93,6 @@ class LogProb(Evaluator):
         width = min(self.window or len(logprobs), len(logprobs))
         sums = [0.0, *accumulate(logprobs)]
         return math.exp(min(end - begin for begin, end in zip(sums, sums[width:], strict=False)) / width)
-
-
-class Agreement(Evaluator):
-    """The share of other branches that agree with a path's answer.
-
-    If the path has no answer yet, its last thought's `claims` are compared. The value is 0.5 if there are no claims or
-    no other branches.
-    """
-
-    @property
-    def compares(self) -> bool:
-        return True
-
-    async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[float]:
-        leaves = {node.id: node for node in (*ctx.tree.leaves(), *nodes)}
-        by_leaf = {leaf.id: ctx.claims(leaf, whole=True) for leaf in leaves.values()}
-        return [self._value(ctx, node, {i: claims for i, claims in by_leaf.items() if i != node.id}) for node in nodes]
-
-    def _value(self, ctx: Context, node: Node, others: dict[int, frozenset[Hashable]]) -> float:
-        claims = ctx.claims(node)
-        if not claims or not others:
-            return 0.5
-        return sum(claim in other for other in others.values() for claim in claims) / (len(claims) * len(others))
 
 
 class Random(Evaluator):

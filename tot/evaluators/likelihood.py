@@ -32,7 +32,7 @@ class Likelihood(TemplateEvaluator):
         task, labels = ctx.task, labels_of(self.labels, ctx.task)
 
         async def judge(node: Node) -> Evaluation:
-            reply = await ctx.score(self.asked(task), node, list(labels), **self._explanation(task))
+            reply = await ctx.score(self.template_for(task), node, list(labels), **self._explanation(task))
             return reply.evaluation(expected([*labels.values()], reply.logprobs) if reply.logprobs else None)
 
         return await ctx.each(nodes, judge)
@@ -54,13 +54,13 @@ class Explain(Likelihood):
 
     def check(self, task: Task, search: Any, generator: Any) -> None:
         super().check(task, search, generator)
-        if task.has_default(self.asked(task)):
+        if task.has_default(self.template_for(task)):
             task.require(task.value)  # the default template includes it
 
     def trigger(self, task: Task) -> str:
         """Return the text between the explanation and the label."""
         default = f"\nThe answer, one of {', '.join(labels_of(self.labels, task))}, is:"
-        return task.triggers.get(self.asked(task), default)
+        return task.triggers.get(self.template_for(task), default)
 
     def _explanation(self, task: Task) -> dict[str, Any]:
         return {"trigger": self.trigger(task), "temperature": self.temperature, "max_tokens": 128}

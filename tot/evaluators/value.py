@@ -56,7 +56,9 @@ class Value(TemplateEvaluator):
         """Evaluate the nodes of one request. The first evaluation carries the usage."""
         task, temperature = ctx.task, self.temperature
         if len(group) == 1:
-            replies = await ctx.ask(self.asked(task), group[0], self.samples, temperature=temperature, max_tokens=16)
+            replies = await ctx.ask(
+                self.template_for(task), group[0], self.samples, temperature=temperature, max_tokens=16
+            )
             texts = [[[reply.completion.text] for reply in replies]]
         else:
             assert group[0].parent is not None  # the root has no siblings

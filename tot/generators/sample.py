@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import cycle
 
 from tot.generators.base import Count, Generator
 from tot.llm.context import Context
 from tot.llm.replies import Proposal, Reply, spent
 from tot.task.task import Task
-from tot.tree.thought import Thought
+from tot.tree.thought import State, Thought
 from tot.tree.tree import Node
 
 
@@ -41,12 +40,9 @@ class Sample(Generator):
             nodes, lambda node: write(ctx, node, blank(count), templates, self.temperature, self.samples)
         )
 
-    async def sample(self, ctx: Context, node: Node, number: int, count: int) -> Proposal:
-        """Sample thought `number` after a node, one of `count` thoughts, in a request of its own."""
-        proposals = blank(count)[:1]
-        proposals[0].sample = number
-        await write(ctx, node, proposals, ctx.task.thought, self.temperature, self.samples, number)
-        return proposals[0]
+    async def sample(self, ctx: Context, node: Node, number: int, count: int) -> list[Proposal]:
+        """Sample only the thought with this number of `count` thoughts after a node."""
+        return await write(ctx, node, blank(count)[:1], ctx.task.thought, self.temperature, self.samples, number)
 
 
 def blank(count: int) -> list[Proposal]:
@@ -131,54 +127,46 @@ async def whole_solutions(
     generator: Generator,
     solutions: Sequence[str] = (),
     greedy_draft: bool = False,
+    sample: int | None = None,
 ) -> list[Proposal]:
     """Sample `count` whole solutions after a node, with one request per template.
 
     Samples use the generator's temperature. A single solution is decoded greedily if no temperature was given, or if
-    `greedy_draft` is set. The templates `solutions` are used in turn; the default is the task's `chain`.
+    `greedy_draft` is set. The templates `solutions` are used in turn; the default is the task's `chain`. With `sample`,
+    only the solution with this number is sampled, not greedily.
     """
-    temperature = _temperature(generator)
-    if count == 1 and (greedy_draft or "temperature" not in getattr(generator, "model_fields_set", ())):
+    temperature, templates = _temperature(generator), _templates(ctx.task, ctx.state(node), solutions)
+    given = "temperature" in getattr(generator, "model_fields_set", ())
+    if sample is None and count == 1 and (greedy_draft or not given):
         temperature = 0.0
-    proposals = blank(count)
-    templates = _templates(ctx, node, solutions)
+    proposals = blank(count) if sample is None else blank(count)[:1]
     by_template: dict[tuple[str, ...], list[Proposal]] = {}  # a template that has several turns has one request
-    for proposal, template in zip(proposals, cycle(templates), strict=False):
-        by_template.setdefault(template, []).append(proposal)
-    await ctx.each(list(by_template.items()), lambda one: _write_whole(ctx, node, one[1], one[0], temperature))
+    for number, proposal in enumerate(proposals, sample or 0):
+        by_template.setdefault(templates[number % len(templates)], []).append(proposal)
+    await ctx.each(
+        list(by_template.items()), lambda one: _write_whole(ctx, node, one[1], one[0], temperature, sample or 0)
+    )
     return proposals
 
 
-async def whole_solution(
-    ctx: Context, node: Node, number: int, generator: Generator, solutions: Sequence[str] = ()
-) -> Proposal:
-    """Sample whole solution `number` after a node, in a request of its own."""
-    templates = _templates(ctx, node, solutions)
-    (proposal,) = proposals = blank(1)
-    proposal.sample = number
-    await _write_whole(ctx, node, proposals, templates[number % len(templates)], _temperature(generator), number)
-    return proposal
-
-
-def distinct_solutions(ctx: Context, node: Node, generator: Generator, solutions: Sequence[str] = ()) -> int | None:
-    """Return how many different whole solutions greedy decoding gives after a node; None if they are sampled."""
-    templates = _templates(ctx, node, solutions)
-    sampled = any(ctx.temperature(one[-1], _temperature(generator)) > 0 for one in templates)
-    return None if sampled or ctx.task.hints(ctx.state(node)) else len(set(templates))
+def distinct_solutions(task: Task, root: State, generator: Generator, solutions: Sequence[str] = ()) -> int | None:
+    """Return how many different whole solutions greedy decoding gives at the root; None if they are sampled."""
+    templates = _templates(task, root, solutions)
+    given = [task.sampling.get(one[-1], {}).get("temperature", _temperature(generator)) for one in templates]
+    return None if any(one > 0 for one in given) or task.hints(root) else len(set(templates))
 
 
 def _temperature(generator: Generator) -> float:
     return generator.temperature if isinstance(generator, Generator) else 0.7
 
 
-def _templates(ctx: Context, node: Node, solutions: Sequence[str]) -> list[tuple[str, ...]]:
+def _templates(task: Task, state: State, solutions: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the templates of each kind of solution.
 
     If the task has neither a `chain` template nor a world, a solution is one thought, after which the model is asked
     for the answer.
     """
-    task = ctx.task
-    if not solutions and not task.has_template(task.chain) and ctx.state(node).world is None:
+    if not solutions and not task.has_template(task.chain) and state.world is None:
         return [tuple(task.thought)]
     return [(template,) for template in solutions or (task.chain,)]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any, TypeVar, cast
@@ -44,7 +44,6 @@ class Context:
         *,
         seed: int = 0,
         max_tokens: int | None = None,
-        filters: Mapping[str, float] | None = None,
     ) -> None:
         self.task = cast(Task, task)
         """The task. Its methods raise TaskError if they fail."""
@@ -52,7 +51,7 @@ class Context:
         self.purpose: Purpose = "generate"
         self.turn = 0
         """How often the nodes have been expanded before: each turn has its own seeds."""
-        self.filters = dict(filters or {})
+        self.filters = dict(backend.filters.get("generate", {}))
         """Sampling filters (top_k, top_p, min_p), unless the task overrides them for a template."""
         self._checked = task
         self._backend = backend
@@ -86,22 +85,6 @@ class Context:
     def measured(self, node: Node) -> float | None:
         """Return the value that executing a node's thought has measured."""
         return self._checked.measured(self.state(node))
-
-    def claims(self, node: Node, whole: bool = False) -> frozenset[Hashable]:
-        """Return a path's answer, or else the claims of its last thought that are new.
-
-        With `whole`, return the answer and all claims of the path.
-        """
-        state = self.state(node)
-        answer = self._checked.answer_at(state)
-        answers = frozenset() if answer is None else frozenset([self.task.canonical(answer)])
-        if answers and not whole:
-            return answers
-        claimed = [self._checked.claims(thought.text) for thought in state.thoughts]
-        if whole:
-            return answers.union(*claimed)
-        *before, last = claimed or [frozenset()]
-        return last.difference(self._checked.claims(state.question), *before)
 
     def answer_in(self, text: str, truncated: bool = False) -> Any | None:
         """Return the answer in a model's text, or None."""
@@ -263,10 +246,6 @@ class Context:
             return derive(self._seed, self._question, place, "answer")
         turn = [self.turn] if self.turn else []
         return derive(self._seed, self._question, place, self.purpose, template, call, *turn)
-
-    def temperature(self, template: str, temperature: float) -> float:
-        """Return the temperature of a template's samples: the given one, unless the task sets it."""
-        return self._sampling(template, temperature, 0, 1, None).temperature
 
     def _sampling(self, template: str, temperature: float, seed: int, n: int, max_tokens: int | None) -> Sampling:
         room = {} if max_tokens is None else {"max_tokens": max_tokens}

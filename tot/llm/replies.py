@@ -21,7 +21,7 @@ from tot.tree.calls import Call, calls_of
 from tot.tree.thought import Drawn, Thought
 
 NOTHING = Usage()
-Asked = Annotated[tuple[Call, ...], Field(exclude=True)]
+Calls = Annotated[tuple[Call, ...], Field(exclude=True)]
 """The calls to a model. A checkpoint saves them with the tree, not with the results of a step."""
 
 
@@ -37,9 +37,7 @@ class Proposal:
     confidence: float | None = None
     """Share of samples that agreed with the thought."""
     decoder: str | None = None
-    calls: Asked = ()
-    sample: int = 0
-    """Number of the whole solution after its node."""
+    calls: Calls = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,7 @@ class Evaluation:
     parse_failures: int = 0
     parts: tuple[Evaluation, ...] = ()
     """The evaluations that it combines."""
-    calls: Asked = ()
+    calls: Calls = ()
 
     def again(self) -> Evaluation:
         """Return a copy for another node, without the usage, which counts only once."""

@@ -11,7 +11,6 @@ import random
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Literal
 
 from tot.decoders.request import Purpose
 from tot.search.base import Count, Search, SearchState, by_value
@@ -33,28 +32,24 @@ class ABMCTS(Search):
     """Number of thoughts. None: 32 without a budget, no limit with one."""
     together: Count | None = None
     """How many thoughts are decoded at the same time. None uses the number that takes little more time than one."""
-    prior: Literal["gaussian", "beta"] = "gaussian"
-    """gaussian: a normal-inverse-chi-squared prior, with mean 0, kappa 1, nu 1 and tau^2 0.1. beta: Jeffreys' prior."""
 
     @property
     def asks_second_model(self) -> bool:
         return True
 
     def steps(self, search: SearchState) -> Steps:
-        run = _Run(self, search)
-        for _ in range(min(self.together or search.cheap_samples, run.remaining) - 1):
-            search.branch(run.steps())
-        yield from run.steps()
+        run = _Scores(self, search)
+        together = min(self.together or search.resources.cheap_samples, run.remaining)
+        yield search.fork(*(run.steps() for _ in range(together)))
 
 
-class _Run:
+class _Scores:
     """The scores of one search."""
 
     def __init__(self, options: ABMCTS, search: SearchState) -> None:
-        self.remaining = options.iterations or (sys.maxsize if search.budgeted else 32)
+        self.remaining = options.iterations or (sys.maxsize if search.resources.budgeted else 32)
         self._search = search
-        self._draw = _gaussian if options.prior == "gaussian" else _beta
-        self._drawn = 0
+        self._selections = 0
         self._scores: list[Score] = []
         self._wider: defaultdict[int, list[Score]] = defaultdict(list)
         """By node: the scores of its own children."""
@@ -63,7 +58,7 @@ class _Run:
         self._subtree: defaultdict[int, list[Score]] = defaultdict(list)
         """By node: its score and the scores of its descendants."""
         self._of_model: dict[Purpose, list[Score]] = {"generate": []}
-        if search.escalates:
+        if search.resources.escalates:
             self._of_model["escalate"] = []
 
     def steps(self) -> Steps:
@@ -79,8 +74,8 @@ class _Run:
     def select(self) -> tuple[Node, Purpose]:
         """Return the node after which to add a thought, and whose model writes it."""
         search = self._search
-        self._drawn += 1
-        rng = search.random("ab-mcts", self._drawn)
+        self._selections += 1
+        rng = search.random("ab-mcts", self._selections)
         scale = scaled(self._scores)
         node = search.tree.root
         while children := [one for one in search.tree.children(node) if not (one.pruned or search.is_end(one))]:
@@ -109,7 +104,7 @@ class _Run:
 
     def _best(self, rng: random.Random, scale: dict[Score, float], choices: Sequence[Sequence[Score]]) -> int:
         """Return the index of the choice whose posterior has the highest draw."""
-        draws = [self._draw(rng, [scale[score] for score in scores]) for scores in choices]
+        draws = [_draw(rng, [scale[score] for score in scores]) for scores in choices]
         return max(range(len(draws)), key=draws.__getitem__)
 
 
@@ -121,7 +116,7 @@ def scaled(scores: Sequence[Score]) -> dict[Score, float]:
     return {None: 0.0, **{score: (rank + 1) / len(known) for rank, score in enumerate(known)}}
 
 
-def _gaussian(rng: random.Random, scores: Sequence[float]) -> float:
+def _draw(rng: random.Random, scores: Sequence[float]) -> float:
     """Draw a mean from the posterior of a normal-inverse-chi-squared prior (Murphy, 2023, section 3.4.3.3)."""
     n = len(scores)
     mean = math.fsum(scores) / n if n else 0.0
@@ -130,8 +125,3 @@ def _gaussian(rng: random.Random, scores: Sequence[float]) -> float:
     nu_tau_squared = 0.1 + squares + n * mean**2 / kappa  # prior: m = 0, kappa = nu = 1, tau^2 = 0.1
     variance = nu_tau_squared / 2 / rng.gammavariate(nu / 2, 1)
     return rng.gauss(n * mean / kappa, math.sqrt(variance / kappa))
-
-
-def _beta(rng: random.Random, scores: Sequence[float]) -> float:
-    total = math.fsum(scores)
-    return rng.betavariate(0.5 + total, 0.5 + len(scores) - total)

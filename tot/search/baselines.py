@@ -42,11 +42,11 @@ class WholeSolutions(Search):
 
     def most(self, search: SearchState) -> int:
         """Return the number of samples. Greedy decoding gives one per template: copies are not further votes."""
-        return self.samples if search.distinct is None else min(self.samples, search.distinct)
+        return self.samples if search.resources.distinct is None else min(self.samples, search.resources.distinct)
 
     def steps(self, search: SearchState) -> Steps:
         samples = self.most(search)
-        wave = min(samples, _WAVE) if search.budgeted else samples
+        wave = min(samples, _WAVE) if search.resources.budgeted else samples
         solutions: list[Node] = []
         for first in range(0, samples, wave):
             drafts = yield search.expand([search.tree.root], min(wave, samples - first), whole=True)

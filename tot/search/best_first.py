@@ -8,9 +8,7 @@ from __future__ import annotations
 import heapq
 import math
 from itertools import count
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any, Literal
 
 from tot.decoders.errors import OptionError
 from tot.generators.enumerate import Enumerate
@@ -24,9 +22,9 @@ from tot.tree.tree import Node
 class BestFirst(MergingSearch):
     """Best-first search. `rank` sets the order of the queue:
 
-    cost    f = g + weight * h, from the task's `cost` and `heuristic` (A*). The first goal is the cheapest if h never
-            overestimates, weight is 1 and every action is tried. The model evaluates no states. If the generator
-            enumerates all actions, the model scores no priors either.
+    cost    f = g + h, from the task's `cost` and `heuristic` (A*). The first goal is the cheapest if h never
+            overestimates and every action is tried. The model evaluates no states. If the generator enumerates all
+            actions, the model scores no priors either.
     value   The state evaluator's value, highest first.
     prior   The depth divided by the probability of the path under the generator's priors (Levin tree search; Orseau et
             al., 2018). Likely paths come first, but every path is tried in the end.
@@ -42,7 +40,6 @@ class BestFirst(MergingSearch):
     """Number of thoughts per state. None uses the generator's default; A* needs all actions."""
     batch: Count = 1
     """Number of states expanded together. More fill a batch better, but some may be wasted."""
-    weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
 
     def evaluates(self, task: Task) -> bool:
         return self._rank_for(task) == "value"
@@ -106,7 +103,7 @@ class BestFirst(MergingSearch):
         """Return the queue's sort key and the estimated distance to a goal; lowest first."""
         if rank == "cost":
             distance = search.heuristic(node)
-            return node.cost + self.weight * distance, distance
+            return node.cost + distance, distance
         if rank == "value":
             distance = math.inf if node.value is None else -node.value
             return distance, distance

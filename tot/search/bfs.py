@@ -11,7 +11,7 @@ from typing import Literal
 
 from tot.search.base import Count, MergingSearch, SearchState, by_value
 from tot.search.steps import Steps
-from tot.search.until import VotesUntilSure
+from tot.search.votes import VotesUntilSure
 from tot.task.task import Task
 from tot.tree.tree import Node
 
@@ -65,7 +65,7 @@ class BFS(MergingSearch, VotesUntilSure):
                 return
 
     def _grow(self, search: SearchState, node: Node, shares: int) -> Steps:
-        """Expand a state, and start a branch for each child. The children divide the shares; the first get the rest."""
+        """Expand a state, and grow a branch from each child. Children divide the shares; the first get the rest."""
         if search.is_end(node):
             return
         children = yield search.expand([node], min(shares, self.thoughts or shares))
@@ -83,8 +83,8 @@ class BFS(MergingSearch, VotesUntilSure):
             if self.is_sure(ballots, self.breadth - len(ballots)):
                 search.stop()
                 return
-        for number, child in enumerate(children):
-            search.branch(self._grow(search, child, max(1, math.ceil((shares - number) / len(children)))))
+        parts = [max(1, math.ceil((shares - number) / len(children))) for number in range(len(children))]
+        yield search.fork(*(self._grow(search, child, part) for child, part in zip(children, parts, strict=True)))
 
     def _select(self, nodes: Sequence[Node], search: SearchState) -> list[Node]:
         if self.select != "sample":

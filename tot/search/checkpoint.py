@@ -21,13 +21,13 @@ from tot.decoders.errors import TaskError, reason
 from tot.decoders.files import append, hold, regular, writing
 from tot.decoders.request import Usage
 from tot.llm.replies import Evaluation, Proposal
-from tot.search.steps import Expand, Step
+from tot.search.steps import Evaluate, Expand, Step
 from tot.tree.calls import Call, calls_from_json, calls_to_json
 from tot.tree.saved import TRACE, check_format
 from tot.tree.thought import State
 from tot.tree.tree import ThoughtTree, link_to_json
 
-_DRAFTS: TypeAdapter[Any] = TypeAdapter(list[list[Proposal]])
+_PROPOSALS: TypeAdapter[Any] = TypeAdapter(list[list[Proposal]])
 _EVALUATIONS: TypeAdapter[Any] = TypeAdapter(list[Evaluation])
 _ANSWERS: TypeAdapter[Any] = TypeAdapter(list[Any])
 _USAGE = TypeAdapter(Usage)
@@ -39,12 +39,13 @@ class Recorded:
     """The results of a step, and their cost."""
 
     results: list[Any]
-    calls: int
-    spent: Usage
-    asked: Mapping[int, Sequence[Call]] = field(default_factory=dict)
-    """Calls by node, only set when read from a trace. When a step is written, they come from the tree."""
+    calls: int = 0
+    spent: Usage = field(default_factory=Usage)
+    calls_by_node: Mapping[int, Sequence[Call]] = field(default_factory=dict)
+    """Only set when read from a trace. When a step is written, the calls come from the tree."""
     by_purpose: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Calls and tokens by purpose since the start of the search, including this step."""
+    """Calls and tokens by purpose since the start of the search. The last of several steps that ended together may
+    have none."""
 
 
 class Checkpoint:
@@ -101,7 +102,7 @@ class Checkpoint:
                 raise TaskError(f"{path} is not a trace of a run: give the .jsonl file that `tot solve --out` wrote")
             if lines and lines[-1]["step"] == "end":
                 raise TaskError(f"{path} holds a finished run: there is nothing to resume")
-            while lines and lines[-1].get("more"):  # the kill interrupted a level
+            while lines and lines[-1].get("more"):  # a full disk or a kill interrupted a round
                 lines.pop()
                 whole = whole[: whole.rfind(b"\n", 0, -1) + 1]
             file.truncate(len(whole))
@@ -125,13 +126,28 @@ class Checkpoint:
                     "with the options that it was started with"
                 )
 
-    def step(self, step: Step | None) -> Recorded | None:
-        """Return the record of `step`, or of the answers (None), which follow all steps; None at the end of the trace.
+    def next_round(self, steps: Sequence[Step]) -> dict[Step, Recorded]:
+        """Return the records of the steps that ended together next, out of these; empty at the end of the trace.
 
         Raises TaskError if the trace is damaged or its next line records another step.
         """
-        if not self._recorded:
-            return None
+        while len(self._recorded) > 1 and self._recorded[0]["step"] == "answer":
+            self._recorded.popleft()  # a run with a larger budget has continued the search after it
+        found: dict[Step, Recorded] = {}
+        more = bool(self._recorded) and self._recorded[0]["step"] != "answer"
+        while more:
+            line = self._recorded[0]
+            fits = (step for step in steps if step not in found and _step_to_json(step).items() <= line.items())
+            step = next(fits, steps[0])
+            more = bool(line.get("more"))
+            found[step] = self._next(step)
+        return found
+
+    def answers(self) -> Recorded | None:
+        """Return the record of the answers, which follow all steps; None if there is none."""
+        return self._next(None) if self._recorded else None
+
+    def _next(self, step: Step | None) -> Recorded:
         line = self._recorded.popleft()
         expected = _step_to_json(step)
         if {name: line.get(name) for name in expected} != expected:
@@ -141,45 +157,44 @@ class Checkpoint:
             )
         try:
             spent = _USAGE.validate_python(line["spent"])
-            asked = calls_from_json(**line.get("asked", {"texts": [], "calls": {}}))
-            for node, calls in asked.items():
+            calls_by_node = calls_from_json(**line["requests"])
+            for node, calls in calls_by_node.items():
                 self._recorded_calls[node] = self._recorded_calls.get(node, 0) + len(calls)
-            by_purpose = _BY_PURPOSE.validate_python(line.get("by_purpose", {}))
+            by_purpose = _BY_PURPOSE.validate_python(line["by_purpose"])
             results = _results(step).validate_python(line["results"])
-            return Recorded(results, int(line["calls"]), spent, asked, by_purpose)
+            return Recorded(results, int(line["calls"]), spent, calls_by_node, by_purpose)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             where = f"in a line of {line.get('step')} ({reason(error)})"
             raise TaskError(f"{self.path} is damaged {where}: start a new run") from None
 
-    def next_of(self, steps: Sequence[Step]) -> Step:
-        """Return the one of these steps that the next line records, or else the first."""
-        line = self._recorded[0] if self._recorded else {}
-        return next((step for step in steps if _step_to_json(step).items() <= line.items()), steps[0])
-
-    def write(self, step: Step | None, done: Recorded, tree: ThoughtTree, more: bool = False) -> None:
-        """Record a step or the answers (None), the results, and the parts of the tree that changed.
-
-        With `more`, a resumed run repeats the step unless the next one is also recorded.
-        """
+    def write(self, ended: Mapping[Step | None, Recorded], tree: ThoughtTree) -> None:
+        """Record steps that ended together, or the answers (None), with the parts of the tree that changed since."""
+        self._recorded.clear()  # answers of a run with a smaller budget
         changed = [node for node in tree if vars(node) != self._nodes.get(node.id)]
         links = [link for link in tree.links() if (link[0].id, link[1].id) not in self._links]
         new_calls = {node: calls[self._recorded_calls.get(node, 0) :] for node, calls in tree.calls.items()}
         self._recorded_calls = {node: len(calls) for node, calls in tree.calls.items()}
         self._nodes |= {node.id: dict(vars(node)) for node in changed}
         self._links |= {(tail.id, head.id) for tail, head, _ in links}
-        self._write(
+        lines = [
             {
                 **_step_to_json(step),
-                **({"more": True} if more else {}),
-                "results": _results(step).dump_python(done.results, mode="json", exclude_defaults=True),
-                "calls": done.calls,
-                "spent": asdict(done.spent),
-                "by_purpose": done.by_purpose,
-                "tree": [node.to_json() for node in changed],
-                "links": [link_to_json(*link) for link in links],
-                "asked": calls_to_json({node: calls for node, calls in new_calls.items() if calls}),
+                "more": True,
+                "results": _results(step).dump_python(one.results, mode="json", exclude_defaults=True),
+                "calls": one.calls,
+                "spent": asdict(one.spent),
+                "by_purpose": one.by_purpose,
+                "requests": {"texts": [], "calls": {}},
             }
-        )
+            for step, one in ended.items()
+        ]
+        del lines[-1]["more"]
+        lines[-1] |= {
+            "tree": [node.to_json() for node in changed],
+            "links": [link_to_json(*link) for link in links],
+            "requests": calls_to_json({node: calls for node, calls in new_calls.items() if calls}),
+        }
+        self._write(*lines)
 
     def finish(self, run: dict[str, Any]) -> None:
         """Write the finished run, and close the file."""
@@ -191,21 +206,24 @@ class Checkpoint:
             self._file.close()
             self._release()
 
-    def _write(self, line: dict[str, Any]) -> None:
-        self.empty = self.empty and line.get("step", "start") == "start"
+    def _write(self, *lines: dict[str, Any]) -> None:
+        self.empty = self.empty and lines[0].get("step", "start") == "start"
+        text = "".join(json.dumps(line, ensure_ascii=True) + "\n" for line in lines)
         with writing(self.path, "make room, then resume"):
-            append(self._file, (json.dumps(line, ensure_ascii=True) + "\n").encode())
+            append(self._file, text.encode())
 
 
 def _step_to_json(step: Step | None) -> dict[str, Any]:
     if step is None:
         return {"step": "answer"}
-    kind = {"step": "expand"} if isinstance(step, Expand) else {"step": "evaluate", "fast": step.fast}
-    return {**kind, "nodes": [node.id for node in step.nodes]}
+    nodes = [node.id for node in step.nodes]
+    if isinstance(step, Evaluate):
+        return {"step": "evaluate", "nodes": nodes, "fast": step.fast}
+    return {"step": "expand", "nodes": nodes, "sample": step.sample, "purpose": step.purpose, "turn": step.turn}
 
 
 def _results(step: Step | None) -> TypeAdapter[Any]:
-    return _ANSWERS if step is None else _DRAFTS if isinstance(step, Expand) else _EVALUATIONS
+    return _ANSWERS if step is None else _PROPOSALS if isinstance(step, Expand) else _EVALUATIONS
 
 
 @contextmanager

@@ -21,13 +21,10 @@ from tot.generators.enumerate import Enumerate
 from tot.generators.sample import Sample
 from tot.search.base import Count, SearchState
 from tot.search.steps import Steps
-from tot.search.until import VotesUntilSure
+from tot.search.votes import VotesUntilSure
 from tot.task.task import Task
 from tot.task.world import HasActions
 from tot.tree.tree import Node
-
-Rewards = Callable[[Sequence[float]], float]
-_CUMULATE: dict[str, Rewards] = {"sum": math.fsum, "mean": fmean, "max": max}
 
 
 class MCTS(VotesUntilSure):
@@ -53,7 +50,7 @@ class MCTS(VotesUntilSure):
     as a visit with the worst reward so far (virtual loss)."""
     rollout: Literal["none", "greedy"] = "none"
     """none backpropagates the leaf's own value; greedy follows the best children to an end state."""
-    cum_reward: Literal["sum", "mean", "max"] | Rewards = "mean"
+    cum_reward: Literal["sum", "mean"] = "mean"
     """How to aggregate the rewards of a path. mean keeps Q on the scale of the fast rewards of unvisited children."""
     calc_q: Literal["mean", "max"] = "mean"
     fast: Any = "evaluator"
@@ -71,10 +68,10 @@ class MCTS(VotesUntilSure):
         return None if self.fast == "evaluator" else self.fast
 
     def steps(self, search: SearchState) -> Steps:
-        return _Run(self, search).steps()
+        return _Statistics(self, search).steps()
 
 
-class _Run:
+class _Statistics:
     """The statistics of one search."""
 
     def __init__(self, options: MCTS, search: SearchState) -> None:
@@ -90,8 +87,7 @@ class _Run:
         self.worst: float | None = None
         self.ends: list[tuple[float, Node]] = []
         """The cumulative reward and the last node of every path that reached an end state."""
-        cumulate = options.cum_reward
-        self.cumulate = _CUMULATE[cumulate] if isinstance(cumulate, str) else cumulate
+        self.cumulate = math.fsum if options.cum_reward == "sum" else fmean
 
     def steps(self) -> Steps:
         options, search = self.options, self.search
@@ -119,8 +115,8 @@ class _Run:
             search.stop(f"no terminal state was reached in {done} iterations")
 
     def is_exhausted(self) -> bool:
-        """Return whether more visits would find nothing. A function for `cum_reward` may return other rewards."""
-        return not self.children.get(0) or (0 in self.exhausted and isinstance(self.options.cum_reward, str))
+        """Return whether more visits would find nothing."""
+        return not self.children.get(0) or 0 in self.exhausted
 
     def _select_paths(self, count: int) -> list[list[Node]]:
         """Select paths to different leaves. Earlier paths count as visits with the worst reward (virtual loss)."""
@@ -218,7 +214,7 @@ class _Run:
             if children is not None and all(child.pruned or child.id in self.exhausted for child in children):
                 self.exhausted.add(node.id)
             if rewards:
-                total = float(self.cumulate(rewards))
+                total = self.cumulate(rewards)
                 known = self.backed_up.setdefault(node.id, [])
                 known.append(total)
                 node.q = max(known) if self.options.calc_q == "max" else fmean(known)

@@ -6,8 +6,11 @@ template shows the observations (Self-Debugging, Chen et al., 2023; Reflexion, S
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import count
+
 from tot.search.base import Count, Search, SearchState, by_value
-from tot.search.steps import Steps
+from tot.search.steps import Fork, Steps
 from tot.task.task import Task
 from tot.tree.tree import Node
 
@@ -30,26 +33,28 @@ class Refine(Search):
         return False
 
     def steps(self, search: SearchState) -> Steps:
-        root = search.tree.root
+        root, numbers = search.tree.root, count()
         yield from self._attempt(search, root, 1, whole=True)
         if not search.goals:
-            yield from self._attempt(search, root, self.thoughts)
+            yield self._attempts(search, root, numbers)
         revised = root
         while not search.goals and search.best is not revised and search.best.depth < search.levels:
             revised = search.best
-            yield from self._attempt(search, revised, self.thoughts)
+            yield self._attempts(search, revised, numbers)
+
+    def _attempts(self, search: SearchState, node: Node, numbers: Iterator[int]) -> Fork:
+        """Sample solutions or revisions, each in a branch of its own if nothing compares them."""
+        if not search.resources.independent:
+            return search.fork(self._attempt(search, node, self.thoughts))
+        samples = [next(numbers) for _ in range(self.thoughts)]
+        return search.fork(*(self._attempt(search, node, self.thoughts, sample=number) for number in samples))
 
     @staticmethod
-    def _attempt(search: SearchState, node: Node, count: int, whole: bool = False) -> Steps:
-        """Sample solutions or revisions. If they arrive one by one, the first goal ends the search."""
-        # If a hook has dropped a step, its unfinished solutions must not arrive as revisions.
-        partial = search.one_by_one and not whole and not search.requested.unfinished
-        waits = True
-        while waits and not search.goals:
-            received = search.requested.received
-            new = yield search.expand([node], count, whole, partial=partial)
-            search.best = next(iter(search.goals), search.best)  # the budget may end the search here
-            yield search.evaluate(new)
-            attempts = by_value([one for one in search.tree if one.parent is not None and not one.pruned])
-            search.best = next(iter([*search.goals, *attempts]), search.best)
-            count, waits = 0, search.requested.received > received and search.requested.unfinished > 0
+    def _attempt(search: SearchState, node: Node, count: int, whole: bool = False, sample: int | None = None) -> Steps:
+        """Sample solutions or revisions and evaluate them. Return True, which cancels the others, if one is a goal."""
+        new = yield search.expand([node], count, whole, sample)
+        search.best = next(iter(search.goals), search.best)  # the budget may end the search here
+        yield search.evaluate(new)
+        attempts = by_value([one for one in search.tree if one.parent is not None and not one.pruned])
+        search.best = next(iter([*search.goals, *attempts]), search.best)
+        return any(node.goal for node in new)

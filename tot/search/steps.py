@@ -1,13 +1,12 @@
-"""Steps: the requests of a search, to expand or to evaluate some nodes.
+"""Steps: what a search requests. Expand or evaluate some nodes, or run other generators of steps concurrently.
 
 A step does not determine who executes it: a model, a table or a person.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tot.decoders.request import Purpose
 from tot.tree.thought import State
@@ -24,44 +23,12 @@ class Expand:
     """Number of thoughts per node; None uses the generator's default."""
     whole: bool = False
     """Request whole solutions instead of single thoughts, as the baselines do."""
-    partial: bool = False
-    """Return when at least one of the requested solutions or thoughts has ended. The others continue, and later steps
-    with `partial` return them. When the search ends, the unfinished ones are cancelled."""
+    sample: int | None = None
+    """Request only the sample with this number of the `count` thoughts, so that each can end on its own."""
+    purpose: Purpose = "generate"
+    """Whose decoder writes the thoughts."""
     turn: int = 0
-    """How often one of the nodes has been expanded before. Set by the search: each turn has its own seeds."""
-    purpose: Purpose = "generate"
-    """Whose decoder writes the thoughts. With another purpose than before, unfinished solutions are cancelled."""
-
-
-@dataclass
-class Requested:
-    """The thoughts that steps have requested: their number, for `partial` steps, and the turns of nodes."""
-
-    unfinished: int = 0
-    """Solutions whose results have not arrived."""
-    received: int = 0
-    """Solutions whose results have arrived."""
-    together: int = 1
-    """Solutions that the last step with new ones requested."""
-    purpose: Purpose = "generate"
-
-    turns: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
-    """By node: how often it was expanded, apart from `partial` steps."""
-
-    def add(self, step: Expand) -> int:
-        """Count the solutions of a step. Unfinished ones of another purpose are cancelled. Return the step's turn."""
-        if not step.partial:
-            turn = max((self.turns[node.id] for node in step.nodes), default=0)
-            self.turns.update({node.id: turn + 1 for node in step.nodes})
-            return turn
-        kept = self.unfinished if step.purpose == self.purpose else 0
-        self.unfinished, self.purpose = kept + (step.count or 0), step.purpose
-        self.together = step.count or self.together
-        return 0
-
-    def receive(self, number: int) -> None:
-        """Count results."""
-        self.unfinished, self.received = self.unfinished - number, self.received + number
+    """How often one of the nodes was expanded before, without `sample`. Set by the search: each turn has its seeds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,6 +41,16 @@ class Evaluate:
     """Use the cheap evaluator, whose value counts until a node is visited (RAP's fast reward)."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Fork:
+    """Run generators of steps concurrently, and continue when all of them have ended."""
+
+    branches: tuple[Steps, ...]
+
+
 Step = Expand | Evaluate
-Steps = Generator[Step, list[Node], None]
-"""A search algorithm: it yields steps and receives the new children or the evaluated nodes."""
+Steps = Generator[Step | Fork, list[Node], bool | None]
+"""A search algorithm, or a branch of one: it yields steps and receives the new children or the evaluated nodes.
+
+A branch that returns True ends its fork: the other branches are cancelled.
+"""

@@ -1,4 +1,4 @@
-"""Ballots: how complete solutions vote for answers, and how sure it is that more votes would not change the result."""
+"""Votes of complete solutions for answers, and searches that stop when more votes would not change the result."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any, Self
 
+from pydantic import Field, model_validator
+
+from tot.search.base import Search, SearchState
 from tot.task.checked import CheckedTask
 from tot.tree.tree import Node
 
@@ -110,3 +113,33 @@ def stays_ahead(ballots: Sequence[Ballot], remaining: int) -> float:
 def _rising(start: float, steps: int) -> float:
     """Return log(start (start + 1) ... (start + steps - 1) / steps!)."""
     return math.lgamma(start + steps) - math.lgamma(start) - math.lgamma(steps + 1)
+
+
+class VotesUntilSure(Search):
+    """A search that collects answers. With `until`, it stops when more answers would hardly change the result."""
+
+    until: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Stop when the posterior that the leading answer stays ahead with all answers reaches this (`stays_ahead`)."""
+
+    @model_validator(mode="after")
+    def _votes(self) -> Self:
+        if self.until is not None and self.aggregate == "best":
+            raise ValueError("until counts votes: set aggregate to vote or majority")
+        return self
+
+    def ballots(self, search: SearchState, evaluated: bool = False) -> list[Ballot]:
+        """Return the votes of the solutions that have ended; with `evaluated`, of the ones that have a value."""
+        ended = [node for node in search.complete() if search.is_end(node) and not (evaluated and node.value is None)]
+        answers = [(node, search.answer_at(node)) for node in ended]
+        answered = [(node, answer) for node, answer in answers if answer is not None]
+        question = search.tree.state(search.tree.root).question
+        return cast(search.checked, question, answered, self.aggregate == "majority")[0]
+
+    def is_sure(self, ballots: list[Ballot], remaining: int) -> bool:
+        """Return whether the vote can stop, if at most `remaining` more ballots can follow."""
+        return self.until is not None and len(ballots) > 1 and stays_ahead(ballots, max(0, remaining)) >= self.until
+
+
+def answer_text(answer: Any) -> str:
+    """Return an answer as text: the actions of a plan in one line."""
+    return "  ".join(map(str, answer)) if isinstance(answer, list | tuple) else str(answer)

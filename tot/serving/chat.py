@@ -20,8 +20,8 @@ from tot.decoders.serving.errors import ServingError
 from tot.decoders.serving.protocol import Body, ChatMessage, Effort, GenerationBody
 from tot.decoders.serving.replies import usage_of
 from tot.llm.filters import FILTERS
-from tot.search.session import shown_answer
-from tot.solver import Solution
+from tot.search.votes import answer_text
+from tot.solution import Solution
 from tot.task.task import Task
 from tot.task.world import HasElection
 
@@ -109,13 +109,13 @@ class Result:
             return (solution.stopped or "").startswith(("budget", "the text was truncated"))
         *_, last = (node for node in solution.tree if node.chosen)
         text = solution.tree.state(last).message.strip()
-        return last.thought is not None and last.thought.truncated and text == shown_answer(solution.answer).strip()
+        return last.thought is not None and last.thought.truncated and text == answer_text(solution.answer).strip()
 
     @property
     def text(self) -> str:
         """The answer, or the longest text if a limit on tokens truncated all of them."""
         if self.solution.answer is not None:
-            return shown_answer(self.solution.answer)
+            return answer_text(self.solution.answer)
         if not self.truncated or (self.solution.stopped or "").startswith("budget"):
             return ""
         calls = (call for calls in self.solution.tree.calls.values() for call in calls if call.purpose != "evaluate")

@@ -12,11 +12,11 @@ from typing import Any
 
 from tot.decoders.errors import TaskError
 from tot.report.terminal import brief
+from tot.run import Run
 from tot.search.certainty import features
-from tot.search.session import SearchSession, shown_answer
-from tot.search.votes import cast
+from tot.search.votes import answer_text, cast
 from tot.serving.revisions import Revisions
-from tot.solver import Solution
+from tot.solution import Solution
 
 _PAUSE = 20
 """Minimum pause after a vote, in durations of the vote: votes take at most 5% of the time."""
@@ -34,7 +34,7 @@ class LiveSearch:
         self.id = secrets.token_hex(8)
         self.votes = votes
         """Whether `leading` is computed."""
-        self.session: SearchSession | None = None
+        self.session: Run | None = None
         """The search; None before it begins and after it has ended."""
         self.leading: tuple[str, str] | None = None
         """The answer that leads, and how sure it is, such as "83% sure"; None while there is no answer."""
@@ -53,7 +53,7 @@ class LiveSearch:
         self._pause = 0.0
         self._next: asyncio.TimerHandle | None = None
 
-    def watch(self, session: SearchSession) -> None:
+    def watch(self, session: Run) -> None:
         """Vote soon after a step of the search, in its event loop, at most once per pause."""
         if self._loop is None:
             self._loop, self.revisions = asyncio.get_running_loop(), Revisions(session.tree)
@@ -63,7 +63,7 @@ class LiveSearch:
         if self._stopping and session.stopped is None:  # it was stopped before it began
             session.stop(STOPPED)
 
-    def _vote(self, session: SearchSession) -> None:
+    def _vote(self, session: Run) -> None:
         began, self._next = time.monotonic(), None
         try:
             self.leading = leading(session)
@@ -102,7 +102,7 @@ class LiveSearch:
         self.running = False
         if (solution := self.solution) is not None:
             sure = "" if solution.certainty is None else f"{solution.certainty:.0%} sure"
-            self.leading = shown_answer(solution.answer or ""), solution.verdict if solution.solved else sure
+            self.leading = answer_text(solution.answer or ""), solution.verdict if solution.solved else sure
             state, result = solution.stopped or "ended", solution.result()
         elif isinstance(error, Exception):
             state, result = "failed", {"error": str(error)}
@@ -114,10 +114,10 @@ class LiveSearch:
         self.ended = result
 
 
-def leading(session: SearchSession) -> tuple[str, str] | None:
+def leading(session: Run) -> tuple[str, str] | None:
     """Return the answer that a search would give now without further calls, and how sure it is; None without one."""
     search = session.search
-    answered = [(node, answer) for node in session.candidates if (answer := search.answer_at(node)) is not None]
+    answered = [(node, answer) for node in session.answers.candidates if (answer := search.answer_at(node)) is not None]
     if not answered:
         return None
     question, aggregate = session.tree.state(session.tree.root).question, search.options.aggregate
@@ -128,11 +128,11 @@ def leading(session: SearchSession) -> tuple[str, str] | None:
         note = session.task.verdict
     elif aggregate == "best" or len(ballots) == 1 or not total > 0:
         note = ""
-    elif session.curve is not None:
-        note = f"{session.curve.certainty(features(ballots)):.0%} sure"
+    elif session.answers.curve is not None:
+        note = f"{session.answers.curve.certainty(features(ballots)):.0%} sure"
     else:
         note = f"{math.fsum(ballots[i].weight for i in winners) / total:.0%} of votes"
-    return shown_answer(answer), note
+    return answer_text(answer), note
 
 
 class LiveSearches:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from tot.api import asolve
 from tot.config import SearchConfig
 from tot.decoders.budget import Budget
 from tot.decoders.errors import TaskError
@@ -24,7 +25,7 @@ from tot.serving.chat import ChatReply, Events, Result, SearchBody
 from tot.serving.live import LiveSearches
 from tot.serving.responses import ResponsesBody, ResponsesReply
 from tot.serving.searches import ServedSearch
-from tot.solver import Solution, asolve
+from tot.solution import Solution
 from tot.task.checked import CheckedTask
 from tot.task.task import Task
 from tot.tree.tree import Node

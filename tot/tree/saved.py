@@ -14,9 +14,9 @@ FORMAT = "tot.tree"
 VERSION = 2
 RUN = {"format": "tot.run", "version": 2}
 """Identifies a finished run with its tree."""
-TRACE = {"format": "tot.checkpoint", "version": 1}
+TRACE = {"format": "tot.checkpoint", "version": 2}
 """Identifies the steps of a run, finished or not."""
-_READABLE = {"tot.tree": (1, 2), "tot.run": (1, 2), "tot.checkpoint": (1,)}
+_READABLE = {"tot.tree": (1, 2), "tot.run": (1, 2), "tot.checkpoint": (2,)}
 """Versions by format. Version 1 of a tree had fewer fields, and no links."""
 
 
@@ -69,7 +69,7 @@ def _from_steps(lines: list[dict[str, Any]]) -> dict[str, Any]:
     for line in lines[1:]:
         nodes |= {node["id"]: node for node in line.get("tree", ())}
         links |= {(link["parent"], link["node"]): link for link in line.get("links", ())}
-        for node, calls in calls_from_json(**line.get("asked", {"texts": [], "calls": {}})).items():
+        for node, calls in calls_from_json(**line.get("requests", {"texts": [], "calls": {}})).items():
             calls_by_node.setdefault(node, []).extend(calls)
     # Skip links that later became the edge from the parent.
     links = {ends: link for ends, link in links.items() if nodes[ends[1]].get("parent") != ends[0]}

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, JsonValue, TypeAdapter, ValidationError
 
 from tot.decoders.errors import TaskError, readable
 from tot.decoders.files import write_json, write_text
@@ -22,6 +22,13 @@ from tot.tree.thought import State, Thought
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+_USAGE_FIELDS = (
+    *("prompt_tokens", "new_tokens", "drafted", "accepted", "reached"),
+    *("approximate_tokens", "undecoded_tokens", "seconds"),
+)
+"""The parts of a node's usage that are saved."""
+_USAGE: TypeAdapter[Usage] = TypeAdapter(Usage)
 
 
 class Node(BaseModel):
@@ -67,17 +74,8 @@ class Node(BaseModel):
     """The share of all votes that this answer has."""
     decoder: str | None = None
     """Name of the decoder that wrote the thought."""
-    prompt_tokens: int = 0
-    new_tokens: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    reached: int = 0
-    """Drafted positions at which all earlier positions had been accepted."""
-    approximate_tokens: int = 0
-    """Tokens of cut rationales that were guessed and never verified. `new_tokens` are exact."""
-    undecoded_tokens: int = 0
-    """Tokens of cut rationales within the limit that were never decoded."""
-    seconds: float = 0.0
+    usage: Usage = Usage()
+    """The usage of all calls about the node. Shared seconds of parallel samples count once."""
     merged: int = 0
     """Number of other thoughts that led to the same state and were merged into this node."""
     rejected: int = 0
@@ -85,15 +83,16 @@ class Node(BaseModel):
     parse_failures: int = 0
     """Number of replies about this node that could not be parsed: rejected next thoughts, evaluations."""
 
-    def spend(self, usage: Usage) -> None:
-        """Add the usage of a call about this node."""
-        for name in usage.__slots__:
-            if name in Node.model_fields:
-                setattr(self, name, getattr(self, name) + getattr(usage, name))
-
     def to_json(self) -> dict[str, Any]:
-        """Return the fields that differ from their defaults."""
-        return self.model_dump(mode="json", exclude_defaults=True)
+        """Return the fields that differ from their defaults, those of the usage beside the others."""
+        used = {name: value for name in _USAGE_FIELDS if (value := getattr(self.usage, name))}
+        return self.model_dump(mode="json", exclude={"usage"}, exclude_defaults=True) | used
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Node:
+        """Convert the result of `to_json` back. Raises ValidationError if it is invalid."""
+        usage = _USAGE.validate_python({name: value for name, value in data.items() if name in _USAGE_FIELDS})
+        return cls(usage=usage, **{name: value for name, value in data.items() if name not in _USAGE_FIELDS})
 
 
 def link_to_json(tail: Node, head: Node, thought: Thought) -> dict[str, Any]:
@@ -136,10 +135,10 @@ class ThoughtTree:
 
     def spend(self, node: Node, usage: Usage, calls: Sequence[Call]) -> None:
         """Add the usage and the calls about a node."""
-        node.spend(usage)
-        self.asked({node.id: calls})
+        node.usage += usage
+        self.add_calls({node.id: calls})
 
-    def asked(self, calls: Mapping[int, Sequence[Call]]) -> None:
+    def add_calls(self, calls: Mapping[int, Sequence[Call]]) -> None:
         """Add calls by node."""
         for node, new_calls in calls.items():
             if new_calls:
@@ -252,7 +251,7 @@ class ThoughtTree:
         check_format("this", data, FORMAT)
         try:
             tree = cls(State.model_validate(data["root"]))
-            nodes = [Node.model_validate(entry) for entry in data["nodes"]]
+            nodes = [Node.from_json(entry) for entry in data["nodes"]]
             for number, node in enumerate(nodes):
                 is_root = number == 0
                 if node.id != number or (node.parent is None) != is_root or (node.thought is None) != is_root:

@@ -15,8 +15,8 @@ from rich.console import Console
 from benchmarks.__main__ import main
 from benchmarks.optimize import described, run, table
 from benchmarks.options import OptimizeOptions
+from tot.api import solve
 from tot.decoders import Completion, LocalDecoder, Usage
-from tot.solver import solve
 from tot.tasks.optimize import Optimize, held_out_of
 
 pytestmark = pytest.mark.benches

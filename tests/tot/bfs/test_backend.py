@@ -8,30 +8,23 @@ from typing import Any
 
 import pytest
 
-from tot import BFS, Sample, Solution, Value
-from tot.decoders.budget import Meter
+from tot import Solution
 from tot.decoders.errors import RequestError
-from tot.llm.backend import Backend
-from tot.search.session import SearchSession
 
 
-def test_requests_go_to_the_decoder_of_their_purpose(letters: Any, scripted: Any, two_levels: Any) -> None:
+def test_requests_go_to_the_decoder_of_their_purpose(
+    letters: Any, scripted: Any, grow: Callable[..., Solution], two_levels: Any
+) -> None:
     grower, judge, speaker = scripted(two_levels), scripted(two_levels), scripted(two_levels)
-    backend = Backend({"generate": grower, "evaluate": judge, "answer": speaker}, Meter())
-    session = SearchSession(letters(), "q", backend, BFS(thoughts=2, breadth=2, depth=3), Sample(), Value())
-
-    async def run() -> str | None:
-        await session.run()
-        return await session.answer()
-
-    assert asyncio.run(run()) == "the end"
+    solution = grow(letters, {"generate": grower, "evaluate": judge, "answer": speaker})
+    assert solution.answer == "the end"
     for decoder, purpose, count in ((grower, "generate", 3), (judge, "evaluate", 6), (speaker, "answer", 1)):
         assert [request.purpose for request in decoder.requests] == [purpose] * count
-    assert session.meter.usage.new_tokens == session.meter.new_tokens == 65
+    assert solution.usage.new_tokens == 65
 
 
 def test_a_search_that_is_stopped_during_its_answer_ends_without_it(
-    letters: Any, scripted: Any, two_levels: Any
+    letters: Any, scripted: Any, grow: Callable[..., Solution], two_levels: Any
 ) -> None:
     class Slow(scripted):  # type: ignore[misc]
         cancelled = 0
@@ -48,22 +41,13 @@ def test_a_search_that_is_stopped_during_its_answer_ends_without_it(
             return self.generate([request])
 
     decoder = Slow(two_levels)
-    session = SearchSession(
-        letters(),
-        "q",
-        Backend(dict.fromkeys(("generate", "evaluate", "answer"), decoder), Meter()),
-        BFS(thoughts=2, breadth=2, depth=3),
-        Sample(),
-        Value(),
-    )
 
-    async def run() -> str | None:
-        await session.run()
-        asyncio.get_running_loop().call_later(0.05, session.stop, "enough")
-        return await session.answer()
+    def watch(run: Any) -> None:
+        if len(run.tree) == 7 and all(node.value is not None for node in run.tree if node.parent is not None):
+            asyncio.get_running_loop().call_later(0.05, run.stop, "enough")
 
-    assert asyncio.run(run()) is None
-    assert (session.stopped, decoder.cancelled, len(session.tree)) == ("enough", 1, 7)
+    solution = grow(letters, decoder, watch=watch)
+    assert (solution.answer, solution.stopped, decoder.cancelled, len(solution.tree)) == ("b\nd", "enough", 1, 7)
 
 
 def test_a_hook_sees_the_tree_grow(letters: Any, scripted: Any, grow: Callable[..., Solution], two_levels: Any) -> None:

@@ -48,32 +48,6 @@ def test_a_spent_budget_ends_the_search_and_is_named(
     assert decoder.prompts == whole.prompts[:batches]
 
 
-@pytest.mark.parametrize(
-    ("tokens", "answer", "value"),
-    [(10, None, None), (20, "b", 7.0), (40, "b", 7.0), (60, "b\nd", 9.0), (61, "the end", 9.0)],
-)
-def test_without_budget_for_an_answer_the_best_state_is_parsed(
-    letters: Any,
-    scripted: Any,
-    tokens: int,
-    answer: str | None,
-    value: float | None,
-    grow: Callable[..., Solution],
-    two_levels: Any,
-) -> None:
-    solution = grow(letters, scripted(two_levels), budget=Budget(tokens=tokens))
-    assert (solution.answer, solution.value) == (answer, value)
-    assert [node.value for node in solution.tree if node.chosen][-1] == value
-
-
-def test_a_budget_spent_by_the_answer_is_named_and_the_answer_kept(
-    letters: Any, scripted: Any, grow: Callable[..., Solution], two_levels: Any
-) -> None:
-    solution = grow(letters, scripted(two_levels), budget=Budget(tokens=65))
-    assert (solution.answer, solution.stopped) == ("the end", "budget: tokens (65 of 65)")
-    assert grow(letters, scripted(two_levels), budget=Budget(tokens=66)).stopped is None
-
-
 @pytest.mark.parametrize("limit", ["tokens", "forwards", "seconds", "nodes"])
 def test_a_budget_of_zero_sends_no_request(
     letters: Any, scripted: Any, limit: str, two_levels: Any, grow: Callable[..., Solution]
@@ -93,18 +67,3 @@ def test_thoughts_cut_off_by_a_budget_are_dropped_but_are_not_parse_failures(
     solution = grow(letters, scripted({"grow": [cut, "b"], "value b": "4"}), depth=2)
     assert values(solution.tree) == {"b": 4}
     assert solution.parse_failures == 0
-
-
-def test_states_without_a_complete_evaluation_do_not_replace_the_best(
-    letters: Any, scripted: Any, grow: Callable[..., Solution], two_levels: Any
-) -> None:
-    cut = dict.fromkeys(["value b/c", "value b/d", "value a/e", "value a/f"], scripted.completion("9", "budget"))
-    solution = grow(letters, scripted(two_levels | cut | {"answer b": "so far"}))
-    assert (solution.answer, solution.value) == ("so far", 7)
-
-
-def test_an_answer_cut_off_by_a_budget_is_not_used(
-    letters: Any, scripted: Any, grow: Callable[..., Solution], two_levels: Any
-) -> None:
-    cut = scripted.completion("the answer is not", "budget")
-    assert grow(letters, scripted(two_levels | {"answer b/d": cut})).answer == "b\nd"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tot import Sample, Solution
+from tot import Solution
 
 
 def seeds(decoder: Any, purpose: str) -> dict[str, int]:
@@ -34,14 +34,6 @@ def test_another_run_seed_or_question_changes_every_seed(
     assert not {r.sampling.seed for r in first.requests} & {r.sampling.seed for r in second.requests}
 
 
-def test_every_call_of_a_search_has_its_own_seed(
-    letters: Any, scripted: Any, two_levels: Any, grow: Callable[..., Solution]
-) -> None:
-    decoder = scripted(two_levels)
-    grow(letters, decoder)
-    assert len({request.sampling.seed for request in decoder.requests}) == len(decoder.requests) == 10
-
-
 def test_the_seed_of_a_thought_depends_on_its_place_in_the_tree(
     letters: Any, scripted: Any, grow: Callable[..., Solution]
 ) -> None:
@@ -51,16 +43,6 @@ def test_the_seed_of_a_thought_depends_on_its_place_in_the_tree(
     first, second = decoder.batches[2]
     assert first.prompt == second.prompt
     assert first.sampling.seed != second.sampling.seed
-
-
-def test_the_seed_of_an_answer_depends_on_its_place_in_the_tree(
-    letters: Any, scripted: Any, grow: Callable[..., Solution], two_levels: Any
-) -> None:
-    at_d, at_e = scripted(two_levels), scripted(two_levels | {"value b/d": "1"})
-    grow(letters, at_d)
-    grow(letters, at_e)
-    assert [decoder.prompts[-1] for decoder in (at_d, at_e)] == [["answer b/d"], ["answer a/e"]]
-    assert at_d.requests[-1].sampling.seed != at_e.requests[-1].sampling.seed
 
 
 def test_the_seed_of_an_evaluation_depends_on_its_prompt_alone(
@@ -73,15 +55,6 @@ def test_the_seed_of_an_evaluation_depends_on_its_prompt_alone(
     common = seeds(first, "evaluate").keys() & seeds(second, "evaluate").keys()
     assert common == {"value a", "value b", "value b/d"}
     assert all(seeds(first, "evaluate")[prompt] == seeds(second, "evaluate")[prompt] for prompt in common)
-
-
-def test_thoughts_are_sampled_and_values_and_answers_are_greedy(
-    letters: Any, scripted: Any, two_levels: Any, grow: Callable[..., Solution]
-) -> None:
-    decoder = scripted(two_levels)
-    grow(letters, decoder, generator=Sample(temperature=0.6))
-    temperatures = {request.purpose: request.sampling.temperature for request in decoder.requests}
-    assert temperatures == {"generate": 0.6, "evaluate": 0.0, "answer": 0.0}
 
 
 def test_sampling_options_of_the_task_apply_and_max_tokens_caps_them(

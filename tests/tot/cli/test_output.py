@@ -17,7 +17,7 @@ from tot import State, ThoughtTree
 from tot.cli.app import main
 from tot.cli.output import usage_line
 from tot.decoders import ModelError, Usage
-from tot.solver import Solution
+from tot.solution import Solution
 
 QUESTION = "Tom has 3 apples and buys 4 more. How many apples does he have?"
 RULES = ("--model", "none", "--search", "best-first:rank=cost", "--generator", "enumerate:prior=uniform")

@@ -164,7 +164,7 @@ def test_missing_memory_is_one_line_with_a_remedy(
     def fails(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("tot.solver.asolve", fails)
+    monkeypatch.setattr("tot.api.asolve", fails)
     message = refused(tot("solve", "gsm8k", "q"))
     assert message.startswith(f"there is not enough memory ({reason(error)}): ")
     assert message.endswith("raise its limit (ulimit -v), or use a smaller model or --kv-budget")
@@ -174,6 +174,6 @@ def test_another_error_of_the_program_is_not_hidden(tot: Any, monkeypatch: pytes
     def fails(*_: object, **__: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("tot.solver.asolve", fails)
+    monkeypatch.setattr("tot.api.asolve", fails)
     with pytest.raises(RuntimeError, match="a bug"):
         tot("solve", "gsm8k", "q")

@@ -13,7 +13,7 @@ import pytest
 from selenium.webdriver.common.keys import Keys
 
 from tot import State, Thought, ThoughtTree
-from tot.decoders import Message
+from tot.decoders import Message, Usage
 from tot.decoders.files import write_text
 from tot.decoders.request import Part
 from tot.evaluation.overview import evaluation_page
@@ -109,7 +109,7 @@ def test_exact_approximate_and_never_decoded_prompts_are_distinguished(opened: A
         Message(role="assistant", content="go on:"),  # language: ok
     )
     tree.calls[1] = [Call(purpose="generate", template="thought", prompt=prompt, output="…", parts=parts)]
-    tree[1].approximate_tokens, tree[1].undecoded_tokens, tree[1].new_tokens = 7, 30, 13
+    tree[1].usage = Usage(approximate_tokens=7, undecoded_tokens=30, new_tokens=13)
     browser = opened(tree)
     browser.js("view.select(view.tree.end)")
     assert [browser.texts(f"#panel .output .{kind}") for kind in kinds] == [

@@ -55,7 +55,7 @@ class Server:
     def add(self, text: str, parent: int = 0, **fields: Any) -> int:
         node = self.tree.add(self.tree[parent], Thought(parts={"thought": text}), **fields)
         message = Message(role="user", content=f"prompt of {text}")
-        self.tree.asked({node.id: [Call(purpose="generate", template="thought", prompt=(message,), output=text)]})
+        self.tree.add_calls({node.id: [Call(purpose="generate", template="thought", prompt=(message,), output=text)]})
         self.meter.count(new_tokens=10, nodes=1)
         return node.id
 

@@ -62,11 +62,11 @@ def change(tree: ThoughtTree, draw: random.Random) -> None:
     kind = draw.randrange(7)
     if kind == 0 or len(nodes) < 3:
         added = tree.add(node, Thought(parts={"thought": f"thought {len(nodes)}"}))
-        tree.asked({added.id: [_call(f"prompt of {added.id}")]})
+        tree.add_calls({added.id: [_call(f"prompt of {added.id}")]})
     elif kind == 1:
         node.value, node.visits = draw.random(), node.visits + 1
     elif kind == 2:
-        tree.asked({node.id: [_call("again " * draw.randrange(3))]})
+        tree.add_calls({node.id: [_call("again " * draw.randrange(3))]})
     elif kind == 3:
         tree.prune(node)
     elif kind == 4:

@@ -16,8 +16,8 @@ import pytest
 
 from tot import BFS, ChainOfThought, SelfConsistency, Task, Value, asolve, solve
 from tot.decoders import Budget, Meter
+from tot.run import Run
 from tot.search.certainty import Curve, Features, to_json
-from tot.search.session import SearchSession
 from tot.serving.live import LiveSearch, leading
 
 
@@ -39,7 +39,7 @@ def leaders(decoder: Any, search: Any, task: Any = Last, **options: Any) -> list
     """Return the leading answer after each step."""
     seen = []
 
-    def watch(session: SearchSession) -> None:
+    def watch(session: Run) -> None:
         seen.append(leading(session))
 
     solve(task, "q", decoder=decoder, search=search, watch=watch, **options)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tot import BFS, DFS, MCTS, BestFirst, Likelihood, LogProb, SelfConsistency, solve
-from tot.evaluators import reliability
+from tot.evaluators import noise
 from tot.evaluators.heuristic import Heuristic, Random
-from tot.evaluators.reliability import Measured, table, use_of, warn_if_noisy
+from tot.evaluators.noise import Auroc, table, warn_if_noisy
 from tot.registry import EVALUATORS, TASKS
 from tot.tasks.game24 import Game24
 from tot.tasks.gsm8k import GSM8K
@@ -33,28 +33,13 @@ SMALL = of_size(494_000_000)
 @pytest.fixture(autouse=True)
 def _first_time() -> Iterator[None]:
     """Each test is a new process to the warnings."""
-    reliability._warn.cache_clear()
+    noise._warn.cache_clear()
     yield
-    reliability._warn.cache_clear()
-
-
-@pytest.mark.parametrize(
-    ("unfinished", "whole", "use"),
-    [
-        (0.65, None, "prune"),
-        (0.65, 0.4, "prune"),
-        (0.649, 0.51, "weigh"),
-        (None, 0.51, "weigh"),
-        (0.6, 0.5, "neither"),
-        (None, None, "neither"),
-    ],
-)
-def test_uses_begin_at_the_thresholds(unfinished: float | None, whole: float | None, use: str) -> None:
-    assert use_of(unfinished, whole) == use
+    noise._warn.cache_clear()
 
 
 @pytest.mark.parametrize("row", table(), ids=lambda row: f"{row.task}-{row.model}-{row.evaluator}")
-def test_each_row_names_known_parts_and_a_page_with_its_numbers(row: Measured) -> None:
+def test_each_row_names_known_parts_and_a_page_with_its_numbers(row: Auroc) -> None:
     assert row.task in {TASKS[name].__name__ for name in TASKS}
     assert row.evaluator in {EVALUATORS[name].__name__ for name in EVALUATORS}
     auroc, low, high = row.unfinished
@@ -102,17 +87,8 @@ def test_other_searches_evaluators_and_models_are_not(
     assert caplog.messages == []
 
 
-def test_a_row_that_is_good_enough_warns_of_nothing(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    good = table()[0].model_copy(update={"unfinished": (0.7, 0.65, 0.75)})
-    monkeypatch.setattr(reliability, "table", lambda: [good])
-    warn_if_noisy(GSM8K(), BFS(), Likelihood(), SMALL)
-    assert caplog.messages == []
-
-
 def test_solve_warns(scripted: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr("tot.evaluators.reliability.family_of", lambda model: "qwen2-0.5b")
+    monkeypatch.setattr("tot.evaluators.noise.family_of", lambda model: "qwen2-0.5b")
     solve("gsm8k", "1 + 1?", decoder=scripted({}), search=BFS(thoughts=2, depth=2), evaluator=LogProb())
     (message,) = (text for text in caplog.messages if "too noisy" in text)
     assert message.startswith("LogProb is too noisy to prune by on GSM8K with qwen2-0.5b (AUROC 0.57, ")

@@ -1,4 +1,4 @@
-"""Reliability: whether an evaluator is good enough to prune or to weigh votes by, and a table of measured AUROCs."""
+"""Noise: whether an evaluator is good enough to prune or to weigh votes by, and a table of measured AUROCs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WEIGH = 0.5
 """AUROC of whole solutions above which weights improve a vote: chance."""
 
 
-class Measured(BaseModel):
+class Auroc(BaseModel):
     """A row of the table: the AUROC of an evaluator within a question, with the bounds of its 95% interval."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -57,10 +57,10 @@ def use_of(unfinished: float | None, whole: float | None) -> Use:
 
 
 @cache
-def table() -> Sequence[Measured]:
+def table() -> Sequence[Auroc]:
     """Return the measured evaluators."""
     rows = json.loads(files(__package__).joinpath("measured.json").read_text(encoding="utf-8"))
-    return [Measured(**row) for row in rows]
+    return [Auroc(**row) for row in rows]
 
 
 def warn_if_noisy(task: Task, search: Any, evaluator: Evaluator, model: LoadedModel | None) -> None:
@@ -77,7 +77,7 @@ def warn_if_noisy(task: Task, search: Any, evaluator: Evaluator, model: LoadedMo
 
 
 @cache
-def _warn(row: Measured) -> None:
+def _warn(row: Auroc) -> None:
     log.warning(
         "%s is too noisy to prune by on %s with %s (AUROC %.2f, %.2f to %.2f; %s): keep all branches (bfs:select=all) "
         "or vote (self-consistency)",

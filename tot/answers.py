@@ -1,0 +1,162 @@
+"""Answers: the answers of complete states, from the states or from the model, and their vote."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tot.decoders.errors import TaskError
+from tot.decoders.request import Message
+from tot.llm.backend import Backend
+from tot.llm.context import Context
+from tot.llm.replies import Reply
+from tot.search.base import SearchState, by_value
+from tot.search.certainty import Curve, features
+from tot.search.votes import Ballot, answer_text, cast
+from tot.task.task import Task
+from tot.task.world import HasAnswer, HasMeasured
+from tot.tree.tree import Node
+
+
+class Answers:
+    """The answers of one search."""
+
+    def __init__(self, search: SearchState, context: Context, curve: Curve | None) -> None:
+        """`context` asks the model for answers."""
+        self.search = search
+        self.curve = curve
+        """The certainty of a vote; None if it is not known."""
+        self.votes: tuple[int, int] | None = None
+        """Votes for the answer, and all votes."""
+        self.ballots: list[Ballot] = []
+        """The vote of each complete solution with an answer, in order; known after `elect`."""
+        self.truncated = False
+        """Whether the token limit ended the text of an answer."""
+        self._context = context
+        self._task = search.task
+
+    @property
+    def asks(self) -> bool:
+        """Whether the model is asked for answers. States that contain their answers need no answer template."""
+        return not isinstance(self._task, HasAnswer) or self._task.has_template(self._task.answer)
+
+    @property
+    def candidates(self) -> list[Node]:
+        """The nodes whose answers vote, or the one to answer from."""
+        search = self.search
+        if search.options.aggregate == "best":
+            return [search.best]
+        return search.complete() if search.solved is None else [search.solved]
+
+    def choose_measured(self) -> None:
+        """Without a vote, answer from the state with the highest measured value, if thoughts are measured."""
+        search = self.search
+        if not isinstance(self._task, HasMeasured) or search.options.aggregate != "best" or search.solved is not None:
+            return
+        values = {node.id: search.checked.measured(search.tree.state(node)) for node in search.tree}
+        best = max((value for value in values.values() if value is not None), default=None)
+        if best is not None and values[search.best.id] != best:
+            search.best = next(node for node in search.tree if values[node.id] == best)
+            if search.best.value is None:  # the root, which no search evaluates
+                search.best.value = best
+
+    def missing(self, nodes: Sequence[Node], answers: Sequence[Any | None], stopped: bool) -> list[int]:
+        """Return the indices of the nodes whose answers the model must be asked for."""
+        if not self.asks:
+            return []
+        whole = self.search.checked.is_whole
+        return [
+            i
+            for i, (node, answer) in enumerate(zip(nodes, answers, strict=True))
+            if answer is None and not whole(node.thought) and self._can_ask(node, stopped)
+        ]
+
+    def _can_ask(self, node: Node, stopped: bool) -> bool:
+        """Return whether the model can be asked for the answer at a node.
+
+        It can't at the root if the search was stopped, or if the search has no thought and the template needs one.
+        """
+        if node.parent is not None:
+            return True
+        if stopped or not (node.parse_failures or self.search.stopped):
+            return not stopped
+        try:
+            self._context.prompt(self._task.answer, self._context.state(node))
+        except TaskError:
+            return False
+        return True
+
+    async def ask(self, nodes: Sequence[Node]) -> list[Reply]:
+        """Ask the model for the answers at some nodes."""
+        return await self._context.each(nodes, self._ask)
+
+    async def _ask(self, node: Node) -> Reply:
+        if choices := self.search.checked.choices(self._context.state(node)):
+            return await self._context.score(self._task.answer, node, choices, close=False)
+        return (await self._context.ask(self._task.answer, node, temperature=0.0))[0]
+
+    def parse(self, reply: Reply) -> Any | None:
+        """Return the answer in a reply of the model, or None."""
+        if reply.cut:
+            return None
+        if reply.request.choices:
+            return reply.request.choices[reply.logprobs.index(max(reply.logprobs))].strip()
+        self.truncated |= reply.truncated
+        # The reply continues the prefix's last line, which may announce the answer ("The answer is").
+        last = reply.request.prompt[-1]
+        prefix = ""
+        if isinstance(last, Message) and last.role == "assistant":
+            prefix = last.content.rpartition("\n")[2] + " "
+        return self.search.checked.answer_in(prefix + reply.completion.text, reply.truncated)
+
+    def elect(self, nodes: Sequence[Node], answers: Sequence[Any | None]) -> Any | None:
+        """Return the answer with the most votes; None without any. `search.best` becomes the best state with it."""
+        search, tree = self.search, self.search.tree
+        answered = [(node, answer) for node, answer in zip(nodes, answers, strict=True) if answer is not None]
+        if not answered:
+            return None
+        question, aggregate = tree.state(tree.root).question, search.options.aggregate
+        self.ballots, winners = cast(search.checked, question, answered, aggregate == "majority")
+        winner = [answered[i] for i in winners]
+        search.best = by_value([node for node, _ in winner])[0]
+        total = math.fsum(ballot.weight for ballot in self.ballots)
+        for (node, answer), ballot in zip(answered, self.ballots, strict=True):
+            node.answer = answer_text(answer)
+            if aggregate != "best" and total > 0:
+                node.share = math.fsum(one.weight for one in self.ballots if one.answer == ballot.answer) / total
+        if aggregate != "best" and len(nodes) > 1:
+            self.votes = len(winner), len(answered)
+        return next(answer for node, answer in winner if node is search.best)
+
+    def of_best(self) -> Any | None:
+        """Return the answer that the best state contains, without asking the model."""
+        search, best = self.search, self.search.best
+        answer = search.answer_at(best)
+        if answer is None and best.thought is not None and self.asks and not search.checked.came_of(best.thought):
+            truncated = self.truncated or best.thought.truncated
+            return search.checked.answer_in(search.tree.state(best).text, truncated)
+        return answer
+
+    def certainty(self, solved: bool) -> float | None:
+        """Return the probability that the answer is right; None after a single sample or without a vote."""
+        if solved and self._task.verdict == Task.verdict:  # another verdict is about a part, such as the examples
+            return 1.0
+        if self.curve is None or self.votes is None:
+            return None
+        return self.curve.certainty(features(self.ballots))
+
+    def truncation(self, max_tokens: int | None, backend: Backend) -> str | None:
+        """Return advice if thinking or a token limit left a solution without an answer, else None."""
+        if lost := backend.lost:
+            end = "the text was truncated" if lost.keys() & {"length", "repetition"} else "the model ended its text"
+            return (
+                f"{end} in its thinking, before an answer ({lost.total()} of {backend.calls} texts): give it more "
+                "tokens (--max-tokens, or thinking_tokens of the decoder openai), or turn its thinking off"
+            )
+        thoughts = [node.thought for node in self.search.tree if node.thought is not None]
+        if not self.truncated and not any(thought.ended and thought.truncated for thought in thoughts):
+            return None
+        if max_tokens is not None:
+            return f"the text was truncated at max_tokens={max_tokens}, before its answer: raise it (--max-tokens)"
+        return "the text was truncated at the task's token limit, before its answer: raise max_tokens in Task.sampling"

@@ -1,0 +1,143 @@
+"""SearchTree: the tree of a search. It applies thoughts to the task's world, merges equal states and finds goals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from tot.llm.replies import Proposal
+from tot.task.checked import CheckedTask
+from tot.task.task import Task
+from tot.task.world import HasTerminal
+from tot.tree.thought import State, Thought
+from tot.tree.tree import Node, ThoughtTree
+
+
+class SearchTree:
+    """A tree that grows by proposals."""
+
+    def __init__(
+        self, task: Task, root: State, *, levels: float, merge: bool, wanders: bool, accepts: Callable[[Node], bool]
+    ) -> None:
+        """Start with a root.
+
+        Args:
+            task: The task, whose world the thoughts change.
+            root: The state of the root.
+            levels: T - 1, the maximum number of levels of thoughts.
+            merge: Whether to merge equal states, wherever they are in the tree.
+            wanders: Whether a path may return to a state that it has already visited.
+            accepts: Called with each new goal; returns whether it remains one.
+        """
+        self.task = task
+        self.checked = CheckedTask(task)
+        self.tree = ThoughtTree(root)
+        self.levels = levels
+        self.goals: list[Node] = []
+        """Terminal states that the task accepts as solutions, in the order in which they were found."""
+        self.solved: Node | None = None
+        """The first state whose answer the task verified."""
+        self._merge = merge
+        self._wanders = wanders
+        self._accepts = accepts
+        self._has_terminal = isinstance(task, HasTerminal)
+        self._keys: dict[int, Hashable] = {0: self.checked.key(root)}
+        self._siblings: dict[tuple[int, Hashable], Node] = {}
+        self._first_nodes: dict[Hashable, Node] = {self._keys[0]: self.tree.root}
+
+    def is_end(self, node: Node) -> bool:
+        """Return whether the node can't be expanded: it is terminal or at full depth."""
+        return node.terminal or node.depth >= self.levels
+
+    def heuristic(self, node: Node) -> float:
+        """Return the task's estimate of the remaining cost."""
+        return self.checked.heuristic(self.tree.state(node))
+
+    def reward(self, node: Node) -> float:
+        """Return the task's reward at a node."""
+        return self.checked.reward(self.tree.state(node))
+
+    def answer_at(self, node: Node) -> Any | None:
+        """Return the answer that a node's state contains, or None if the model must be asked for it."""
+        return self.checked.answer_at(self.tree.state(node))
+
+    def verify(self, answer: Any) -> bool:
+        """Return whether the task verifies the answer."""
+        return self.checked.verify(self.tree.state(self.tree.root).question, answer)
+
+    def add(self, parent: Node, proposal: Proposal, whole: bool = False) -> Node | None:
+        """Add a proposal, which may be a whole solution.
+
+        Return the new node, or the known node of an equal state that it reaches at a lower cost, or None.
+        """
+        parent.parse_failures += proposal.parse_failures
+        thought = proposal.thought
+        before = self.tree.state(parent)
+        state = None
+        if thought is not None:
+            state = before.then(thought) if whole else self.checked.step(before, thought)
+        key = None if thought is None or state is None else thought.text if whole else self.checked.key(state)
+        returns = not self._wanders and any(self._keys[step.id] == key for step in self.tree.path(parent))
+        if state is None or returns:
+            parent.rejected += thought is not None  # not legal, or back at a state on the path
+            self.tree.spend(parent, proposal.usage, proposal.calls)
+            return None
+        thought = state.thoughts[-1]  # the task may have changed it
+        cost = parent.cost + (0.0 if whole else self.checked.cost(before, thought))
+        duplicate = self._siblings.get((parent.id, key)) or (self._first_nodes.get(key) if self._merge else None)
+        duplicate = None if whole else duplicate  # equal solutions count as two votes
+        if duplicate is not None:
+            return self._merge_into(duplicate, parent, thought, state, cost, proposal)
+        node = self.tree.add(parent, thought, state.world, cost=cost, prior=proposal.prior)
+        node.confidence, node.decoder = proposal.confidence, proposal.decoder
+        self.tree.spend(node, proposal.usage, proposal.calls)
+        self._keys[node.id] = key
+        self._siblings[parent.id, key] = node
+        self._first_nodes.setdefault(key, node)
+        verified = thought.observation is not None and thought.observation.verified
+        node.terminal = whole or thought.ended or verified or self.checked.is_terminal(state)
+        self.check_end(node, state, whole)
+        return node
+
+    def _merge_into(
+        self, node: Node, parent: Node, thought: Thought, state: State, cost: float, proposal: Proposal
+    ) -> Node | None:
+        """Merge a proposal into the node of an equal state. Return the node if the new path costs less."""
+        sibling = node.parent == parent.id
+        node.merged += 1
+        self.tree.spend(node, proposal.usage, proposal.calls)
+        if sibling and node.prior is not None and proposal.prior is not None:
+            node.prior += proposal.prior
+        if not cost < node.cost or node.pruned:
+            self.tree.link(parent, node, thought)
+            return None
+        self.tree.move(node, parent, thought)
+        self._siblings[parent.id, self._keys[node.id]] = node
+        node.cost, node.world = cost, state.world
+        if not sibling:
+            node.prior = proposal.prior
+        for descendant in self.tree.below(node):  # a world may depend on the path, which has changed
+            if descendant is not node and descendant.parent is not None and descendant.thought is not None:
+                after = self.checked.step(self.tree.state(self.tree[descendant.parent]), descendant.thought)
+                descendant.world = descendant.world if after is None else after.world
+        return node
+
+    def check_end(self, node: Node, state: State, whole: bool = False) -> None:
+        """Set `terminal`, `goal` and `verified` of a new node. A whole solution is a goal only if verified."""
+        if node.parent is None:
+            node.terminal = self.checked.is_terminal(state)
+        if not (node.terminal if self._has_terminal else self.is_end(node)):
+            return
+        answer = self.answer_at(node)
+        observation = None if node.thought is None else node.thought.observation
+        observed = observation is not None and observation.verified
+        verified = answer is not None and (observed or self.verify(answer))
+        whole = whole or self.checked.is_whole(node.thought)
+        node.goal = verified or (not whole and self.checked.is_goal(state))
+        if node.goal and self._accepts(node):
+            self.goals.append(node)
+            node.verified = verified
+            if verified and self.solved is None:
+                self.solved = node
+        else:
+            node.goal = False
