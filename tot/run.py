@@ -110,7 +110,7 @@ class Run:
         return template not in self.task.programs
 
     def _resources(self, search: Any, root: State, independent: bool, timed: bool) -> Resources:
-        """Return what the search can use; of a resumed run, as at its start. Measured times differ between runs."""
+        """Return the resources of the search; of a resumed run, as at its start. Measured times differ between runs."""
         checked, checkpoint = cast(Task, CheckedTask(self.task)), self._checkpoint
         own = Resources(
             escalates=self.backend.can("escalate"),
@@ -131,7 +131,7 @@ class Run:
         return replace(own, **recorded)
 
     def _begin(self, checkpoint: Checkpoint, search: Any, seed: int, resources: Resources) -> None:
-        """Record what the steps depend on, or compare it with the resumed run."""
+        """Record the options of the steps, or compare them with the resumed run."""
         parts = {"search": search, "generator": self._generator, "evaluator": self._evaluator}
         about: dict[str, Any] = {name: options_to_json(part) for name, part in parts.items()}
         about |= {"seed": seed, "max_tokens": self._max_tokens, "filters": self.context.filters or None}

@@ -45,7 +45,7 @@ Depth = Count | None
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What executes the steps of a search."""
+    """Properties of the model and the parts that execute the steps of a search."""
 
     cheap_samples: int = 8
     """Number of samples that take little more time together than one."""

@@ -144,7 +144,7 @@ class Checkpoint:
         return found
 
     def answers(self) -> Recorded | None:
-        """Return the record of the answers, which follow all steps; None if there is none."""
+        """Return the record of the answers, which follow all steps; None at the end of the trace."""
         return self._next(None) if self._recorded else None
 
     def _next(self, step: Step | None) -> Recorded:

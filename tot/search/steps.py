@@ -1,4 +1,4 @@
-"""Steps: what a search requests. Expand or evaluate some nodes, or run other generators of steps concurrently.
+"""Steps: the requests of a search. Expand or evaluate some nodes, or run other generators of steps concurrently.
 
 A step does not determine who executes it: a model, a table or a person.
 """

@@ -84,7 +84,7 @@ class Node(BaseModel):
     """Number of replies about this node that could not be parsed: rejected next thoughts, evaluations."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields that differ from their defaults, those of the usage beside the others."""
+        """Return the fields that differ from their defaults, with the fields of the usage beside the others."""
         used = {name: value for name in _USAGE_FIELDS if (value := getattr(self.usage, name))}
         return self.model_dump(mode="json", exclude={"usage"}, exclude_defaults=True) | used
 
