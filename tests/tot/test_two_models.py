@@ -48,14 +48,14 @@ def saved(tiny: Any, tmp_path: Path) -> Iterator[Callable[..., str]]:
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the models that were loaded."""
     seen: list[str] = []
-    load = open_models.open_model
+    load = open_models.open_packed
 
     def counted(model: Any, **options: Any) -> Any:
         if isinstance(model, str):
             seen.append(Path(model).name)
         return load(model, **options)
 
-    monkeypatch.setattr(open_models, "open_model", counted)
+    monkeypatch.setattr(open_models, "open_packed", counted)
     return seen
 
 
