@@ -11,6 +11,7 @@ import logging
 import math
 import random
 import re
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -91,7 +92,7 @@ class Client:
         self._where = f"the server at {options.base_url}"
         self._failed_in_a_row = 0
         """Failed requests that the server may have caused, since the last valid reply."""
-        self._failing = False
+        self._failing, self._last_success = False, 0.0
         host = urlsplit(options.base_url).hostname or ""
         # Requests to this machine bypass HTTP_PROXY.
         local = is_loopback(host) or host in ("0.0.0.0", "::")
@@ -181,6 +182,7 @@ class Client:
         """Return what `read` makes of the response to a body. Tries again after each _AttemptError."""
         failures: list[str] = []
         while True:
+            sent_at = time.monotonic()
             try:
                 result = await read(await self._sent("POST", url, self.options.timeout, body))
             except _AttemptError as error:
@@ -189,15 +191,15 @@ class Client:
                 permanent = error.request and repeated and not _ABOUT_AN_OUTAGE.search(error.why)
                 if permanent or not error.retried or len(failures) > self.options.retries:
                     raise self._given_up(error, len(failures), body) from None
-                if not self._failing:  # once per outage, not once per request
+                if not self._failing and sent_at > self._last_success:  # once per outage, not once per request
                     log.warning(
                         "%s: %s; retrying up to %d times", self.options.base_url, error.why, self.options.retries
                     )
-                self._failing = True
+                    self._failing = True
                 wait = min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** (len(failures) - 1))
                 await asyncio.sleep(error.wait or wait * random.uniform(0.75, 1.0))
             else:
-                self._failing, self._failed_in_a_row = False, 0
+                self._failing, self._last_success, self._failed_in_a_row = False, time.monotonic(), 0
                 return result
 
     async def _sent(
