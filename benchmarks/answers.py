@@ -8,29 +8,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Any, ClassVar, Literal
 
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.engines import SideError, local_decoders, searched
-from benchmarks.harness import Bench, Measured, Measurements, Side
-from benchmarks.options import AnswersOptions, read_ways
-from benchmarks.peers.asking import PeerWay, Reader, ask, fastest_setting, open_peer
-from benchmarks.peers.peers import settled
-from benchmarks.peers.settings import Setting
-from benchmarks.peers.worker import PeerWorker
+from benchmarks import peer_process as peer
+from benchmarks.engines import local_decoders, searched
+from benchmarks.harness import Bench, Cells, Measured, SideError
+from benchmarks.peers import settled
+from benchmarks.ways import WaysOptions, read_ways
+from tot.cli.options import picture_file
 from tot.decoders.decoder import REMOTE, LocalDecoder
-from tot.decoders.errors import TotError, validated
+from tot.decoders.engine.text import TextCodec
+from tot.decoders.errors import OptionError, TotError, validated
 from tot.decoders.machine import describe
 from tot.decoders.models.loading import resolve_device
+from tot.decoders.request import Message
+from tot.decoders.thinking import split
 from tot.evaluation.estimate import estimate, paired
 from tot.evaluation.options import EvaluationRun
 from tot.evaluation.questions import Question, Questions
+from tot.report.plots import accuracies, save
+from tot.search.votes import count
 from tot.task.checked import CheckedTask
+from tot.task.world import HasAnswer
+from tot.tree.thought import Thought
 
 VOTING = (
     "llama.cpp: peer=llama",
@@ -41,26 +49,68 @@ VOTING = (
     "tot, until sure:",
 )
 """The default ways for a task whose default search is a vote. The last one is that search."""
-SEARCHING = (
-    "llama.cpp: peer=llama",
-    "vLLM: peer=vllm",
-    "tot, one answer: search=cot",
-    "tot, search:",
-)
+SEARCHING = ("llama.cpp: peer=llama", "vLLM: peer=vllm", "tot, one answer: search=cot", "tot, search:")
 """The default ways for other tasks, such as programs. The last one is the task's default search."""
 TITLE = "answers, one question at a time"
+_TRIAL_TOKENS = 48
+"""Tokens of the texts that choose a setting."""
 
 
-def run(asked: AnswersOptions, console: Console) -> None:
+class Options(WaysOptions):
+    """Compare right answers and seconds per question with llama.cpp and vLLM, one question at a time."""
+
+    extends: ClassVar = "limit"
+    way: list[str] = Field(
+        [],
+        description="A way to answer, as 'NAME: option=value; option=value', with options of tot eval, or peer=llama "
+        "or peer=vllm with samples=N and file=PRECISION. Repeat for more; each is compared with the first. By default "
+        "one answer, votes and searches of each program.",
+    )
+    escalate: str | None = Field(
+        None, description="Add the last default way with this larger model for hard questions."
+    )
+    picture: Path | None = Field(None, description="Plot right answers over seconds to this file.")
+    llama: peer.LlamaPython = peer.LLAMA_PYTHON
+    vllm: peer.VLLMPython = peer.VLLM_PYTHON
+
+    @model_validator(mode="after")
+    def _valid(self) -> Options:
+        if self.picture is not None:
+            picture_file(self.picture, "--picture")
+        if self.way and self.escalate is not None:
+            raise OptionError("--escalate changes a default way: leave it out, and write --way '...; escalate=MODEL'")
+        return self
+
+
+class PeerWay(BaseModel):
+    """One way to ask a peer."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    peer: Literal["llama", "vllm"]
+    samples: int = Field(1, ge=1)
+    """Answers that vote. A single one is decoded greedily."""
+    file: tuple[str, ...] = ()
+    """Precisions that llama.cpp tries besides the model's own file."""
+
+    @field_validator("file", mode="before")
+    @classmethod
+    def _several(cls, given: Any) -> Any:
+        return (given,) if isinstance(given, str) else given
+
+
+def run(asked: Options, console: Console) -> None:
     """Run the benchmark and print its table.
 
     Raises OptionError for invalid ways, and SideError if no side is available or one failed.
     """
-    base = _work(asked, {})
-    asked = asked.model_copy(update={"way": asked.way or _default_ways(asked, base), "escalate": None})
-    ways = read_ways(asked.way)
+    base = work_of(asked, {})
+    ways = read_ways(asked.way or default_ways(asked, base))
     peers = {name: validated(PeerWay, way, f"--way {name}") for name, way in ways.items() if "peer" in way}
-    works = {name: _work(asked, way) for name, way in ways.items() if name not in peers}
+    works = {name: work_of(asked, way) for name, way in ways.items() if name not in peers}
+    for name, way in peers.items():
+        if way.peer == "vllm" and way.file:
+            raise OptionError(f"--way {name}: file={way.file[0]} is for peer=llama, vLLM gets --model")
     rows = Questions(base.task, base.options.data, asked.limit, asked.offset)
     _, bad = rows.survey()
     questions = [row for row in rows if isinstance(row, Question)]
@@ -68,42 +118,40 @@ def run(asked: AnswersOptions, console: Console) -> None:
         bench = Bench(asked, console, describe(resolve_device("auto")))
         if bad:
             bench.say(f"{len(bad)} rows have no valid question: {bad[0].place} {bad[0].reason}")
-        bench.numbers.get(TITLE, {}).get("failed", {}).clear()  # a resumed run tries these again
-        opened = _open_peers(asked, base, peers, questions, bench, stack) if peers else {}
+        answering = open_peers(asked, base, peers, questions, bench, stack) if peers else {}
         for name, work in works.items():
-            opened[name] = partial(_solved, work, local_decoders(work.config, stack))
-        sides = [
-            settled(Side(name, partial(_graded, opened[name], CheckedTask(base.task))))
-            for name in ways
-            if name in opened
-        ]
-        if not sides:
+            answering[name] = partial(_solved, work, local_decoders(work.config, stack))
+        if not answering:
             raise SideError("no way can run: install a peer with `make peers`, or add a way of tot, such as search=cot")
-        results = bench.compare(
+
+        def graded(name: str, question: Question) -> Measured:
+            measured = answering[name](question)
+            score = CheckedTask(base.task).score(measured["answer"], question.reference)
+            return {**measured, "index": question.index, "score": score}
+
+        cells = bench.compare(
             TITLE,
-            sides,
-            lambda _, turn: questions[turn],
-            rounds=len(questions),
-            warm_up=lambda _: questions[0],
-            failing=True,
-            table=partial(table, names=list(ways), title=f"{asked.task}, {asked.model}: {TITLE}"),
+            {name: settled(partial(graded, name)) for name in ways if name in answering},
+            questions,
+            partial(table, names=list(ways), title=f"{asked.task}, {asked.model}: {TITLE}"),
+            warm_up=True,
         )
         if asked.picture is not None:
-            _plot(results, list(ways), asked.picture)
-        if results.failed:
-            raise SideError(
-                f"{' and '.join(name for name in ways if name in results.failed)} failed; the finished answers are kept"
-                + (": run the same command again to resume" if asked.out else "")
-            )
+            _plot(cells, list(ways), asked.picture)
+        if cells.failed:
+            names = " and ".join(name for name in ways if name in cells.failed)
+            again = ": run the same command again to resume" if asked.out else ""
+            raise SideError(f"{names} failed; the finished answers are kept{again}")
 
 
-def _work(asked: AnswersOptions, options: Mapping[str, Any]) -> EvaluationRun:
+def work_of(asked: Options, options: Mapping[str, Any]) -> EvaluationRun:
     """Return the run of one of tot's ways. Every question computes its prompts, except on a model server."""
     local = {} if options.get("decoder") in REMOTE else {"prefix_cache": False}
     return EvaluationRun.read({**asked.rows, **local, **options})
 
 
-def _default_ways(asked: AnswersOptions, base: EvaluationRun) -> list[str]:
+def default_ways(asked: Options, base: EvaluationRun) -> list[str]:
+    """Return the ways that suit the task's default search."""
     votes = getattr(base.parts["search"], "aggregate", "best") != "best"
     ways = list(VOTING if votes else SEARCHING)
     if asked.escalate is not None:
@@ -112,8 +160,79 @@ def _default_ways(asked: AnswersOptions, base: EvaluationRun) -> list[str]:
     return ways
 
 
-def _open_peers(
-    asked: AnswersOptions,
+def _solved(work: EvaluationRun, decoders: Sequence[LocalDecoder], question: Question) -> Measured:
+    seconds, solution = searched(decoders, work.task, question.text, work.config)
+    spent = {"seconds": seconds, "tokens": solution.usage.new_tokens}
+    return {**spent, "answer": solution.answer, "certainty": solution.certainty}
+
+
+# -- peers --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Prompts of a task as token ids, and the answers in sampled tokens."""
+
+    task: CheckedTask
+    codec: TextCodec
+    template: str
+    sampling: Mapping[str, Any]
+    """Options of a peer's sampler, with the temperature of votes."""
+
+    @classmethod
+    def of(cls, work: EvaluationRun, decoder: Any) -> Reader:
+        """Return the reader of a run's whole solutions. Raises SideError if peers cannot write them."""
+        task = work.task
+        template = task.chain if task.has_template(task.chain) else task.thought[0]
+        if template != task.chain and not (len(task.thought) == 1 and isinstance(task, HasAnswer)):
+            raise SideError(f"task {work.name} asks for a solution in several prompts, and peers get one")
+        options = {"max_tokens": 128, **task.sampling.get(template, {})}
+        if options.get("stop") or task.trigger(template) is not None:
+            raise SideError(
+                f"the prompt {template!r} of task {work.name} ends texts at strings, and peers end them at tokens: use "
+                "a model with a chat template"
+            )
+        if not isinstance(decoder, LocalDecoder):
+            raise SideError("peers get the token ids of a local model, and --model has none")
+        temperature = getattr(work.parts["generator"], "temperature", 0.7)
+        codec = decoder.engine.codec
+        sampling = {"temperature": temperature, **work.config.filters_for(task)["generate"], **options}
+        return cls(CheckedTask(task), codec, template, sampling | {"ends": sorted(codec.end_ids)})
+
+    def _messages(self, question: str) -> tuple[Message, ...]:
+        return self.task.prompt(self.template, self.task.start(question))
+
+    def prompt(self, question: str) -> list[int]:
+        """Return the token ids of a question's prompt."""
+        return self.codec.encode_prompt(self._messages(question))
+
+    def answer(self, question: str, tokens: Sequence[int]) -> Any | None:
+        """Return the answer in a sampled text, or None."""
+        ended = bool(tokens) and tokens[-1] in self.codec.end_ids
+        decoded = self.codec.decode(tokens[:-1] if ended else tokens)
+        text: str | None = split(decoded, self.codec.awaits(self._messages(question)))[1].strip() or None
+        if text is not None and self.template in self.task.thought:
+            text = self.task.parse_thought(self.template, text)
+        if text is None:
+            return None
+        thought = Thought(parts={self.template: text}, truncated=not ended)
+        return self.task.answer_at(self.task.start(question).then(thought))
+
+    def vote(self, question: str, answers: Sequence[Any]) -> Any | None:
+        """Return the answer that a majority elects; the first one wins a tie."""
+        given = [answer for answer in answers if answer is not None]
+        return given[count(self.task, question, given, [1.0] * len(given))[1][0]] if given else None
+
+    def ask(self, process: peer.PeerProcess, samples: int, question: Question) -> Measured:
+        """Ask a question. Return the seconds, the number of new tokens and the answer. Raises SideError."""
+        options = {**self.sampling, "seed": question.index} | ({"temperature": 0.0} if samples == 1 else {})
+        seconds, texts = process.complete(self.prompt(question.text), samples, **options)
+        answer = self.vote(question.text, [self.answer(question.text, tokens) for tokens in texts])
+        return {"seconds": seconds, "tokens": sum(map(len, texts)), "answer": answer}
+
+
+def open_peers(
+    asked: Options,
     base: EvaluationRun,
     ways: Mapping[str, PeerWay],
     questions: Sequence[Question],
@@ -127,75 +246,70 @@ def _open_peers(
         bench.say(f"{' and '.join(ways)}: left out, {error}")
         return {}
     prompts = [reader.prompt(one.text) for one in questions]
-    workers: dict[Any, PeerWorker] = {}
+
+    def start(way: PeerWay, setting: peer.Setting, own: ExitStack) -> peer.PeerProcess:
+        room = max(map(len, prompts)) + way.samples * int(reader.sampling["max_tokens"])
+        if way.peer == "vllm":
+            return peer.vllm_process(asked.model, asked.vllm, own, setting, context=room)
+        return peer.llama_process(asked.model, asked.llama, own, setting, cells=peer.CELLS + room)
+
+    def trial(way: PeerWay, setting: peer.Setting) -> dict[str, float]:
+        options = {**reader.sampling, "ends": []} | ({"temperature": 0.0} if way.samples == 1 else {})
+        with ExitStack() as own:
+            process = start(way, setting, own)
+            process.complete(prompts[0], way.samples, **{**options, "max_tokens": 1})
+            return {"": process.complete(prompts[0], way.samples, **{**options, "max_tokens": _TRIAL_TOKENS})[0]}
+
+    processes: dict[Any, peer.PeerProcess] = {}
     settings: dict[str, Any] = bench.numbers.setdefault("settings", {})
     asking = {}
     for name, way in ways.items():
+        stages = (way.file or peer.EXACT, peer.FLASH) if way.peer == "llama" else (peer.BOUND,)
         try:
             if name not in settings:
                 bench.say(f"{name}: trials …")
-                settings[name] = fastest_setting(asked, way, reader, prompts[0], bench.say)
-            setting = Setting(*settings[name])
-            key = way.peer, setting
-            if key not in workers:
-                workers[key] = open_peer(asked, way, setting, reader, max(map(len, prompts)), stack)
+                (settings[name],) = peer.fastest((*stages, peer.LOOKUP), partial(trial, way), bench.say)
+            key = way.peer, tuple(settings[name])
+            if key not in processes:
+                processes[key] = start(way, key[1], stack)
         except TotError as error:
             bench.say(f"{name} is left out: {error}")
         else:
-            bench.say(f"{name}: {', '.join(filter(None, (workers[key].about, setting.label)))}")
-            asking[name] = partial(_asked, workers[key], reader, way.samples)
+            bench.say(f"{name}: {', '.join((processes[key].about, *key[1]))}")
+            asking[name] = partial(reader.ask, processes[key], way.samples)
     return asking
 
 
-def _asked(worker: PeerWorker, reader: Reader, samples: int, question: Question) -> Measured:
-    return ask(worker, reader, samples, question.text, question.index)
+# -- tables -------------------------------------------------------------------------------------------------------
 
 
-def _solved(work: EvaluationRun, decoders: Sequence[LocalDecoder], question: Question) -> Measured:
-    seconds, solution = searched(decoders, work.task, question.text, work.config)
-    spent = {"seconds": seconds, "tokens": solution.usage.new_tokens}
-    return {**spent, "answer": solution.answer, "certainty": solution.certainty}
-
-
-def _graded(answering: Any, task: CheckedTask, question: Question) -> Measured:
-    measured = answering(question)
-    return {**measured, "index": question.index, "score": task.score(measured["answer"], question.reference)}
-
-
-def _answers(results: Measurements, names: Sequence[str]) -> dict[str, dict[int, Measured]]:
-    """Return the answers of each side by question, in the order of `names`."""
-    found = {name: results.of(name) for name in names}
-    return {name: cells for name, cells in found.items() if cells}
-
-
-def table(results: Measurements, names: Sequence[str], title: str) -> Table:
+def table(cells: Cells, names: Sequence[str], title: str) -> Table:
     """Build a table with one row per side: right answers, seconds and tokens, compared with the first side."""
-    answers = _answers(results, names)
+    answers = {name: found for name in names if (found := cells.of(name))}
     first = next(iter(answers), "")  # every side may have failed
     head = ["questions", "right", f"minus {first}", "seconds: median", "mean", f"of {first}'s seconds", "new tokens"]
     rows = Table("", *head, title=f"{title}, with 95% intervals; differences question by question")
-    for name, cells in answers.items():
-        pairs = [(cell, answers[first][i]) for i, cell in cells.items() if i in answers[first]]
+    for name, found in answers.items():
+        pairs = [(cell, answers[first][i]) for i, cell in found.items() if i in answers[first]]
         differences = [cell["score"] - other["score"] for cell, other in pairs]
-        seconds = [cell["seconds"] for cell in cells.values()]
+        seconds = [cell["seconds"] for cell in found.values()]
         rows.add_row(
             name,
-            str(len(cells)),
-            estimate([cell["score"] for cell in cells.values()]).format(),
+            str(len(found)),
+            estimate([cell["score"] for cell in found.values()]).format(),
             paired(differences).format("+.1%") if name != first and pairs else "",
             f"{median(seconds):.1f}",
             f"{fmean(seconds):.1f}",
             f"{sum(c['seconds'] for c, _ in pairs) / sum(o['seconds'] for _, o in pairs):.2f}x" if pairs else "",
-            f"{fmean(cell['tokens'] for cell in cells.values()):.0f}",
+            f"{fmean(cell['tokens'] for cell in found.values()):.0f}",
         )
     return rows
 
 
-def _plot(results: Measurements, names: Sequence[str], picture: Path) -> None:
-    from tot.report.plots import accuracies, save
-
+def _plot(cells: Cells, names: Sequence[str], picture: Path) -> None:
     points = {}
-    for name, cells in _answers(results, names).items():
-        right = estimate([cell["score"] for cell in cells.values()])
-        points[name] = fmean(cell["seconds"] for cell in cells.values()), right.mean, right.low, right.high
+    for name, found in ((name, cells.of(name)) for name in names):
+        if found:
+            right = estimate([cell["score"] for cell in found.values()])
+            points[name] = fmean(cell["seconds"] for cell in found.values()), right.mean, right.low, right.high
     save(accuracies(points, "seconds per question"), picture)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -20,13 +21,12 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.harness import Bench, Measured, Measurements, Side, timed
+from benchmarks.harness import Bench, Cells, Measured, timed
 from tot.decoders.budget import Meter
 from tot.evaluation.estimate import concordance, estimate
 from tot.evaluation.folder import read_leaves, read_samples
-from tot.evaluation.options import EvaluationRun as Work
-from tot.evaluators.base import Evaluator
-from tot.evaluators.base import judge as judge_nodes
+from tot.evaluation.options import EvaluationRun
+from tot.evaluators.base import Evaluator, judge
 from tot.evaluators.noise import PRUNE, WEIGH, Use, use_of
 from tot.llm.backend import Backend
 from tot.llm.context import Context
@@ -38,6 +38,9 @@ from tot.tree.tree import Node, ThoughtTree
 
 _AT_ONCE = 16
 """Questions whose pieces are judged concurrently."""
+_PARAGRAPH = re.compile(r"\s*\S.*?(?:\n\s*\n\s*|\Z)", re.DOTALL)
+Decode = Callable[[Sequence[int]], str]
+"""Token ids to text."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,20 @@ class Judged:
     """The evaluator's value of the solution up to this piece."""
 
 
+PLACES: dict[str, Callable[[Judged], bool]] = {
+    "all": lambda piece: True,
+    "first pieces": lambda piece: piece.depth == 1,
+    "half way": lambda piece: abs(piece.along - 0.5) < 0.17,
+    "before the end": lambda piece: piece.along < 1,
+    "ends": lambda piece: piece.along == 1,
+}
+_VERDICTS: dict[Use, str] = {
+    "prune": "good enough to prune by",
+    "weigh": "good enough to weigh votes, too noisy to prune by",
+    "neither": "not shown to be good enough to prune by or to weigh votes",
+}
+
+
 @dataclass(frozen=True)
 class Solutions:
     """A question and its answer messages."""
@@ -62,66 +79,57 @@ class Solutions:
     """Of each message, its pieces and its score. A piece has a key, which is equal for pieces that messages share."""
 
 
-def judge(bench: Bench, work: Work, folder: Path, evaluators: Mapping[str, Evaluator], most: int) -> None:
+def judge_pieces(
+    bench: Bench, work: EvaluationRun, folder: Path, evaluators: Mapping[str, Evaluator], most: int
+) -> None:
     """Measure each evaluator's AUROC over the pieces of a question, on at most `most` questions."""
     with ExitStack() as stack:
         decoders = work.config.open(stack)
         tokenizer = getattr(decoders["generate"], "tokenizer", None)
         decode = None if tokenizer is None else tokenizer.backend_tokenizer.decode  # as the engine decodes its texts
-        samples = islice(read_samples(folder), most)
-        all_solutions = [solutions(folder, sample, work.task, decode) for sample in samples]
-        batches = [all_solutions[start : start + _AT_ONCE] for start in range(0, len(all_solutions), _AT_ONCE)]
+        every = [solutions(folder, sample, work.task, decode) for sample in islice(read_samples(folder), most)]
+        batches = [every[start : start + _AT_ONCE] for start in range(0, len(every), _AT_ONCE)]
 
         def ask(evaluator: Evaluator, batch: Sequence[Solutions]) -> Measured:
             meter = Meter()
             judging = judged(batch, work.task, evaluator, Backend(decoders, meter))
-            seconds, judged_questions = timed(lambda: run_to_end(judging))
-            pieces = [[asdict(one) for one in each] for each in judged_questions]
+            seconds, found = timed(lambda: run_to_end(judging))
+            pieces = [[asdict(one) for one in each] for each in found]
             return {"seconds": seconds, "tokens": meter.usage.new_tokens, "pieces": pieces}
 
-        results = bench.compare(
+        cells = bench.compare(
             "evaluators",
-            [Side(name, partial(ask, evaluator)) for name, evaluator in evaluators.items()],
-            lambda _, turn: batches[turn],
-            rounds=len(batches),
-            table=_table,
+            {name: partial(ask, evaluator) for name, evaluator in evaluators.items()},
+            batches,
+            _table,
         )
-        bench.show(_RULE, *(f"{name}: {verdict(_judged(results, name))}" for name in results.sides))
+        bench.show(
+            f"An evaluator is good enough to prune by if the interval of its AUROC before the end begins at {PRUNE} or "
+            f"above. It is good enough to weigh votes if the interval at the end begins above {WEIGH}.",
+            *(f"{name}: {verdict(_judged(cells, name))}" for name in cells.sides),
+        )
 
 
-def _judged(results: Measurements, name: str) -> list[list[Judged]]:
+def _judged(cells: Cells, name: str) -> list[list[Judged]]:
     """Return the pieces of each question, as one evaluator judged them."""
-    return [[Judged(**one) for one in each] for batch in results.of(name).values() for each in batch["pieces"]]
+    return [[Judged(**one) for one in each] for batch in cells.of(name).values() for each in batch["pieces"]]
 
 
-def _table(results: Measurements) -> Table:
-    rows = Table("evaluator", *PLACES, "new tokens a piece", "seconds", title=_TELLING)
-    for name in results.sides:
-        batches, judged_questions = results.of(name).values(), _judged(results, name)
-        tokens, seconds = (sum(batch[key] for batch in batches) for key in ("tokens", "seconds"))
-        shares = [auroc(judged_questions, place) for place in PLACES.values()]
-        rows.add_row(name, *shares, f"{tokens / max(1, sum(map(len, judged_questions))):.0f}", f"{seconds:.1f}")
+def _table(cells: Cells) -> Table:
+    title = "pairs of a question's pieces of which the better one is valued more (AUROC), with 95% intervals"
+    rows = Table("evaluator", *PLACES, "new tokens a piece", "seconds", title=title)
+    for name in cells.sides:
+        questions = _judged(cells, name)
+        tokens, seconds = (sum(batch[key] for batch in cells.of(name).values()) for key in ("tokens", "seconds"))
+        shares = [auroc(questions, place) for place in PLACES.values()]
+        rows.add_row(name, *shares, f"{tokens / max(1, sum(map(len, questions))):.0f}", f"{seconds:.1f}")
     return rows
 
 
-_TELLING = "pairs of a question's pieces of which the better one is valued more (AUROC), with 95% intervals"
-PLACES: dict[str, Callable[[Judged], bool]] = {
-    "all": lambda piece: True,
-    "first pieces": lambda piece: piece.depth == 1,
-    "half way": lambda piece: abs(piece.along - 0.5) < 0.17,
-    "before the end": lambda piece: piece.along < 1,
-    "ends": lambda piece: piece.along == 1,
-}
-_PARAGRAPH = re.compile(r"\s*\S.*?(?:\n\s*\n\s*|\Z)", re.DOTALL)
-
-
-def solutions(
-    folder: Path, sample: Mapping[str, Any], task: Task, decode: Callable[[Sequence[int]], str] | None
-) -> Solutions:
+def solutions(folder: Path, sample: Mapping[str, Any], task: Task, decode: Decode | None) -> Solutions:
     """Return a sample's messages from an evaluation's folder, split into the thoughts of their paths.
 
-    A message of a single thought is split into paragraphs, as `Continue` does. With `decode` (token ids to text), its
-    tokens are split too.
+    A message of a single thought is split into paragraphs, as `Continue` does. With `decode`, its tokens are split too.
     """
     tree, leaves = read_leaves(folder, sample, task)
     messages = []
@@ -138,7 +146,7 @@ def _drawn(node: Node) -> Drawn:
     return next(iter(node.thought.drawn.values()), Drawn(text=node.thought.text, tokens=()))
 
 
-def pieces_of(message: Drawn, decode: Callable[[Sequence[int]], str] | None) -> list[Drawn]:
+def pieces_of(message: Drawn, decode: Decode | None) -> list[Drawn]:
     """Split a message into paragraphs; without `decode`, their tokens are left out."""
     tokens = message.tokens if decode is not None else ()
     ends = [len(decode(tokens[: i + 1])) for i in range(len(tokens))] if decode is not None else []
@@ -154,7 +162,7 @@ async def judged(
     questions: Sequence[Solutions], task: Task, evaluator: Evaluator, backend: Backend
 ) -> list[list[Judged]]:
     """Judge every piece, depth by depth, on a tree that holds nothing deeper, as in a search."""
-    checked = CheckedTask(task)
+    checked, name = CheckedTask(task), task.thought[-1]
 
     async def of(question: Solutions) -> list[Judged]:
         tree = ThoughtTree(question.root)
@@ -162,21 +170,20 @@ async def judged(
         nodes: dict[Hashable, Node] = {}
         ends, pieces_judged = [tree.root] * len(question.messages), list[Judged]()
         for depth in range(max((len(pieces) for pieces, _ in question.messages), default=0)):
-            messages_by_node: dict[
-                int, list[tuple[float, int]]
-            ] = {}  # node id: (score, number of pieces) of the messages that contain it
+            messages: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)
+            """By node: the score and the number of pieces of each message that contains it."""
             for i, (pieces, right) in enumerate(question.messages):
                 if depth < len(pieces):
                     key, piece = pieces[depth]
                     if key not in nodes:
-                        drawn = {task.thought[-1]: piece} if piece.tokens else {}
-                        nodes[key] = tree.add(ends[i], Thought(parts={task.thought[-1]: piece.text}, drawn=drawn))
+                        drawn = {name: piece} if piece.tokens else {}
+                        nodes[key] = tree.add(ends[i], Thought(parts={name: piece.text}, drawn=drawn))
                     ends[i] = nodes[key]
-                    messages_by_node.setdefault(ends[i].id, []).append((right, len(pieces)))
-            values = await judge_nodes(context, evaluator, [tree[node] for node in messages_by_node])
-            for scores_and_lengths, one in zip(messages_by_node.values(), values, strict=True):
+                    messages[ends[i].id].append((right, len(pieces)))
+            values = await judge(context, evaluator, [tree[node] for node in messages])
+            for containing, one in zip(messages.values(), values, strict=True):
                 if one.value is not None:
-                    right, length = map(fmean, zip(*scores_and_lengths, strict=True))
+                    right, length = map(fmean, zip(*containing, strict=True))
                     pieces_judged.append(Judged(depth + 1, (depth + 1) / length, right, one.value))
         return pieces_judged
 
@@ -190,10 +197,7 @@ def auroc(questions: Sequence[Sequence[Judged]], place: Callable[[Judged], bool]
 
 
 def shares_of(questions: Sequence[Sequence[Judged]], place: Callable[[Judged], bool]) -> list[float]:
-    """Return the AUROC of each question: the share of pairs with different truth that the values order correctly.
-
-    Ties count half. A question without such a pair is left out.
-    """
+    """Return the AUROC of each question with pieces of different truth."""
     aurocs = [concordance([(one.truth, one.value) for one in pieces if place(one)]) for pieces in questions]
     return [share for share in aurocs if share is not None]
 
@@ -205,14 +209,3 @@ def verdict(questions: Sequence[Sequence[Judged]]) -> str:
     unfinished, whole = ("not known" if one is None else one.format(".2f") for one in found)
     use = use_of(*(None if one is None else one.low for one in found))
     return f"{_VERDICTS[use]} (AUROC before the end {unfinished}, at the end {whole})"
-
-
-_RULE = (
-    f"An evaluator is good enough to prune by if the interval of its AUROC before the end begins at {PRUNE} or above. "
-    f"It is good enough to weigh votes if the interval at the end begins above {WEIGH}."
-)
-_VERDICTS: dict[Use, str] = {
-    "prune": "good enough to prune by",
-    "weigh": "good enough to weigh votes, too noisy to prune by",
-    "neither": "not shown to be good enough to prune by or to weigh votes",
-}

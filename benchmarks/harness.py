@@ -1,10 +1,8 @@
-"""The harness of all benchmarks.
+"""The harness of all benchmarks: sides take turns at the same work, and every cell is stored.
 
-Sides take turns at the same work in rounds. Tables show medians, ratios and ranges. The numbers are written after each
-cell, and a stopped run resumes from its file.
-
-A cell is one side at one column (a number of branches, for example) in one round. Its measurement is a mapping of names
-to numbers, including "seconds" of wall time.
+A cell is one side at one column (a number of branches, for example) in one round, with the measurements of the side and
+"seconds" of wall time. The file is written after each cell, and a stopped run resumes from it. Tables have medians,
+ratios and ranges.
 """
 
 from __future__ import annotations
@@ -13,21 +11,21 @@ import json
 import math
 import statistics
 import time
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar, get_origin
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.options import BenchOptions
-from tot.decoders.errors import OptionError
+from tot.decoders.errors import OptionError, TotError
 from tot.decoders.files import write_json
 from tot.evaluation.estimate import spread
 
-FORMAT = 6
+FORMAT = 7
 """Version of the results file format."""
 NOT_AT_ALL = 3.0
 """A cell predicted to take longer than the patience runs in the first round only. Above this multiple of the patience,
@@ -37,19 +35,28 @@ WARM_UP = 0.25
 _WIDE = 400
 
 Measured = dict[str, Any]
-Asking = Callable[[Any, int], Any]
-"""(column, round) -> the work that every side gets."""
 
 
-@dataclass(frozen=True)
-class Side:
-    """One side of a comparison. `run` does the work and returns its measurement, including "seconds"."""
+class SideError(TotError):
+    """A side is not available or failed; the other sides are not affected."""
 
-    name: str
-    run: Callable[[Any], Measured]
-    about: str = ""
-    most: int | None = None
-    """The largest column that it runs at; None for no limit."""
+
+class BenchOptions(BaseModel):
+    """Options of all benchmarks. Tuple options also accept a comma-separated string."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    extends: ClassVar[str] = ""
+    """The option whose higher value extends a finished run, such as a number of questions."""
+
+    model: str = Field("smollm2-135m", description="A model name, a hub id, a folder or a .gguf file.")
+    out: Path | None = Field(None, description="Write the numbers to this .json file after each cell, or resume it.")
+    markdown: bool = Field(False, description="Print the tables as Markdown.")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _listed(cls, value: Any, info: ValidationInfo) -> Any:
+        is_tuple = get_origin(cls.model_fields[info.field_name or ""].annotation) is tuple
+        return tuple(part.strip() for part in value.split(",")) if is_tuple and isinstance(value, str) else value
 
 
 @dataclass(frozen=True)
@@ -73,43 +80,42 @@ def percent(values: Sequence[float]) -> str:
     return f"{statistics.fmean(values):.0%}"
 
 
+def plain(form: str) -> Callable[[Sequence[float]], str]:
+    """Return a function that formats the median only."""
+    return lambda values: f"{statistics.median(values):{form}}"
+
+
 def times(ratios: Sequence[float]) -> str:
     """Format the median and range of ratios, as "2.05x (1.98 to 2.11)"; empty without ratios."""
     known = [ratio for ratio in ratios if not math.isnan(ratio)]
     return spread(known, ".2f").replace(" ", "x ", 1) + "x" * (len(known) == 1) if known else ""
 
 
-def plain(form: str) -> Callable[[Sequence[float]], str]:
-    """Return a function that formats the median only."""
-    return lambda values: f"{statistics.median(values):{form}}"
-
-
-RATE = Metric("new tokens/s", lambda measured: measured["tokens"] / measured["seconds"])
-SECONDS = Metric("seconds", lambda measured: measured["seconds"], less=True)
+RATE = Metric("new tokens/s", lambda cell: cell["tokens"] / cell["seconds"])
+SECONDS = Metric("seconds", lambda cell: cell["seconds"], less=True)
 
 
 @dataclass
-class Measurements:
-    """The measurements of all sides in one comparison."""
+class Cells:
+    """The cells of one comparison. A skipped cell has only "predicted" seconds."""
 
     columns: Sequence[Any]
     rounds: int
-    cells: list[Measured] = field(default_factory=list)
-    """Measurements, with "side", "column" and "round"."""
-    skipped: list[Measured] = field(default_factory=list)
-    """Cells that were skipped, with the predicted seconds."""
+    all: list[Measured]
+    warm: list[Measured] = field(default_factory=list)
+    """Cells of the warm-up."""
     failed: dict[str, str] = field(default_factory=dict)
-    """Error messages of the sides that failed."""
+    """Error messages of the sides that failed; they run again when the file is resumed."""
 
     def of(self, side: str, column: Any = None) -> dict[int, Measured]:
-        """Return a side's measurements by round; by default at the first column. A file may have more rounds."""
+        """Return a side's measured cells by round; by default at the first column. A file may have more rounds."""
         column = self.columns[0] if column is None else column
-        cells = (cell for cell in self.cells if (cell["side"], cell["column"]) == (side, column))
-        return {cell["round"]: cell for cell in cells if cell["round"] < self.rounds}
+        here = (cell for cell in self.all if (cell["side"], cell["column"]) == (side, column) and "seconds" in cell)
+        return {cell["round"]: cell for cell in here if cell["round"] < self.rounds}
 
     def values(self, metric: Metric, side: str, column: Any = None) -> list[float]:
         """Return a metric's numbers in the order of rounds, without missing ones."""
-        numbers = (metric.of(measured) for _, measured in sorted(self.of(side, column).items()))
+        numbers = (metric.of(cell) for _, cell in sorted(self.of(side, column).items()))
         return [value for value in numbers if value is not None]
 
     def ratios(self, metric: Metric, ours: str, theirs: str, column: Any = None) -> list[float]:
@@ -119,64 +125,58 @@ class Measurements:
 
     @property
     def sides(self) -> list[str]:
-        """Names of the sides with a measurement, a skipped cell or a failure."""
-        sides = [cell["side"] for cell in (*self.cells, *self.skipped)]
-        return list(dict.fromkeys([*sides, *self.failed]))
+        """Names of the sides with a cell."""
+        return list(dict.fromkeys(cell["side"] for cell in self.all))
+
+    def skipped(self, column: Any) -> dict[str, float]:
+        """Return the predicted seconds of the sides that were skipped at a column."""
+        return {
+            cell["side"]: cell["predicted"] for cell in self.all if cell["column"] == column and "predicted" in cell
+        }
+
+    def predicted(self, side: str, column: Any, size: float) -> float:
+        """Predict seconds in proportion to size, from the side's last cell at this column, else at any; 0 if none."""
+        known = [cell for cell in (*self.warm, *self.all) if cell["side"] == side and "seconds" in cell]
+        last = ([cell for cell in known if cell["column"] == column] or known)[-1:]
+        return float(sum(cell["seconds"] * size / cell["size"] for cell in last))
 
 
-def by_metric(results: Measurements, metrics: Sequence[Metric], against: Sequence[str] = (), title: str = "") -> Table:
+def by_metric(cells: Cells, metrics: Sequence[Metric], against: Sequence[str] = (), title: str = "") -> Table:
     """Build a table with one row per side: its metrics, and the first metric's ratios to the sides in `against`."""
-    metrics = [metric for metric in metrics if any(results.values(metric, side) for side in results.sides)]
+    metrics = [metric for metric in metrics if any(cells.values(metric, side) for side in cells.sides)]
     first, *rest = metrics or [SECONDS]
-    compared = [f"against {name}" for name in against]
-    table = Table("", first.heading, *compared, *(metric.heading for metric in rest), title=title)
-    for side in results.sides:
-        ratios = [times(results.ratios(first, side, base)) for base in against]
-        cells = [metric.show(seen) if (seen := results.values(metric, side)) else "" for metric in (first, *rest)]
-        table.add_row(side, cells[0], *ratios, *cells[1:])
+    heads = [first.heading, *(f"against {name}" for name in against), *(metric.heading for metric in rest)]
+    table = Table("", *heads, title=title)
+    for side in cells.sides:
+        ratios = [times(cells.ratios(first, side, base)) for base in against]
+        shown = [metric.show(found) if (found := cells.values(metric, side)) else "" for metric in (first, *rest)]
+        table.add_row(side, shown[0], *ratios, *shown[1:])
     return table
 
 
-def by_column(
-    results: Measurements,
-    metric: Metric,
-    title: str,
-    *,
-    head: str = "",
-    ratios: Sequence[tuple[str, str]] = (),
-    others: Sequence[Metric] = (),
-) -> Table:
-    """Build a table of one metric by side and column, then ratios of pairs of sides; the same of the other metrics."""
-    table = Table("", *(f"{head}{column}" for column in results.columns), title=title)
-    for one in (metric, *others):
-        suffix = "" if one is metric else f": {one.heading}"
-        for side in results.sides:
-            if one is metric or any(results.values(one, side, column) for column in results.columns):
-                table.add_row(side + suffix, *(_cell(results, one, side, column) for column in results.columns))
+def by_column(cells: Cells, metrics: Sequence[Metric], title: str, ratios: Any = (), head: str = "") -> Table:
+    """Build a table of metrics by side and column, each followed by the ratios of pairs of sides."""
+    table = Table("", *(f"{head}{column}" for column in cells.columns), title=title)
+    for metric in metrics:
+        first = metric is metrics[0]
+        suffix = "" if first else f": {metric.heading}"
+        for side in dict.fromkeys([*cells.sides, *cells.failed]):
+            if first or any(cells.values(metric, side, column) for column in cells.columns):
+                table.add_row(side + suffix, *(_shown(cells, metric, side, column) for column in cells.columns))
         for ours, theirs in ratios:
-            cells = [times(results.ratios(one, ours, theirs, column)) for column in results.columns]
-            if any(cells):
-                table.add_row(f"{ours} / {theirs}{suffix}", *cells)
+            found = [times(cells.ratios(metric, ours, theirs, column)) for column in cells.columns]
+            if any(found):
+                table.add_row(f"{ours} / {theirs}{suffix}", *found)
     return table
 
 
-def _cell(results: Measurements, metric: Metric, side: str, column: Any) -> str:
+def _shown(cells: Cells, metric: Metric, side: str, column: Any) -> str:
     """Format one cell: the metric, with the number of rounds if some are missing, or why it is empty."""
-    if values := results.values(metric, side, column):
-        return metric.show(values) + (f", {len(values)} of {results.rounds}" if len(values) < results.rounds else "")
-    if side in results.failed:
+    if values := cells.values(metric, side, column):
+        return metric.show(values) + (f", {len(values)} of {cells.rounds}" if len(values) < cells.rounds else "")
+    if side in cells.failed:
         return "failed"
-    predictions = [cell["predicted"] for cell in results.skipped if (cell["side"], cell["column"]) == (side, column)]
-    return f"(over {predictions[0]:.0f} s)" if predictions else ""
-
-
-def _different(about: Measured, previous: Measured) -> str:
-    """Name what differs between two runs: the options, or else the machine or the format of the file."""
-    options = previous["asked"] if isinstance(previous["asked"], dict) else {}
-    names = [name for name, value in about["asked"].items() if options.get(name) != value] or [
-        name for name in about if about[name] != previous.get(name)
-    ]
-    return ", ".join(names)
+    return f"(over {skipped[side]:.0f} s)" if side in (skipped := cells.skipped(column)) else ""
 
 
 class Bench:
@@ -186,23 +186,26 @@ class Bench:
     """
 
     def __init__(self, options: BenchOptions, console: Console, machine: str) -> None:
-        self.console = console
-        self.out = options.out
-        self._markdown = options.markdown
-        about = {"format": FORMAT, "machine": machine, "asked": options.asked}
-        self.numbers: dict[str, Any] = about
+        self.console, self.out, self._markdown = console, options.out, options.markdown
+        asked = options.model_dump(mode="json", exclude={"out", "markdown", "picture", options.extends})
+        self.numbers: dict[str, Any] = {"format": FORMAT, "machine": machine, "asked": asked}
         console.print(machine)
         if self.out is not None and self.out.exists():
             try:
                 previous = dict(json.loads(self.out.read_text()))
             except (TypeError, ValueError):  # not a results file
                 previous = {}
-            if about.items() <= previous.items():
-                self.numbers = previous
-                self.say(f"resuming {self.out}; delete it to start over")
-            else:
-                other = f"was measured with other {_different(about, previous)}" if "asked" in previous else ""
+            if not self.numbers.items() <= previous.items():
+                other = f"was measured with other {self._different(previous)}" if "asked" in previous else ""
                 raise OptionError(f"{self.out} {other or 'has no results'}: delete it, or give another --out")
+            self.numbers = previous
+            self.say(f"resuming {self.out}; delete it to start over")
+
+    def _different(self, previous: Measured) -> str:
+        """Name what differs from another run: the options, or else the machine or the format of the file."""
+        options = previous["asked"] if isinstance(previous["asked"], dict) else {}
+        names = [name for name, value in self.numbers["asked"].items() if options.get(name) != value]
+        return ", ".join(names or [name for name in self.numbers if self.numbers[name] != previous.get(name)])
 
     def say(self, text: str) -> None:
         """Print a line about progress."""
@@ -229,146 +232,79 @@ class Bench:
     def compare(
         self,
         title: str,
-        sides: Sequence[Side],
-        asking: Asking,
+        sides: Mapping[str, Callable[[Any], Measured]],
+        work: Sequence[Any] | Callable[[Any, int], Any],
+        table: Callable[[Cells], Table],
         *,
-        rounds: int,
+        rounds: int = 0,
         columns: Sequence[Any] = ("",),
-        warm_up: Callable[[Any], Any] | None = None,
+        warm_up: Callable[[Any], Any] | bool = False,
         size: Callable[[Any], float] = lambda work: 1.0,
         patience: float = math.inf,
-        failing: bool = False,
-        metrics: Sequence[Metric] = (SECONDS,),
-        against: Sequence[str] = (),
-        table: Callable[[Measurements], Table] | None = None,
-    ) -> Measurements:
+    ) -> Cells:
         """Run every side at every column in each round; the first side changes from round to round.
 
-        The table is printed also after Ctrl-C.
+        A side that raises SideError is left out and reported. The table is printed also after Ctrl-C.
 
         Args:
-            title: Heading of the table and key of the results in the file.
-            asking: Returns the work of a column and a round.
-            warm_up: Returns the work of a column that every side does first, unmeasured.
+            title: Key of the cells in the file.
+            sides: By name, a function that does the work and returns its measurement, including "seconds".
+            work: The work that every side gets in each round, or a function of column and round.
+            warm_up: column -> the work that every side does first, unmeasured. True: the work of the first round.
             size: Returns the amount of work, from which times are predicted.
             patience: Seconds; a cell predicted to take longer is skipped as described at `NOT_AT_ALL`.
-            failing: Report a side that raises an error and leave it out from then on. Otherwise the error is raised.
-            table: Builds the table; by default it has `metrics` and the first metric's ratios to the sides `against`.
         """
-        saved = self.numbers.setdefault(title, {"cells": [], "skipped": [], "failed": {}})
-        results = Measurements(columns, rounds, **saved)
-        work = _Comparison(self, title, results, sides, size, patience, failing)
+        stored, names = self.numbers.setdefault(title, []), list(sides)
+        work_of = work if callable(work) else lambda _, turn: work[turn]
+        rounds = rounds if callable(work) else len(work)
+        first_work = warm_up if callable(warm_up) else lambda column: work_of(column, 0)
+        cells = Cells(columns, rounds, stored)
+
+        def missing(column: Any, turn: int) -> list[str]:
+            """Return the sides that have not run at this column and round, in the order of the round."""
+            first = turn * max(1, len(names) // rounds) % len(names)
+            done = {*cells.skipped(column), *cells.failed, *(name for name in names if turn in cells.of(name, column))}
+            return [name for name in (*names[first:], *names[:first]) if name not in done]
+
+        def run(name: str, column: Any, turn: int, given: Any) -> None:
+            """Run one cell; round -1 is the warm-up."""
+            cell = {"side": name, "column": column, "round": turn, "size": size(given)}
+            label = f"{title}, round {turn + 1}: {name}" + (f", {column}" if column != "" else "")
+            predicted = cells.predicted(name, column, cell["size"])
+            if predicted > patience * (WARM_UP if turn < 0 else NOT_AT_ALL if turn == 0 else 1.0):
+                if turn == 0:
+                    stored.append({**cell, "predicted": predicted})
+                    self.say(f"{label}: skipped, it would take {predicted:.0f} s")
+                return
+            try:
+                measured = sides[name](given)
+            except SideError as error:
+                cells.failed[name] = str(error)
+                self.say(f"{name} failed: {error}")
+            else:
+                (cells.warm if turn < 0 else stored).append({**cell, **measured})
+                self.say(f"{label}: {measured['seconds']:.2f} s{left()}")
+            self.keep()
+
+        def left() -> str:
+            """Format the minutes left if all other cells take the mean of the measured ones."""
+            mean = statistics.fmean(cell["seconds"] for cell in (*stored, *cells.warm) if "seconds" in cell)
+            minutes = mean * (len(names) * len(columns) * rounds - len(stored)) / 60
+            return f", about {minutes:.0f} min left" if minutes >= 1 else ""
+
         try:
-            if warm_up is not None and any(work.open(column, turn) for turn in range(rounds) for column in columns):
-                self.say(f"{title}: warm-up …")
+            for turn in range(-1 if warm_up else 0, rounds):
                 for column in columns:
-                    work.warm_up(column, warm_up(column))
-            for turn in range(rounds):
-                for column in columns:
-                    if work.open(column, turn):
-                        work.round(column, turn, asking(column, turn))
+                    if waiting := missing(column, turn if turn >= 0 else rounds - 1):
+                        given = work_of(column, turn) if turn >= 0 else first_work(column)
+                        for name in waiting:
+                            run(name, column, turn, given)
         finally:
             self.keep()
-            if results.sides:
-                self.show(table(results) if table is not None else by_metric(results, metrics, against, title))
-            for name, why in results.failed.items():
-                self.show(f"{name} failed: {why}")
-        return results
-
-
-@dataclass
-class _Comparison:
-    """The state of one running comparison."""
-
-    bench: Bench
-    title: str
-    results: Measurements
-    sides: Sequence[Side]
-    size: Callable[[Any], float]
-    patience: float
-    failing: bool
-    last: dict[str, dict[Any, tuple[float, float]]] = field(default_factory=dict)
-    """Last seconds and size, by side and column."""
-
-    def __post_init__(self) -> None:
-        for cell in self.results.cells:  # of a resumed run
-            if "size" in cell:
-                self.last.setdefault(cell["side"], {})[cell["column"]] = cell["seconds"], cell["size"]
-
-    def open(self, column: Any, turn: int) -> list[Side]:
-        """Return the sides that have not run at this column and round, in the order of the round."""
-        eligible = [
-            side
-            for side in self.sides
-            if side.name not in self.results.failed and (side.most is None or column <= side.most)
-        ]
-        step = max(1, len(eligible) // max(1, self.results.rounds))
-        first = turn * step % len(eligible) if eligible else 0
-        skipped = {cell["side"] for cell in self.results.skipped if cell["column"] == column}
-        return [
-            side
-            for side in (*eligible[first:], *eligible[:first])
-            if side.name not in skipped and turn not in self.results.of(side.name, column)
-        ]
-
-    def warm_up(self, column: Any, work: Any) -> None:
-        for side in self.open(column, self.results.rounds - 1):
-            if self.predicted(side, column, work) <= WARM_UP * self.patience:
-                self.run(side, column, work)
-
-    def round(self, column: Any, turn: int, work: Any) -> None:
-        """Run one column's cells of one round."""
-        for side in self.open(column, turn):
-            predicted = self.predicted(side, column, work)
-            cell = {"side": side.name, "column": column, "round": turn}
-            label = f"{self.title}, round {turn + 1}: {side.name}{f', {column}' if column != '' else ''}"
-            if not turn and predicted > NOT_AT_ALL * self.patience:
-                self.results.skipped.append({**cell, "predicted": predicted})
-                self.bench.say(f"{label}: skipped, it would take {predicted:.0f} s")
-            elif (not turn or predicted <= self.patience) and (measured := self.run(side, column, work)):
-                self.results.cells.append({**cell, "size": self.size(work), **measured})
-                self.bench.keep()
-                self.bench.say(f"{label}: {measured['seconds']:.2f} s{self.left()}")
-
-    def predicted(self, side: Side, column: Any, work: Any) -> float:
-        """Predict seconds in proportion to size, from this cell's last run or else the last column's; 0 if none ran."""
-        last = self.last.get(side.name)
-        if not last:
-            return 0.0
-        seconds, size = last.get(column) or list(last.values())[-1]
-        return seconds * self.size(work) / size
-
-    def left(self) -> str:
-        """Format the estimated time left, from the side's median at expected column, else from the overall mean."""
-        seconds_by_cell: defaultdict[tuple[str, Any], list[float]] = defaultdict(list)
-        for cell in self.results.cells:
-            seconds_by_cell[cell["side"], cell["column"]].append(cell["seconds"])
-        mean = statistics.fmean(map(statistics.median, seconds_by_cell.values()))
-        seconds = 0.0
-        for column in self.results.columns:
-            for side in self.open(column, self.results.rounds - 1):
-                known = seconds_by_cell[side.name, column]
-                expected = statistics.median(known) if known else mean
-                seconds += expected * (self.results.rounds - len(known)) * (expected <= self.patience)
-        return "" if seconds < 60 else f", about {duration(seconds)} left"
-
-    def run(self, side: Side, column: Any, work: Any) -> Measured | None:
-        """Return the measurement, or None if the side failed; a failed side does not run again."""
-        try:
-            measured = side.run(work)
-        except Exception as error:
-            if not self.failing:
-                raise
-            self.results.failed[side.name] = str(error) or type(error).__name__
-            self.bench.say(f"{side.name} failed: {self.results.failed[side.name]}")
-            return None
-        self.last.setdefault(side.name, {})[column] = measured["seconds"], self.size(work)
-        return measured
-
-
-def duration(seconds: float) -> str:
-    """Format a time in minutes, at least 1, or in hours."""
-    return f"{max(1, round(seconds / 60))} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+            if stored:
+                self.show(table(cells))
+            self.show(*(f"{name} failed: {why}" for name, why in cells.failed.items()))
+        return cells
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:

@@ -16,16 +16,16 @@ from importlib.resources import files as resources
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.engines import SideError, local_decoders, searched
-from benchmarks.harness import Bench, Measured, Measurements, Side
-from benchmarks.options import OptimizeOptions, read_ways
-from benchmarks.peers.worker import PeerWorker
+from benchmarks.engines import local_decoders, searched
+from benchmarks.harness import Bench, BenchOptions, Cells, Measured, SideError
+from benchmarks.peer_process import PeerProcess
+from benchmarks.ways import read_ways
 from tot.config import SearchConfig
 from tot.decoders.decoder import LocalDecoder
 from tot.decoders.errors import OptionError, validated
@@ -34,11 +34,30 @@ from tot.decoders.models.loading import resolve_device
 from tot.evaluation.estimate import bootstrap
 from tot.solution import Solution
 from tot.tasks.optimize import REFERENCE, Optimize, held_out_of
-from tot.tasks.scorer import Scorer
 
 SEEDED = 1000
 """Distance between the seeds of two rounds."""
-_WORKER = Path(__file__).parent / "peers" / "openevolve_worker.py"
+
+
+class Options(BenchOptions):
+    """Compare searches for programs: scores on the search's instances and on others, at equal thoughts and tokens."""
+
+    extends: ClassVar = "seeds"
+    problems: tuple[str, ...] = Field(
+        ("bin-packing", "traveling-salesman", "sorting-network", "oscillator"),
+        description="Comma-separated problems: names of shipped ones, or folders with score.py.",
+    )
+    maximize: bool = Field(False, description="Higher scores are better; they are costs for the shipped problems.")
+    way: list[str] = Field(
+        [
+            "best of n: search=best-of-n:samples=64",
+            "ab-mcts: search=ab-mcts:iterations=64",
+            "refine: search=refine:thoughts=9,depth=9",
+        ],
+        description="A way to search, as 'NAME: option=value; option=value', with options of tot solve. Repeat for "
+        "more; each is compared with the first. 'NAME: peer=openevolve; iterations=64' is OpenEvolve's loop.",
+    )
+    seeds: int = Field(5, ge=1, description="Searches of each way, with different seeds.")
 
 
 class EvolvingWay(BaseModel):
@@ -53,43 +72,57 @@ class EvolvingWay(BaseModel):
     """Stop after this time."""
 
 
-def run(asked: OptimizeOptions, console: Console) -> None:
+class Problem:
+    """A folder with a problem: its task, and the scores of programs."""
+
+    def __init__(self, folder: Path, minimize: bool) -> None:
+        self.folder, self.minimize = folder, minimize
+        self.task = Optimize(folder=folder, minimize=minimize)
+        self.held_out = held_out_of(self.task, folder)
+
+    def scores(self, program: str | None) -> dict[str, float | None]:
+        """Return the scores of a program by the names of their columns; None for a program that fails."""
+        scorers = {"score": self.task.scorer, "held out": self.held_out}
+        return {name: scorer.score(program).score if scorer and program else None for name, scorer in scorers.items()}
+
+    def known(self) -> dict[str, dict[str, float | None]]:
+        """Return the scores of the problem's own programs."""
+        paths = {"start": self.folder / "start.py", "reference": self.folder / REFERENCE}
+        return {name: self.scores(path.read_text("utf-8")) for name, path in paths.items() if path.exists()}
+
+
+def run(asked: Options, console: Console) -> None:
     """Run the benchmark and print a table for each problem.
 
-    Raises OptionError for an unknown problem or way, and SideError if OpenEvolve is not installed or fails.
+    Raises OptionError for an unknown problem or way, and SideError if OpenEvolve is not installed.
     """
-    ways = read_ways(asked.way)
     with ExitStack() as stack:
         bench = Bench(asked, console, describe(resolve_device("auto")))
-        peers = {name: validated(EvolvingWay, way, f"--way {name}") for name, way in ways.items() if "peer" in way}
+        peers: dict[str, EvolvingWay] = {}
+        configs: dict[str, SearchConfig] = {}
+        for name, way in read_ways(asked.way).items():
+            if "peer" in way:
+                peers[name] = validated(EvolvingWay, way, f"--way {name}")
+            else:
+                configs[name] = SearchConfig.of(None, {"model": asked.model, "prefix_cache": False, **way})
         if peers and not find_spec("openevolve"):
             raise SideError("OpenEvolve is not installed: pip install openevolve")
-        configs = {
-            name: SearchConfig.of(None, {"model": asked.model, "prefix_cache": False, **way})
-            for name, way in ways.items()
-            if name not in peers
-        }
-        decoders: list[LocalDecoder] = []
-        for config in configs.values():
-            decoders += local_decoders(config, stack)
+        decoders = [decoder for config in configs.values() for decoder in local_decoders(config, stack)]
         parallel = max((decoder.cheap_samples for decoder in decoders), default=8) if peers else 0
-        for problem in asked.problems:
-            folder = _folder(problem, stack)
-            task = Optimize(folder=folder, minimize=not asked.maximize)
-            held_out = held_out_of(task, folder)
-            load = {"model": asked.model, "folder": str(folder.absolute()), "minimize": not asked.maximize}
-            evolved = {
-                name: partial(_evolved, task, held_out, load | way.model_dump() | {"parallel": parallel})
-                for name, way in peers.items()
-            }
-            searched = {name: partial(_searched, task, held_out, one, decoders) for name, one in configs.items()}
-            sides = [Side(name, (searched | evolved)[name]) for name in ways]
+        for place in asked.problems:
+            problem = Problem(_folder(place, stack), not asked.maximize)
+            sides: dict[str, Any] = {}
+            for name in read_ways(asked.way):
+                if name in peers:
+                    load = {"model": asked.model, "parallel": parallel, **peers[name].model_dump()}
+                    sides[name] = partial(_evolved, problem, load)
+                else:
+                    sides[name] = partial(_searched, problem, configs[name], decoders)
             bench.compare(
-                problem,
+                place,
                 sides,
-                lambda _, turn: SEEDED * turn,
-                rounds=asked.seeds,
-                table=partial(table, task=task, held_out=held_out, folder=folder, title=f"{problem}, {asked.model}"),
+                range(0, SEEDED * asked.seeds, SEEDED),
+                partial(table, problem=problem, title=f"{place}, {asked.model}"),
             )
 
 
@@ -104,29 +137,31 @@ def _folder(problem: str, stack: ExitStack) -> Path:
     return stack.enter_context(as_file(shipped / problem))
 
 
-def _searched(
-    task: Optimize, held_out: Scorer | None, config: SearchConfig, decoders: Sequence[LocalDecoder], seed: int
-) -> Measured:
+def _searched(problem: Problem, config: SearchConfig, decoders: Sequence[LocalDecoder], seed: int) -> Measured:
+    task = problem.task
     seconds, solution = searched(decoders, task, task.example(), config.model_copy(update={"seed": seed}))
-    return {"seconds": seconds, **described(task, held_out, solution)}
+    return {"seconds": seconds, **described(problem, solution)}
 
 
-def _evolved(task: Optimize, held_out: Scorer | None, load: dict[str, Any], seed: int) -> Measured:
+def _evolved(problem: Problem, load: dict[str, Any], seed: int) -> Measured:
     """Run OpenEvolve in its own process, with the model behind `tot serve`. The seconds begin when all of them run."""
-    worker = PeerWorker(Path(sys.executable), _WORKER, load, patience=max(3600.0, 2 * (load["seconds"] or 0)))
+    load |= {"folder": str(problem.folder.absolute()), "minimize": problem.minimize}
+    patience = max(3600.0, 2 * (load["seconds"] or 0))
+    process = PeerProcess(Path(sys.executable), "openevolve_worker.py", load, patience=patience)
     try:
-        found = worker.evolve(seed)
+        found = process.ask({"seed": seed})
     finally:
-        worker.close()
-    return found | _scores(task, held_out, found["program"]) | {"curve": []}
+        process.close()
+    return found | problem.scores(found["program"]) | {"curve": []}
 
 
-def described(task: Optimize, held_out: Scorer | None, solution: Solution) -> Measured:
+def described(problem: Problem, solution: Solution) -> Measured:
     """Return the result of a search: its best program, the scores, and the best score by new tokens."""
-    tree = solution.tree
+    tree, task = solution.tree, problem.task
     nodes = [node for node in tree if node.parent is not None]
     best = task.measured(tree.state(tree.root))
-    curve, tokens, failed = [[0, best]], 0, 0
+    curve, tokens, failed = [[0, best]], 0, sum(node.rejected + node.merged + node.parse_failures for node in tree)
+    thoughts = len(nodes) + failed
     for node in nodes:
         value = task.measured(tree.state(node))
         tokens += node.usage.new_tokens
@@ -134,72 +169,52 @@ def described(task: Optimize, held_out: Scorer | None, solution: Solution) -> Me
         if value is not None and (best is None or value > best):
             best = value
             curve.append([tokens, value])
-    rejected = sum(node.rejected + node.merged + node.parse_failures for node in tree)
-    return {
-        "program": solution.answer,
-        **_scores(task, held_out, solution.answer),
-        "curve": curve,
-        "tokens": solution.usage.new_tokens,
-        "thoughts": len(nodes) + rejected,
-        "failed": failed + rejected,
-    }
+    spent = {"tokens": solution.usage.new_tokens, "thoughts": thoughts, "failed": failed}
+    return {"program": solution.answer, **problem.scores(solution.answer), "curve": curve, **spent}
 
 
-def _scores(task: Optimize, held_out: Scorer | None, program: str | None) -> dict[str, float | None]:
-    """Return the scores of a program by the names of their columns; None for a program that fails."""
-    scorers = {"score": task.scorer, "held out": held_out}
-    return {name: scorer.score(program).score if scorer and program else None for name, scorer in scorers.items()}
-
-
-def table(results: Measurements, task: Optimize, held_out: Scorer | None, folder: Path, title: str) -> Table:
+def table(cells: Cells, problem: Problem, title: str) -> Table:
     """Build a table with one row per way, after the start and the reference, compared with the first way by seed."""
-    ways = {name: results.of(name) for name in results.sides}
-    better = "lower" if task.options.minimize else "higher"
-    head = [
-        "seeds",
-        "score",
-        "held out",
-        f"minus {next(iter(ways), '')}",
-        "better than the reference",
-        "at equal tokens",
-    ]
+    ways = {name: list(cells.of(name).items()) for name in cells.sides}
+    first = next(iter(ways), "")
+    head = ["seeds", "score", "held out", f"minus {first}", "better than the reference", "at equal tokens"]
+    better = "lower" if problem.minimize else "higher"
     rows = Table("", *head, "thoughts", "failed", "new tokens", "seconds", title=f"{title}; {better} is better")
-    files = {"start": folder / "start.py", "reference": folder / REFERENCE}
-    known = {name: _scores(task, held_out, path.read_text("utf-8")) for name, path in files.items() if path.exists()}
+    known, sign = problem.known(), -1 if problem.minimize else 1
     for name, scores in known.items():
         rows.add_row(name, "", *(_shown([score]) for score in scores.values()))
-    compared = "held out" if held_out else "score"
-    start, reference = (known[name][compared] if name in known else None for name in files)
-    reference = reference if "reference" in known else start
+    compared = "held out" if problem.held_out else "score"
+    start = known.get("start", {}).get(compared)
+    reference = known.get("reference", {}).get(compared, start)
     ratings = {
-        name: {turn: start if cell[compared] is None else cell[compared] for turn, cell in cells.items()}
-        for name, cells in ways.items()
+        name: {turn: start if cell[compared] is None else cell[compared] for turn, cell in found}
+        for name, found in ways.items()
     }
-    base = next(iter(ratings.values()), {})
-    for name, cells in ways.items():
-        rated = ratings[name]
+    for name, found in ways.items():
+        rated, base = ratings[name], ratings[first]
         pairs = [(rating, base.get(turn)) for turn, rating in rated.items()]
         differences = [one - other for one, other in pairs if one is not None and other is not None]
-        common = {turn: min(one[turn]["tokens"] for one in ways.values() if turn in one) for turn in cells}
-        sign = -1 if task.options.minimize else 1
-        won = [
-            rating is not None and reference is not None and sign * rating > sign * reference
-            for rating in rated.values()
+        won = [one is not None and reference is not None and sign * one > sign * reference for one in rated.values()]
+        equal = [
+            _at(cell["curve"], min(dict(other)[turn]["tokens"] for other in ways.values() if turn in dict(other)), sign)
+            for turn, cell in found
         ]
-        thoughts = sum(cell["thoughts"] for cell in cells.values())
-        equal = [_at(cell["curve"], common[turn], sign) for turn, cell in cells.items()]
+
+        def mean(key: str, cells: Sequence[Any] = found) -> float:
+            return fmean(cell[key] for _, cell in cells)
+
         rows.add_row(
             name,
-            str(len(cells)),
-            _shown([cell["score"] for cell in cells.values()]),
-            _shown([cell["held out"] for cell in cells.values()]),
-            bootstrap(differences).format("+.3g") if rated is not base and differences else "",
+            str(len(found)),
+            _shown([cell["score"] for _, cell in found]),
+            _shown([cell["held out"] for _, cell in found]),
+            bootstrap(differences).format("+.3g") if name != first and differences else "",
             f"{sum(won)} of {len(won)}" if reference is not None else "",
             _shown(equal),
-            f"{thoughts / len(cells):.0f}",
-            f"{sum(cell['failed'] for cell in cells.values()) / thoughts:.0%}" if thoughts else "",
-            f"{fmean(cell['tokens'] for cell in cells.values()):.0f}",
-            f"{fmean(cell['seconds'] for cell in cells.values()):.0f}",
+            f"{mean('thoughts'):.0f}",
+            f"{mean('failed') / mean('thoughts'):.0%}" if mean("thoughts") else "",
+            f"{mean('tokens'):.0f}",
+            f"{mean('seconds'):.0f}",
         )
     return rows
 

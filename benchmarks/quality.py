@@ -17,17 +17,18 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.evaluators import judge
-from benchmarks.harness import SECONDS, Bench, Measured, Metric, Side, duration, plain, timed
-from benchmarks.options import QualityOptions
-from tot.api import asolve
+from benchmarks.engines import searched
+from benchmarks.evaluators import judge_pieces
+from benchmarks.harness import SECONDS, Bench, Measured, Metric, by_metric, plain
+from benchmarks.ways import WaysOptions, read_options, read_ways
 from tot.decoders.errors import OptionError
 from tot.decoders.machine import describe
 from tot.decoders.models.loading import resolve_device
-from tot.decoders.request import Request, Sampling
+from tot.decoders.request import Sampling
 from tot.evaluation.estimate import estimate, paired
 from tot.evaluation.folder import read_leaves, read_samples
 from tot.evaluation.options import EvaluationRun
@@ -37,10 +38,42 @@ from tot.evaluation.run import run_evaluation
 from tot.evaluators.heuristic import LogProb
 from tot.llm.prefix import scoring
 from tot.registry import EVALUATORS, named
-from tot.running import run_to_end
-from tot.search.votes import Ballot, count, elected, stays_ahead
+from tot.search.votes import Ballot, count, stays_ahead
 from tot.task.checked import CheckedTask
 from tot.task.task import Task
+
+
+class Options(WaysOptions):
+    """Compare the accuracy and cost of ways to answer, and the AUROC of evaluators."""
+
+    way: list[str] = Field(
+        [
+            "plain: search=cot",
+            "votes: search=self-consistency:samples=8",
+            "tree: search=bfs:thoughts=2,breadth=4,aggregate=majority; evaluator=logprob",
+        ],
+        description="A way to answer, as 'NAME: option=value; option=value', with options of tot eval. Repeat for "
+        "more; each is compared with the first.",
+    )
+    mix: list[str] = Field([], description="Ways whose interleaved solutions also vote together: 'votes+programs'.")
+    folder: Path = Field(
+        Path("quality"), description="Folder of the evaluations, one per way; existing ones are resumed."
+    )
+    concurrency: int = Field(16, ge=1, description="Concurrent searches.")
+    judge: str | None = Field(
+        None,
+        description="A model that compares each way's answers with the first way's, as 'MODEL; option=value' with "
+        "options of tot eval.",
+    )
+    evaluators: tuple[str, ...] = Field(
+        (), description="Comma-separated state evaluators to judge pieces of solutions."
+    )
+    judged: int = Field(
+        100,
+        ge=1,
+        description="Questions whose solutions the evaluators judge piece by piece, from the way with most samples.",
+    )
+    timed: int = Field(0, ge=0, description="Questions to time one at a time; the ways take turns.")
 
 
 @dataclass(frozen=True)
@@ -49,7 +82,6 @@ class Leaf:
 
     answer: Any
     right: float
-    value: float | None
     probability: float | None
     """Mean probability per token, as sampled: the weight of `weighted=true`."""
     tokens: int
@@ -72,10 +104,14 @@ Answers = dict[str, Answered]
 """By question."""
 
 
-def run(asked: QualityOptions, console: Console) -> None:
+def run(asked: Options, console: Console) -> None:
     """Evaluate every way and print the tables."""
-    works, mixtures = {name: way(asked, options) for name, options in asked.ways.items()}, asked.mixed
-    judge_of_pairs = None if asked.judge is None else way(asked, asked.judging)
+    works = {name: way(asked, options) for name, options in read_ways(asked.way).items()}
+    mixtures = {text: [name.strip() for name in text.split("+")] for text in asked.mix}
+    for text, names in mixtures.items():
+        if len(names) < 2 or not works.keys() >= set(names):
+            raise OptionError(f"--mix {text!r} can't be read: join ways with +, such as {'+'.join(works)}")
+    judge = None if asked.judge is None else _judge(asked, asked.judge)
     most = max(works, key=lambda name: _samples(works[name]))
     evaluators = {name: named(name, EVALUATORS) for name in asked.evaluators}
     if evaluators and _samples(works[most]) < 2:
@@ -84,72 +120,40 @@ def run(asked: QualityOptions, console: Console) -> None:
             "--way 'votes: search=self-consistency:samples=8'"
         )
     bench = Bench(asked, console, f"{asked.model}; {describe(resolve_device('auto'))}")
-    bench.say(forecast(works))
-    if note := prompts_told(works):
-        bench.say(note)
     ways: dict[str, Answers] = {}
+    folders = {name: asked.folder / re.sub(r"[^\w-]+", "-", name) for name in works}
     for name, work in works.items():
-        folder = folder_of(asked, name)
-        results = run_evaluation(work, folder, folder.exists())
-        bench.say(f"{name}: {results.score_text}, latency {results.seconds / results.samples:.1f} s, in {folder}")
-        answers = read_answers(folder, work.task)
+        results = run_evaluation(work, folders[name], folders[name].exists())
+        latency = results.seconds / results.samples
+        bench.say(f"{name}: {results.score_text}, latency {latency:.1f} s, in {folders[name]}")
+        answers = read_answers(folders[name], work.task)
         ways |= {name: answers, **replayed(name, answers, work.task)}
     for mixture, names in mixtures.items():
         ways |= replayed(mixture, mixed([ways[name] for name in names]), works[names[0]].task)
     bench.keep(ways={name: {q: asdict(one) for q, one in answers.items()} for name, answers in ways.items()})
     bench.show(table(ways))
-    if judge_of_pairs is not None:
-        bench.show(preferred(judge_of_pairs, {name: ways[name] for name in works}, bench))
+    if judge is not None:
+        bench.show(preferred(judge, {name: ways[name] for name in works}, bench))
     if evaluators:
-        judge(bench, works[most], folder_of(asked, most), evaluators, asked.judged)
+        judge_pieces(bench, works[most], folders[most], evaluators, asked.judged)
     if asked.timed:
         time_each(asked, works, bench)
 
 
-def way(asked: QualityOptions, options: Mapping[str, Any]) -> EvaluationRun:
+def way(asked: Options, options: Mapping[str, Any]) -> EvaluationRun:
     """Return the evaluation of one way. Raises OptionError for unknown options."""
     return EvaluationRun.read({**asked.rows, "concurrency": asked.concurrency, **options})
 
 
-def folder_of(asked: QualityOptions, name: str) -> Path:
-    """Return the folder of a way's evaluation."""
-    return asked.folder / re.sub(r"[^\w-]+", "-", name)
+def _judge(asked: Options, text: str) -> EvaluationRun:
+    model, _, options = text.partition(";")
+    problem = f"--judge {text!r} can't be read: write 'MODEL; option=value"
+    return way(asked, {"model": model.strip(), **read_options(options, problem)})
 
 
 def _samples(work: EvaluationRun) -> int:
     """Return the number of solutions per question that a way samples, or the breadth of its search."""
     return int(getattr(work.parts["search"], "samples", getattr(work.parts["search"], "breadth", 1)))
-
-
-def forecast(works: Mapping[str, EvaluationRun]) -> str:
-    """Estimate how long the evaluations will take, from the time that sixteen short texts take now."""
-    model_works = [work for work in works.values() if work.config.model is not None]
-    if not model_works:
-        return f"{len(works)} ways without a model"
-    first = model_works[0]
-    requests = [Request(prompt=f"Question {i}.", sampling=Sampling(max_tokens=16, ignore_eos=True)) for i in range(16)]
-    with ExitStack() as stack:
-        decoder = first.config.open(stack)["generate"]
-        seconds, _ = timed(lambda: decoder.generate(requests))
-    texts = sum(map(_samples, model_works))
-    tokens = first.task.sampling.get(first.task.chain, {}).get("max_tokens", 128) / 2
-    questions = first.options.limit or 1
-    expected = duration(questions * texts * tokens * seconds / 256)
-    return f"about {expected} for {questions} questions and {len(works)} ways, more with tree searches"
-
-
-def prompts_told(works: Mapping[str, EvaluationRun]) -> str:
-    """Report the prompts of each way if they differ.
-
-    A way's search and decoder choose the prompts unless its options name them.
-    """
-    if len({work.task.prompts for work in works.values()}) < 2:
-        return ""
-    prompts = ", ".join(f"{name} {work.task.prompts}" for name, work in works.items())
-    return f"prompts differ: {prompts} (set prompts=chat or prompts=papers in a way)"
-
-
-# -- ways to answer -----------------------------------------------------------------------------------------------
 
 
 def read_answers(folder: Path, task: Task) -> Answers:
@@ -163,7 +167,7 @@ def _answered(folder: Path, sample: Mapping[str, Any], task: Task) -> Answered:
     for node, (answer, right) in scored_answers.items():
         state = tree.state(tree[node])
         tokens = sum(len(part.tokens) for thought in state.thoughts for part in thought.drawn.values())
-        leaves.append(Leaf(answer, right, tree[node].value, LogProb().of(state), tokens))
+        leaves.append(Leaf(answer, right, LogProb().of(state), tokens))
     return Answered(
         sample["score"],
         tokens_of(sample),
@@ -175,11 +179,11 @@ def _answered(folder: Path, sample: Mapping[str, Any], task: Task) -> Answered:
     )
 
 
+# -- replays ------------------------------------------------------------------------------------------------------
+
 CHOOSING: dict[str, Callable[[Leaf], float | None]] = {
     "majority": lambda leaf: 1.0,
     "weighted by probability": lambda leaf: leaf.probability,
-    "weighted by value": lambda leaf: leaf.value,
-    "best value": lambda leaf: leaf.value,
 }
 SURE = 0.95
 """The replayed `until` of a vote weighted by probability."""
@@ -190,31 +194,22 @@ def replayed(name: str, answers: Answers, task: Task) -> dict[str, Answers]:
 
     If the solutions were sampled independently, smaller numbers of samples are replayed as well.
     """
+    all_leaves = [leaf for one in answers.values() for leaf in one.leaves]
     flat = all(one.thoughts == len(one.leaves) for one in answers.values())
     counts = [len(one.leaves) for one in answers.values()]
     most = min(counts, default=0) if flat else 0
     sizes: list[int | None] = [size for size in (2, 4, 8, 12, 16, 32, 64) if size < most]
     sizes += [most] * (most > 1) if flat else [None] * (max(counts) > 1)
-    ways = dict(CHOOSING)
-    if all(leaf.value == leaf.probability for one in answers.values() for leaf in one.leaves):
-        del ways["weighted by value"]  # identical
-    probable = all(leaf.probability is not None for one in answers.values() for leaf in one.leaves)
     replays: dict[str, Answers] = {}
     for size in sizes:
-        for rule, weigh in ways.items():
-            leaves_by_question = {question: one.leaves[:size] for question, one in answers.items()}
-            if all(weigh(leaf) is not None for leaves in leaves_by_question.values() for leaf in leaves):
-                vote = rule != "best value"
-                chosen = {
-                    question: _chosen(question, leaves, weigh, task, vote)
-                    for question, leaves in leaves_by_question.items()
-                }
-                if size is None:  # branches share tokens
-                    chosen = {
-                        question: replace(one, tokens=answers[question].tokens) for question, one in chosen.items()
-                    }
-                replays[f"{name}, {rule} of {size or 'all'}"] = chosen
-        if probable and size is not None and size > 2:
+        for rule, weigh in CHOOSING.items():
+            if any(weigh(leaf) is None for one in answers.values() for leaf in one.leaves[:size]):
+                continue
+            chosen = {question: _chosen(question, one.leaves[:size], weigh, task) for question, one in answers.items()}
+            if size is None:  # branches share tokens
+                chosen = {question: replace(one, tokens=answers[question].tokens) for question, one in chosen.items()}
+            replays[f"{name}, {rule} of {size or 'all'}"] = chosen
+        if size is not None and size > 2 and all(leaf.probability is not None for leaf in all_leaves):
             replays[f"{name}, until {SURE} of at most {size}"] = {
                 question: _until_sure(question, one.leaves[:size], task) for question, one in answers.items()
             }
@@ -231,17 +226,12 @@ def mixed(ways: Sequence[Answers]) -> Answers:
     return answers
 
 
-def _chosen(
-    question: str, leaves: Sequence[Leaf], weigh: Callable[[Leaf], float | None], task: Task, vote: bool
-) -> Answered:
-    """Return the answer with the largest sum of weights if `vote`, otherwise the answer of the best leaf."""
+def _chosen(question: str, leaves: Sequence[Leaf], weigh: Callable[[Leaf], float | None], task: Task) -> Answered:
+    """Return the answer with the largest sum of weights."""
     answered = [leaf for leaf in leaves if leaf.answer is not None]
     weights = [weigh(leaf) or 0.0 for leaf in answered]
-    if vote:
-        winners = count(CheckedTask(task), question, [leaf.answer for leaf in answered], weights)[1]
-    else:
-        winners = elected(range(len(answered)), weights)
-    best = answered[winners[0]] if winners else Leaf(None, 0.0, None, None, 0)
+    winners = count(CheckedTask(task), question, [leaf.answer for leaf in answered], weights)[1]
+    best = answered[winners[0]] if winners else Leaf(None, 0.0, None, 0)
     return Answered(best.right, sum(leaf.tokens for leaf in leaves), best.answer, leaves=tuple(leaves))
 
 
@@ -253,7 +243,10 @@ def _until_sure(question: str, leaves: Sequence[Leaf], task: Task) -> Answered:
         keys, _ = count(CheckedTask(task), question, [leaf.answer for leaf in answered], weights)
         if len(keys) > 1 and stays_ahead([*map(Ballot, keys, weights)], len(leaves) - used) >= SURE:
             break
-    return _chosen(question, leaves[:used], CHOOSING["weighted by probability"], task, vote=True)
+    return _chosen(question, leaves[:used], CHOOSING["weighted by probability"], task)
+
+
+# -- tables -------------------------------------------------------------------------------------------------------
 
 
 def table(ways: Mapping[str, Answers]) -> Table:
@@ -264,18 +257,18 @@ def table(ways: Mapping[str, Answers]) -> Table:
     head += ["a right one among the leaves", "malformed thoughts"]
     rows = Table("", *head, title="with 95% intervals; differences question by question")
     for name, answers in ways.items():
-        common = [question for question in answers if question in ways[first]]
-        differences = [answers[question].score - ways[first][question].score for question in common]
-        thoughts = sum(one.thoughts for one in answers.values())
-        malformed = sum(one.malformed for one in answers.values())
-        best_scores = [max(leaf.right for leaf in one.leaves) for one in answers.values() if one.leaves]
+        every = answers.values()
+        differences = [one.score - ways[first][text].score for text, one in answers.items() if text in ways[first]]
+        thoughts, malformed = sum(one.thoughts for one in every), sum(one.malformed for one in every)
+        best_scores = [max(leaf.right for leaf in one.leaves) for one in every if one.leaves]
+        forwards = [one.forwards for one in every if one.forwards is not None]
         rows.add_row(
             name,
-            estimate([one.score for one in answers.values()]).format(),
-            *[estimate([float(one.score == 1) for one in answers.values()]).format()] * graded,
+            estimate([one.score for one in every]).format(),
+            *[estimate([float(one.score == 1) for one in every]).format()] * graded,
             "" if name == first or not differences else paired(differences).format("+.1%"),
-            f"{_mean(answers, 'tokens'):.0f}",
-            f"{_mean(answers, 'forwards'):.0f}" if all(one.forwards is not None for one in answers.values()) else "",
+            f"{fmean(one.tokens for one in every):.0f}",
+            f"{fmean(forwards):.0f}" if len(forwards) == len(answers) else "",
             f"{fmean(best_scores):.1%}" if len(best_scores) == len(answers) else "",
             f"{malformed / (thoughts + malformed):.1%}" if thoughts else "",
         )
@@ -289,20 +282,17 @@ def preferred(judge: EvaluationRun, ways: Mapping[str, Answers], bench: Bench) -
     count half. A missing answer is shown as "(none)".
     """
     (first, of_first), *others = ways.items()
-    rows = Table(
-        "",
-        f"preferred to {first}",
-        "pairs that it orders so in either order",
-        title=f"judge: {judge.config.model}",
-    )
-    task = judge.task
+    heads = [f"preferred to {first}", "pairs that it orders so in either order"]
+    rows, task = Table("", *heads, title=f"judge: {judge.config.model}"), judge.task
     with ExitStack() as stack:
         decoder = judge.config.open(stack)["evaluate"]
         for name, answers in others:
             pairs = {question: (one.answer, of_first[question].answer) for question, one in answers.items()}
             pairs = {question: pair for question, pair in pairs.items() if pair != (None, None)}
             prompts = [
-                task.prompt(task.vote, task.start(question), candidates=[_text_of(one) for one in order])
+                task.prompt(
+                    task.vote, task.start(question), candidates=["(none)" if a is None else str(a) for a in order]
+                )
                 for question, pair in pairs.items()
                 for order in (pair, pair[::-1])
             ]
@@ -315,36 +305,26 @@ def preferred(judge: EvaluationRun, ways: Mapping[str, Answers], bench: Bench) -
             ]
             agreed = sum((a > 0) == (b > 0) for a, b in both)
             bench.keep(**{f"{name} preferred": dict(zip(pairs, wins, strict=True))})
-            rows.add_row(name, estimate(wins).format(), f"{agreed} of {len(wins)}")
+            rows.add_row(name, estimate(wins).format() if wins else "", f"{agreed} of {len(wins)}")
     return rows
 
 
-def _text_of(answer: Any) -> str:
-    return "(none)" if answer is None else str(answer)
-
-
-def _mean(answers: Answers, field: str) -> float:
-    return fmean(getattr(one, field) for one in answers.values())
-
-
-def time_each(asked: QualityOptions, works: Mapping[str, EvaluationRun], bench: Bench) -> None:
+def time_each(asked: Options, works: Mapping[str, EvaluationRun], bench: Bench) -> None:
     """Measure seconds per question of each way, one question at a time; the ways take turns."""
-    first = next(iter(works.values()))
-    asked_questions = [
-        one for one in Questions(first.task, first.options.data, asked.timed, asked.offset) if isinstance(one, Question)
-    ]
+    work = next(iter(works.values()))
+    rows = Questions(work.task, work.options.data, asked.timed, asked.offset)
+    questions = [one.text for one in rows if isinstance(one, Question)]
 
     def answered(work: EvaluationRun, question: str) -> Measured:
-        seconds, solution = timed(lambda: run_to_end(asolve(work.task, question, work.config)))
+        seconds, solution = searched([], work.task, question, work.config)
         return {"seconds": seconds, "tokens": solution.usage.new_tokens}
 
-    sides = [Side(name, partial(answered, work)) for name, work in works.items()]
+    metrics = [SECONDS, Metric("new tokens", lambda cell: cell["tokens"], plain(".0f"))]
+    title = f"{len(questions)} questions, one at a time"
     bench.compare(
-        f"{len(asked_questions)} questions, one at a time",
-        sides,
-        lambda _, turn: asked_questions[turn].text,
-        rounds=len(asked_questions),
-        warm_up=lambda _: asked_questions[0].text,
-        metrics=[SECONDS, Metric("new tokens", lambda measured: measured["tokens"], plain(".0f"))],
-        against=[sides[0].name],
+        title,
+        {name: partial(answered, work) for name, work in works.items()},
+        questions,
+        partial(by_metric, metrics=metrics, against=list(works)[:1], title=title),
+        warm_up=True,
     )

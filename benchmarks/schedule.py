@@ -1,153 +1,91 @@
-"""Simulate the schedules of draft and target (SEED, section 4) from the seconds of their forwards.
+"""The benchmark `schedule`: where SEED's schedules are faster, simulated with the measured forwards.
 
-Texts of a wave are decoded serially, packed into one forward, or in the paper's rounds: a text is drafted, waits, and
-is verified alone while other texts are drafted. Each drafted position is accepted with one chance. Sampling and Python
-between forwards count only as far as the given seconds include them.
+The machines are this one, one whose draft and target do not slow each other down, and ones on which further rows cost
+nothing.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate
-from operator import mul
-from random import Random
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 
-from tot.decoders.drafting.latency_model import ROWS, LatencyModel
+from pydantic import Field, PositiveFloat
+from rich.console import Console
+from rich.table import Table
 
+from benchmarks.engines import about
+from benchmarks.forwards import forwards_table, measure
+from benchmarks.harness import Bench, BenchOptions
+from benchmarks.peers import Counts
+from benchmarks.simulation import Machine, Schedule, Wave, simulate
+from tot.decoders.decoder import load_decoder
+from tot.decoders.drafting.latency_model import LatencyModel
+from tot.decoders.errors import OptionError
 
-class Wave(NamedTuple):
-    """Texts that are decoded together."""
-
-    lengths: Sequence[int]
-    """New tokens of each text."""
-    prompt: int = 0
-    """Prompt tokens to compute."""
-
-
-@dataclass(frozen=True)
-class Machine:
-    """The seconds of forwards, and how much draft and target slow each other down."""
-
-    target: LatencyModel
-    draft: LatencyModel
-    """With all threads, while the target waits."""
-    worker: float = 1.0
-    """A draft in a thread of its own, while the target waits, as a multiple of `draft`."""
-    draft_beside: float = 1.0
-    """The same while the target verifies."""
-    verify_beside: float = 1.0
-    """A verification while a draft runs, as a multiple of `target`."""
-    devices: int = 1
-    """Number of drafts that run at the same time."""
+_LENGTH, _WAVES, _CHAIN = 100, 20, (1, 1, 1)
+"""New tokens of a simulated text, number of simulated waves, and drafted tokens."""
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """How the texts of a wave are decoded."""
+class Options(BenchOptions):
+    """Measure forwards of a target and a draft model, and simulate where SEED's schedules are faster."""
 
-    kind: str
-    """serial, packed or rounds."""
-    k_config: tuple[int, ...] = ()
-    """Candidates at each drafted position, as in the decoders' option. Empty: no drafts, as in `ar`."""
-    adapt: bool = False
-    """Draft only as deep as pays."""
-    overlap: bool | None = True
-    """For rounds: draft while the target verifies. None: the faster of both."""
-
-    def widths(self, depth: int) -> list[int]:
-        """Return the number of drafted tokens at each of the first `depth` positions."""
-        return list(accumulate(self.k_config[:depth], mul))
+    draft: str = Field(description="Draft model, as for the decoder option draft of tot solve.")
+    acceptance: float = Field(0.8, ge=0, le=1, description="Share of drafted tokens that are accepted.")
+    texts: Counts = Field((1, 3, 8, 32), description="Comma-separated numbers of texts that are decoded together.")
+    shares: tuple[PositiveFloat, ...] = Field(
+        (0.33, 0.1, 0.03), description="Comma-separated costs of a draft's forward, as shares of the target's."
+    )
 
 
-Accepting = Callable[[int], int]
-"""Draft depth -> number of accepted tokens."""
+def run(asked: Options, console: Console) -> None:
+    """Measure the forwards, and print the simulated speeds. It takes about a minute."""
+    with ExitStack() as stack:
+        decoder = stack.enter_context(load_decoder("sd", asked.model, draft=asked.draft, prefix_cache=False))
+        assert decoder.drafter is not None
+        if decoder.drafter.latency(0) is None:
+            raise OptionError(f"the draft {asked.draft!r} is no model: give one whose forwards can be measured")
+        bench = Bench(asked, console, f"{asked.model}, drafts by {asked.draft}; {about(decoder.engine)}")
+        measured = measure(decoder.engine, decoder.drafter)
+        bench.keep(forwards=asdict(measured))
+        bench.show(forwards_table(measured))
+        for name in machines(measured, 1):
+            bench.show(_speeds(asked, name, measured))
 
 
-def simulate(schedule: Schedule, waves: Sequence[Wave], machine: Machine, chance: float, seed: int = 0) -> float:
-    """Return the seconds of the waves, one after another. `chance`: share of drafted positions that are accepted."""
-    if schedule.overlap is None:
-        both = (replace(schedule, overlap=overlap) for overlap in (True, False))
-        return min(simulate(one, waves, machine, chance, seed) for one in both)
-    rng = Random(seed)
-
-    def accepting(depth: int) -> int:
-        return next((i for i in range(depth) if rng.random() >= chance), depth)
-
-    decode = _rounds if schedule.kind == "rounds" and schedule.overlap else _packed
-    total = 0.0
-    for wave in waves:
-        models = [machine.target, *([machine.draft] if schedule.k_config else [])]
-        total += sum(wave.prompt * model.slope(ROWS[-1]) for model in models)
-        groups = [wave.lengths] if schedule.kind == "packed" or decode is _rounds else [[one] for one in wave.lengths]
-        total += sum(decode(schedule, group, machine, chance, accepting) for group in groups)
-    return total
+def machines(measured: Machine, texts: int) -> Mapping[str, Machine]:
+    """Return the measured machine, and machines that lack its limits one after another."""
+    apart = replace(measured, worker=1.0, draft_beside=1.0, verify_beside=1.0)
+    flat = replace(apart, target=LatencyModel((1,), (measured.target.of(1),)))
+    return {
+        "this machine": measured,
+        "a device for the draft": apart,
+        "a device for the draft, rows cost nothing": flat,
+        "a draft device per text, rows cost nothing": replace(flat, devices=texts),
+    }
 
 
-def _packed(schedule: Schedule, lengths: Sequence[int], machine: Machine, chance: float, accepting: Accepting) -> float:
-    """Return the seconds of texts whose drafts are verified in one forward."""
-    total, left = 0.0, list(lengths)
-    while left:
-        deepest = len(schedule.k_config)
-        if schedule.adapt:
-            deepest = max(range(deepest + 1), key=lambda depth: _rate(schedule, len(left), depth, machine, chance))
-        depths = [min(deepest, tokens - 1) for tokens in left]
-        total += sum(_draft_seconds(schedule, depths, machine))
-        total += machine.target.of(sum(1 + sum(schedule.widths(depth)) for depth in depths))
-        pairs = zip(left, depths, strict=True)
-        left = [rest for tokens, depth in pairs if (rest := tokens - 1 - accepting(depth)) > 0]
-    return total
+def ratios(machine: Machine, share: float, texts: int, chance: float) -> Mapping[str, float]:
+    """Return the simulated speeds. `share`: seconds of a draft's forward relative to the target's."""
+    draft = LatencyModel(machine.target.rows, tuple(share * seconds for seconds in machine.target.seconds))
+    waves = [Wave([_LENGTH] * texts)] * _WAVES
+
+    def seconds(kind: str, k_config: Sequence[int] = (), adapt: bool = False) -> float:
+        schedule = Schedule(kind, tuple(k_config), adapt)
+        return simulate(schedule, waves, replace(machine, draft=draft), chance)
+
+    rounds, packed = seconds("rounds", _CHAIN), seconds("packed", _CHAIN, adapt=True)
+    return {
+        "rounds, of serial sd": seconds("serial", _CHAIN) / rounds,
+        "rounds, of packed seed": packed / rounds,
+        "packed seed, of packed ar": seconds("packed") / packed,
+    }
 
 
-def _rate(schedule: Schedule, texts: int, depth: int, machine: Machine, chance: float) -> float:
-    """Return the expected tokens per second of a step at a depth."""
-    tokens = texts * sum(chance**i for i in range(depth + 1))
-    rows = texts * (1 + sum(schedule.widths(depth)))
-    return tokens / (machine.target.of(rows) + sum(_draft_seconds(schedule, [depth] * texts, machine)))
-
-
-def _draft_seconds(schedule: Schedule, depths: Sequence[int], machine: Machine) -> list[float]:
-    """Return the seconds of the draft's forwards, which are packed for all texts."""
-    rows = [1, *schedule.widths(max(depths, default=0))]
-    return [
-        machine.draft.of(rows[position] * sum(depth > position for depth in depths))
-        for position in range(max(depths, default=0))
-    ]
-
-
-def _rounds(schedule: Schedule, lengths: Sequence[int], machine: Machine, chance: float, accepting: Accepting) -> float:
-    """Return the seconds of texts that are drafted and verified one by one, at the same time (SEED, Algorithm 1)."""
-    total, left = 0.0, list(lengths)
-    waiting, drafted = deque(range(len(left))), deque[int]()
-    drafting: dict[int, float] = {}
-    """By text: the seconds left of its draft, in seconds of a machine that does nothing else."""
-    verifying: tuple[int, float] | None = None
-    while waiting or drafted or drafting or verifying is not None:
-        while waiting and len(drafting) < machine.devices:
-            text = waiting.popleft()
-            depth = min(len(schedule.k_config), left[text] - 1)
-            drafting[text] = sum(_draft_seconds(schedule, [depth], machine))
-        if verifying is None and drafted:
-            text = drafted.popleft()
-            depth = min(len(schedule.k_config), left[text] - 1)
-            verifying = text, machine.target.of(1 + sum(schedule.widths(depth)))
-        slow = machine.worker if verifying is None else machine.draft_beside
-        slow_target = machine.verify_beside if drafting else 1.0
-        ends = [seconds * slow for seconds in drafting.values()]
-        step = min([*ends, *([] if verifying is None else [verifying[1] * slow_target])])
-        total += step
-        drafting = {text: seconds - step / slow for text, seconds in drafting.items()}
-        for text in [text for text, seconds in drafting.items() if seconds <= 1e-12]:
-            del drafting[text]
-            drafted.append(text)
-        if verifying is not None:
-            text, seconds = verifying[0], verifying[1] - step / slow_target
-            verifying = text, seconds
-            if seconds <= 1e-12:
-                verifying = None
-                left[text] -= 1 + accepting(min(len(schedule.k_config), left[text] - 1))
-                if left[text] > 0:
-                    waiting.append(text)
-    return total
+def _speeds(asked: Options, name: str, measured: Machine) -> Table:
+    table = Table("draft", "speed of", *(f"n = {texts}" for texts in asked.texts), title=name)
+    for share in (measured.draft.of(1) / measured.target.of(1), *asked.shares):
+        columns = [ratios(machines(measured, n)[name], share, n, asked.acceptance) for n in asked.texts]
+        for i, ratio in enumerate(columns[0]):
+            table.add_row(f"{share:.2f}" * (i == 0), ratio, *(f"{column[ratio]:.2f}x" for column in columns))
+    return table

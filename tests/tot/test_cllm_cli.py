@@ -6,6 +6,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tot.cli.app import main
 from tot.decoders import OptionError
 from tot.decoders.errors import TaskError
 from tot.decoders.methods.lookahead import LookaheadDrafter
+from tot.decoders.models.loading import load_model
 from tot.decoders.training.cllm import trajectories
 from tot.training.questions import questions_of
 
@@ -100,7 +102,8 @@ def cells(printed: str) -> list[list[str]]:
 # -- the whole sequence ----------------------------------------------------------------------------
 
 
-def test_trajectories_are_collected_trained_on_and_evaluated(tot: Tot) -> None:
+def test_trajectories_are_collected_trained_on_and_evaluated(tot: Tot, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.cllm.load_model", partial(load_model, dtype="fp32"))
     status, _, err = tot("collect", "--model", "base", "--out", "data", "--n", "5", *SHORT, *RIDDLES)
     assert (status, err) == (0, "")
     assert [path.name[:12] for path in Path("data").glob("*.parquet")] == ["shard-00000-"]
@@ -122,9 +125,7 @@ def test_trajectories_are_collected_trained_on_and_evaluated(tot: Tot) -> None:
     assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
     assert len(lines) >= 4
 
-    status, out, err = tot(
-        "cllm", "--model", "made", "--base", "base", "--n", "5", "--dtype", "fp32", "--out", "n.json", *SHORT, *RIDDLES
-    )
+    status, out, err = tot("cllm", "--model", "made", "--base", "base", "--out", "n.json", *SHORT, *RIDDLES)
     assert (status, err) == (0, "")
     rows = cells(out)
     sides = [f"{model} + {method}" for model in ("base", "made") for method in METHODS]
@@ -142,13 +143,13 @@ def test_trajectories_are_collected_trained_on_and_evaluated(tot: Tot) -> None:
 
     numbers = json.loads(Path("n.json").read_text())
     cells_of: dict[str, list[Any]] = {name: [] for name in sides}
-    for cell in numbers["questions, one at a time"]["cells"]:
+    for cell in numbers["questions, one at a time"]:
         cells_of[cell["side"]].append(cell)
     for name, found in cells_of.items():
         assert [cell["score"] for cell in found] == [1.0, 0.0] * 4
         assert all(cell["tokens"] == cell["forwards"] for cell in found if name.endswith("+ ar"))
         assert all(cell["tokens"] >= cell["forwards"] for cell in found)
-    windows = numbers["windows"]["cells"]
+    windows = numbers["windows"]
     assert [cell["side"] for cell in windows].count("made") == len(PROMPTS)
     assert all(cell["tokens"] >= cell["forwards"] for cell in windows)
 
@@ -169,7 +170,7 @@ def test_a_model_is_trained_on_answers_in_parallel_steps(tot: Tot) -> None:
 
 
 def test_a_model_against_itself_is_measured_once(tot: Tot) -> None:
-    status, out, _ = tot("cllm", "--model", "base", "--base", "base", "--n", "4", *SHORT, *RIDDLES, "--limit", "2")
+    status, out, _ = tot("cllm", "--model", "base", "--base", "base", *SHORT, *RIDDLES, "--limit", "2")
     assert status == 0
     assert [row[0] for row in cells(out)] == [*(f"base + {method}" for method in METHODS), "base"]
 

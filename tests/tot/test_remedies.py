@@ -13,7 +13,7 @@ import typer
 
 import tot
 import tot.tasks
-from benchmarks.commands import app
+from benchmarks.__main__ import make_app as make_benchmarks
 from tot import solve
 from tot.cli.app import make_app
 from tot.decoders import OptionError
@@ -70,7 +70,7 @@ def commands() -> dict[str, Any]:
             walk(child, f"{path} {name}".strip())
 
     walk(typer.main.get_command(make_app()), "")
-    walk(typer.main.get_command(app), "benchmarks")
+    walk(typer.main.get_command(make_benchmarks()), "benchmarks")
     return by_path
 
 

@@ -1,40 +1,15 @@
-"""Benchmark sides of known speed, and worker processes with known failures."""
+"""Benchmark sides of known speed, and small models for all benchmarks."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks.harness import Measured
-from benchmarks.peers.sides import Peer
-from benchmarks.peers.worker import PeerWorker
-from benchmarks.workloads import Waves, drawn
-
-WORKER = """
-import json, sys, time
-load = json.loads(sys.stdin.readline())
-print("starting up: {not JSON", flush=True)
-print('"a string"', flush=True)
-print(json.dumps({"about": "fake 1.0 with " + load["model"]}), flush=True)
-for line in sys.stdin:
-    waves = json.loads(line)["waves"]
-    tokens = sum(sum(asked["new"]) for wave in waves for asked in wave)
-    if load["model"] == "dies":
-        print("out of memory", file=sys.stderr)
-        sys.exit(3)
-    if load["model"] == "hangs":
-        time.sleep(60)
-    if load["model"] == "errs":
-        print(json.dumps({"error": "too many sequences"}), flush=True)
-        continue
-    print("chatter", flush=True)
-    reply = {"seconds": 0.5, "prefill": 0.25, "tokens": tokens - (load["model"] == "short")}
-    print(json.dumps(reply), flush=True)
-"""
+from benchmarks.waves import Waves, checked
+from tot.decoders import LocalDecoder
 
 
 @pytest.fixture
@@ -44,32 +19,28 @@ def log() -> list[tuple[str, int]]:
 
 
 @pytest.fixture
-def paced(log: list[tuple[str, int]]) -> Callable[..., Peer]:
+def paced(log: list[tuple[str, int]]) -> Callable[..., Callable[[Waves], Measured]]:
     """Make sides whose work takes `seconds(samples)`, or raises, and log their calls."""
 
-    def make(name: str, seconds: Callable[[int], float], **options: Any) -> Peer:
+    def make(name: str, seconds: Callable[[int], float]) -> Callable[[Waves], Measured]:
         def run(waves: Waves) -> Measured:
-            samples = sum(len(request.samples) for wave in waves for request in wave)
-            log.append((name, samples))
-            spent = seconds(samples)
-            return {"seconds": spent, "prefill": spent / 2, "tokens": drawn(waves)}
+            samples = [length for wave in waves for request in wave for length in request.samples]
+            log.append((name, len(samples)))
+            spent = seconds(len(samples))
+            return {**checked(spent, sum(samples), waves, scores=False), "prefill": spent / 2}
 
-        return Peer(name, run, "scripted", **options)
+        return run
 
     return make
 
 
-@pytest.fixture
-def worker(tmp_path: Path) -> Iterator[Callable[..., PeerWorker]]:
-    """Start a worker that answers, "dies", "hangs", raises ("errs") or draws too few tokens ("short")."""
-    script = tmp_path / "worker.py"
-    script.write_text(WORKER)
-    workers: list[PeerWorker] = []
-
-    def start(model: str = "well", **options: Any) -> PeerWorker:
-        workers.append(PeerWorker(Path(sys.executable), script, {"model": model}, **options))
-        return workers[-1]
-
-    yield start
-    for one in workers:
-        one.close()
+@pytest.fixture(scope="module")
+def small(tiny: Callable[[], LocalDecoder], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny model of a long context."""
+    path = tmp_path_factory.mktemp("model")
+    decoder = tiny()
+    decoder.close()  # which restores the model's own attention
+    decoder.model.config.max_position_embeddings = 16_384
+    decoder.model.save_pretrained(path)
+    decoder.tokenizer.save_pretrained(path)
+    return path

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.answers import SEARCHING, TITLE, VOTING, _default_ways, _work
-from benchmarks.engines import SideError
-from benchmarks.options import AnswersOptions
-from benchmarks.peers.asking import Reader
+from benchmarks.answers import SEARCHING, TITLE, VOTING, Options, Reader, default_ways, work_of
+from benchmarks.harness import SideError
 from tot.config import SearchConfig
 from tot.evaluation.options import EvaluationRun
 
@@ -38,6 +36,9 @@ class Numbers(Task):
     def parse_truncated(self, text):
         return None
 
+class Own(Numbers):
+    data_set = "rows.jsonl"
+
 class Lines(Numbers):
     sampling = {"chain": {"max_tokens": 3, "stop": ("\\n",)}}
     search = "bfs"
@@ -51,18 +52,18 @@ PEER = """#!{python}
 import json, sys
 from pathlib import Path
 load = json.loads(sys.stdin.readline())
-print(json.dumps({{"about": "peer of " + Path(load["model"]).name + " " + load.get("precision", "")}}), flush=True)
+print(json.dumps({{"about": "peer of " + Path(load["model"]).name + " " + load["precision"]}}), flush=True)
 TEXTS = [["1", "9", "9"], ["5", "2", "2"], ["3", "4", "3"]]  # by question; the greedy answers come first
 for line in sys.stdin:
     asked = json.loads(line)["complete"]
     seed = asked.get("seed", 0)
-    if Path("dies").exists() and seed == 1:
+    if Path("dies").exists() and seed == 1 or Path("never").exists() and "seed" in asked:
         sys.exit("out of memory")
     with open("asked.jsonl", "a") as log:
         log.write(json.dumps(asked) + "\\n")
     texts = TEXTS[seed][: asked["n"]]
     ids = [[3 + ord(text) - 33, *[2] * (asked["max_tokens"] > 1)] for text in texts]
-    print(json.dumps({{"seconds": {{"Q8_0": 0.25}}.get(load.get("precision"), 0.5), "samples": ids}}), flush=True)
+    print(json.dumps({{"seconds": {{"Q8_0": 0.25}}.get(load["precision"], 0.5), "samples": ids}}), flush=True)
 """
 """Digits are single tokens of the tiny tokenizer, whose token 2 ends a text."""
 WAYS = (
@@ -75,7 +76,7 @@ WAYS = (
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("benchmarks.peers.peers.BUSY", 1000.0)
+    monkeypatch.setattr("benchmarks.peers.BUSY", 1000.0)
     decoder = tiny()
     purposes = ("generate", "evaluate", "answer")
     monkeypatch.setattr(SearchConfig, "open", lambda self, stack: dict.fromkeys(purposes, decoder))
@@ -91,8 +92,9 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: Any) -> None:
 def bench(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """Run the benchmark with the scripted peer. Returns the status and the output without line breaks."""
 
-    def run(*arguments: str, task: str = "numbers.py:Numbers", llama: str = "python") -> tuple[int, str, str]:
-        command = ("answers", "--task", task, "--data", "rows.jsonl", "--model", "m.gguf", "--out", "n.json")
+    def run(*arguments: str, task: str = "Numbers", llama: str = "python") -> tuple[int, str, str]:
+        data = () if task == "Own" else ("--data", "rows.jsonl")
+        command = ("answers", "--task", f"numbers.py:{task}", *data, "--model", "m.gguf", "--out", "n.json")
         status = main([*command, "--llama", llama, "--vllm", "nowhere/python", *arguments])
         out, err = capfd.readouterr()
         return status, " ".join(out.split()), " ".join(err.split())
@@ -100,8 +102,8 @@ def bench(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, st
     return run
 
 
-def cells(side: str) -> list[dict[str, Any]]:
-    return [cell for cell in json.loads(Path("n.json").read_text())[TITLE]["cells"] if cell["side"] == side]
+def cells(side: str = "") -> list[dict[str, Any]]:
+    return [cell for cell in json.loads(Path("n.json").read_text())[TITLE] if side in ("", cell["side"])]
 
 
 def requests() -> list[dict[str, Any]]:
@@ -109,7 +111,7 @@ def requests() -> list[dict[str, Any]]:
 
 
 def test_answers_of_all_sides_are_scored_and_compared(bench: Any) -> None:
-    status, out, _ = bench(*WAYS, "--picture", "picture.svg", "--markdown")
+    status, out, _ = bench(*WAYS, "--picture", "picture.svg", "--markdown", task="Own")
     assert status == 0
     plain, votes, ours = (cells(side) for side in ("llama.cpp", "llama.cpp, votes", "tot"))
     assert [(cell["index"], cell["answer"], cell["score"]) for cell in plain] == [(0, "1", 1), (1, "5", 0), (2, "3", 1)]
@@ -121,43 +123,17 @@ def test_answers_of_all_sides_are_scored_and_compared(bench: Any) -> None:
     assert "| 0.2 | 0.2 | 1.00x | 6 |" in out
     picture = Path("picture.svg").read_text()
     assert all(f"<!-- {text} -->" in picture for text in ("llama.cpp, votes", "tot", "seconds per question"))
-
-
-def test_a_task_with_questions_of_its_own_needs_no_data() -> None:
-    own = 'class Own(Numbers):\n    data_set = "rows.jsonl"\n'
-    Path("numbers.py").write_text(f"{TASK}\n{own}")
-    options = ("--task", "numbers.py:Own", "--model", "m.gguf", "--out", "n.json", "--llama", "python")
-    assert main(["answers", *options, "--way", "llama.cpp: peer=llama"]) == 0
-    assert [cell["score"] for cell in cells("llama.cpp")] == [1, 0, 1]
+    # one answer is greedy, and votes are sampled as the task samples
+    greedy, voting = (next(one for one in reversed(requests()) if one["n"] == n) for n in (1, 3))
+    assert greedy["prompt"] == voting["prompt"]
+    assert (greedy["temperature"], voting["temperature"], greedy["max_tokens"]) == (0.0, 0.7, 3)
+    assert 2 in greedy["ends"]
 
 
 def test_a_signal_stops_the_run_and_the_interrupted_answer_is_not_kept(bench: Any) -> None:
-    status, _, err = bench("--way", "llama.cpp: peer=llama", "--way", "tot: search=cot", task="numbers.py:Stops")
+    status, _, err = bench("--way", "llama.cpp: peer=llama", "--way", "tot: search=cot", task="Stops")
     assert (status, err) == (130, "")
     assert cells("tot") == []
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--picture", "absent/a.svg"), "--picture absent/a.svg: the folder"),
-        (("--picture", "a.doc"), "unknown kind of picture '.doc'"),
-        (("--way", "a: search=cot", "--way", "a: search=bfs"), "--way 'a' is given twice"),
-    ],
-)
-def test_invalid_options_are_refused_before_any_question(bench: Any, options: tuple[str, ...], message: str) -> None:
-    status, _, err = bench(*options)
-    assert (status, message in err) == (2, True)
-    assert not Path("n.json").exists()
-
-
-def test_one_answer_is_greedy_and_votes_are_sampled_as_the_task_samples(bench: Any) -> None:
-    assert bench(*WAYS, "--limit", "1")[0] == 0
-    greedy, votes = requests()[-2:]
-    assert greedy["prompt"] == votes["prompt"]
-    assert (greedy["n"], greedy["temperature"], votes["n"], votes["temperature"]) == (1, 0.0, 3, 0.7)
-    assert greedy["max_tokens"] == 3
-    assert 2 in greedy["ends"]
 
 
 def test_a_dead_peer_keeps_its_answers_and_resumes(bench: Any) -> None:
@@ -176,24 +152,19 @@ def test_a_dead_peer_keeps_its_answers_and_resumes(bench: Any) -> None:
     assert cells("tot") == before
 
 
-def test_a_higher_limit_extends_a_finished_run(bench: Any) -> None:
-    assert bench(*WAYS, "--limit", "1")[0] == 0
-    before = cells("tot")
-    status, out, _ = bench(*WAYS, "--limit", "3")
-    assert (status, "resuming n.json" in out) == (0, True)
-    assert (cells("tot")[:1], len(cells("tot"))) == (before, 3)
-    status, out, _ = bench(*WAYS, "--limit", "2", "--markdown")
-    assert "| llama.cpp, votes | 2 | 50.0% (" in out
-    assert len(cells("tot")) == 3
-
-
-def test_resuming_with_other_options_is_refused(bench: Any) -> None:
+def test_a_higher_limit_extends_a_finished_run_and_other_options_are_refused(bench: Any) -> None:
     assert bench(*WAYS, "--limit", "1")[0] == 0
     before = Path("n.json").read_bytes()
     status, _, err = bench(*WAYS, "--offset", "1")
-    assert status == 2
+    assert (status, Path("n.json").read_bytes()) == (2, before)
     assert "n.json was measured with other offset: delete it, or give another --out" in err
-    assert Path("n.json").read_bytes() == before
+    first = cells("tot")
+    status, out, _ = bench(*WAYS, "--limit", "3")
+    assert (status, "resuming n.json" in out) == (0, True)
+    assert (cells("tot")[:1], len(cells("tot"))) == (first, 3)
+    status, out, _ = bench(*WAYS, "--limit", "2", "--markdown")
+    assert "| llama.cpp, votes | 2 | 50.0% (" in out
+    assert len(cells("tot")) == 3
 
 
 def test_a_missing_peer_is_left_out(bench: Any) -> None:
@@ -201,7 +172,7 @@ def test_a_missing_peer_is_left_out(bench: Any) -> None:
     assert status == 0
     assert "llama.cpp, votes is left out: none/python does not exist: run `make peers`" in out
     assert "vLLM is left out: " in out
-    assert {cell["side"] for cell in json.loads(Path("n.json").read_text())[TITLE]["cells"]} == {"tot"}
+    assert {cell["side"] for cell in cells()} == {"tot"}
     Path("n.json").unlink()
     status, _, err = bench(*WAYS[:2], llama="none/python")
     assert (status, "no way can run: install a peer with `make peers`" in err) == (2, True)
@@ -225,12 +196,16 @@ def test_the_fastest_setting_is_used_also_after_resuming(bench: Any) -> None:
         (("--way", "a: peer=llama; votes=3"), "--way a, option votes: unknown (its options: peer, samples, file)"),
         (("--way", "a: peer=sglang"), "--way a, option peer: Input should be 'llama' or 'vllm'"),
         (("--way", "a: peer=llama; samples=0"), "--way a, option samples: Input should be greater than or equal to 1"),
+        (("--way", "a: peer=vllm; file=Q8_0"), "--way a: file=Q8_0 is for peer=llama"),
         (("--way", "a: search=cto"), "unknown search 'cto'"),
         (("--way", "peer=llama"), "--way 'peer=llama' can't be read"),
+        (("--way", "a: search=cot", "--way", "a: search=bfs"), "--way 'a' is given twice"),
         ((*WAYS, "--escalate", "b.gguf"), "--escalate changes a default way: leave it out"),
+        (("--picture", "absent/a.svg"), "--picture absent/a.svg: the folder"),
+        (("--picture", "a.doc"), "unknown kind of picture '.doc'"),
     ],
 )
-def test_invalid_ways_are_rejected_before_a_model_is_opened(
+def test_invalid_options_are_rejected_before_a_model_is_opened(
     arguments: tuple[str, ...], message: str, bench: Any
 ) -> None:
     status, _, err = bench(*arguments)
@@ -239,16 +214,15 @@ def test_invalid_ways_are_rejected_before_a_model_is_opened(
     assert not Path("n.json").exists()
 
 
-def test_peers_get_only_prompts_that_end_at_a_token(bench: Any, tiny: Any) -> None:
-    status, out, _ = bench(*WAYS, "--limit", "1", task="numbers.py:Lines")
+def test_peers_get_only_prompts_that_end_at_a_token(bench: Any) -> None:
+    status, out, _ = bench(*WAYS, "--limit", "1", task="Lines")
     assert status == 0
     assert "llama.cpp and llama.cpp, votes: left out, the prompt 'chain' of task numbers.py:Lines ends texts at" in out
-    assert {cell["side"] for cell in json.loads(Path("n.json").read_text())[TITLE]["cells"]} == {"tot"}
+    assert {cell["side"] for cell in cells()} == {"tot"}
 
 
 def test_a_peer_that_never_answers_leaves_no_row(bench: Any) -> None:
-    Path("python").write_text(Path("python").read_text().replace("seed == 1", "'seed' in asked"))
-    Path("dies").touch()
+    Path("never").touch()
     status, out, err = bench(*WAYS[:2])
     assert status == 2
     assert "llama.cpp failed: it ended with status 1 | out of memory" in out
@@ -263,35 +237,25 @@ def test_a_truncated_text_is_read_as_the_task_reads_it(tiny: Any) -> None:
     with tiny() as decoder:
         reader = Reader.of(work(), decoder)
         digit = decoder.engine.codec.encode("7")
-        assert reader.answer("Ada?", [*digit, 2]) == "7"
-        assert reader.answer("Ada?", digit * 3) is None
-        assert reader.answer("Ada?", [2]) is None
-        assert reader.prompt("Ada?") == decoder.engine.codec.encode_prompt(work().task.prompt("chain", _start()))
-        assert [reader.vote("Ada?", answers) for answers in (["2", "1", "1", None], ["2", "1"], [None], [])] == [
-            *("1", "2"),
-            *(None, None),
-        ]
-
-
-def _start() -> Any:
-    return work().task.start("Ada?")
-
-
-def test_a_way_runs_on_a_model_server() -> None:
-    asked = AnswersOptions(data="rows.jsonl", task="numbers.py:Numbers", model="m.gguf")
-    server = {"decoder": "openai", "decoder_option": "base_url=http://127.0.0.1:9/v1"}
-    assert _work(asked, server).config.loading == {"base_url": "http://127.0.0.1:9/v1"}
-    assert _work(asked, {}).config.loading["prefix_cache"] is False
-
-
-def test_peers_need_a_local_model() -> None:
+        assert [reader.answer("Ada?", tokens) for tokens in ([*digit, 2], digit * 3, [2])] == ["7", None, None]
+        task = work().task
+        assert reader.prompt("Ada?") == decoder.engine.codec.encode_prompt(task.prompt("chain", task.start("Ada?")))
+        votes = [reader.vote("Ada?", answers) for answers in (["2", "1", "1", None], ["2", "1"], [None], [])]
+        assert votes == ["1", "2", None, None]
     with pytest.raises(SideError, match="peers get the token ids of a local model"):
         Reader.of(work(), object())
 
 
+def test_a_way_runs_on_a_model_server() -> None:
+    asked = Options(data="rows.jsonl", task="numbers.py:Numbers", model="m.gguf")
+    server = {"decoder": "openai", "decoder_option": "base_url=http://127.0.0.1:9/v1"}
+    assert work_of(asked, server).config.loading == {"base_url": "http://127.0.0.1:9/v1"}
+    assert work_of(asked, {}).config.loading["prefix_cache"] is False
+
+
 def test_default_ways_vote_where_the_task_votes() -> None:
-    asked = AnswersOptions(data="rows.jsonl")
-    assert _default_ways(asked, work()) == list(VOTING)
-    assert _default_ways(asked, work("Lines")) == list(SEARCHING)
-    larger = _default_ways(AnswersOptions(data="rows.jsonl", escalate="b.gguf"), work())
+    asked = Options(data="rows.jsonl")
+    assert default_ways(asked, work()) == list(VOTING)
+    assert default_ways(asked, work("Lines")) == list(SEARCHING)
+    larger = default_ways(Options(data="rows.jsonl", escalate="b.gguf"), work())
     assert larger == [*VOTING, "tot, until sure, then a larger model:; escalate=b.gguf"]

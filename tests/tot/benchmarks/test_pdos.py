@@ -1,9 +1,10 @@
-"""The benchmark `pdos`: prompts of the sides, scoring of answers, and the table of all sides."""
+"""The benchmark `pdos`: questions with one right answer, prompts of the sides, and the table of all sides."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from io import StringIO
 from pathlib import Path
@@ -13,36 +14,37 @@ import pytest
 from rich.console import Console
 
 from benchmarks.__main__ import main
-from benchmarks.options import PDOSBench
-from benchmarks.papers.pdos import Way, mark_of, run, said, ways
-from benchmarks.papers.pdos_questions import PDOSQuestion, planning, retrieval
-from tot.decoders import Completion, LocalDecoder, Request, load_decoder
+from benchmarks.pdos import Options, Way, mark_of, run, said, ways
+from benchmarks.pdos_questions import (
+    PDOSQuestion,
+    contains,
+    documents,
+    listed,
+    names_only,
+    planning,
+    retrieval,
+    right_passages,
+    right_share,
+)
+from benchmarks.steps import taught
+from tot.decoders import Completion, Request, load_decoder
+from tot.decoders.methods.pdos.steps_format import StepsFormat
 from tot.decoders.request import ChoiceLogprob
 
 pytestmark = pytest.mark.benches
 
-SIDES = (
-    *("normal", "pdos, given", "pdos, own", "SoT"),
-    *("CoD", "CoD + pdos, given", "CoD + pdos, own"),
-)
-
-
-@pytest.fixture(scope="module")
-def folder(tiny: Callable[[], LocalDecoder], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model with a long context."""
-    path = tmp_path_factory.mktemp("model")
-    decoder = tiny()
-    decoder.close()
-    decoder.model.config.max_position_embeddings = 16_384
-    decoder.model.save_pretrained(path)
-    decoder.tokenizer.save_pretrained(path)
-    return path
+SIDES = ("normal", "pdos, given", "pdos, own", "SoT", "CoD", "CoD + pdos, given", "CoD + pdos, own")
 
 
 @pytest.fixture
-def compared(folder: Path) -> Iterator[dict[str, Way]]:
-    with load_decoder("ar", folder) as normal, load_decoder("pdos", engine=normal.engine, instructions="") as steps:
-        yield {way.name: way for way in ways(normal, steps)}
+def compared(small: Path) -> Iterator[dict[str, Way]]:
+    with load_decoder("ar", small) as normal, load_decoder("pdos", engine=normal.engine, instructions="") as steps:
+        yield ways(normal, steps)
+
+
+@pytest.fixture
+def form(compared: dict[str, Way]) -> StepsFormat:
+    return compared["normal"].form
 
 
 class Replies:
@@ -83,20 +85,18 @@ def test_pdos_and_normal_decoding_have_identical_prompts(compared: dict[str, Way
     [("skeleton", 1, True), ("example", 3, False), ("both", 3, True), ("none", 1, False)],
 )
 def test_the_prompt_style_sets_turns_and_description(
-    compared: dict[str, Way], prompt: str, turns: int, described: bool
+    compared: dict[str, Way], prompt: Any, turns: int, described: bool
 ) -> None:
     question = retrieval(4, 1)
-    for way in ways(compared["normal"].decoder, compared["pdos, own"].decoder, prompt):
+    for way in ways(compared["normal"].decoder, compared["pdos, own"].decoder, prompt).values():
         messages = way.messages(question)
-        assert (len(messages), "Three examples" in messages[0].content) == (
-            (3, False) if way.outline else (turns, described)
-        )
+        expected = (3, False) if way.outline else (turns, described)
+        assert (len(messages), "Three examples" in messages[0].content) == expected
         assert messages[-1].content.endswith(question.text)
         assert way.drafts == ("five words" in messages[-1].content and not way.outline)
 
 
-def test_titles_are_removed_from_the_text_of_an_answer(compared: dict[str, Way]) -> None:
-    form = compared["normal"].form
+def test_titles_are_removed_from_the_text_of_an_answer(form: StepsFormat) -> None:
     written = "So:\n#### Ann Lee: 3.1, no.\n####Bo: yes: 4\n####%%%\nName: Bo\n1. Food: bread\n12 left."
     assert said(written, form) == "So:\n3.1, no.\nyes: 4\n\nName: Bo\nbread\n12 left."
 
@@ -105,7 +105,7 @@ def test_points_of_an_outline_are_one_batch_and_are_joined_in_order(compared: di
     engine = compared["normal"].decoder.engine
     decoder: Any = Replies(engine, scripted.completion, ["1. Food: all of it\n2. Fun", "Bread.", "Songs. "])
     question = planning(2, 1)
-    answer = Way("SoT", decoder, outline=True).ask(question)
+    answer = Way(decoder, outline=True).ask(question)
     assert answer["text"] == "1. Food: Bread.\n2. Fun: Songs."
     assert answer["tokens"] == len(answer["text"])
     computed, outline, first, second = decoder.requests
@@ -116,15 +116,18 @@ def test_points_of_an_outline_are_one_batch_and_are_joined_in_order(compared: di
     assert first.prompt[0].content.startswith(question.text)
 
 
-def test_an_outline_without_points_is_the_answer(compared: dict[str, Way], scripted: Any) -> None:
-    decoder: Any = Replies(compared["normal"].decoder.engine, scripted.completion, ["No."])
-    assert Way("SoT", decoder, outline=True).ask(planning(2, 1))["text"] == "No."
-
-
-def test_the_token_budget_limits_the_points_of_an_outline(compared: dict[str, Way], scripted: Any) -> None:
-    outline = "\n".join(f"{number}. more" for number in range(1, 50))
-    decoder: Any = Replies(compared["normal"].decoder.engine, scripted.completion, [outline, *"abcd"])
-    assert Way("SoT", decoder, outline=True).ask(planning(2, 1))["text"].count("more") == 3  # of 64 tokens each
+@pytest.mark.parametrize(
+    ("texts", "answer"),
+    [
+        (["No."], "No."),  # an outline without points is the answer
+        (["\n".join(f"{number}. more" for number in range(1, 50)), *"abcd"], "1. more: a\n2. more: b\n3. more: c"),
+    ],
+)
+def test_the_token_budget_limits_the_points_of_an_outline(
+    compared: dict[str, Way], scripted: Any, texts: list[str], answer: str
+) -> None:
+    decoder: Any = Replies(compared["normal"].decoder.engine, scripted.completion, texts)
+    assert Way(decoder, outline=True).ask(planning(2, 1))["text"] == answer  # of 64 tokens each
 
 
 def test_an_answer_reports_its_cost(compared: dict[str, Way]) -> None:
@@ -139,67 +142,49 @@ def test_an_answer_reports_its_cost(compared: dict[str, Way]) -> None:
 
 
 def test_a_mark_is_an_expected_value(scripted: Any) -> None:
-    def scored(*shares: float) -> Completion:
-        logprobs = tuple(ChoiceLogprob(math.log(share), 2) for share in shares)
-        reply: Completion = scripted.completion("", choice_logprobs=logprobs)
-        return reply
-
-    replies = iter([scored(0.1, 0.1, 0.1, 0.1, 0.6), scored(0.5, 0.001, 0.001, 0.001, 0.5)])
+    logprobs = tuple(ChoiceLogprob(math.log(share), 2) for share in (0.1, 0.1, 0.1, 0.1, 0.6))
     judged: list[Request] = []
 
     class Judge:
         def generate(self, requests: Sequence[Request]) -> list[Completion]:
             judged.extend(requests)
-            return [next(replies) for _ in requests]
+            return [scripted.completion("", choice_logprobs=logprobs)]
 
-    example = planning(2, 0).example
-    answers = [
-        (PDOSQuestion("", (), example, 1, about="Why?"), "Because."),
-        (PDOSQuestion("", (), example, 1, about="Where?", reference="Oslo"), "{{ there }}"),
-    ]
-    assert [mark_of(Judge(), *one) for one in answers] == pytest.approx([4.0, 3.0], abs=0.01)
-    assert all(request.choices == (" 1", " 2", " 3", " 4", " 5") and request.close_choices for request in judged)
-    described = [request.prompt[0].content for request in judged]
-    assert "right answer:\nOslo" in described[1]
-    assert "right answer:" not in described[0]
-    assert "{{ there }}" in described[1]
+    question = PDOSQuestion("Why?", (), planning(2, 0).example, 1)
+    assert mark_of(Judge(), question, "{{ there }}") == pytest.approx(4.0, abs=0.01)
+    (request,) = judged
+    assert request.choices == (" 1", " 2", " 3", " 4", " 5")
+    assert request.close_choices
+    assert "The question:\nWhy?\n\nThe answer to be marked:\n{{ there }}" in request.prompt[0].content
 
 
 @pytest.mark.smoke
-def test_the_tables_have_all_sides(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.papers.pdos_questions._A_STEP", 24)
-    monkeypatch.setattr("benchmarks.papers.pdos_questions._AN_ASPECT", 24)
-    monkeypatch.setattr("benchmarks.papers.pdos_questions._CONCLUSION", 16)
-    data, out, screen = tmp_path / "wiki.jsonl", tmp_path / "numbers.json", StringIO()
-    passages = "Passage 1:\nOslo is cold.\nPassage 2:\n" + "Rome. " * 3000
-    data.write_text(json.dumps({"input": "Where?", "context": passages, "answers": ["Oslo"]}))
-    options = PDOSBench(
-        model=str(folder),
-        tasks=("retrieval", "planning", "qa"),
-        people=(4,),
-        aspects=(2,),
-        data=data,
-        rounds=1,
-        out=out,
+def test_the_tables_have_all_sides(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, tokens in (("_A_STEP", 24), ("_AN_ASPECT", 24), ("_CONCLUSION", 16)):
+        monkeypatch.setattr(f"benchmarks.pdos_questions.{name}", tokens)
+    out, screen = tmp_path / "numbers.json", StringIO()
+    run(
+        Options(model=str(small), people=(4,), aspects=(2,), passages=(4,), rounds=1, out=out),
+        Console(file=screen, width=240),
     )
-    run(options, Console(file=screen, width=240))
-    numbers = json.loads(out.read_text())
-    printed = screen.getvalue()
+    numbers, printed = json.loads(out.read_text()), screen.getvalue()
     rows = [line.split("│")[1].strip() for line in printed.splitlines() if line.startswith("│")]
     assert rows == [*SIDES, *SIDES[1:]] * 3
-    assert "steps right" in printed
-    assert all(cell["right steps"] is not None for cell in numbers["retrieval, 4 people"]["cells"])
-    assert "for questions that lost some: 1 of 2" in printed
-    for table, right, marked in (("planning, 2 aspects", False, True), ("multi-document QA", True, True)):
-        cells = {cell["side"]: cell for cell in numbers[table]["cells"]}
+    assert all(name in printed for name in ("steps right", "its own mark", "mark, minus normal (95% interval)"))
+    for title, marked in (
+        ("retrieval, 4 people", False),
+        ("planning, 2 aspects", True),
+        ("multi-document QA, 4 passages", False),
+    ):
+        cells = {cell["side"]: cell for cell in numbers[title]}
         assert tuple(cells) == SIDES
-        assert all((cell["right"] is not None, cell["mark"] is not None) == (right, marked) for cell in cells.values())
+        kinds = {(cell["right"] is None, cell["right steps"] is None, cell["mark"] is None) for cell in cells.values()}
+        assert kinds == {(marked, marked, not marked)}
         ours, theirs = cells["CoD + pdos, given"], cells["CoD"]
-        ratio = theirs["seconds"] / ours["seconds"]
-        assert f"{ratio:.2f}x" in printed
+        assert f"{theirs['seconds'] / ours['seconds']:.2f}x" in printed
         assert ours["seconds"] == ours["prefill"] + ours["decoding"]
         assert f"{cells['normal']['decoding'] / ours['decoding']:.2f}x" in printed
-        assert f"{ours['mark'] - cells['normal']['mark']:+.2f} (one value)" in printed
+        assert not marked or f"{ours['mark'] - cells['normal']['mark']:+.2f} (one value)" in printed
 
 
 @pytest.mark.parametrize(
@@ -210,8 +195,6 @@ def test_the_tables_have_all_sides(folder: Path, tmp_path: Path, monkeypatch: py
         (("--people", "3"), "option people: Input should be greater than or equal to 4"),
         (("--aspects", "2,11"), "option aspects: Input should be less than or equal to 10"),
         (("--passages", "3"), "option passages: Input should be greater than or equal to 4"),
-        (("--tasks", "planning", "--data", "a.jsonl"), "which only the task qa reads: add qa to --tasks"),
-        (("--out", "nowhere/n.json"), "does not exist: create it first"),
     ],
 )
 def test_invalid_options_are_rejected_with_an_error(
@@ -219,3 +202,142 @@ def test_invalid_options_are_rejected_with_an_error(
 ) -> None:
     assert main(["pdos", *arguments]) == 2
     assert message in capfd.readouterr().err
+
+
+# -- questions ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [retrieval, documents])
+@pytest.mark.parametrize("steps", [4, 9, 30, 100])
+def test_the_given_answer_is_right(make: Callable[[int, int], Any], steps: int, form: StepsFormat) -> None:
+    for seed in range(10):
+        question = make(steps, seed)
+        for drafts in (False, True):
+            answer = question.answered.in_steps(form, drafts)
+            assert question.is_right(answer)
+            assert question.right_steps(answer) == 1.0
+            assert re.findall(r"^#### (.+?):", answer, re.MULTILINE) == [*question.titles]
+            half = "\n".join(answer.splitlines()[: steps // 2])
+            assert not question.is_right(half)
+            assert question.right_steps(half) == pytest.approx(steps // 2 / steps)
+    assert make(steps, 3).text == make(steps, 3).text != make(steps, 4).text
+
+
+def test_a_question_teaches_an_answer_a_skeleton_and_two_steps(form: StepsFormat) -> None:
+    texts = list(taught(5, form.codec))
+    assert len(texts) == 20
+    for at in range(0, 20, 4):
+        (whole, answer), (begun, rest), *ends = texts[at : at + 4]
+        (user,) = whole.prompt
+        assert "####" not in user.content
+        titles = re.findall(r"^#### (.+?):", answer, re.MULTILINE)
+        assert 4 <= len(titles) <= 8
+        skeleton = begun.prompt[1].content + rest
+        assert skeleton == "".join(f"#### {title}:...\n" for title in titles) + "####%%%\n"
+        assert begun.prompt[1].content.endswith("...\n####")
+        first = [request.prompt[1].content for request, _ in ends]
+        assert len({*first}) == 2
+        assert f"#### {titles[0]}:" not in first
+        assert all(answer.endswith(f"\n{request.prompt[1].content}{text}") for request, text in ends)
+        assert all(request.prompt[0] == user for request, _ in texts[at : at + 4])
+    assert list(taught(5, form.codec)) == texts
+
+
+@pytest.mark.parametrize("people", [4, 10, 100])
+def test_exactly_one_person_is_in_the_range(people: int) -> None:
+    for seed in range(20):
+        question: Any = retrieval(people, seed)
+        grades = dict(re.findall(r"^(\S+ \S+), .*GPA (\d\.\d\d)", question.text, re.MULTILINE))
+        low, high = map(float, re.findall(r"between (\d\.\d\d) and (\d\.\d\d)", question.text)[0])
+        assert tuple(grades) == question.titles
+        (name,) = (name for name, grade in grades.items() if low < float(grade) < high)
+        assert question.answered.conclusion == f"Name: {name}"
+
+
+def test_generated_documents_are_two_hop_questions_with_one_answer() -> None:
+    for seed in range(1, 20):
+        question: Any = documents(6, seed)
+        (film,) = re.findall(r"Where was the director of (The \w+ \w+) born\?", question.text)
+        (director,) = re.findall(rf"{film} is a film of \d{{4}}\. It was directed by ([\w ]+)\.", question.text)
+        (town,) = re.findall(rf"{director} was a director, born in (\w+), who died in", question.text)
+        assert question.titles == tuple(f"Passage {number}" for number in range(1, 7))
+        assert question.is_right(f"Answer: {town}")
+        assert not question.is_right("Answer: Atlantis")
+
+
+def test_plans_list_their_aspects_and_worked_examples_are_correct() -> None:
+    question = planning(6, 1)
+    assert tuple(listed(question.text)) == question.titles
+    assert len({planning(6, seed).text for seed in range(20)}) == 20
+    assert question == planning(6, 1)
+    assert question.tokens == 6 * 64 + 64
+    people, plan = retrieval(4, 0).example, question.example
+    grades = dict(re.findall(r"^(\S+ \S+), .*GPA (\d\.\d\d)", people.text, re.MULTILINE))
+    low, high = map(float, re.findall(r"between (\d\.\d\d) and (\d\.\d\d)", people.text)[0])
+    (right,) = (name for name, grade in grades.items() if low < float(grade) < high)
+    assert people.conclusion == f"Name: {right}"
+    assert [title for title, _, _ in people.steps] == list(grades)
+    assert all(grades[title] in whole and grades[title] in draft for title, whole, draft in people.steps)
+    assert [title for title, _, _ in plan.steps] == listed(plan.text)
+    for _, whole, draft in (*people.steps, *plan.steps):
+        assert len(draft.split()) <= 5 < len(whole.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("#### Ann Lee: no\n#### Bo Dar: yes\n####%%%\nName: Bo Dar", True),
+        ("name: Ann Lee\nName: Bo Dar.", True),
+        ("**Name**: Bo Dar", True),
+        ("Name: Ann Lee", False),
+        ("Name: Ann Lee or Bo Dar", False),
+        ("It is Bo Dar", False),
+        ("Name:\nBo Dar", False),
+    ],
+)
+def test_names_only_compares_the_last_name(text: str, right: bool) -> None:
+    assert names_only(text, "Bo Dar", ("Ann Lee", "Bo Dar")) == right
+
+
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [
+        ("#### Ann Lee: The GPA is 3.80, so no.\n#### Bo Dar: 2.5, yes\n####%%%\nName: Bo Dar", 1.0),
+        ("1. Ann Lee: 3.8, No\n2. **Bo Dar**:\nGPA 2.50, which is between the two. Yes.", 1.0),
+        ("#### Ann Lee: 3.80, no\n#### Bo Dar: 2.50, no\nName: Bo Dar", 0.5),  # the last name alone is right
+        ("#### Ann Lee: 3.80, yes\n#### Bo Dar: 2.60, yes\nName: Bo Dar", 0.0),
+        ("#### Ann Lee: 2.50, no\n#### Bo Dar: 3.80, yes\nName: Bo Dar", 0.0),
+        ("#### Ann Lee: 3.80\n#### Bo Dar:\nName: Bo Dar", 0.0),
+        ("Name: Bo Dar", 0.0),
+    ],
+)
+def test_each_step_must_state_the_grade_and_whether_it_is_in_the_range(text: str, share: float) -> None:
+    assert right_share(text, {"Ann Lee": (3.8, False), "Bo Dar": (2.5, True)}) == share
+
+
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [
+        ("#### Passage 1: It names Ann Lee.\n#### Passage 2: It does not help.\n#### Passage 3: Born in Oslo.", 1),
+        ("#### Passage 1: director: Ann Lee\n#### Passage 2: no help\n#### Passage 3: no help", 2 / 3),
+        ("#### Passage 1: It does not name Ann Lee.\n#### Passage 2: It helps.", 0),
+        ("", 0),
+    ],
+)
+def test_steps_about_passages_are_right_by_their_fact_or_as_unhelpful(text: str, share: float) -> None:
+    needed = {"Passage 1": "Ann Lee", "Passage 2": None, "Passage 3": "Oslo"}
+    assert right_passages(text, needed) == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("Passage 1: Rome.\nAnswer: It was ULM, I think.", True),
+        ("answer: Oslo\nAnswer: Ulm", True),
+        ("Answer: Ulmen", False),
+        ("Answer: Ulm\nAnswer: Rome", False),
+        ("It is Ulm", False),
+    ],
+)
+def test_the_last_answer_must_contain_the_reference_as_a_word(text: str, right: bool) -> None:
+    assert contains(text, "Ulm") == right

@@ -1,77 +1,143 @@
-"""The benchmark `peers`: output and results file, also of an interrupted run; invalid options and missing peers."""
+"""The benchmarks `peers`, `neighbours` and `start`, with scripted peers; worker processes and recorded searches."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from rich.console import Console
 
+from benchmarks import neighbours, peers, start
 from benchmarks.__main__ import main
-from benchmarks.engines import SideError
-from benchmarks.harness import Measured
-from benchmarks.options import PeersOptions
-from benchmarks.peers import peers
-from benchmarks.peers.peers import run
-from benchmarks.peers.settings import Setting
-from benchmarks.peers.sides import _TRIAL_NEW, _TRIAL_PROMPT, Peer, open_ours, open_sides
-from benchmarks.workloads import Waves, branches, drawn, mixed_ids, requests
+from benchmarks.harness import SideError
+from benchmarks.peer_process import PeerProcess
+from benchmarks.waves import WaveRequest, Waves, branches, checked, mixed_ids, record, replay, requests, rows
 from tot.decoders import LocalDecoder, load_decoder
 
 pytestmark = pytest.mark.benches
 
 METRICS = ("", ": prefill tokens/s", ": decoding tokens/s")
+WORKER = """#!{python}
+import json, sys, time
+load = json.loads(sys.stdin.readline())
+print("starting up: {{not JSON", flush=True)
+print(json.dumps({{"about": "fake 1.0 with " + load["model"]}}), flush=True)
+for line in sys.stdin:
+    waves = json.loads(line)["waves"]
+    tokens = sum(sum(asked["new"]) for wave in waves for asked in wave)
+    if load["model"] == "dies":
+        print("out of memory", file=sys.stderr)
+        sys.exit(3)
+    if load["model"] == "hangs":
+        time.sleep(60)
+    if load["model"] == "errs":
+        print(json.dumps({{"error": "too many sequences"}}), flush=True)
+        continue
+    print('"a string"', flush=True)
+    reply = {{"seconds": 0.5, "prefill": 0.25, "tokens": tokens - load["model"].startswith("short")}}
+    print(json.dumps(reply), flush=True)
+"""
+WAVES = branches([1, 2, 3], 2, 4)
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Path:
+    """An interpreter that runs the scripted worker instead of any program."""
+    path = tmp_path / "python"
+    path.write_text(WORKER.format(python=sys.executable))
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def process(python: Path) -> Iterator[Callable[..., PeerProcess]]:
+    """Start a worker that answers, "dies", "hangs", raises ("errs") or samples too few tokens ("short")."""
+    with ExitStack() as stack:
+
+        def run(model: str = "well", **options: Any) -> PeerProcess:
+            started = PeerProcess(python, "llama_worker.py", {"model": model}, **options)
+            stack.callback(started.close)
+            return started
+
+        yield run
+
+
+def test_replies_are_found_in_other_output(process: Any) -> None:
+    side = process()
+    assert side.about == "fake 1.0 with well"
+    for measured in (side.run(WAVES), side.run(WAVES)):
+        assert measured.pop("resident") > 2**20
+        assert measured == {"seconds": 0.5, "prefill": 0.25, "tokens": 8}
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        ("dies", {}, r"it ended with status 3 \| out of memory"),
+        ("errs", {}, "too many sequences"),
+        ("hangs", {"patience": 0.3}, "no reply within 0 s"),
+        ("short", {}, "it sampled 7 tokens instead of 8"),
+    ],
+)
+def test_a_failing_worker_is_an_error_with_its_reason(process: Any, model: str, options: Any, message: str) -> None:
+    side = process(model, **options)
+    for _ in range(1 if options else 2):
+        with pytest.raises(SideError, match=message):
+            side.run(WAVES)
+
+
+def test_a_missing_interpreter_or_package_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SideError, match="/nowhere/python can't be started"):
+        PeerProcess(Path("/nowhere/python"), "worker.py", {})
+    (tmp_path / "worker.py").write_text("import no_such_engine\n")
+    with pytest.raises(SideError, match="No module named 'no_such_engine'"):
+        PeerProcess(Path(sys.executable), str(tmp_path / "worker.py"), {})
 
 
 @pytest.fixture
 def among(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Make the benchmark use these sides beside tot with a tiny model."""
+    """Make the benchmarks use these sides beside tot with a tiny model."""
 
-    def loaded(name: str, model: str, **options: Any) -> LocalDecoder:
-        made: LocalDecoder = tiny()
-        return made
-
-    def put(*others: Peer) -> None:
-        monkeypatch.setattr("benchmarks.peers.sides.load_decoder", loaded)
-        monkeypatch.setattr("benchmarks.peers.peers.mixed_ids", lambda *options: list(range(10, 60)))
-        monkeypatch.setattr("benchmarks.peers.peers.BUSY", 1000.0)
-
-        def open_scripted(options: PeersOptions, stack: ExitStack, say: Any) -> list[Peer]:
-            return [open_ours(options.model, stack, True, "tot"), *others]
-
-        monkeypatch.setattr("benchmarks.peers.peers.open_sides", open_scripted)
+    def put(**others: Any) -> None:
+        monkeypatch.setattr(peers, "load_decoder", lambda *names, **options: tiny())
+        monkeypatch.setattr(peers, "BUSY", 1000.0)
+        for module in (peers, neighbours):
+            monkeypatch.setattr(module, "mixed_ids", lambda *options: list(range(10, 60)))
+        monkeypatch.setattr(peers, "open_peers", lambda *options: others)
 
     return put
 
 
-def test_numbers_are_written_and_ratios_printed(
+def cells_of(path: Path, *titles: str) -> list[dict[str, Any]]:
+    numbers = json.loads(path.read_text())
+    return [cell for name, found in numbers.items() if name.partition(": ")[2].startswith(titles) for cell in found]
+
+
+def first_column(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return [line.split("|")[1].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+
+
+def test_rates_of_branches_are_written_and_ratios_printed(
     among: Any, paced: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    among(paced("vLLM", lambda samples: 1000.0))
-    options = PeersOptions(
-        branches=(1, 15),
-        rounds=2,
-        new_tokens=3,
-        parts=("decode",),
-        patience=1e9,
-        out=tmp_path / "n.json",
-        markdown=True,
-        sides=("vllm",),
-    )
-    run(options, Console(width=150, highlight=False))
-    numbers = json.loads((tmp_path / "n.json").read_text())
-    (decoded,) = (found["cells"] for name, found in numbers.items() if isinstance(found, dict) and "cells" in found)
+    among(vLLM=paced("vLLM", lambda samples: 1000.0))
+    options: Any = {"branches": "1,15", "rounds": 2, "new_tokens": 3, "parts": "decode", "sides": "vllm"}
+    asked = peers.Options(out=tmp_path / "n.json", markdown=True, patience=1e9, **options)
+    peers.run(asked, Console(width=150, highlight=False))
+    decoded = cells_of(tmp_path / "n.json", "new tokens/s")
     assert sorted((cell["side"], cell["column"], cell["round"]) for cell in decoded) == [
         (side, column, turn) for side in ("tot", "vLLM") for column in (1, 15) for turn in (0, 1)
     ]
     assert {cell["tokens"] for cell in decoded if cell["column"] == 15} == {45}
-    rows = [line.split("|")[1].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     names = [f"{side}{metric}" for metric in METRICS for side in ("tot", "vLLM", "tot / vLLM")]
-    assert rows[-10:] == [*names, "tot: GiB resident"]
+    assert first_column(capsys)[-10:] == [*names, "tot: GiB resident"]
     assert all(2**25 < cell["resident"] < 2**38 for cell in decoded if cell["side"] == "tot")
     assert {(cell["prefilled"], cell["decoded"]) for cell in decoded if cell["side"] == "vLLM"} == {
         (50 / 500, count * 2 / 500) for count in (1, 15)
@@ -79,25 +145,24 @@ def test_numbers_are_written_and_ratios_printed(
     assert all(0 < cell["prefill"] < cell["seconds"] for cell in decoded)
 
 
-def test_a_step_and_a_search_are_measured(
+def test_a_search_is_replayed_by_all_sides_and_the_fastest_llama(
     among: Any, paced: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, letters: Any
 ) -> None:
-    among(paced("vLLM", lambda samples: 0.5), paced("llama.cpp, A", lambda samples: 0.5))
-    monkeypatch.setattr(peers, "STEPS", 4)
+    paces = {"vLLM": 0.5, "llama.cpp, A": 0.5, "llama.cpp, B": 0.4, "tot, quantize=none": 1.0}
+    among(**{name: paced(name, lambda samples, seconds=seconds: seconds) for name, seconds in paces.items()})
     monkeypatch.setattr(peers, "THOUGHTS", (2,))
     monkeypatch.setattr(peers, "DEPTH", 2)
     monkeypatch.setattr(peers, "load_task", lambda name: letters())
     monkeypatch.setattr(peers, "questions", lambda task, data, count: ["why?", "where?"][:count])
-    options = PeersOptions(
-        branches=(1, 4), rounds=1, problems=2, parts=("limit", "tree"), patience=1e9, out=tmp_path / "n.json"
-    )
-    run(options, Console(quiet=True))
-    numbers = json.loads((tmp_path / "n.json").read_text())
-    steps = numbers["milliseconds of a step, by branches"]["cells"]
-    assert [(cell["side"], cell["column"]) for cell in steps] == [("tot", 1), ("tot", 4)]
-    assert all(cell["least"] > 0 for cell in steps)
-    (searched,) = (found["cells"] for name, found in numbers.items() if name.startswith("seconds a GSM8K search"))
-    assert sorted({cell["side"] for cell in searched}) == ["llama.cpp, A", "tot", "vLLM"]
+    options: Any = {"branches": "1,4", "rounds": 1, "problems": 2, "patience": 1e9, "out": tmp_path / "n.json"}
+    peers.run(peers.Options(**options), Console(quiet=True))
+    searched = [
+        cell
+        for name, found in json.loads((tmp_path / "n.json").read_text()).items()
+        if name.startswith("seconds a GSM8K search")
+        for cell in found
+    ]
+    assert sorted({cell["side"] for cell in searched}) == ["llama.cpp, B", "tot", "vLLM"]
     assert {cell["round"] for cell in searched} == {0, 1}
 
 
@@ -110,10 +175,10 @@ def test_an_interrupted_run_prints_its_results(among: Any, paced: Any, capsys: p
             raise KeyboardInterrupt
         return 2.0
 
-    among(paced("vLLM", interrupted))
-    options = PeersOptions(branches=(1, 4), rounds=1, new_tokens=6, parts=("decode",), patience=1e9)
+    among(vLLM=paced("vLLM", interrupted))
+    options: Any = {"branches": "1,4", "rounds": 1, "new_tokens": 6, "parts": "decode", "patience": 1e9}
     with pytest.raises(KeyboardInterrupt):
-        run(options, Console(width=150))
+        peers.run(peers.Options(**options), Console(width=150))
     (row,) = (line for line in capsys.readouterr().out.splitlines() if "│ vLLM " in line)
     assert row.split("│")[2].strip() == "3.0"
 
@@ -121,12 +186,13 @@ def test_an_interrupted_run_prints_its_results(among: Any, paced: Any, capsys: p
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--parts", "decode,speed"), "option parts: Input should be 'decode', "),
+        (("--parts", "decode,speed"), "option parts: Input should be 'decode' or 'tree'"),
         (("--sides", "llama,sglang"), "option sides: Input should be 'none', "),
         (("--branches", "1,few"), "option branches: Input should be a valid integer"),
+        (("--out", "nowhere/n.json"), "does not exist: create it first"),
     ],
 )
-def test_unknown_parts_sides_and_branches_are_rejected(
+def test_invalid_options_are_rejected(
     arguments: tuple[str, ...], message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["peers", *arguments]) == 2
@@ -134,52 +200,44 @@ def test_unknown_parts_sides_and_branches_are_rejected(
 
 
 def test_a_missing_peer_is_skipped_with_a_hint_how_to_install_it(
-    tiny: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("benchmarks.peers.sides.load_decoder", lambda name, model, **options: tiny())
-    monkeypatch.setattr("benchmarks.peers.sides.find_model", lambda name: tmp_path / "a.Q4_1.gguf")
+    monkeypatch.setattr(peers, "find_model", lambda name: tmp_path / "a.Q4_1.gguf")
+    monkeypatch.setattr("benchmarks.peer_process.find_model", lambda name: tmp_path / "a.Q4_1.gguf")
     messages: list[str] = []
-    nowhere = tmp_path / "python"
-    with ExitStack() as stack:
-        sides = open_sides(PeersOptions(model="any", llama=nowhere, sides=("llama",)), stack, messages.append)
-    assert [side.name for side in sides] == ["tot"]
+    asked = peers.Options(llama=tmp_path / "absent", sides="llama")  # type: ignore[arg-type]
+    assert peers.open_peers(asked, ExitStack(), messages.append) == {}
     assert messages[1] == (
-        f"llama.cpp is left out: {nowhere} does not exist: run `make peers`, or give an interpreter with --llama PYTHON"
+        f"llama.cpp is left out: {tmp_path / 'absent'} does not exist: run `make peers`, or give an interpreter with "
+        "--llama PYTHON"
     )
 
 
 def test_llama_runs_with_the_fastest_setting_of_each_number_of_branches(
-    tiny: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """F16 prefills faster, Q4_0 decodes faster."""
 
-    class Worker:
-        def __init__(self, setting: Setting) -> None:
-            self.setting, self.about = setting, "scripted"
-
-        def run(self, waves: Waves) -> Measured:
-            if self.setting.file == "BF16":
+    def scripted(asked: Any, stack: Any, setting: tuple[str, ...]) -> Any:
+        def run(waves: Waves) -> dict[str, float]:
+            if "BF16" in setting:
                 raise SideError("no such kernel")
-            prefill = 1.0 if self.setting.file == "F16" else 2.0
-            decoding = {"Q4_0": 0.001, "F16": 0.01}.get(self.setting.file, 0.1) * (1 if self.setting.flash else 0.5)
-            return {"seconds": prefill + decoding * drawn(waves), "prefill": prefill}
+            prefill = 1.0 if "F16" in setting else 2.0
+            a_token = 0.001 if "Q4_0" in setting else 0.01 if "F16" in setting else 0.1
+            a_token *= 0.5 if "no flash attention" in setting else 1
+            tokens = sum(sum(request.samples) for wave in waves for request in wave)
+            return {"seconds": prefill + a_token * tokens, "prefill": prefill}
 
-    monkeypatch.setattr("benchmarks.peers.sides.load_decoder", lambda name, model, **options: tiny())
-    monkeypatch.setattr("benchmarks.peers.sides.find_model", lambda name: tmp_path / "a.Q4_1.gguf")
-    monkeypatch.setattr(
-        "benchmarks.peers.sides.llama_process", lambda model, python, stack, setting, tokens: Worker(setting)
-    )
+        return SimpleNamespace(run=run, about="scripted")
+
+    monkeypatch.setattr(peers, "find_model", lambda name: tmp_path / "a.Q4_1.gguf")
+    monkeypatch.setattr(peers, "open_llama", scripted)
     messages: list[str] = []
-    options = PeersOptions(
-        model="any", sides=("llama",), branches=(1, 30), prompt_tokens=len(_TRIAL_PROMPT), new_tokens=_TRIAL_NEW
-    )
+    lengths = {"prompt_tokens": len(peers._TRIAL_PROMPT), "new_tokens": peers._TRIAL_NEW}
+    asked = peers.Options(sides="llama", branches=(1, 30), **lengths)  # type: ignore[arg-type]
     with ExitStack() as stack:
-        sides = open_sides(options, stack, messages.append)
-    assert [side.name for side in sides] == [
-        "tot",
-        "llama.cpp, F16, no flash attention",
-        "llama.cpp, Q4_0, no flash attention",
-    ]
+        sides = peers.open_peers(asked, stack, messages.append)
+    assert list(sides) == ["llama.cpp, F16, no flash attention", "llama.cpp, Q4_0, no flash attention"]
     assert "BF16: left out, no such kernel" in messages
     assert "default setting: 1: 3.70 s, 30: 53.00 s" in messages
 
@@ -191,3 +249,106 @@ def test_branches_share_almost_no_prefix(smollm2: str) -> None:
         (wave,) = branches(mixed_ids(decoder.tokenizer, 300), 8, 24)
         texts = [one.tokens for one in decoder.generate(list(requests(wave)))]
     assert len({text[:end] for text in texts for end in range(1, 25)}) > 0.9 * 8 * 24
+
+
+# -- neighbours and start -----------------------------------------------------------------------------------------
+
+
+def test_both_sides_run_idle_and_beside_a_busy_core(
+    among: Any, paced: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    among()
+    llama = SimpleNamespace(run=paced("llama.cpp", lambda samples: 1000.0))
+    monkeypatch.setattr(neighbours, "open_llama", lambda *options: llama)
+    options: Any = {"branches": "1,3", "rounds": 1, "new_tokens": 3, "out": tmp_path / "n.json", "markdown": True}
+    before = set(psutil.Process().children())
+    neighbours.run(neighbours.Options(**options), Console(width=200, highlight=False))
+    assert set(psutil.Process().children()) <= before  # the busy programs ended
+    cells = cells_of(tmp_path / "n.json", "new tokens/s")
+    busy = neighbours.BUSY
+    assert {cell["side"] for cell in cells} == {"tot", f"tot, {busy}", "llama.cpp", f"llama.cpp, {busy}"}
+    assert {cell["tokens"] for cell in cells if cell["column"] == 3} == {9}
+    assert first_column(capsys)[-2:] == [f"tot, {busy} / tot", f"llama.cpp, {busy} / llama.cpp"]
+
+
+def test_a_busy_core_is_a_process_that_ends_with_the_block() -> None:
+    before = set(psutil.Process().children())
+    with neighbours.busy_core():
+        (program,) = set(psutil.Process().children()) - before
+        assert program.is_running()
+    assert not program.is_running()
+
+
+@pytest.mark.real
+def test_our_start_is_measured_warm(smollm2: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options: Any = {"parts": "warm", "rounds": 1, "out": tmp_path / "n.json", "llama": Path("missing")}
+    start.run(start.Options(model=smollm2, **options), Console(width=150, highlight=False))
+    assert "llama.cpp is left out: give a .gguf file as --model, and run `make peers`" in capsys.readouterr().out
+    (cell,) = cells_of(tmp_path / "n.json", "seconds to the first token")
+    assert (cell["side"], cell["column"], cell["round"]) == ("tot", "warm", 0)
+    assert cell["prompt_tokens"] > 40
+    assert cell["ended"] > cell["seconds"] > 0
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_peer_is_measured_from_its_start_to_its_token(python: Path, tmp_path: Path, fails: bool) -> None:
+    file = tmp_path / ("short.gguf" if fails else "model.gguf")
+    file.write_bytes(b"GGUF")
+    if fails:
+        python.write_text(python.read_text().replace('.startswith("short")', ".endswith('short.gguf')"))
+        with pytest.raises(SideError, match="it sampled 0 tokens instead of 1"):
+            start.start_llama(python, str(file), 7)
+    else:
+        assert start.start_llama(python, str(file), 7)["seconds"] > 0
+
+
+def test_a_command_that_fails_is_an_error_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["start", "--model", "absent.gguf", "--rounds", "1"]) == 2
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1
+    assert "--max-tokens 1 --json` failed with status 2: tot: " in err
+
+
+# -- recorded searches --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def decoder(tiny: Any) -> Iterator[LocalDecoder]:
+    with tiny() as made:
+        yield made
+
+
+def test_a_recorded_search_is_replayed_with_the_same_prompts_and_numbers_of_tokens(
+    decoder: LocalDecoder, letters: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = sum(account.tokens for account in decoder.engine.accounts.values())
+    waves = record(decoder, letters(), "why?", 2, breadth=2, depth=3)
+    tokens = sum(account.tokens for account in decoder.engine.accounts.values()) - before
+    scored = [[bool(request.choices) for request in wave] for wave in waves]
+    # A level expands each state to two thoughts and scores the thoughts. The best one is asked for its answer.
+    assert [all(wave) for wave in scored[:4]] == [False, True, False, True]
+    assert all(len(set(wave)) == 1 for wave in scored)
+    assert [len(request.new) for request in waves[0]] == [2]
+    asked: list[Any] = []
+    generate = decoder.generate
+    monkeypatch.setattr(decoder, "generate", lambda batch: asked.extend(batch) or generate(batch))
+    assert replay(decoder, waves)["tokens"] == tokens > 0
+    every = [request for wave in waves for request in wave]
+    assert [one.choices for one in asked if one.choices] == [one.choices for one in every if one.choices]
+    assert {one.prompt for one in asked} == {one.prompt for one in every}
+
+
+def test_samples_of_equal_length_share_one_request() -> None:
+    wave = (
+        WaveRequest((1, 2), (3, 3), seed=7),
+        WaveRequest((4,), (2, 5), seed=9),
+        WaveRequest((6,), (), (" 1",), True),
+    )
+    made = list(requests(wave))
+    drawn = [(one.sampling.n, one.sampling.max_tokens, one.sampling.seed) for one in made[:3]]
+    assert drawn == [(2, 3, 7), (1, 2, 9), (1, 5, 10)]
+    assert all(one.sampling.ignore_eos and one.sampling.temperature == 1 for one in made[:3])
+    assert (made[3].choices, made[3].close_choices, made[3].purpose) == ((" 1",), True, "evaluate")
+    assert checked(1.0, 13, [wave])["tokens"] == 13
+    assert checked(1.0, 14, [wave], scores=False)["tokens"] == 14  # an engine that cannot score reads one token
+    assert rows([wave]) == 2 * (2 + 3) + (1 + 2) + (1 + 5) + (1 + 1)

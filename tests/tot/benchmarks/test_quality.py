@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.evaluators import judged, solutions
-from benchmarks.options import QualityOptions
-from benchmarks.quality import Answered, Leaf, prompts_told, read_answers, replayed, table, way
+from benchmarks.evaluators import PLACES, Judged, auroc, judged, pieces_of, solutions, verdict
+from benchmarks.quality import Answered, Leaf, Options, read_answers, replayed, table, way
+from benchmarks.ways import read_ways
 from tot import Sample, SelfConsistency, Task, evaluate
 from tot.config import SearchConfig
 from tot.decoders import Completion, Request, Usage
@@ -23,7 +23,7 @@ from tot.decoders.request import ChoiceLogprob
 from tot.evaluation.folder import read_leaves, read_samples
 from tot.llm.backend import Backend
 from tot.search.votes import Ballot, stays_ahead
-from tot.tree.thought import State, Thought
+from tot.tree.thought import Drawn, State, Thought
 from tot.tree.tree import Node, ThoughtTree
 
 ROWS = [{"question": f"{word} is?", "answer": f"#### {i}"} for i, word in enumerate(("Ada", "Bo", "Cy", "Di"), 1)]
@@ -50,12 +50,7 @@ class Known:
         return [self._reply(request, sample) for request in requests for sample in range(request.sampling.n)]
 
     def _reply(self, request: Request, sample: int) -> Completion:
-        if isinstance(request.prompt, str):  # a throughput probe
-            return Completion("", (), 0.0, "length", Usage())
-        text = request.prompt[0].content  # type: ignore[union-attr]
-        word = next((word for word in SAMPLES if word in text), None)
-        if word is None:
-            raise AssertionError(text)
+        word = next(word for word in SAMPLES if word in request.prompt[0].content)  # type: ignore[union-attr]
         if request.choices:
             return self._choice(request, str(list(SAMPLES).index(word) + 1))
         number = SAMPLES[word][sample]
@@ -86,6 +81,111 @@ WAYS = (
     *("--way", "plain: search=cot; prompts=chat"),
     *("--way", "votes: search=self-consistency:samples=4; prompts=chat"),
 )
+COMMAND = ("quality", "--data", "rows.jsonl", *WAYS, "--limit", "4", "--out", "n.json")
+
+
+@pytest.mark.usefixtures("_known")
+def test_measured_accuracies_match_the_known_ones(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, "--evaluators", "logprob,random", "--judged", "4", "--timed", "2"]) == 0
+    printed = capfd.readouterr().out
+    results = json.loads(Path("n.json").read_text())
+    scores = {name: [one["score"] for one in answers.values()] for name, answers in results["ways"].items()}
+    assert scores["plain"] == scores["votes, majority of 2"] == [1, 0, 1, 0]
+    assert scores["votes"] == scores["votes, majority of 4"] == [1, 1, 1, 0]
+    assert scores["votes, weighted by probability of 4"] == [1, 1, 1, 1]
+    verdicts = ("An evaluator is good enough to prune by if", "at the end 0.75 (0.30 to 0.95))", "random: not shown")
+    for fragment in ("+25.0%", "100.0%", "evaluator", "2 questions, one at a time", *verdicts):
+        assert fragment in printed, fragment
+    pieces = {cell["side"]: cell["pieces"] for cell in results["evaluators"]}
+    assert [len(each) for each in pieces["logprob"]] == [8] * 4
+    truths = [(one["depth"], one["truth"]) for one in pieces["random"][1]]
+    assert truths == [(depth, float(answer == "2")) for depth in (1, 2) for answer in SAMPLES["Bo"]]
+    ada = [one["value"] for one in pieces["logprob"][0]]
+    assert ada[:4] == [ada[0]] * 4  # equal texts
+    assert ada[4] == ada[5] == ada[7] > ada[6]
+    before = Path("quality/plain/samples.jsonl").read_bytes()
+    assert main([*COMMAND, "--evaluators", "random", "--judged", "4"]) == 2
+    assert "n.json was measured with other evaluators, timed: delete it" in capfd.readouterr().err
+    assert main([*COMMAND, "--evaluators", "random", "--judged", "4", "--out", "m.json"]) == 0  # resumed
+    assert Path("quality/plain/samples.jsonl").read_bytes() == before
+
+
+@pytest.mark.usefixtures("_known")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--way", "plain"), "--way 'plain' can't be read"),
+        (("--way", "plain: cot"), "--way 'plain: cot' can't be read"),
+        (("--way", "plain: serch=cot"), "unknown option 'serch'"),
+        (("--way", "plain: search=cto"), "unknown search 'cto'"),
+        (("--way", "plain: search=cot", "--evaluators", "random"), "--evaluators judges pieces of several solutions"),
+        ((*WAYS, "--evaluators", "logprob,beam"), "unknown evaluator 'beam'"),
+        ((*WAYS, "--mix", "votes+others"), "--mix 'votes+others' can't be read: join ways with +, such as plain+votes"),
+        ((*WAYS, "--judge", "known; dtype"), "--judge 'known; dtype' can't be read: write 'MODEL; option=value"),
+    ],
+)
+def test_invalid_options_are_rejected_before_any_request(
+    arguments: tuple[str, ...], message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["quality", "--data", "rows.jsonl", *arguments]) == 2
+    assert message in capfd.readouterr().err
+    assert not Path("quality").exists()
+
+
+@pytest.mark.usefixtures("_known")
+def test_a_pairwise_judge_sees_both_orders(capfd: pytest.CaptureFixture[str]) -> None:
+    """This judge prefers the first answer, unless only the second is correct."""
+    assert main([*COMMAND, "--judge", "known; dtype=fp32; prompts=papers"]) == 0
+    printed = capfd.readouterr().out
+    results = {question[:2]: won for question, won in json.loads(Path("n.json").read_text())["votes preferred"].items()}
+    assert results == {"Ad": 0.5, "Bo": 1.0, "Cy": 0.5, "Di": 0.5}
+    assert "preferred to plain" in printed
+    assert re.search(r"votes\W+62\.5% \(21\.9% to 90\.8%\)\W+1 of 4\b", printed)
+
+
+@pytest.mark.usefixtures("_known")
+def test_ways_vote_together_in_turns() -> None:
+    again = ("--way", "again: search=self-consistency:samples=2; prompts=chat")
+    assert main([*COMMAND, *again, "--mix", "again+votes"]) == 0
+    results = json.loads(Path("n.json").read_text())["ways"]
+    together = results["again+votes, majority of 6"]
+    question = next(question for question in together if "Bo" in question)
+    assert [leaf["answer"] for leaf in together[question]["leaves"]] == ["5", "5", "2", "2", "2", "7"]
+    assert together[question]["score"] == results["votes, majority of 4"][question]["score"]
+    samples = ("again, majority of 2", "votes, majority of 4")
+    assert together[question]["tokens"] == sum(results[way][question]["tokens"] for way in samples)
+
+
+def test_methods_without_a_model_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text('{"question": "1 1 4 8"}\n{"question": "2 3 4"}\n')
+    chance = "generator=enumerate:prior=random; evaluator=random; model=none"
+    ways = ("--way", f"chance: {chance}", "--way", f"few: {chance}; budget_nodes=1")
+    command = ("quality", "--task", "game24", "--data", "rows.jsonl", *ways, "--timed", "1", "--out", "n.json")
+    assert main(list(command)) == 0
+    results = json.loads(Path("n.json").read_text())["ways"]
+    scores = {name: [one["score"] for one in answers.values()] for name, answers in results.items()}
+    assert scores == {"chance": [1, 1], "few": [0, 0]}
+
+
+def test_a_way_may_repeat_an_option() -> None:
+    (options,) = read_ways(["drafts: decoder=seed; decoder_option=draft=a.gguf; decoder_option=k_config=2,1"]).values()
+    config = way(Options(data="rows.jsonl"), options).config
+    assert config.decoder == "seed"
+    assert (config.model_options["draft"], config.model_options["k_config"]) == ("a.gguf", "2,1")
+
+
+# -- replays ------------------------------------------------------------------------------------------------------
+
+
+class Letter(Task):
+    """The answer is the first letter of the text."""
+
+    templates: ClassVar = {"thought": "{{ question }}", "chain": "{{ question }}", "answer": "{{ question }}"}
+    sampling: ClassVar = {"chain": {"max_tokens": 8}}
+
+    def parse_answer(self, text: str) -> str | None:
+        return next((letter.lower() for letter in text if letter.isalpha()), None)
 
 
 class Drafts(Task):
@@ -108,125 +208,26 @@ def test_leaves_with_an_answer_are_solutions(scripted: Any, tmp_path: Path) -> N
     assert list(leaves.values()) == [("a", 0.0), ("b", 1.0)]
 
 
-@pytest.mark.usefixtures("_known")
-def test_measured_accuracies_match_the_known_ones(capfd: pytest.CaptureFixture[str]) -> None:
-    command = ("quality", "--data", "rows.jsonl", *WAYS, "--limit", "4", "--out", "n.json", "--evaluators")
-    assert main([*command, "logprob,random", "--judged", "4", "--timed", "2"]) == 0
-    printed = capfd.readouterr().out
-    results = json.loads(Path("n.json").read_text())
-    scores = {name: [one["score"] for one in answers.values()] for name, answers in results["ways"].items()}
-    assert scores["plain"] == [1, 0, 1, 0]
-    assert scores["votes"] == scores["votes, majority of 4"] == [1, 1, 1, 0]
-    assert scores["votes, majority of 2"] == [1, 0, 1, 0]
-    assert scores["votes, weighted by probability of 4"] == [1, 1, 1, 1]
-    verdicts = ("An evaluator is good enough to prune by if", "at the end 0.75 (0.30 to 0.95))", "random: not shown")
-    for fragment in ("about 1 min", "+25.0%", "100.0%", "evaluator", "2 questions, one at a time", *verdicts):
-        assert fragment in printed, fragment
-    judged = {cell["side"]: cell["pieces"] for cell in results["evaluators"]["cells"]}
-    assert [len(each) for each in judged["logprob"]] == [8] * 4
-    truths = [(one["depth"], one["truth"]) for one in judged["random"][1]]
-    assert truths == [(depth, float(fragment == "2")) for depth in (1, 2) for fragment in SAMPLES["Bo"]]
-    ada = [one["value"] for one in judged["logprob"][0]]
-    assert ada[:4] == [ada[0]] * 4  # equal texts
-    assert ada[4] == ada[5] == ada[7] > ada[6]
-    refused = ("quality", "--data", "rows.jsonl", "--way", "plain: search=cot", "--evaluators", "random")
-    assert main(refused) == 2
-    assert "--evaluators judges pieces of several solutions per question" in capfd.readouterr().err
-    assert main([*command, "logprob,beam"]) == 2  # rejected before any request
-    assert "unknown evaluator 'beam'" in capfd.readouterr().err
-    before = Path("quality/plain/samples.jsonl").read_bytes()
-    assert main([*command, "random", "--judged", "4"]) == 2
-    assert "n.json was measured with other evaluators, timed: delete it" in capfd.readouterr().err
-    assert main([*command, "random", "--judged", "4", "--out", "m.json"]) == 0  # resumed: no request is repeated
-    assert Path("quality/plain/samples.jsonl").read_bytes() == before
-
-
-def test_methods_without_a_model_are_compared(
-    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("rows.jsonl").write_text('{"question": "1 1 4 8"}\n{"question": "2 3 4"}\n')
-    chance = "generator=enumerate:prior=random; evaluator=random; model=none"
-    ways = ("--way", f"chance: {chance}", "--way", f"few: {chance}; budget_nodes=1")
-    command = ("quality", "--task", "game24", "--data", "rows.jsonl", *ways, "--timed", "1", "--out", "n.json")
-    assert main(list(command)) == 0
-    assert "2 ways without a model" in capfd.readouterr().out
-    results = json.loads(Path("n.json").read_text())["ways"]
-    assert {name: [one["score"] for one in answers.values()] for name, answers in results.items()} == {
-        "chance": [1, 1],
-        "few": [0, 0],
-    }
-
-
-def test_a_way_may_repeat_an_option() -> None:
-    options = "decoder=seed; decoder_option=draft=a.gguf; decoder_option=k_config=2,1"
-    parsed = QualityOptions(data="rows.jsonl", way=[f"drafts: {options}"])
-    config = way(parsed, parsed.ways["drafts"]).config
-    assert (config.decoder, config.model_options["draft"], config.model_options["k_config"]) == (
-        "seed",
-        "a.gguf",
-        "2,1",
-    )
-
-
-@pytest.mark.usefixtures("_known")
-@pytest.mark.parametrize(
-    ("way", "message"),
-    [
-        ("plain", "--way 'plain' can't be read"),
-        ("plain: cot", "--way 'plain: cot' can't be read"),
-        ("plain: serch=cot", "unknown option 'serch'"),
-        ("plain: search=cto", "unknown search 'cto'"),
-    ],
-)
-def test_an_invalid_way_is_rejected(way: str, message: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["quality", "--data", "rows.jsonl", "--way", way]) == 2
-    assert message in capfd.readouterr().err
-    assert not Path("quality").exists()
-
-
-class Letter(Task):
-    """The answer is the first letter of the text."""
-
-    templates: ClassVar = {"thought": "{{ question }}", "chain": "{{ question }}", "answer": "{{ question }}"}
-    sampling: ClassVar = {"chain": {"max_tokens": 8}}
-
-    def parse_answer(self, text: str) -> str | None:
-        return next((letter.lower() for letter in text if letter.isalpha()), None)
-
-
-def test_ways_with_different_prompts_are_reported() -> None:
-    specs = ["a: prompts=chat", "b: decoder=pdos", "c: prompts=chat"]
-    parsed = QualityOptions(data="rows.jsonl", model="smollm2-135m", way=specs)
-    works = {name: way(parsed, options) for name, options in parsed.ways.items()}
-    assert "prompts differ: a chat, b papers, c chat" in prompts_told(works)
-    del works["b"]
-    assert prompts_told(works) == ""
-
-
 def test_a_replay_equals_a_run_with_fewer_samples(tiny: Any, tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text(
-        "".join(json.dumps({"question": f"q{i}", "answer": "e"}) + "\n" for i in range(6))
-    )
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"question": f"q{i}", "answer": "e"}) + "\n" for i in range(6)))
     with tiny() as decoder:
         for samples in (2, 4, 8):
-            search = {"search": SelfConsistency(samples=samples), "generator": Sample(temperature=1.0)}
-            out = tmp_path / str(samples)
-            evaluate(Letter, tmp_path / "rows.jsonl", out=out, decoder=decoder, evaluator="random", **search)
+            search: Any = {"search": SelfConsistency(samples=samples), "generator": Sample(temperature=1.0)}
+            evaluate(Letter, rows, out=tmp_path / str(samples), decoder=decoder, evaluator="random", **search)
     decoded = {samples: read_answers(tmp_path / str(samples), Letter()) for samples in (2, 4, 8)}
     again = replayed("votes", decoded[8], Letter())
     for samples, answers in decoded.items():
         replay = again[f"votes, majority of {samples}"]
-        assert {question: one.score for question, one in replay.items()} == {q: one.score for q, one in answers.items()}
-        assert {question: one.tokens for question, one in replay.items()} == {
-            q: one.tokens for q, one in answers.items()
+        assert {q: (one.score, one.tokens) for q, one in replay.items()} == {
+            q: (one.score, one.tokens) for q, one in answers.items()
         }
     assert table({"votes": decoded[8], **again}).row_count == 1 + 2 * 3 + 2
 
 
 def test_a_replayed_vote_stops_at_the_first_leaf_that_makes_it_sure() -> None:
-    agreeing = tuple(Leaf("a" if i != 1 else None, 1.0, 0.5, 0.5, 5) for i in range(8))
-    divided = tuple(Leaf("ab"[i % 2], float(i % 2 == 0), 0.5, 0.4 + 0.2 * (i == 7), 5) for i in range(8))
+    agreeing = tuple(Leaf("a" if i != 1 else None, 1.0, 0.5, 5) for i in range(8))
+    divided = tuple(Leaf("ab"[i % 2], float(i % 2 == 0), 0.4 + 0.2 * (i == 7), 5) for i in range(8))
     answers = {"q": Answered(1.0, 40, "a", thoughts=8, leaves=agreeing)}
     answers["r"] = Answered(1.0, 40, "a", thoughts=8, leaves=divided)
     replay = replayed("votes", answers, Letter())["votes, until 0.95 of at most 8"]
@@ -236,10 +237,7 @@ def test_a_replayed_vote_stops_at_the_first_leaf_that_makes_it_sure() -> None:
 
 def test_leaves_of_a_tree_vote_at_the_cost_of_the_whole_tree() -> None:
     """Branches share tokens, so subsets of the leaves are not replayed."""
-    leaves = tuple(
-        Leaf(answer, float(answer == "a"), None, probability, 5)
-        for answer, probability in (("a", 0.9), ("b", 0.2), ("b", 0.3))
-    )
+    leaves = tuple(Leaf(answer, float(answer == "a"), p, 5) for answer, p in (("a", 0.9), ("b", 0.2), ("b", 0.3)))
     answers = {
         "q": Answered(0.0, 11, "b", thoughts=7, leaves=leaves),
         "r": Answered(1.0, 6, "a", thoughts=3, leaves=leaves[:1]),
@@ -254,26 +252,14 @@ def test_leaves_of_a_tree_vote_at_the_cost_of_the_whole_tree() -> None:
     }
 
 
-def test_the_best_leaf_has_the_highest_value() -> None:
-    """Every leaf needs a value. Two votes of 0.4 outweigh one of 0.7."""
-    values = (("a", 0.7), ("b", 0.4), ("b", 0.4), (None, 0.9))
-    leaves = tuple(Leaf(answer, float(answer == "a"), value, None, 5) for answer, value in values)
-    replays = replayed("votes", {"q": Answered(0.0, 20, "b", thoughts=4, leaves=leaves)}, Letter())
-    right = {name: answers["q"].answer for name, answers in replays.items()}
-    assert right == {
-        "votes, majority of 2": "a",
-        "votes, weighted by value of 2": "a",
-        "votes, best value of 2": "a",
-        "votes, majority of 4": "b",
-        "votes, weighted by value of 4": "b",
-        "votes, best value of 4": "a",
-    }
+def test_graded_answers_are_also_counted_if_fully_correct() -> None:
+    graded = table({"plain": {"q": Answered(0.75, 3), "r": Answered(1.0, 3)}})
+    assert [column.header for column in graded.columns][1:3] == ["right", "wholly right"]
+    assert next(iter(graded.columns[2].cells)).startswith("50.0%")
+    assert "wholly right" not in [column.header for column in table({"plain": {"q": Answered(1.0, 3)}}).columns]
 
 
-def test_values_equal_to_probabilities_add_no_row() -> None:
-    leaves = tuple(Leaf(answer, 0.0, value, value, 5) for answer, value in (("a", 0.7), ("b", 0.4)))
-    replays = replayed("votes", {"q": Answered(0.0, 10, "a", thoughts=2, leaves=leaves)}, Letter())
-    assert list(replays) == ["votes, majority of 2", "votes, weighted by probability of 2", "votes, best value of 2"]
+# -- evaluators ---------------------------------------------------------------------------------------------------
 
 
 def test_thoughts_of_a_tree_are_judged_once_each(tmp_path: Path) -> None:
@@ -289,7 +275,6 @@ def test_thoughts_of_a_tree_are_judged_once_each(tmp_path: Path) -> None:
     grow(tree.root, "e", ended=True)
     (tmp_path / "trees").mkdir()
     (tmp_path / "trees" / "0-0.json").write_text(json.dumps(tree.to_json()))
-    sample = {"id": "0-0", "question": "q", "reference": "well and e"}
 
     class Whole(Letter):
         def parse_answer(self, text: str) -> str | None:
@@ -302,7 +287,7 @@ def test_thoughts_of_a_tree_are_judged_once_each(tmp_path: Path) -> None:
         async def evaluate(self, context: Any, nodes: Sequence[Node]) -> list[float]:
             return [float(len(context.state(node).text)) for node in nodes]
 
-    given = [solutions(tmp_path, sample, Whole(), None)]
+    given = [solutions(tmp_path, {"id": "0-0", "question": "q", "reference": "well and e"}, Whole(), None)]
     (found,) = asyncio.run(judged(given, Whole(), Longer(), Backend({}, Meter())))
     assert [(one.depth, one.along, one.truth) for one in found] == [
         (1, 1 / 2.5, 0.5),
@@ -313,38 +298,66 @@ def test_thoughts_of_a_tree_are_judged_once_each(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.usefixtures("_known")
-def test_a_pairwise_judge_sees_both_orders(capfd: pytest.CaptureFixture[str]) -> None:
-    """This judge prefers the first answer, unless only the second is correct."""
-    command = ("quality", "--data", "rows.jsonl", *WAYS, "--limit", "4", "--out", "n.json")
-    assert main([*command, "--judge", "known; dtype"]) == 2
-    assert "--judge 'known; dtype' can't be read: write 'MODEL; option=value" in capfd.readouterr().err
-    assert main([*command, "--judge", "known; dtype=fp32; prompts=papers"]) == 0
-    printed = capfd.readouterr().out
-    results = {question[:2]: won for question, won in json.loads(Path("n.json").read_text())["votes preferred"].items()}
-    assert results == {"Ad": 0.5, "Bo": 1.0, "Cy": 0.5, "Di": 0.5}
-    assert "preferred to plain" in printed
-    assert re.search(r"votes\W+62\.5% \(21\.9% to 90\.8%\)\W+1 of 4\b", printed)
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("One.\n\nTwo.\n \n\n Three", ["One.\n\n", "Two.\n \n\n ", "Three"]),
+        ("\n\nOne\ntwo", ["\n\nOne\ntwo"]),
+        ("One\n\n", ["One\n\n"]),
+        ("", []),
+    ],
+)
+def test_a_message_is_split_into_its_paragraphs(text: str, pieces: list[str]) -> None:
+    """A token across a paragraph break belongs to the next paragraph."""
+    tokens = tuple(map(ord, text))
+    whole = Drawn(text=text, tokens=tokens, logprobs=tuple(-float(token) for token in tokens))
+
+    def decode(ids: Sequence[int]) -> str:
+        return "".join(map(chr, ids))
+
+    split = pieces_of(whole, decode)
+    assert [(one.text, decode(one.tokens)) for one in split] == [(piece, piece) for piece in pieces]
+    assert all(one.logprobs == tuple(-float(token) for token in one.tokens) for one in split)
+    assert [(one.text, one.tokens) for one in pieces_of(whole, None)] == [(piece, ()) for piece in pieces]
+    twos = pieces_of(whole, lambda tokens: text[: 2 * len(tokens)])
+    assert [one.text for one in twos] == pieces
+    assert sum(len(one.tokens) for one in twos) <= len(tokens)
 
 
-def test_graded_answers_are_also_counted_if_fully_correct() -> None:
-    ways = {"plain": {"q": Answered(0.75, 3), "r": Answered(1.0, 3)}}
-    assert [column.header for column in table(ways).columns][1:3] == ["right", "wholly right"]
-    assert next(iter(table(ways).columns[2].cells)).startswith("50.0%")
-    assert "wholly right" not in [column.header for column in table({"plain": {"q": Answered(1.0, 3)}}).columns]
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(lambda t: t, "1.00 (0.57 to 1.00)"), (lambda t: -t, "0.00 (0.00 to 0.43)"), (lambda t: 3, "0.50 (0.17 to 0.83)")],
+)
+def test_auroc_of_known_values(value: Any, expected: str) -> None:
+    questions = [
+        [Judged(depth, depth / 2, truth, value(truth)) for depth in (1, 2) for truth in (0.0, 0.25, 1.0)]
+        for _ in range(5)
+    ]
+    questions.append([Judged(1, 0.1, 1.0, 0.0), Judged(1, 0.1, 1.0, 5.0)])  # equal truths, so nothing to rank
+    for place in PLACES.values():
+        assert auroc(questions, place) == f"{expected}, 5 questions"
+    assert auroc(questions[-1:], PLACES["all"]) == ""
 
 
-@pytest.mark.usefixtures("_known")
-def test_ways_vote_together_in_turns(capfd: pytest.CaptureFixture[str]) -> None:
-    ways = (*WAYS, "--way", "again: search=self-consistency:samples=2; prompts=chat")
-    command = ("quality", "--data", "rows.jsonl", *ways, "--limit", "4", "--out", "n.json")
-    assert main([*command, "--mix", "again+votes"]) == 0
-    results = json.loads(Path("n.json").read_text())["ways"]
-    together = results["again+votes, majority of 6"]
-    question = next(question for question in together if "Bo" in question)
-    assert [leaf["answer"] for leaf in together[question]["leaves"]] == ["5", "5", "2", "2", "2", "7"]
-    assert together[question]["score"] == results["votes, majority of 4"][question]["score"]
-    samples = ("again, majority of 2", "votes, majority of 4")
-    assert together[question]["tokens"] == sum(results[way][question]["tokens"] for way in samples)
-    assert main([*command, "--mix", "again+others"]) == 2
-    assert "--mix 'again+others' can't be read: join ways with +, such as plain+votes+again" in capfd.readouterr().err
+@pytest.mark.parametrize(
+    ("before", "at_end", "expected"),
+    [
+        (14, 10, "good enough to prune by (AUROC before the end 0.70 (0.67 to 0.73), at the end 0.50 (0.47 to 0.53))"),
+        (12, 11, "good enough to weigh votes, too noisy to prune by (AUROC before the end 0.60 (0.57 to 0.63), "),
+        (10, 10, "not shown to be good enough to prune by or to weigh votes (AUROC before the end 0.50"),
+        (20, 0, "good enough to prune by (AUROC before the end 1.00 (1.00 to 1.00), at the end 0.00"),
+    ],
+)
+def test_verdicts_follow_from_the_lower_bounds(before: int, at_end: int, expected: str) -> None:
+    """A right piece has the value `count` among twenty wrong ones with the values 0.5, 1.5 and so on."""
+    pieces = [Judged(1, 0.5, 1.0, before), *(Judged(1, 0.5, 0.0, wrong + 0.5) for wrong in range(20))]
+    pieces += [Judged(2, 1.0, 1.0, at_end), *(Judged(2, 1.0, 0.0, wrong + 0.5) for wrong in range(20))]
+    assert verdict([pieces] * 1000).startswith(expected)
+
+
+def test_too_few_pieces_are_no_evidence() -> None:
+    """The mean AUROC of these questions is 0.75, but the interval includes 0.5."""
+    questions = [[Judged(1, along, 1.0, value), Judged(1, along, 0.0, 0.0)] for along in (0.5, 1.0) for value in (1, 0)]
+    not_shown = "not shown to be good enough to prune by or to weigh votes (AUROC before the end"
+    assert verdict(questions) == f"{not_shown} 0.75 (0.20 to 0.97), at the end 0.75 (0.20 to 0.97))"
+    assert verdict([[Judged(1, 0.5, 1.0, 0.0)]]) == f"{not_shown} not known, at the end not known)"

@@ -18,6 +18,13 @@ def serve(replies: Any) -> None:
     import vllm  # type: ignore[import-not-found,unused-ignore]
 
     load = json.loads(sys.stdin.readline())
+    options: dict[str, Any] = {}
+    if load["lookup"]:
+        drafts = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+        options["speculative_config"] = {**drafts, "num_speculative_tokens": load["lookup"]}
+    if torch.cuda.is_available():  # vLLM refuses to start on more than other sides leave free
+        free, total = torch.cuda.mem_get_info()
+        options["gpu_memory_utilization"] = 0.8 * free / total
     model = vllm.LLM(
         load["model"],
         dtype=load["dtype"],
@@ -25,8 +32,7 @@ def serve(replies: Any) -> None:
         enable_prefix_caching=True,
         skip_tokenizer_init=True,
         disable_log_stats=False,  # outputs have the seconds to their first tokens
-        **drafts(load["lookup"]),
-        **share_of_free_memory(torch),
+        **options,
     )
     replies({"about": f"vLLM {vllm.__version__}, {load['dtype']}"})
     for line in sys.stdin:
@@ -35,8 +41,8 @@ def serve(replies: Any) -> None:
             model.reset_prefix_cache()
             began = time.perf_counter()
             if "waves" in command:
-                drawn = [draw(vllm, model, wave) for wave in command["waves"]]
-                done: dict[str, Any] = {name: sum(one[name] for one in drawn) for name in drawn[0]}
+                waves = [sample(vllm, model, wave) for wave in command["waves"]]
+                done: dict[str, Any] = {name: sum(wave[name] for wave in waves) for name in waves[0]}
             else:
                 done = {"samples": complete(vllm, model, **command["complete"])}
             replies({"seconds": time.perf_counter() - began, **done})
@@ -44,29 +50,13 @@ def serve(replies: Any) -> None:
             replies({"error": f"{type(error).__name__}: {error}"})
 
 
-def drafts(lookup: int) -> dict[str, Any]:
-    """Return vLLM's option for drafts of `lookup` tokens by n-grams."""
-    config = {"method": "ngram", "num_speculative_tokens": lookup, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
-    return {"speculative_config": config} if lookup else {}
-
-
-def share_of_free_memory(torch: Any) -> dict[str, float]:
-    """Return vLLM's option for the memory of a GPU. It refuses to start on more than other sides leave free."""
-    if not torch.cuda.is_available():
-        return {}
-    free, total = torch.cuda.mem_get_info()
-    return {"gpu_memory_utilization": 0.8 * free / total}
-
-
-def draw(vllm: Any, model: Any, wave: list[dict[str, Any]]) -> dict[str, float]:
+def sample(vllm: Any, model: Any, wave: list[dict[str, Any]]) -> dict[str, float]:
     """Sample a wave. Return the number of tokens sampled, and the seconds until every sample had its first one."""
     samples = [(request["prompt"], length) for request in wave for length in request["new"]]
+    options = {"temperature": 1.0, "ignore_eos": True, "detokenize": False}
     outputs = model.generate(
         [{"prompt_token_ids": prompt} for prompt, _ in samples],
-        [
-            vllm.SamplingParams(temperature=1.0, max_tokens=length, ignore_eos=True, detokenize=False)
-            for _, length in samples
-        ],
+        [vllm.SamplingParams(max_tokens=length, **options) for _, length in samples],
         use_tqdm=False,
     )
     return {

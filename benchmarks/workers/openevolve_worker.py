@@ -19,19 +19,9 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from openevolve import (  # type: ignore[import-not-found,import-untyped,unused-ignore]
-    OpenEvolve,
-    __version__,
-    process_parallel,
-)
-from openevolve.config import (  # type: ignore[import-not-found,import-untyped,unused-ignore]
-    Config,
-    DatabaseConfig,
-    EvaluatorConfig,
-    LLMConfig,
-    LLMModelConfig,
-    PromptConfig,
-)
+import openevolve  # type: ignore[import-not-found,import-untyped,unused-ignore]
+from openevolve import config as of  # type: ignore[import-not-found,import-untyped,unused-ignore]
+from openevolve import process_parallel
 from openevolve.evaluation_result import (  # type: ignore[import-not-found,import-untyped,unused-ignore]
     EvaluationResult,
 )
@@ -40,7 +30,7 @@ from tot.tasks.optimize import Optimize
 
 EVALUATOR = """
 from pathlib import Path
-from benchmarks.peers.openevolve_worker import Evaluator
+from benchmarks.workers.openevolve_worker import Evaluator
 
 evaluator = Evaluator(Path({folder!r}), {minimize!r}, Path({log!r}))
 
@@ -79,7 +69,7 @@ class Evaluator:
         return math.exp(max(-50.0, min((value - start) / (abs(start) or 1.0), 50.0)))
 
 
-class Evolution(OpenEvolve):  # type: ignore[misc,unused-ignore]
+class Evolution(openevolve.OpenEvolve):  # type: ignore[misc,unused-ignore]
     """An evolution whose seconds begin when all of its processes run."""
 
     def __init__(self, address: str, limit: float | None, *options: Any, **named: Any) -> None:
@@ -97,9 +87,8 @@ class Evolution(OpenEvolve):  # type: ignore[misc,unused-ignore]
         if self._limit is not None:
             asyncio.get_running_loop().call_later(self._limit, controller.request_shutdown)
         await super()._run_evolution_with_checkpoints(*options)
-        self.counted["seconds"] = time.perf_counter() - began
+        self.counted = {"seconds": time.perf_counter() - began, "thoughts": controller.completed_iterations}
         self.counted["tokens"] = new_tokens(self._address) - before
-        self.counted["thoughts"] = controller.completed_iterations
 
 
 def prepared(_: int) -> int:
@@ -114,35 +103,34 @@ def start_server(model: str) -> str:
     command = [sys.executable, "-m", "tot.cli.app", "serve", "--model", model, "--port", "0", "--no-prefix-cache"]
     process = subprocess.Popen(command, text=True, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
     lines = []
-    for line in process.stderr or ():
+    assert process.stderr is not None
+    for line in process.stderr:
         lines.append(line)
         if found := re.search(r" is served at (http://\S+)/v1$", line.strip()):
-            assert process.stderr is not None
             threading.Thread(target=process.stderr.read, daemon=True).start()  # a full pipe would stop the server
             return found[1]
     raise RuntimeError(f"tot serve did not start: {' '.join(lines)}")
 
 
-def configuration(load: dict[str, Any], address: str, seed: int, description: str) -> Config:
+def configuration(load: dict[str, Any], address: str, seed: int, description: str) -> Any:
     """Return OpenEvolve's configuration: its example function_minimization's for small models, with whole programs."""
     with urllib.request.urlopen(f"{address}/v1/models") as reply:
         name = json.load(reply)["data"][0]["id"]
     server: dict[str, Any] = {"api_base": f"{address}/v1", "api_key": "none", "timeout": 600}
+    sampling = {"temperature": 0.7, "top_p": 0.95, "max_tokens": 1024}
     better = "lower" if load["minimize"] else "higher"
     system = f"{description}\n\nThe {better} the score, the higher the fitness. Use only Python's standard library."
-    return Config(
+    return of.Config(
         log_level="ERROR",
         random_seed=seed,
         max_iterations=load["iterations"],
         diff_based_evolution=False,
-        llm=LLMConfig(
-            **server, temperature=0.7, top_p=0.95, max_tokens=1024, models=[LLMModelConfig(name=name, **server)]
-        ),
-        prompt=PromptConfig(system_message=system),
-        database=DatabaseConfig(
+        llm=of.LLMConfig(**server, **sampling, models=[of.LLMModelConfig(name=name, **server)]),
+        prompt=of.PromptConfig(system_message=system),
+        database=of.DatabaseConfig(
             population_size=50, archive_size=20, num_islands=3, elite_selection_ratio=0.2, log_prompts=False
         ),
-        evaluator=EvaluatorConfig(parallel_evaluations=load["parallel"], cascade_evaluation=False),
+        evaluator=of.EvaluatorConfig(parallel_evaluations=load["parallel"], cascade_evaluation=False),
     )
 
 
@@ -172,7 +160,7 @@ async def evolve(load: dict[str, Any], address: str, seed: int) -> dict[str, Any
 def serve(replies: Any) -> None:
     load = json.loads(sys.stdin.readline())
     address = start_server(load["model"])
-    replies({"about": f"OpenEvolve {__version__}"})
+    replies({"about": f"OpenEvolve {openevolve.__version__}"})
     for line in sys.stdin:
         try:
             replies(asyncio.run(evolve(load, address, json.loads(line)["seed"])))

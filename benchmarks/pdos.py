@@ -14,29 +14,22 @@ key-value slots relative to normal decoding of the same text.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from statistics import fmean
+from typing import Annotated, ClassVar, Literal
 
+from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.engines import about, forget
-from benchmarks.harness import Bench, Measured, Measurements, Metric, Side, percent, plain, timed, times
-from benchmarks.options import PDOSBench
-from benchmarks.papers.pdos_questions import (
-    PDOSQuestion,
-    documents,
-    listed,
-    multi_document,
-    planning,
-    retrieval,
-)
+from benchmarks.harness import Bench, BenchOptions, Cells, Measured, Metric, by_metric, percent, plain, timed, times
+from benchmarks.pdos_questions import PDOSQuestion, documents, listed, planning, retrieval
 from tot.decoders.decoder import Decoder, LocalDecoder, load_decoder
-from tot.decoders.engine.engine import Engine
 from tot.decoders.methods.options import PDOSOptions
 from tot.decoders.methods.pdos.steps_format import StepsFormat
 from tot.decoders.request import Message, Request, Sampling
@@ -54,43 +47,68 @@ You mark answers. Take account of whether the answer is right, of how much it he
 3 - right in the main and of some use, readable.
 4 - right and of use, with small faults.
 5 - right in all it says, complete, clear and in good order."""
-_DECODING = Metric("decoding", lambda measured: measured["decoding"], plain(".1f"), less=True)
+_DECODING = Metric("decoding", lambda cell: cell["decoding"], plain(".1f"), less=True)
 METRICS = [
-    Metric("total seconds", lambda measured: measured["seconds"], plain(".1f"), less=True),
-    Metric("prefill", lambda measured: measured["prefill"], plain(".1f")),
+    Metric("total seconds", lambda cell: cell["seconds"], plain(".1f"), less=True),
+    Metric("prefill", lambda cell: cell["prefill"], plain(".1f")),
     _DECODING,
-    Metric("new tokens/s", lambda measured: measured["tokens"] / measured["decoding"], plain(".1f")),
-    Metric("said, tokens/s", lambda measured: measured["said"] / measured["decoding"], plain(".1f")),
-    Metric("right", lambda measured: measured["right"], percent),
-    Metric("steps right", lambda measured: measured["right steps"], percent),
-    Metric("mark", lambda measured: measured["mark"], lambda values: f"{fmean(values):.2f}"),
-    Metric("slots", lambda measured: measured["slots"], plain(".3f")),
-    Metric("format kept", lambda measured: measured["kept_format"], percent),
+    Metric("new tokens/s", lambda cell: cell["tokens"] / cell["decoding"], plain(".1f")),
+    Metric("said, tokens/s", lambda cell: cell["said"] / cell["decoding"], plain(".1f")),
+    Metric("right", lambda cell: cell["right"], percent),
+    Metric("steps right", lambda cell: cell["right steps"], percent),
+    Metric("mark", lambda cell: cell["mark"], lambda values: f"{fmean(values):.2f}"),
+    Metric("slots", lambda cell: cell["slots"], plain(".3f")),
+    Metric("format kept", lambda cell: cell["kept_format"], percent),
 ]
 _QUALITY = {"right": (paired, "+.0%"), "steps right": (paired, "+.0%"), "mark": (bootstrap, "+.2f")}
 """The interval of a metric's differences, and their format."""
-Messages = tuple[Message, ...]
+Prompt = Literal["skeleton", "example", "both", "none"]
+
+
+class Options(BenchOptions):
+    """Compare parallel steps with normal decoding, skeleton-of-thought and chain-of-draft: quality, speed, memory."""
+
+    extends: ClassVar = "rounds"
+    prompt: Prompt = Field(
+        "both",
+        description="How the prompt explains the step format: our skeleton prompt, a worked example, both, or not at "
+        "all, for a model that was trained on it.",
+    )
+    tasks: tuple[Literal["retrieval", "planning", "qa"], ...] = Field(
+        ("retrieval", "planning", "qa"), description="Comma-separated tasks; qa: questions about several documents."
+    )
+    people: tuple[Annotated[int, Field(ge=4, le=100)], ...] = Field(
+        (10,), description="Retrieval: comma-separated numbers of people, 4 to 100."
+    )
+    aspects: tuple[Annotated[int, Field(ge=2, le=10)], ...] = Field(
+        (2, 4, 6, 8, 10), description="Planning: comma-separated numbers of aspects, 2 to 10."
+    )
+    passages: tuple[Annotated[int, Field(ge=4, le=100)], ...] = Field(
+        (8,), description="QA: comma-separated numbers of passages, 4 to 100."
+    )
+    judge: str | None = Field(
+        None, description="Model that marks plans and answers from 1 to 5; by default the tested model."
+    )
+    rounds: int = Field(3, ge=1, description="Questions of each kind. The sides take turns at each question.")
 
 
 @dataclass(frozen=True)
 class Way:
     """A way to answer: a decoder, whether steps are drafts, and whether the steps' titles are given."""
 
-    name: str
     decoder: LocalDecoder
     drafts: bool = False
     given: bool = False
     outline: bool = False
     """Skeleton-of-thought: an outline, then all of its points as one batch, joined in order. The prompts of the points
     contain the outline; their prefill is part of the decoding."""
-    prompt: str = "both"
-    """How the prompt explains the step format; see `PDOSBench.prompt`."""
+    prompt: Prompt = "both"
 
     @property
     def form(self) -> StepsFormat:
         return StepsFormat(PDOSOptions(), self.decoder.engine.codec)
 
-    def messages(self, question: PDOSQuestion) -> Messages:
+    def messages(self, question: PDOSQuestion) -> tuple[Message, ...]:
         """Return the prompt: the step format and the question."""
         example, form, words = question.example, self.form, _DRAFTS if self.drafts else ""
         answer = example.in_steps(form, self.drafts)
@@ -98,13 +116,11 @@ class Way:
         if self.outline:
             answer = _numbered([*(title for title, _, _ in example.steps), example.last])
             with_example, with_instructions, words = True, False, _OUTLINE
-        turns = [
-            Message(role="user", content=f"{words}\n\n{text}".strip())
-            for text in ([example.text, question.text] if with_example else [question.text])
-        ]
+        texts = [f"{words}\n\n{text}".strip() for text in (example.text, question.text)[not with_example :]]
         if with_instructions:
-            turns[0] = Message(role="user", content=f"{form.instructions()}\n\n{turns[0].content}")
-        return (turns[0], Message(role="assistant", content=answer), *turns[1:]) if with_example else tuple(turns)
+            texts[0] = f"{form.instructions()}\n\n{texts[0]}"
+        turns = tuple(Message(role="user", content=text) for text in texts)
+        return (turns[0], Message(role="assistant", content=answer), *turns[1:]) if with_example else turns
 
     def ask(self, question: PDOSQuestion) -> Measured:
         """Answer a question with an empty cache."""
@@ -113,7 +129,7 @@ class Way:
         first = Request(prompt=messages, sampling=Sampling(max_tokens=1))
         prefill, _ = timed(lambda: self.decoder.generate([first]))
         engine.call(engine.accounts.clear)
-        engine.call(partial(_watch, engine))
+        engine.call(lambda: setattr(engine.cache, "peak_live", engine.cache.live))
         decoding, (text, prompt, steps) = timed(lambda: self._decode(question, messages))
         tokens = len(engine.codec.encode(text))
         account = engine.call(lambda: engine.accounts["generate"])
@@ -130,16 +146,15 @@ class Way:
             "kept_format": float(format_kept) if self.decoder.name == "pdos" and not self.given else None,
         }
 
-    def _decode(self, question: PDOSQuestion, messages: Messages) -> tuple[str, int, float]:
+    def _decode(self, question: PDOSQuestion, messages: tuple[Message, ...]) -> tuple[str, int, float]:
         """Return the text, the prompt length in tokens and the mean number of steps per block."""
         sampling = Sampling(max_tokens=question.tokens)
         titles = question.titles if self.given else ()
         (completion,) = self.decoder.generate([Request(prompt=messages, sampling=sampling, steps=titles)])
         text, prompt = completion.text, completion.usage.prompt_tokens
         if not self.outline:
-            blocks = [
-                len(list(parts)) for kind, parts in groupby(part.kind for part in completion.parts) if kind == "step"
-            ]
+            kinds = groupby(part.kind for part in completion.parts)
+            blocks = [len(list(parts)) for kind, parts in kinds if kind == "step"]
             return text, prompt, fmean(blocks) if blocks else 0.0
         points = listed(text)[: question.tokens // question.step_tokens]
         if points:  # without points, the text itself is the answer
@@ -149,13 +164,12 @@ class Way:
     def _write(self, question: PDOSQuestion, points: Sequence[str]) -> list[str]:
         """Write out every point of an outline."""
         sampling, outline = Sampling(max_tokens=question.step_tokens), _numbered(points)
-        heads = [f"{number}. {point}:" for number, point in enumerate(points, 1)]
-        texts = [f"{question.text}\n\n{_POINT.format(outline=outline, number=i)}" for i in range(1, len(points) + 1)]
-        prompts = [
-            (Message(role="user", content=text), Message(role="assistant", content=head))
-            for text, head in zip(texts, heads, strict=True)
-        ]
-        completions = self.decoder.generate([Request(prompt=prompt, sampling=sampling) for prompt in prompts])
+        heads, asked = [f"{number}. {point}:" for number, point in enumerate(points, 1)], []
+        for number, head in enumerate(heads, 1):
+            text = f"{question.text}\n\n{_POINT.format(outline=outline, number=number)}"
+            prompt = Message(role="user", content=text), Message(role="assistant", content=head)
+            asked.append(Request(prompt=prompt, sampling=sampling))
+        completions = self.decoder.generate(asked)
         return [f"{head} {one.text.strip()}" for head, one in zip(heads, completions, strict=True)]
 
 
@@ -166,32 +180,39 @@ def said(text: str, form: StepsFormat) -> str:
     return re.sub(rf"^[ \t]*(?:{title})[ \t]*", "", text, flags=re.MULTILINE)
 
 
-def ways(normal: LocalDecoder, steps: LocalDecoder, prompt: str = "both") -> list[Way]:
+def _numbered(points: Sequence[str]) -> str:
+    return "\n".join(f"{number}. {point}" for number, point in enumerate(points, 1))
+
+
+def ways(normal: LocalDecoder, steps: LocalDecoder, prompt: Prompt = "both") -> dict[str, Way]:
     """Return the rows of Table 1 for the decoders `ar` and `pdos` of one engine.
 
     `pdos` runs with given titles and with its own skeletons. It must not add instructions, since the prompts already
     explain the step format.
     """
-    rows = [
-        Way("normal", normal),
-        Way("pdos, given", steps, given=True),
-        Way("pdos, own", steps),
-        Way("SoT", normal, outline=True),
-        Way("CoD", normal, drafts=True),
-        Way("CoD + pdos, given", steps, drafts=True, given=True),
-        Way("CoD + pdos, own", steps, drafts=True),
-    ]
-    return [replace(way, prompt=prompt) for way in rows]
+    rows = {
+        "normal": Way(normal),
+        "pdos, given": Way(steps, given=True),
+        "pdos, own": Way(steps),
+        "SoT": Way(normal, outline=True),
+        "CoD": Way(normal, drafts=True),
+        "CoD + pdos, given": Way(steps, drafts=True, given=True),
+        "CoD + pdos, own": Way(steps, drafts=True),
+    }
+    return {name: replace(way, prompt=prompt) for name, way in rows.items()}
 
 
-def run(asked: PDOSBench, console: Console) -> None:
+def run(asked: Options, console: Console) -> None:
     """Run the benchmark and print a table for each kind of question."""
     with ExitStack() as stack:
-        normal = stack.enter_context(load_decoder("ar", asked.model, **asked.computed))
+        normal = stack.enter_context(load_decoder("ar", asked.model, prefix_cache=False))
         steps = stack.enter_context(load_decoder("pdos", engine=normal.engine, instructions=""))
-        judge = normal
+        judge, metrics = (
+            normal,
+            [replace(one, heading="its own mark") if one.heading == "mark" else one for one in METRICS],
+        )
         if asked.judge is not None:
-            judge = stack.enter_context(load_decoder("ar", asked.judge, **asked.computed))
+            judge, metrics = stack.enter_context(load_decoder("ar", asked.judge, prefix_cache=False)), METRICS
         bench = Bench(asked, console, f"{asked.model}; {about(normal.engine)}")
         compared = ways(normal, steps, asked.prompt)
 
@@ -200,87 +221,58 @@ def run(asked: PDOSBench, console: Console) -> None:
             measured = way.ask(question)
             right = None if question.is_right is None else float(question.is_right(measured["text"]))
             steps = None if question.right_steps is None else question.right_steps(measured["text"])
-            mark = None if question.about is None else mark_of(judge, question, measured["text"])
+            mark = None if question.is_right is not None else mark_of(judge, question, measured["text"])
             return measured | {"right": right, "right steps": steps, "mark": mark}
 
-        sides = [Side(way.name, partial(answered, way)) for way in compared]
-        own = [replace(one, heading="its own mark") if one.heading == "mark" else one for one in METRICS]
-        for way in compared[:3]:  # warm up
-            way.ask(planning(2, 0))
-        for name, questions in kinds(asked, partial(_fits, compared[0]), bench).items():
-            results = bench.compare(
-                name,
-                sides,
-                lambda _, turn, questions=questions: questions[turn],  # type: ignore[misc]
-                rounds=len(questions),
-                metrics=own if asked.judge is None else METRICS,
-                against=["normal", "CoD"],
+        for name in ("normal", "pdos, given", "pdos, own"):  # warm up
+            compared[name].ask(planning(2, 0))
+        for title, questions in kinds(asked).items():
+            cells = bench.compare(
+                title,
+                {name: partial(answered, way) for name, way in compared.items()},
+                questions,
+                partial(by_metric, metrics=metrics, against=["normal", "CoD"], title=title),
             )
-            bench.show(_differences(name, results))
+            bench.show(_differences(title, cells))
 
 
-def _differences(title: str, results: Measurements) -> Table:
+def kinds(asked: Options) -> dict[str, list[PDOSQuestion]]:
+    """Return the questions by kind."""
+    made = {
+        "retrieval": ("retrieval, {} people", asked.people, retrieval),
+        "planning": ("planning, {} aspects", asked.aspects, planning),
+        "qa": ("multi-document QA, {} passages", asked.passages, documents),
+    }
+    return {
+        title.format(size): [make(size, seed) for seed in range(1, asked.rounds + 1)]
+        for task, (title, sizes, make) in made.items()
+        for size in sizes
+        if task in asked.tasks
+    }
+
+
+def _differences(title: str, cells: Cells) -> Table:
     """Build a table of the speed of decoding alone and of the quality, both paired with normal decoding."""
-    quality = [one for one in METRICS if one.heading in _QUALITY and results.values(one, "normal")]
+    quality = [one for one in METRICS if one.heading in _QUALITY and cells.values(one, "normal")]
     headings = ["decoding alone", *(f"{one.heading}, minus normal (95% interval)" for one in quality)]
     table = Table("", *headings, title=f"{title}, against normal")
-
-    def difference(metric: Metric, side: str) -> str:
-        interval, form = _QUALITY[metric.heading]
-        pairs = zip(results.values(metric, side), results.values(metric, "normal"), strict=False)
-        return interval([a - b for a, b in pairs]).format(form)
-
-    for side in results.sides[1:]:
-        speed = times(results.ratios(_DECODING, side, "normal"))
-        table.add_row(side, speed, *(difference(metric, side) for metric in quality))
+    for side in cells.sides[1:]:
+        differences = []
+        for metric in quality:
+            interval, form = _QUALITY[metric.heading]
+            pairs = zip(cells.values(metric, side), cells.values(metric, "normal"), strict=False)
+            differences.append(interval([a - b for a, b in pairs]).format(form))
+        table.add_row(side, times(cells.ratios(_DECODING, side, "normal")), *differences)
     return table
 
 
-def kinds(asked: PDOSBench, holds: Callable[[PDOSQuestion], bool], bench: Bench) -> dict[str, list[PDOSQuestion]]:
-    """Return the questions by kind. Raises OptionError for an unusable file.
-
-    Questions that `holds` rejects lose passages, which is reported.
-    """
-    numbers = range(1, asked.rounds + 1)
-    questions: dict[str, list[PDOSQuestion]] = {}
-    if "retrieval" in asked.tasks:
-        questions |= {f"retrieval, {n} people": [retrieval(n, i) for i in numbers] for n in asked.people}
-    if "planning" in asked.tasks:
-        questions |= {f"planning, {n} aspects": [planning(n, i) for i in numbers] for n in asked.aspects}
-    if "qa" in asked.tasks and asked.data is None:
-        questions |= {f"multi-document QA, {n} passages": [documents(n, i) for i in numbers] for n in asked.passages}
-    elif asked.data is not None:
-        questions["multi-document QA"], passages = multi_document(asked.data, asked.rounds, holds)
-        cut = [f"{retained} of {total}" for retained, total in passages if retained < total]
-        if cut:
-            bench.show(f"passages that fit into the model's context, for questions that lost some: {', '.join(cut)}")
-    return questions
-
-
-def _fits(normal: Way, question: PDOSQuestion) -> bool:
-    """Whether the prompt and twice the answer fit into the context; prompts may contain an outline."""
-    engine = normal.decoder.engine
-    prompt = engine.codec.encode_prompt(normal.messages(question))
-    return len(prompt) + 2 * question.tokens <= min(engine.runner.context, engine.cache.capacity)
-
-
 def mark_of(judge: Decoder, question: PDOSQuestion, answer: str) -> float:
-    """Return a model's mark from 1 to 5, with our rubric in the form of PDOS, appendix C.
+    """Return a model's mark of a plan from 1 to 5, with our rubric in the form of PDOS, appendix C.
 
     It is the expected value over all five marks, scored as the judge's next tokens, so a mark always exists.
     """
-    right = "" if question.reference is None else f"\n\nA right answer:\n{question.reference}"
-    request = f"{_RUBRIC}\n\nThe question:\n{question.about}{right}\n\nThe answer to be marked:\n{answer}\n\n"
+    request = f"{_RUBRIC}\n\nThe question:\n{question.text}\n\nThe answer to be marked:\n{answer}\n\n"
     prompt = Message(role="user", content=f"{request}Give only the mark."), Message(role="assistant", content="Mark:")
     choices = tuple(f" {mark}" for mark in MARKS)
     (done,) = judge.generate([Request(prompt=prompt, choices=choices, close_choices=True)])
     return expected(MARKS, [choice.total for choice in done.choice_logprobs])
-
-
-def _watch(engine: Engine) -> None:
-    """Reset the peak number of live slots."""
-    engine.cache.peak_live = engine.cache.live
-
-
-def _numbered(points: Sequence[str]) -> str:
-    return "\n".join(f"{number}. {point}" for number, point in enumerate(points, 1))

@@ -1,7 +1,7 @@
 """A llama.cpp worker, run by path in an environment with llama-cpp-python. It reads one JSON command per line on stdin.
 
 Prompts with a common prefix compute it once and share it across their sequences in one unified key-value cache, also
-from one wave to the next. Each step is one batch with a token of every sequence.
+from one wave to the next. Each step is one batch with a token of every sequence, and its drafts.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Sample(NamedTuple):
 class LlamaEngine:
     """A model and one context of `cells` tokens, for llama.cpp's maximum number of sequences."""
 
-    def __init__(self, path: Path, threads: int, cells: int, flash: bool = True, lookup: int = 0) -> None:
+    def __init__(self, path: Path, threads: int, cells: int, flash: bool, lookup: int) -> None:
         self.model = llama.llama_model_load_from_file(str(path).encode(), llama.llama_model_default_params())
         if not self.model:
             raise RuntimeError(f"llama.cpp cannot load {path}")
@@ -115,7 +115,7 @@ class LlamaEngine:
         row = 0
         for one, draft in zip(samples, drafts, strict=True):
             for i, expected in enumerate([*draft, None]):
-                one.tokens.append(self.draw(row + i))
+                one.tokens.append(self.sample(row + i))
                 if one.tokens[-1] != expected or expected in ends:
                     break
             row += 1 + len(draft)
@@ -131,8 +131,7 @@ class LlamaEngine:
 
     def prefill(self, homes: dict[Prompt, int], lengths: dict[Prompt, list[int]]) -> dict[Prompt, list[int]]:
         """Compute uncached tokens, shared stretches once, and return the first tokens of the samples."""
-        held = sorted(self.held)
-        have: dict[Prompt, int] = {}
+        held, have = sorted(self.held), {}
         for prompt, home in homes.items():
             place = bisect(held, prompt)
             near = max(held[max(0, place - 1) : place + 1], key=lambda other: common(prompt, other), default=())
@@ -148,16 +147,11 @@ class LlamaEngine:
                 self.put(row, group[0][position], position, [homes[prompt] for prompt in owners], bool(ends))
                 reads.update(dict.fromkeys(ends, row))
                 row += 1
-                if row == BATCH:
-                    firsts |= self.computed(row, reads, lengths)
+                if row == BATCH or len(firsts) + len(reads) == len(homes):
+                    self.decode(row)
+                    firsts |= {prompt: [self.sample(at) for _ in lengths[prompt]] for prompt, at in reads.items()}
                     row, reads = 0, {}
-        return firsts | (self.computed(row, reads, lengths) if row else {})
-
-    def computed(
-        self, count: int, reads: dict[Prompt, int], lengths: dict[Prompt, list[int]]
-    ) -> dict[Prompt, list[int]]:
-        self.decode(count)
-        return {prompt: [self.draw(row) for _ in lengths[prompt]] for prompt, row in reads.items()}
+        return firsts
 
     def put(self, row: int, token: int, position: int, sequences: Sequence[int], reads: bool) -> None:
         batch = self.batch
@@ -171,7 +165,7 @@ class LlamaEngine:
         if status := llama.llama_decode(self.context, self.batch):
             raise RuntimeError(f"llama_decode of {count} tokens returned status {status}")
 
-    def draw(self, row: int) -> int:
+    def sample(self, row: int) -> int:
         return int(llama.llama_sampler_sample(self.sampler, self.context, row))
 
 
@@ -223,7 +217,7 @@ def serve(replies: Any) -> None:
     """The first command loads the model; each other command has waves to run, or a prompt to complete."""
     load = json.loads(sys.stdin.readline())
     path = at_precision(Path(load["model"]), load["precision"], Path(load["folder"]))
-    engine = LlamaEngine(path, load["threads"], load["cells"], load.get("flash", True), load.get("lookup", 0))
+    engine = LlamaEngine(path, load["threads"], load["cells"], load["flash"], load["lookup"])
     replies({"about": f"llama.cpp of llama-cpp-python {llama.__version__}, {path.name}"})
     for line in sys.stdin:
         try:
