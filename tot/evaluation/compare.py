@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MEASURES = {"score": ".1%", "tokens": ".0f", "latency": ".1f"}
-"""What is compared, with its format."""
+"""The compared measures, with their formats."""
 
 
 @dataclass(frozen=True)
