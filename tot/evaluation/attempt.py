@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any
@@ -24,15 +24,13 @@ Finish = Callable[[dict[str, Any], dict[str, Any] | None, Run | None], None]
 
 
 @asynccontextmanager
-async def running(work: Iterable[Coroutine[Any, Any, Any]]) -> AsyncIterator[list[asyncio.Task[Any]]]:
-    """Run coroutines concurrently. When the block ends, cancel the unfinished tasks and wait for them."""
-    tasks = [asyncio.create_task(coroutine) for coroutine in work]
+async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
+    """Yield a group of tasks of which the first error is raised alone, once the other tasks are cancelled."""
     try:
-        yield tasks
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
 
 
 async def attempt(

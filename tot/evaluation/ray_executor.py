@@ -20,7 +20,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from tot.decoders.errors import ModelError, OptionError, TotError
 from tot.evaluation import fingerprint
-from tot.evaluation.attempt import Finish, Pending, attempt, lost_sample
+from tot.evaluation.attempt import Finish, Pending, attempt, lost_sample, task_group
 from tot.evaluation.options import EvaluationRun
 from tot.evaluation.questions import Question
 from tot.evaluation.ray_cluster import Size, cluster, fitting, means, packed
@@ -57,11 +57,6 @@ async def search_on_ray(
         workers = _Workers(lambda: actor.remote(payload, hashes, str(Path.cwd())), size, note)
         try:
             await workers.search(options.concurrency, pending, finish)
-        except BaseExceptionGroup as group:
-            error: BaseException = group
-            while isinstance(error, BaseExceptionGroup):
-                error = error.exceptions[0]
-            raise error from None
         finally:
             for one in workers.started:
                 ray.kill(one)
@@ -127,14 +122,14 @@ class _Workers:
     async def search(self, concurrency: int, pending: Pending, finish: Finish) -> None:
         """Search all questions. A search whose worker dies is repeated after the others, the last time alone.
 
-        Raises an exception group with the TotError because of which the run can't continue.
+        Raises the TotError because of which the run can't continue.
         """
         shares = [max((concurrency + i) // self._size.replicas, 1) for i in range(self._size.replicas)]
-        async with asyncio.TaskGroup() as self._group:
+        async with task_group() as self._group:
             self._tasks = [self._group.create_task(one) for one in (self._watch(), *map(self._serve, shares))]
             searches: Iterable[tuple[Question, int]] = pending
             for deaths in range(DEATHS):
-                async with asyncio.TaskGroup() as group:
+                async with task_group() as group:
                     for question, repeat in searches:
                         search = group.create_task(self._attempt(await self._free(), question, repeat, finish))
                         if deaths == DEATHS - 1:

@@ -21,7 +21,7 @@ from typing import Any
 from tot.config import SearchConfig
 from tot.decoders.errors import REMOVED, OptionError, TotError, unknown
 from tot.evaluation import fingerprint
-from tot.evaluation.attempt import Finish, Pending, attempt, running
+from tot.evaluation.attempt import Finish, Pending, attempt, task_group
 from tot.evaluation.data import located
 from tot.evaluation.folder import Folder
 from tot.evaluation.options import EvaluationOptions, EvaluationRun
@@ -119,8 +119,9 @@ async def search_here(evaluation: EvaluationRun, pending: Pending, finish: Finis
                 sample, session = await attempt(evaluation, question, repeat, decoders, watch)
                 finish(sample, None if session is None else session.tree.to_json(), session)
 
-        async with running(work() for _ in range(evaluation.options.concurrency)) as workers:
-            await asyncio.gather(*workers)
+        async with task_group() as group:
+            for _ in range(evaluation.options.concurrency):
+                group.create_task(work())
 
 
 @dataclass(eq=False)
