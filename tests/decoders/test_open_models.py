@@ -205,15 +205,3 @@ def test_quantized_weights_on_cuda_are_refused_before_loading(
     with pytest.raises(OptionError, match=message):
         open_models.open_engine(gguf_of("qwen2"), device="cuda:0", quantize=quantize)
     assert not load_calls
-
-
-def test_a_model_object_on_the_cpu_can_be_quantized_beside_a_gpu(
-    load_calls: Loads,
-    make_model: Callable[..., Any],
-    tokenizer: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(ModelError, match="asked for"):
-        open_models.open_engine(make_model(), tokenizer, quantize="int8-dynamic")
-    assert load_calls == [("auto", "int8-dynamic")]

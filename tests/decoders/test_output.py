@@ -103,20 +103,6 @@ def test_any_tokens_give_the_tokenizers_text_up_to_its_last_whole_character(
     assert_grows([*settled, output.text])
 
 
-def test_half_a_character_waits_for_its_other_half(codec: TextCodec) -> None:
-    first, second = codec.encode("é")
-    output = Output(codec, Sampling(), 0, 10)
-    assert feed(output, [*codec.encode("a"), first]) == ["a", "a"]
-    assert feed(output, [second]) == ["aé"]
-
-
-def test_half_a_character_at_the_end_is_not_part_of_the_text(codec: TextCodec) -> None:
-    output = Output(codec, Sampling(), 0, 2)
-    feed(output, [*codec.encode("a"), codec.encode("é")[0]])
-    assert (output.text, output.finish_reason) == ("a", "length")
-    assert len(output.tokens) == 2
-
-
 def test_a_piece_has_at_least_one_whole_character(codec: TextCodec) -> None:
     """With one token a piece, "é" would never be complete, and no token would follow."""
     first, second = codec.encode("é")

@@ -38,21 +38,6 @@ def long_requests(count: int, tokens: int = 120) -> list[Request]:
 METHODS = ["ar", "sd", "mcsd", "seed", "lookahead", "jacobi", "auto"]
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_paused_requests_write_the_same_tokens(
-    serve: Serve, method: str, pauses: Counter[Job], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    requests = long_requests(6)
-    expected = [one.tokens for one in serve(kv_budget=3000).generate(requests)]
-    assert not pauses
-    monkeypatch.setattr(scheduler, "_AHEAD", 4)
-    engine = serve(kv_budget=400).engine
-    with load_decoder(method, engine=engine) as decoder:
-        assert [one.tokens for one in decoder.generate(requests)] == expected
-    assert 1 <= max(pauses.values()) <= 5  # 4 * 2**5 >= 120
-    assert engine.cache.peak_live <= 400
-
-
 def test_a_request_that_can_never_fit_is_refused_when_it_is_submitted(serve: Serve) -> None:
     sampling = Sampling(max_tokens=200, n=3)
     with pytest.raises(RequestError, match=r"this request may need 6.. tokens .* and the budget holds 400: raise"):

@@ -86,15 +86,3 @@ def test_choices_are_scored_after_the_trigger(
     for choice, score in zip(choices, completion.choice_logprobs, strict=True):
         ids = decoder.engine.codec.encode(choice)
         assert score.total == pytest.approx(alone.total(context, ids), abs=1e-3)
-
-
-def test_slots_for_the_trigger_and_the_answer_stay_reserved(serve: Serve) -> None:
-    """Between a rationale's end and its trigger's forward, no other request may take the trigger's slots."""
-    decoder = serve(kv_budget=80)
-    sampling = Sampling(max_tokens=4, ignore_eos=True)
-    trigger = "0123456789012345678901234567890123456789"
-    answered = Request(prompt="0123456789", sampling=sampling, answer_trigger=trigger, answer_tokens=10)
-    wide = Request(prompt="abc", sampling=Sampling(max_tokens=9, n=5, ignore_eos=True, temperature=1.0))
-    first, second = decoder.submit([answered, wide])
-    assert len(first.result(30)[0].tokens) == 14
-    assert [len(completion.tokens) for completion in second.result(30)] == [9] * 5

@@ -7,7 +7,6 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -63,24 +62,6 @@ def test_closing_cancels_running_and_waiting_requests(serve: Serve, monkeypatch:
     assert [completion.finish_reason for completion in completions] == ["cancelled"] * 3
     assert len(completions[0].tokens) >= 1
     assert [completion.tokens for completion in completions[1:]] == [(), ()]
-
-
-def test_fifty_threads_can_submit_at_once(
-    decoder: LocalDecoder,
-    mixed_requests: Callable[..., list[Request]],
-    by_request: Callable[..., list[list[tuple[Any, ...]]]],
-) -> None:
-    requests = mixed_requests(50, seed=8)
-    expected = by_request(requests, decoder.generate(requests))
-    start = threading.Barrier(50)
-
-    def call(request: Request) -> list[Completion]:
-        start.wait()
-        return decoder.generate([request])
-
-    with ThreadPoolExecutor(50) as threads:
-        got = list(threads.map(call, requests))
-    assert [by_request([request], one)[0] for request, one in zip(requests, got, strict=True)] == expected
 
 
 def test_an_unreferenced_engine_is_collected_once_idle(

@@ -62,12 +62,3 @@ def test_a_reached_budget_ends_a_text(decoder: LocalDecoder, budget: Budget, tok
     assert completion.text == decoder.engine.codec.decode(completion.tokens)
     assert (meter.new_tokens, meter.forwards) == (tokens, tokens)
     assert len(free.tokens) == 50
-
-
-def test_a_meter_is_shared_by_all_requests_of_a_search(decoder: LocalDecoder) -> None:
-    meter = Meter(Budget(tokens=20))
-    requests = [Request(prompt=p, sampling=Sampling(max_tokens=50, ignore_eos=True)) for p in ("abc", "the", "in")]
-    handles = decoder.submit(requests, meter)
-    spent = [len(handle.result(30)[0].tokens) for handle in handles]
-    assert spent == [7, 7, 7]
-    assert (meter.new_tokens, meter.forwards) == (21, 7)

@@ -136,20 +136,6 @@ def test_threads_change_no_bit(
     assert all(torch.equal(result, results[0]) for result in results)
 
 
-def test_a_chunk_without_reads_is_computed(
-    text: Callable[..., Any], computed: Callable[..., Any], known: Callable[..., Any]
-) -> None:
-    """A prefill chunk only needs keys and values, no logits."""
-    runner = Runner(LoadedModel.of(known()), 200)
-    tokens = text(30)
-    whole = computed(runner, [tokens])[0]
-    with torch.inference_mode():
-        branch = runner.cache.open(tokens)
-        assert len(runner.forward([Chunk(branch, 0, 20)]).logits) == 0
-        logits = runner.forward([Chunk(branch, 20, 30, [0])]).logits
-    torch.testing.assert_close(torch.from_numpy(logits), whole, atol=1e-4, rtol=0)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_long_sequence_of_forks_rollbacks_and_evictions(
     text: Callable[..., Any], known: Callable[..., Any], logits_alone: Callable[..., Tensor], family: str

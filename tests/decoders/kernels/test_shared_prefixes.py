@@ -17,14 +17,6 @@ def cut(runs: list[Run]) -> tuple[list[tuple[int, int, list[int]]], list[tuple[i
     return [(s.first, s.last, s.slots.tolist()) for s in shares], [tuple(tail) for tail in tails]
 
 
-def test_no_runs_give_no_shares_and_no_tails() -> None:
-    assert cut([]) == ([], [])
-
-
-def test_a_single_run_shares_nothing() -> None:
-    assert cut([run(range(1, 1000), rows=7)]) == ([], [(0, 0)])
-
-
 def test_a_prefix_is_shared_from_256_saved_reads() -> None:
     two, three = ([[*range(1, length + 1), 900 + i] for i in range(n)] for length, n in ((256, 2), (128, 3)))
     assert cut([run(path) for path in two]) == ([(0, 2, [*range(1, 257)])], [(0, 256), (1, 256)])

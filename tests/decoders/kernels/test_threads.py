@@ -152,8 +152,6 @@ print("done")
     assert succeeds(child(code))
 
 
-def test_more_threads_than_the_system_gives_compute_with_fewer(child: Callable[[str], subprocess.Popen[str]]) -> None:
-    code = """
 machine.use_threads(100_000)
 assert compute() == expected
 print("done")
@@ -186,7 +184,3 @@ def test_an_invalid_number_of_threads_is_refused(make_model: Callable[..., Any],
         load_decoder("ar", make_model(), tokenizer=tokenizer, kv_budget=100, threads=threads)
 
 
-@pytest.mark.parametrize("threads", ["0", "-2", "1025", "two", "1.5"])
-def test_an_invalid_flag_is_refused_before_a_model_is_loaded(threads: str) -> None:
-    with pytest.raises(OptionError, match="threads"):
-        SearchConfig.of(None, {"threads": threads})

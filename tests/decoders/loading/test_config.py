@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -118,8 +117,3 @@ def test_end_tokens_come_from_the_generation_config_else_from_the_config(
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": "<eos>"}))
     with pytest.raises(ModelError, match="eos_token_id is '<eos>', which is not a token"):
         open_model(tmp_path)
-
-
-def test_a_config_keeps_settings_that_it_does_not_know() -> None:
-    assert model_config({"model_type": "llama", "surprise": 7}).surprise == 7
-    assert isinstance(model_config({"model_type": "llama"}), SimpleNamespace)

@@ -99,13 +99,6 @@ def test_a_rule_splits_text_into_these_pieces(rule: str) -> None:
     assert (len(split(combining)) == 1) == joined
 
 
-@pytest.mark.parametrize(("rule", "whole"), [("tekken", True), ("llama3", True), ("qwen2", False), ("gpt-4o", False)])
-def test_some_rules_begin_a_text_and_take_whole_words(rule: str, whole: bool) -> None:
-    tokenizer = bytes_only(rule)
-    spelled = [tokenizer.convert_ids_to_tokens(i) for i in tokenizer.encode("hel")]
-    assert spelled == (["<s>", "hel"] if whole else ["he", "l"])
-
-
 def test_sentencepiece_vocabularies_survive_serialization(tiny: Any, tmp_path: Path) -> None:
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "h", "i", "hi", "▁hi"]
     writer = gguf.GGUFWriter(tmp_path / "spm.gguf", "llama")
@@ -149,15 +142,6 @@ def test_end_tokens_are_the_files_own_and_the_names_that_llama_cpp_knows(
     metadata = {f"tokenizer.ggml.{name}_token_id": token for name, token in declared.items()}
     metadata |= {"tokenizer.ggml.tokens": list(tokens), "tokenizer.ggml.token_type": list(tokens.values())}
     assert end_tokens(metadata) == ends
-
-
-def test_a_chat_model_with_another_declared_end_stops_at_the_end_of_its_turn(
-    tmp_path: Path, write_gguf: Callable[..., Any]
-) -> None:
-    named = {f"tokenizer.ggml.{name}_token_id": 0 for name in ("eos", "eot")}
-    loaded = load_model(write_gguf(tmp_path / "chatml.gguf", **named).path)
-    assert loaded.tokenizer.eos_token_id == 0
-    assert TextCodec(loaded.tokenizer, loaded.end_ids).end_ids == {0, 2}
 
 
 def test_an_end_token_of_type_normal_is_one_control_token(tiny: Any) -> None:

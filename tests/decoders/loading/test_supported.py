@@ -84,30 +84,6 @@ def test_a_config_with_too_many_layers_is_refused_before_they_are_built(
         load_model(tmp_path / "many")
 
 
-@pytest.mark.parametrize(
-    ("family", "options"),
-    [
-        ("llama", {}),
-        ("qwen2", {"sliding_window": 32768, "use_sliding_window": False}),
-        ("qwen2", {"sliding_window": 32768, "use_sliding_window": True, "max_window_layers": 2}),
-        ("qwen3", {}),
-        ("mistral", {"sliding_window": None}),
-        ("gemma", {}),
-        ("phi3", {"sliding_window": None}),
-        ("phi3", {"sliding_window": 2047}),
-        ("mistral", {"sliding_window": 4096}),
-        ("qwen2", {"use_sliding_window": True, "max_window_layers": 1}),
-        ("gemma2", {}),
-        ("gemma3_text", {}),
-    ],
-)
-def test_tested_families_pass(family: str, options: dict[str, Any]) -> None:
-    config = AutoConfig.for_model(family, num_hidden_layers=2, **options)
-    assert family in FAMILIES
-    check_supported(config)
-    check_supported(SimpleNamespace(**config.to_dict()))  # also in the spelling of config.json
-
-
 @pytest.mark.parametrize("method", ["awq", "gptq", "compressed-tensors", "mxfp4"])
 def test_quantized_safetensors_are_refused(method: str, one_line: Callable[..., str]) -> None:
     config = AutoConfig.for_model("llama", num_hidden_layers=2)
