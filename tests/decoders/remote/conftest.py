@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
 
 from tot.decoders import RemoteDecoder, load_decoder
+from tot.decoders.remote.loop import LoopThread
 
 KEY = "sk-very-secret-1234567890"
 _BLANKS = 6000
@@ -81,9 +82,7 @@ class Scripted:
         """Never reply to messages that begin with this."""
         self.die_after: int | None = None
         """Close the server after this number of replies."""
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
+        self._thread = LoopThread(self._stop)
         self._server: Any = None
         self._writers: set[asyncio.StreamWriter] = set()
         self.port = 0
@@ -100,35 +99,29 @@ class Scripted:
 
     # -- start and end ----------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        async def begin() -> None:
-            self._enough = asyncio.Event()
-            self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-            self.port = self._server.sockets[0].getsockname()[1]
+    def start(self, after: float = 0.0) -> None:
+        """Start the server, after some seconds without a wait for it."""
+        if after:
+            self._thread.submit(partial(self._start, after))
+        else:
+            self._thread.wait(self._start)
 
-        asyncio.run_coroutine_threadsafe(begin(), self._loop).result(10)
+    async def _start(self, after: float = 0.0) -> None:
+        await asyncio.sleep(after)
+        self._enough = asyncio.Event()
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def stop(self) -> None:
+        self._thread.wait(self._stop)
 
     async def _stop(self) -> None:
         self._server.close()
         for writer in list(self._writers):
             writer.transport.abort()
 
-    def stop(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(10)
-
     def end(self) -> None:
-        async def last() -> None:
-            await self._stop()
-            mine = asyncio.current_task()
-            others = [task for task in asyncio.all_tasks() if task is not mine]
-            for task in others:
-                task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
-
-        asyncio.run_coroutine_threadsafe(last(), self._loop).result(10)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
+        self._thread.close()
 
     # -- replies ----------------------------------------------------------------------------------------------------
 

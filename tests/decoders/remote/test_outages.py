@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
 import socket
@@ -127,14 +126,9 @@ def test_a_temporary_server_outage_is_waited_out(server: Any, remote: Any, monke
     decoder = remote(retries=20)
     decoder.generate([ask("before")])
     server.stop()
-    loop = server._loop
-    loop.call_soon_threadsafe(loop.call_later, 0.5, lambda: loop.create_task(restart(server)))
+    server.start(after=0.5)
     (completion,) = decoder.generate([ask("after")])
     assert completion.text == text_of(server)
-
-
-async def restart(server: Any) -> None:
-    server._server = await asyncio.start_server(server._serve, "127.0.0.1", server.port)
 
 
 # -- sizes ----------------------------------------------------------------------------------------------------------

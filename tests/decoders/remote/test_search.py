@@ -286,14 +286,11 @@ def written(folder: Path) -> str:
     return "\n".join(path.read_text() for path in folder.rglob("*") if path.is_file())
 
 
-def test_tot_solve_uses_a_server_and_stores_no_key(command: Any, key: str) -> None:
+def test_tot_solve_and_tot_eval_use_a_server_and_store_no_key(command: Any, rows: Path, key: str) -> None:
     status, output, errors = command("solve", "letters.py:Letters", "q", "--out", "run.json")
     assert (status, errors) == (0, "")
     assert json.loads(Path("run.json").read_text())["usage"]["new_tokens"] > 0
     assert key not in output + written(Path())
-
-
-def test_tot_eval_uses_a_server_and_stores_no_key(command: Any, rows: Path, key: str) -> None:
     status, output, errors = command("eval", "letters.py:Letters", "--data", str(rows), "--limit", "2", "--out", "out")
     assert (status, "Score" in output) == (0, True), errors
     assert "base_url=http://127.0.0.1" in Path("out/config.yaml").read_text()
