@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, ClassVar, Literal
@@ -34,7 +35,7 @@ from tot.decoders.thinking import split
 from tot.evaluation.estimate import estimate, paired
 from tot.evaluation.options import EvaluationRun
 from tot.evaluation.questions import Question, Questions
-from tot.report.plots import accuracies, save
+from tot.report.plots import new_figure, save
 from tot.search.votes import count
 from tot.task.checked import CheckedTask
 from tot.task.world import HasAnswer
@@ -307,9 +308,32 @@ def table(cells: Cells, names: Sequence[str], title: str) -> Table:
 
 
 def _plot(cells: Cells, names: Sequence[str], picture: Path) -> None:
-    points = {}
+    """Plot the share of correct answers over the seconds of a question, readable on light and dark pages.
+
+    The names before the first comma ("llama.cpp, 5 votes") share a colour.
+    """
+    figure = new_figure(8.0, 4.0)
+    axes = figure.subplots()
+    grey, colours = "#808080", cycle(("#0090d0", "#cc79a7", "#d55e00", "#009e73"))
+    styles: dict[str, tuple[str, cycle[str]]] = {}
     for name, found in ((name, cells.of(name)) for name in names):
-        if found:
-            right = estimate([cell["score"] for cell in found.values()])
-            points[name] = fmean(cell["seconds"] for cell in found.values()), right.mean, right.low, right.high
-    save(accuracies(points, "seconds per question"), picture)
+        if not found:
+            continue
+        right = estimate([cell["score"] for cell in found.values()])
+        program = name.partition(",")[0]
+        if program not in styles:
+            styles[program] = next(colours), cycle("oDs^vP*X")
+        colour, markers = styles[program]
+        style: dict[str, Any] = {"fmt": next(markers), "color": colour, "capsize": 3, "elinewidth": 1, "label": name}
+        error = [[100 * (right.mean - right.low)], [100 * (right.high - right.mean)]]
+        axes.errorbar(fmean(cell["seconds"] for cell in found.values()), 100 * right.mean, error, **style)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("seconds per question", color=grey)
+    axes.set_ylabel("correct answers, %", color=grey)
+    axes.tick_params(color=grey, labelcolor=grey)
+    figure.legend(loc="outside right upper", fontsize="small", labelcolor=grey, frameon=False)
+    for side in axes.spines.values():
+        side.set_color(grey)
+    for patch in (figure.patch, axes.patch):
+        patch.set_alpha(0)
+    save(figure, picture)

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from benchmarks.harness import Bench, Cells, Measured, timed
 from tot.decoders.budget import Meter
-from tot.evaluation.estimate import concordance, estimate
+from tot.evaluation.estimate import estimate
 from tot.evaluation.folder import read_leaves, read_samples
 from tot.evaluation.options import EvaluationRun
 from tot.evaluators.base import Evaluator, judge
@@ -209,3 +209,12 @@ def verdict(questions: Sequence[Sequence[Judged]]) -> str:
     unfinished, whole = ("not known" if one is None else one.format(".2f") for one in found)
     use = use_of(*(None if one is None else one.low for one in found))
     return f"{_VERDICTS[use]} (AUROC before the end {unfinished}, at the end {whole})"
+
+
+def concordance(judged: Sequence[tuple[float, float]]) -> float | None:
+    """Return the share of pairs of different truth that the values rank correctly, from (truth, value) pairs.
+
+    Ties count half. If truths are 0 and 1, this is the AUROC. None if all truths are equal.
+    """
+    pairs = [(a, b) for true, a in judged for truth, b in judged if true > truth]
+    return fmean((a > b) + (a == b) / 2 for a, b in pairs) if pairs else None

@@ -23,7 +23,6 @@ from rich.table import Table
 
 from tot.decoders.errors import OptionError, TotError
 from tot.decoders.files import write_json
-from tot.evaluation.estimate import spread
 
 FORMAT = 7
 """Version of the results file format."""
@@ -35,6 +34,12 @@ WARM_UP = 0.25
 _WIDE = 400
 
 Measured = dict[str, Any]
+
+
+def spread(values: Sequence[float], form: str = ".1f") -> str:
+    """Format the median of at least one value with the range, such as "226.1 (221.0 to 230.4)"."""
+    median = f"{statistics.median(values):{form}}"
+    return median if len(values) == 1 else f"{median} ({min(values):{form}} to {max(values):{form}})"
 
 
 class SideError(TotError):

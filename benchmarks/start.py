@@ -23,14 +23,13 @@ from typing import Literal
 from pydantic import Field
 from rich.console import Console
 
-from benchmarks.harness import Bench, BenchOptions, Measured, Metric, by_column, timed
+from benchmarks.harness import Bench, BenchOptions, Measured, Metric, by_column, spread, timed
 from benchmarks.peer_process import LLAMA_PYTHON, LlamaPython, llama_process
 from benchmarks.peers import LLAMA, OURS
 from benchmarks.waves import branches
 from tot.decoders.errors import OptionError
 from tot.decoders.machine import describe
 from tot.decoders.models.model_names import find_model
-from tot.evaluation.estimate import spread
 
 _SECONDS = Metric("seconds", lambda cell: cell["seconds"], partial(spread, form=".2f"), less=True)
 _CELLS = 2048

@@ -1,5 +1,5 @@
-"""Means with 95% intervals: Wilson's for shares, bootstrap for other values and paired differences. Also AUROC, medians
-with ranges, and the calibration of certainties.
+"""Means with 95% intervals: Wilson's for shares, bootstrap for other values and paired differences. Also the
+calibration of certainties.
 
 A bootstrap of few or equal values is too narrow. Then scores get Wilson's interval, paired differences of scores Bonett
 and Price's (2012), and other values Student's.
@@ -85,21 +85,6 @@ def bootstrap(values: Sequence[float]) -> Estimate:
 
 def _too_few(values: Sequence[float]) -> bool:
     return len(values) < _FEW or len(set(values)) == 1
-
-
-def concordance(judged: Sequence[tuple[float, float]]) -> float | None:
-    """Return the share of pairs of different truth that the values rank correctly, from (truth, value) pairs.
-
-    Ties count half. If truths are 0 and 1, this is the AUROC. None if all truths are equal.
-    """
-    pairs = [(a, b) for true, a in judged for truth, b in judged if true > truth]
-    return statistics.fmean((a > b) + (a == b) / 2 for a, b in pairs) if pairs else None
-
-
-def spread(values: Sequence[float], form: str = ".1f") -> str:
-    """Format the median of at least one value with the range, such as "226.1 (221.0 to 230.4)"."""
-    median = f"{statistics.median(values):{form}}"
-    return median if len(values) == 1 else f"{median} ({min(values):{form}} to {max(values):{form}})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,11 @@
-"""Plots of timelines (SEED, figures 3b and 7a), losses and accuracies. Needs matplotlib: the extra `plots`."""
+"""Plots of timelines (SEED, figures 3b and 7a), losses and curves. Needs matplotlib: the extra `plots`."""
 
 from __future__ import annotations
 
 import io
 import json
 import warnings
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COLOURS = {"draft": "#e69f00", "verify": "#0072b2", "sampling": "#56b4e9"}
-_GREY = "#808080"
-_PROGRAMS, _MARKERS = ("#0090d0", "#cc79a7", "#d55e00", "#009e73"), "oDs^vP*X"
 
 
 def gantt(timeline: Timeline, title: str) -> Figure:
@@ -78,33 +74,6 @@ def curves(
     axes.set_xlabel(across)
     axes.set_ylabel(up)
     axes.legend(fontsize="small")
-    return figure
-
-
-def accuracies(points: Mapping[str, tuple[float, float, float, float]], across: str) -> Figure:
-    """Plot accuracy over the cost of a question, for points (cost, share, low, high) by name.
-
-    The names before the first comma ("llama.cpp, 5 votes") share a colour. Readable on light and dark pages.
-    """
-    figure: Figure = new_figure(8.0, 4.0)
-    axes = figure.subplots()
-    of_programs: defaultdict[str, list[str]] = defaultdict(list)
-    for name in points:
-        of_programs[name.partition(",")[0]].append(name)
-    for colour, names in zip(cycle(_PROGRAMS), of_programs.values(), strict=False):
-        for marker, name in zip(cycle(_MARKERS), names, strict=False):
-            cost, share, low, high = (100 * value for value in points[name])
-            style: dict[str, Any] = {"fmt": marker, "color": colour, "capsize": 3, "elinewidth": 1, "label": name}
-            axes.errorbar(cost / 100, share, [[max(share - low, 0.0)], [max(high - share, 0.0)]], **style)
-    axes.set_xlim(left=0)
-    axes.set_xlabel(across, color=_GREY)
-    axes.set_ylabel("correct answers, %", color=_GREY)
-    axes.tick_params(color=_GREY, labelcolor=_GREY)
-    figure.legend(loc="outside right upper", fontsize="small", labelcolor=_GREY, frameon=False)
-    for side in axes.spines.values():
-        side.set_color(_GREY)
-    for patch in (figure.patch, axes.patch):
-        patch.set_alpha(0)
     return figure
 
 
