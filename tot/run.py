@@ -23,7 +23,7 @@ from tot.llm.context import Context
 from tot.llm.replies import Proposal, as_proposal
 from tot.registry import options_to_json
 from tot.sandbox import can_confine
-from tot.search.base import Resources
+from tot.search.base import Resources, SearchState
 from tot.search.certainty import curve_for
 from tot.search.checkpoint import Checkpoint, Recorded
 from tot.search.execution import each_of
@@ -96,7 +96,7 @@ class Run:
         self._solutions = given if len(set(given)) < 2 or can_confine() else (*filter(self._can_run, given),)
         """The templates of whole solutions, in turn, without programs that can't run; empty for the task's default."""
         resources = self._resources(search, root, independent=not ordered, timed=not config.reproducible)
-        self.search = search.start(task, root, seed=seed, hooks=hooks, resources=resources)
+        self.search: SearchState = search.start(task, root, seed=seed, hooks=hooks, resources=resources)
         """The running search, which yields the steps."""
         self.context = Context(self.search.checked, self.tree, self.backend, seed=seed, max_tokens=config.max_tokens)
         curve = curve_for(task, search, decoders, config.certainty)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
+from typing import Any
 
 from tot.decoders.request import Purpose
 from tot.tree.thought import State
@@ -49,7 +50,7 @@ class Fork:
 
 
 Step = Expand | Evaluate
-Steps = Generator[Step | Fork, list[Node], bool | None]
+Steps = Generator[Step | Fork, list[Node], Any]
 """A search algorithm, or a branch of one: it yields steps and receives the new children or the evaluated nodes.
 
 A branch that returns True ends its fork: the other branches are cancelled.
