@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import networkx as nx
 
-if TYPE_CHECKING:
-    from tot.tree.tree import Node, ThoughtTree
+from tot.tree.tree import USAGE_FIELDS, Node, ThoughtTree
 
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML can't represent, even escaped."""
@@ -37,7 +35,8 @@ def _graph(tree: ThoughtTree) -> nx.DiGraph:
     """Convert the tree to a graph whose attributes are plain values."""
     graph = nx.DiGraph()
     for node in tree:
-        fields = node.model_dump(mode="json", exclude={"thought", "world"}, exclude_none=True)
+        fields = node.model_dump(mode="json", exclude={"thought", "world", "usage"}, exclude_none=True)
+        fields |= {name: getattr(node.usage, name) for name in USAGE_FIELDS}
         plain = {name: _in_xml(value) if isinstance(value, str) else value for name, value in fields.items()}
         graph.add_node(node.id, label=_in_xml(_label(tree, node)), **plain)
     for node in tree:

@@ -23,7 +23,7 @@ from tot.tree.thought import State, Thought
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_USAGE_FIELDS = (
+USAGE_FIELDS = (
     *("prompt_tokens", "new_tokens", "drafted", "accepted", "reached"),
     *("approximate_tokens", "undecoded_tokens", "seconds"),
 )
@@ -85,14 +85,14 @@ class Node(BaseModel):
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields that differ from their defaults, with the fields of the usage beside the others."""
-        used = {name: value for name in _USAGE_FIELDS if (value := getattr(self.usage, name))}
+        used = {name: value for name in USAGE_FIELDS if (value := getattr(self.usage, name))}
         return self.model_dump(mode="json", exclude={"usage"}, exclude_defaults=True) | used
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Node:
         """Convert the result of `to_json` back. Raises ValidationError if it is invalid."""
-        usage = _USAGE.validate_python({name: value for name, value in data.items() if name in _USAGE_FIELDS})
-        return cls(usage=usage, **{name: value for name, value in data.items() if name not in _USAGE_FIELDS})
+        usage = _USAGE.validate_python({name: value for name, value in data.items() if name in USAGE_FIELDS})
+        return cls(usage=usage, **{name: value for name, value in data.items() if name not in USAGE_FIELDS})
 
 
 def link_to_json(tail: Node, head: Node, thought: Thought) -> dict[str, Any]:
