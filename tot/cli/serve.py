@@ -5,22 +5,28 @@ from __future__ import annotations
 from contextlib import ExitStack, closing
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
+from pydantic import Field, create_model
 
 from tot.cli.options import takes
 from tot.config import SearchConfig
 from tot.decoders.decoder import REMOTE, find_method, method_names
 from tot.decoders.errors import OptionError, unknown
-from tot.decoders.machine import MAX_THREADS
-from tot.decoders.models.model_names import Quantize
 from tot.decoders.remote.network import is_loopback, key_from
 from tot.decoders.serving.limits import KEY_VARIABLE, Limits
 from tot.report.terminal import complain
 
 if TYPE_CHECKING:
     from tot.decoders.remote.decoder import RemoteDecoder
+
+
+_ENGINE = ("dtype", "quantize", "device", "kv_budget", "threads", "prefix_cache")
+_fields: dict[str, Any] = {
+    name: (field.annotation, field) for name, field in SearchConfig.model_fields.items() if name in _ENGINE
+}
+EngineFlags = create_model("EngineFlags", **_fields)
+"""The options of the engine, as for tot solve."""
 
 
 class ServeOptions(Limits):
@@ -33,12 +39,6 @@ class ServeOptions(Limits):
         "server at base_url.",
     )
     decoder_option: list[str] = Field([], description="As for tot solve; applies to each decoder that has the option.")
-    dtype: Literal["auto", "bf16", "fp16", "fp32"] = Field("auto", description="As for tot solve.")
-    quantize: Quantize = Field("auto", description="As for tot solve.")
-    device: str = Field("auto", description="As for tot solve.")
-    kv_budget: str | None = Field(None, description="As for tot solve.")
-    threads: int | None = Field(None, ge=1, le=MAX_THREADS, description="As for tot solve.")
-    prefix_cache: bool = Field(True, description="As for tot solve.")
     searches: Path | None = Field(
         None, description="YAML file of searches, each served as MODEL:NAME; by default vote, best, tree and code."
     )
@@ -59,17 +59,16 @@ class ServeOptions(Limits):
         return Limits(**given | {"max_tokens": self.max_tokens_limit})
 
 
-@takes(ServeOptions)
+@takes(ServeOptions, EngineFlags)
 def serve_command(given: dict[str, Any]) -> None:
     """Serve a model to OpenAI clients, whose requests share packed forward passes. The environment variable
     TOT_SERVE_KEY sets an optional API key."""
-    settings = ServeOptions(**given)
+    settings = ServeOptions(**{name: value for name, value in given.items() if name not in _ENGINE})
     key = key_from(KEY_VARIABLE)
     if key == "":
         raise OptionError(f"{KEY_VARIABLE} is empty: unset it, or set a key")
-    engine = ("dtype", "quantize", "device", "kv_budget", "threads", "prefix_cache")
-    shared = ("model", "decoder", "decoder_option", *engine)
-    config = SearchConfig.of(None, {name: getattr(settings, name) for name in shared})
+    shared = {name: getattr(settings, name) for name in ("model", "decoder", "decoder_option")}
+    config = SearchConfig.of(None, shared | {name: given[name] for name in _ENGINE if name in given})
     options = config.model_options
     loading = config.model_copy(update={"model_options": _own_options(settings.decoder, options)}).loading
     from tot.decoders.decoder import LocalDecoder, load_decoder

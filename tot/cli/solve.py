@@ -204,29 +204,29 @@ def _run(
         from tot.serving.pages import served
 
         address = stack.enter_context(served(runs, "Searches"))
-    run = stack.enter_context(runs.run("tot solve", about["question"]))
+    search = stack.enter_context(runs.run("tot solve", about["question"]))
     if live:
-        complain(f"tot solve: the tree is shown at {address}#run-{run.id}")
-    bars = progress(lambda: run.line or f"loading the model … {time.monotonic() - started:.0f} s", quiet=as_json)
-    run.votes = live or not bars.disable
+        complain(f"tot solve: the tree is shown at {address}#run-{search.id}")
+    bars = progress(lambda: search.line or f"loading the model … {time.monotonic() - started:.0f} s", quiet=as_json)
+    search.votes = live or not bars.disable
     with stack:
         try:
             with bars:
-                solution = run.solution = solve(
+                solution = search.solution = solve(
                     task,
                     about["question"],
                     config,
                     checkpoint=checkpoint,
-                    watch=run.watch,
+                    watch=search.watch,
                 )
         except BaseException:
             if checkpoint is not None:
                 checkpoint.close()
                 if checkpoint.empty and not resumed:
                     checkpoint.path.unlink(missing_ok=True)
-            if out is not None and run.session is not None:  # keep the unfinished tree
+            if out is not None and search.run is not None:  # keep the unfinished tree
                 with suppress(TaskError):  # the disk may be full, and this error is not the first
-                    write_json(out, run.session.solution().to_json())
+                    write_json(out, search.run.solution().to_json())
             raise
     interrupted = solution.stopped == "interrupted"
     saved = solution.to_json() | {"task": about["task"], "model": config.to_json()["model"]}

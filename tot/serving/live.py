@@ -34,7 +34,7 @@ class LiveSearch:
         self.id = secrets.token_hex(8)
         self.votes = votes
         """Whether `leading` is computed."""
-        self.session: Run | None = None
+        self.run: Run | None = None
         """The search; None before it begins and after it has ended."""
         self.leading: tuple[str, str] | None = None
         """The answer that leads, and how sure it is, such as "83% sure"; None while there is no answer."""
@@ -53,20 +53,20 @@ class LiveSearch:
         self._pause = 0.0
         self._next: asyncio.TimerHandle | None = None
 
-    def watch(self, session: Run) -> None:
+    def watch(self, run: Run) -> None:
         """Vote soon after a step of the search, in its event loop, at most once per pause."""
         if self._loop is None:
-            self._loop, self.revisions = asyncio.get_running_loop(), Revisions(session.tree)
-        self.session = session
+            self._loop, self.revisions = asyncio.get_running_loop(), Revisions(run.tree)
+        self.run = run
         if self.votes and self._next is None:
-            self._next = self._loop.call_later(self._pause, self._vote, session)
-        if self._stopping and session.stopped is None:  # it was stopped before it began
-            session.stop(STOPPED)
+            self._next = self._loop.call_later(self._pause, self._vote, run)
+        if self._stopping and run.stopped is None:  # it was stopped before it began
+            run.stop(STOPPED)
 
-    def _vote(self, session: Run) -> None:
+    def _vote(self, run: Run) -> None:
         began, self._next = time.monotonic(), None
         try:
-            self.leading = leading(session)
+            self.leading = leading(run)
         except TaskError:  # the search reports it if its own vote fails
             self.leading = None
         self._pause = _PAUSE * (time.monotonic() - began)
@@ -74,21 +74,21 @@ class LiveSearch:
     def stop(self) -> None:
         """End the search with its best answer so far, from any thread; one that has not begun, when it begins."""
         self._stopping = True
-        if (session := self.session) is not None and self._loop is not None:
+        if (run := self.run) is not None and self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(session.stop, STOPPED)
+                self._loop.call_soon_threadsafe(run.stop, STOPPED)
 
     @property
     def status(self) -> dict[str, str]:
         """The row of the list, which also is the status line of the search's page."""
-        return self._about if self.session is None else {**self._about, "line": self.line}
+        return self._about if self.run is None else {**self._about, "line": self.line}
 
     @property
     def line(self) -> str:
         """Leading answer, level, thoughts, tokens/s, seconds and seconds left, as text; empty before the search."""
-        if (session := self.session) is None:
+        if (run := self.run) is None:
             return ""
-        tree, meter = session.tree, session.meter
+        tree, meter = run.tree, run.meter
         level, rate = max(node.depth for node in tree), meter.new_tokens / max(meter.seconds, 1e-9)
         line = f"level {level}, {len(tree) - 1} thoughts, {meter.new_tokens} tokens, {rate:.0f} tokens/s"
         line += f", {meter.seconds:.0f} s"
@@ -108,28 +108,28 @@ class LiveSearch:
             state, result = "failed", {"error": str(error)}
         else:
             state, result = "cancelled", {"stopped": "cancelled"}
-        self.thoughts = 0 if self.session is None else len(self.session.tree) - 1
+        self.thoughts = 0 if self.run is None else len(self.run.tree) - 1
         self._about = self.status | {"state": state}
-        self.session = self.solution = None
+        self.run = self.solution = None
         self.ended = result
 
 
-def leading(session: Run) -> tuple[str, str] | None:
+def leading(run: Run) -> tuple[str, str] | None:
     """Return the answer that a search would give now without further calls, and how sure it is; None without one."""
-    search = session.search
-    answered = [(node, answer) for node in session.answers.candidates if (answer := search.answer_at(node)) is not None]
+    search = run.search
+    answered = [(node, answer) for node in run.answers.candidates if (answer := search.answer_at(node)) is not None]
     if not answered:
         return None
-    question, aggregate = session.tree.state(session.tree.root).question, search.options.aggregate
+    question, aggregate = run.tree.state(run.tree.root).question, search.options.aggregate
     ballots, winners = cast(search.checked, question, answered, aggregate == "majority")
     node, answer = answered[winners[0]]
     total = math.fsum(ballot.weight for ballot in ballots)
     if node is search.solved:
-        note = session.task.verdict
+        note = run.task.verdict
     elif aggregate == "best" or len(ballots) == 1 or not total > 0:
         note = ""
-    elif session.answers.curve is not None:
-        note = f"{session.answers.curve.certainty(features(ballots)):.0%} sure"
+    elif run.answers.curve is not None:
+        note = f"{run.answers.curve.certainty(features(ballots)):.0%} sure"
     else:
         note = f"{math.fsum(ballots[i].weight for i in winners) / total:.0%} of votes"
     return answer_text(answer), note

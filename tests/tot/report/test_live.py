@@ -45,7 +45,7 @@ class Server:
         self.run: LiveSearch = self._context.__enter__()
         self.stopped: list[str] = []
         session = SimpleNamespace(tree=self.tree, meter=self.meter, stop=self.stopped.append)
-        self.run.session, self.run.revisions = session, Revisions(self.tree)  # type: ignore[assignment]
+        self.run.run, self.run.revisions = session, Revisions(self.tree)  # type: ignore[assignment]
         self.run._loop = SimpleNamespace(call_soon_threadsafe=lambda stop, why: stop(why))  # type: ignore[assignment]
 
     @property

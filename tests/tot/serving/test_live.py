@@ -125,7 +125,7 @@ def test_a_bounded_number_of_ended_searches_and_thoughts_is_kept(monkeypatch: py
             for i in range(thoughts):
                 tree.add(tree.root, Thought(parts={"thought": str(i)}))
             meter = SimpleNamespace(new_tokens=1, seconds=2.0, seconds_left=None)
-            one.session = SimpleNamespace(tree=tree, meter=meter)  # type: ignore[assignment]
+            one.run = SimpleNamespace(tree=tree, meter=meter)  # type: ignore[assignment]
 
     with runs.run("vote", "still running"):
         for thoughts in (1, 2, 3, 4, 5):

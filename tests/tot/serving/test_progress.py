@@ -102,10 +102,10 @@ def test_progress_follows_the_search_and_survives_a_failing_task(scripted: Any) 
         async with asyncio.timeout(30):
             while progress.leading is None:
                 await asyncio.sleep(0.01)
-        assert progress.session is not None
+        assert progress.run is not None
         assert progress.leading[0] == "7"
         task.fails = True
-        progress.watch(progress.session)
+        progress.watch(progress.run)
         async with asyncio.timeout(30):
             while progress.leading is not None:
                 await asyncio.sleep(0.01)
