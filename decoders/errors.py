@@ -28,6 +28,7 @@ REMOVED = {
     "halving": "choose ab-mcts or refine",
     "train-draft": "give a small model of the same family as the draft",
     "head": "choose logprob, which needs no training",
+    "models": "give model={'generate': MODEL, 'escalate': MODEL}",
     "reward-model": "write an evaluator that calls it, as in docs/extending.md",
     "train-value": "choose the evaluator logprob, which needs no training",
     "trained": "give a small model of the same family, or lookup",

@@ -73,14 +73,13 @@ class SearchConfig(BaseModel):
         description="A name (tot models), a hub id, a folder or a .gguf file; none for no model; or purpose=model "
         "pairs (generate, evaluate, answer, escalate).",
     )
-    """A name, a path, a loaded model, or a mapping from purpose to these. Named models stay loaded for the next call;
-    `close_models()` frees them.
+    """A name, a path, a loaded model, a function from text to text (plain or async), or a mapping from purpose to
+    these. Named models stay loaded for the next call; `close_models()` frees them.
 
     A purpose that is missing in a mapping uses the model of "generate"; "escalate" sets `escalate`."""
     escalate: Any = Field(
         None, description="A second, larger model, which the search asks where the first is not sure; none for none."
     )
-    """`models={"first": small, "then": large}` sets `model` and `escalate`."""
     decoder: Any = Field(
         "auto",
         description="A decoder (path/to/file.py:Name:option=value for yours), or purpose=decoder pairs (generate, "
@@ -182,7 +181,7 @@ class SearchConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _from_text(cls, given: Any) -> Any:
-        """Convert the spellings of flags and files: decoder_option and tool as lists, budget_tokens, models."""
+        """Convert the spellings of flags and files: decoder_option and tool as lists, budget_tokens."""
         if not isinstance(given, Mapping):
             return given
         fields = first_and_escalate(given)
@@ -213,7 +212,7 @@ class SearchConfig(BaseModel):
     def names(cls) -> set[str]:
         """Return the names of all options, in Python, in files and as flags."""
         budget = (f"budget_{name}" for name in Budget.model_fields)
-        return {*cls.model_fields, "models", "decoder_option", "tool", *budget}
+        return {*cls.model_fields, "decoder_option", "tool", *budget}
 
     def __getstate__(self) -> dict[Any, Any]:
         state = super().__getstate__()

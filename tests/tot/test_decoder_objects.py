@@ -202,3 +202,27 @@ def test_searches_call_a_decoder_object_from_several_threads_at_once(letters: An
         return await asyncio.gather(*(asolve(letters, question, decoder=decoder, **SEARCH) for question in "ab"))
 
     assert [solution.answer is not None for solution in asyncio.run(searches())] == [True, True]
+
+
+async def _later(text: str) -> str:
+    return f"later {len(text)}"
+
+
+@pytest.mark.parametrize(("function", "answer"), [(lambda text: f"so {text}", "so answer a"), (_later, "later 8")])
+def test_a_function_is_a_model(letters: Any, function: Any, answer: str) -> None:
+    actions = {"actions": lambda self, state: ["a"]}
+    options = {"generator": "enumerate:prior=uniform", "evaluator": "random", "search": BFS(depth=2)}
+    solution = solve(type("Acting", (letters,), actions), "q", model=function, **options)
+    assert solution.answer == answer
+
+
+def test_a_function_serves_the_purposes_that_it_is_given_for(letters: Any, scripted: Any) -> None:
+    decoder, prompts = scripted({"grow": ["a", "b"]}), list[str]()
+    model = {"evaluate": lambda text: prompts.append(text) or "7"}
+    solution = solve(
+        letters, "q", model=model, decoder={"generate": decoder}, search=BFS(thoughts=2, depth=2), evaluator="value"
+    )
+    assert sorted(prompts) == ["value a", "value b"]
+    assert solution.value == 7
+    with pytest.raises(OptionError, match="decoder=ar has no effect, because the model is a function: leave it out"):
+        solve(letters, "q", model=lambda text: text, decoder="ar")

@@ -66,7 +66,6 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ("given", "model", "escalate"),
     [
         ({"model": "a.gguf", "escalate": "b.gguf"}, "a.gguf", "b.gguf"),
-        ({"models": {"first": "a.gguf", "then": "b.gguf"}}, "a.gguf", "b.gguf"),
         ({"model": "generate=a.gguf, escalate=b.gguf"}, {"generate": "a.gguf"}, "b.gguf"),
         ({"model": {"generate": "a", "evaluate": "b"}}, {"generate": "a", "evaluate": "b"}, None),
         ({"model": "generate=none,evaluate=b"}, {"generate": None, "evaluate": "b"}, None),
@@ -89,13 +88,16 @@ def test_spellings_of_models_become_two_fields(given: dict[str, Any], model: Any
         ({"model": {"evaluate": "b"}}, "no model is given for generate: add one, such as generate=small.gguf"),
         ({"decoder": "escalate=ar"}, "decoder escalate=ar has no model: add --escalate MODEL"),
         ({"model": "generate=a,escalate=b", "escalate": "c"}, "escalate is 'b' in model, and 'c': give one of them"),
-        ({"models": {"small": "a"}}, r"models={'small': 'a'}: give {'first': MODEL, 'then': MODEL}"),
-        ({"models": {"first": "a", "then": "b"}, "escalate": "c"}, "give .*, without model and escalate"),
     ],
 )
 def test_contradictory_models_are_rejected(given: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         _ = SearchConfig.of(None, given).models
+
+
+def test_models_as_first_and_then_are_refused(letters: Any) -> None:
+    with pytest.raises(OptionError, match=r"option 'models' was removed: give model="):
+        solve(letters, "q", models={"first": "a", "then": "b"})  # type: ignore[call-arg]
 
 
 def test_flags_name_both_models(tot: Any) -> None:
@@ -147,7 +149,7 @@ def test_two_models_write_one_tree_which_names_them(
     letters: Any, saved: Callable[..., str], loads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small, large = saved("small"), saved("large", seed=3)
-    solution = solve(letters, "q", models={"first": small, "then": large}, **SEARCH)
+    solution = solve(letters, "q", model={"generate": small, "escalate": large}, **SEARCH)
     assert loads == ["small", "large"]
     names = [decoder for _, decoder in written(solution)]
     assert names == ["auto@small", "auto@large"] * 2

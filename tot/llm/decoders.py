@@ -30,6 +30,7 @@ from tot.decoders.registry import split_spec
 from tot.decoders.remote.decoder import RemoteDecoder
 from tot.decoders.remote.options import RemoteOptions
 from tot.decoders.request import Purpose
+from tot.llm.function import FunctionDecoder, is_function
 from tot.task.checked import user_code
 
 log = logging.getLogger(__name__)
@@ -59,16 +60,11 @@ def by_purpose(option: str, given: Any) -> dict[Purpose, Any] | None:
 
 
 def first_and_escalate(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options with models spelled as `model` and `escalate`: `models`, purpose=model pairs and "none" are not.
+    """Return options with models spelled as `model` and `escalate`, without purpose=model pairs and "none".
 
-    Raises OptionError for contradictory models.
+    Functions become decoders. Raises OptionError for contradictory models.
     """
     fields = dict(given)
-    if "models" in fields:
-        both = fields.pop("models")
-        if not isinstance(both, Mapping) or both.keys() != {"first", "then"} or {"model", "escalate"} & fields.keys():
-            raise OptionError(f"models={both!r}: give {{'first': MODEL, 'then': MODEL}}, without model and escalate")
-        fields |= {"model": both["first"], "escalate": both["then"]}
     if (named := by_purpose("model", fields.get("model"))) is not None:
         if "escalate" in named:
             large = named.pop("escalate")
@@ -78,7 +74,29 @@ def first_and_escalate(given: Mapping[str, Any]) -> dict[str, Any]:
         fields["model"] = {purpose: None if one == "none" else one for purpose, one in named.items()}
         if not named:
             del fields["model"]
+    _functions_to_decoders(fields)
     return {name: None if name in ("model", "escalate") and one == "none" else one for name, one in fields.items()}
+
+
+def _functions_to_decoders(fields: dict[str, Any]) -> None:
+    """Replace functions among the models of some options by decoders."""
+    model = fields.get("model")
+    models = dict(model) if isinstance(model, Mapping) else dict.fromkeys(_ALWAYS, model)
+    models["escalate"] = fields.get("escalate")
+    functions = {purpose: one for purpose, one in models.items() if is_function(one)}
+    if not functions:
+        return
+    if (decoder := fields.get("decoder")) is not None and by_purpose("decoder", decoder) is None:
+        raise OptionError(f"decoder={decoder} has no effect, because the model is a function: leave it out")
+    made = {one: FunctionDecoder(one) for one in functions.values()}
+    fields["decoder"] = {**(decoder or {}), **{purpose: made[one] for purpose, one in functions.items()}}
+    for name in ("model", "escalate"):
+        if is_function(fields.get(name)):
+            del fields[name]
+    if isinstance(model, Mapping):
+        fields["model"] = {purpose: one for purpose, one in model.items() if purpose not in functions}
+        if not fields["model"]:
+            del fields["model"]
 
 
 def decoders_by_purpose(given: Any, escalates: bool = False) -> dict[Purpose, str | Decoder]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 class SearchOptions(TypedDict, total=False):
     """How to search, as described by `SearchConfig`."""
 
-    model: str | Path | PreTrainedModel | Mapping[str, Any] | None
+    model: str | Path | PreTrainedModel | Callable[[str], Any] | Mapping[str, Any] | None
     escalate: str | Path | PreTrainedModel | None
-    models: Mapping[str, Any]
     decoder: str | Decoder | Mapping[str, Any]
     model_options: Mapping[str, Any]
     dtype: Literal["auto", "bf16", "fp16", "fp32"]

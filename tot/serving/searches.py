@@ -24,7 +24,7 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 _OF_SERVER = {
     *OF_ENGINE,
-    *("model", "models", "escalate", "decoder", "decoder_option", "model_options"),
+    *("model", "escalate", "decoder", "decoder_option", "model_options"),
 }
 """Options of the decoder, which all searches share."""
 

@@ -84,7 +84,7 @@ def test_the_version_is_printed(tot: Any, python: Any) -> None:
 
 def test_keywords_for_editors_are_the_fields_of_the_config() -> None:
     budgets = {name for name in SearchConfig.names() if name.startswith("budget_")}
-    assert set(SearchOptions.__annotations__) == {*SearchConfig.model_fields, *budgets, "models", "tokenizer"}
+    assert set(SearchOptions.__annotations__) == {*SearchConfig.model_fields, *budgets, "tokenizer"}
 
 
 def test_columns_of_other_names_are_read_and_the_answer_is_judged(
