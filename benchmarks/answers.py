@@ -184,11 +184,11 @@ class Reader:
     def of(cls, work: EvaluationRun, decoder: Any) -> Reader:
         """Return the reader of a run's whole solutions. Raises SideError if peers cannot write them."""
         task = work.task
-        template = task.chain if task.has_template(task.chain) else task.thought[0]
-        if template != task.chain and not (len(task.thought) == 1 and isinstance(task, HasAnswer)):
+        template = "chain" if "chain" in task.prompts else task.thought[0]
+        if template != "chain" and not (len(task.thought) == 1 and isinstance(task, HasAnswer)):
             raise SideError(f"task {work.name} asks for a solution in several prompts, and peers get one")
         options = {"max_tokens": 128, **task.sampling.get(template, {})}
-        if options.get("stop") or task.trigger(template) is not None:
+        if options.get("stop") or (template in task.triggers and task.prompts.kind == "papers"):
             raise SideError(
                 f"the prompt {template!r} of task {work.name} ends texts at strings, and peers end them at tokens: use "
                 "a model with a chat template"

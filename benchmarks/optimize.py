@@ -11,8 +11,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
-from importlib.resources import as_file
-from importlib.resources import files as resources
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
@@ -110,7 +108,7 @@ def run(asked: Options, console: Console) -> None:
         decoders = [decoder for config in configs.values() for decoder in local_decoders(config, stack)]
         parallel = max((decoder.cheap_samples for decoder in decoders), default=8) if peers else 0
         for place in asked.problems:
-            problem = Problem(_folder(place, stack), not asked.maximize)
+            problem = Problem(_folder(place), not asked.maximize)
             sides: dict[str, Any] = {}
             for name in read_ways(asked.way):
                 if name in peers:
@@ -126,15 +124,15 @@ def run(asked: Options, console: Console) -> None:
             )
 
 
-def _folder(problem: str, stack: ExitStack) -> Path:
-    """Return the folder of a problem: a path, or the name of a shipped one."""
+def _folder(problem: str) -> Path:
+    """Return the folder of a problem: a path, or the name of one beside this module."""
     if (Path(problem) / "score.py").is_file():
         return Path(problem)
-    shipped = resources("tot.tasks") / "problems"
+    shipped = Path(__file__).parent / "problems"
     names = sorted(one.name for one in shipped.iterdir() if (one / "score.py").is_file())
     if problem not in names:
         raise OptionError(f"unknown problem {problem!r}: choose {', '.join(names)}, or a folder with score.py")
-    return stack.enter_context(as_file(shipped / problem))
+    return shipped / problem
 
 
 def _searched(problem: Problem, config: SearchConfig, decoders: Sequence[LocalDecoder], seed: int) -> Measured:

@@ -290,9 +290,7 @@ def preferred(judge: EvaluationRun, ways: Mapping[str, Answers], bench: Bench) -
             pairs = {question: (one.answer, of_first[question].answer) for question, one in answers.items()}
             pairs = {question: pair for question, pair in pairs.items() if pair != (None, None)}
             prompts = [
-                task.prompt(
-                    task.vote, task.start(question), candidates=["(none)" if a is None else str(a) for a in order]
-                )
+                task.prompt("vote", task.start(question), candidates=["(none)" if a is None else str(a) for a in order])
                 for question, pair in pairs.items()
                 for order in (pair, pair[::-1])
             ]

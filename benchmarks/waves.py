@@ -76,7 +76,7 @@ def rows(waves: Waves) -> int:
 
 def questions(task: Task, data: Path | None, count: int) -> list[str]:
     """Return the first questions of a file, or of the task. Raises OptionError if there are no questions."""
-    found = task.data("questions") if data is None else read_rows(data)
+    found = task.prompts.data("questions") if data is None else read_rows(data)
     texts = [CheckedTask(task).question_of(row) for row in itertools.islice(found, count)]
     if not texts:
         raise OptionError(f"{data} has no rows: give a file with questions, or leave --data out")

@@ -1,11 +1,12 @@
 """Exact arithmetic with fractions, on expressions with + - * / and parentheses.
 
-This module knows nothing of tasks or models. Expressions are parsed and never executed, in linear time, and no text
-makes these functions raise, except for `calculator`.
+This module knows nothing of tasks or models. Expressions are parsed and never executed, and no text makes these
+functions raise, except for `calculator`.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
@@ -16,12 +17,13 @@ OPERATORS = "+-*/"
 MAX_LENGTH = 1000
 """Maximum length of an expression in characters."""
 
-_TOKEN = re.compile(r"\s*(?:([0-9]++(?:\.[0-9]++)?|\.[0-9]++)|([-+*/()]))\s*")
+_NUMBER = re.compile(r"[0-9]++(?:\.[0-9]++)?|\.[0-9]++")
+_EXPRESSION = re.compile(rf"(?:\s*+(?:{_NUMBER.pattern}|[-+*/()]))*+\s*+")
 _THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})++(?![0-9,])")
 _PERCENT = re.compile(r"([0-9]++(?:\.[0-9]++)?)\s?%(?:\s*+(of)\b|(?=\s*+(?:[-+*/×)]|\Z)))")
 _PLAIN = str.maketrans({"×": "*", "·": "*", "⋅": "*", "x": "*", "X": "*", "÷": "/", "−": "-", "–": "-"})
 _OPERATIONS = {"+": add, "-": sub, "*": mul, "/": truediv}
-_PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2, "sign": 3}
+_NODES: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 
 
 def calculator(expression: str) -> str:
@@ -46,42 +48,30 @@ def evaluate(text: str) -> Fraction | None:
     """Return the value of an expression, or None if it is malformed, longer than MAX_LENGTH or divides by zero.
 
     `×`, `·` and `x` multiply, `÷` divides, `−` subtracts; a minus may be a sign. There is no implicit multiplication:
-    `2(3)` is malformed.
+    `2(3)` is malformed. So are more than a hundred nested parentheses.
     """
-    tokens = _tokens(text)
-    if tokens is None:
+    exact = _NUMBER.sub(lambda number: f"({Fraction(number[0])})", " ".join(_plain(text).split()))
+    try:
+        return _value(ast.parse(exact, mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return None
-    values: list[Fraction] = []
-    pending: list[str] = []  # operators and open parentheses: an explicit stack supports any nesting depth
-    ready = False  # the previous token ended an operand
-    for token in tokens:
-        if not ready:
-            if token in ("(", "-"):
-                pending.append("(" if token == "(" else "sign")
-            elif token in ")+*/":
-                return None
-            else:
-                values.append(Fraction(token))
-                ready = True
-        elif token == ")":
-            if not _reduce(values, pending, 1) or not pending:
-                return None
-            pending.pop()
-        elif token in OPERATORS:
-            if not _reduce(values, pending, _PRECEDENCE[token]):
-                return None
-            pending.append(token)
-            ready = False
-        else:
-            return None
-    if not ready or not _reduce(values, pending, 1) or pending:
-        return None
-    return values[0]
+
+
+def _value(node: ast.expr) -> Fraction:
+    match node:
+        case ast.Constant(value=int(number)):
+            return Fraction(number)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_value(operand)
+        case ast.BinOp(left=left, op=operator, right=right) if type(operator) in _NODES:
+            result: Fraction = _OPERATIONS[_NODES[type(operator)]](_value(left), _value(right))
+            return result
+    raise ValueError("not arithmetic")
 
 
 def numbers_in(expression: str) -> list[Fraction]:
     """Return the numbers in an expression, in order, without signs; empty if the text is not an expression."""
-    return [Fraction(token) for token in _tokens(expression) or () if token not in "()+-*/"]
+    return [Fraction(number) for number in _NUMBER.findall(_plain(expression))]
 
 
 def apply(operator: str, a: Fraction, b: Fraction) -> Fraction | None:
@@ -102,30 +92,7 @@ def pairings(values: Sequence[Fraction]) -> Iterator[tuple[int, str, int, Fracti
                     yield left, operator, right, result
 
 
-def _tokens(text: str) -> list[str] | None:
-    if len(text) > MAX_LENGTH:
-        return None
-    text = text.translate(_PLAIN)
-    tokens, position = [], 0
-    while position < len(text):
-        match = _TOKEN.match(text, position)
-        if match is None:
-            return None
-        tokens.append(match[1] or match[2])
-        position = match.end()
-    return tokens
-
-
-def _reduce(values: list[Fraction], pending: list[str], min_precedence: int) -> bool:
-    # Apply the pending operators since the last open parenthesis with at least this precedence.
-    while pending and pending[-1] != "(" and _PRECEDENCE[pending[-1]] >= min_precedence:
-        operator = pending.pop()
-        right = values.pop()
-        if operator == "sign":
-            values.append(-right)
-            continue
-        result = apply(operator, values.pop(), right)
-        if result is None:
-            return False
-        values.append(result)
-    return True
+def _plain(text: str) -> str:
+    """Return an expression with Python's operators; "" for other text."""
+    plain = text.translate(_PLAIN) if len(text) <= MAX_LENGTH else ""
+    return plain if _EXPRESSION.fullmatch(plain) else ""

@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 
 from rapidfuzz import fuzz
 
-from tot.task.dataset import text_of
-from tot.task.task import Task
+from tot.task.task import Task, text_of
 from tot.tasks.answer_words import COMMON, is_date, is_number, is_unit, same_date, words
 from tot.tasks.formulas import boxed
 from tot.tasks.number_answers import numbers_said

@@ -12,10 +12,25 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
 from tot.decoders.errors import TaskError
-from tot.tasks.pddl import Fact, Problem, check_name
 
+Fact = tuple[str, ...]
+"""A predicate and its blocks, such as ("on", "a", "b")."""
 Facts = frozenset[Fact]
 """A state of the world: the true facts. All others are false."""
+
+RESERVED = frozenset(
+    "the block blocks on onto off top of from table up down and is hand holds empty clear".split()  # noqa: SIM905
+)
+"""Words in the text of actions and facts, which cannot be names of blocks."""
+_WORDS = {
+    "on": "{} is on {}",
+    "ontable": "{} is on the table",
+    "holding": "the hand holds {}",
+    "handempty": "the hand is empty",
+    "clear": "{} is clear",
+}
+"""Each kind of fact in words."""
+_NAME = re.compile(r"[a-z][a-z0-9_-]*+")
 
 _REASON = re.compile(
     r"\s(?:[-–—]+>?|[=→⇒]>?|//|#|because|since|so|as|to|in order|for|which|that|while|where|thus|thereby"
@@ -29,6 +44,15 @@ _VERBS |= dict.fromkeys(("pick_up", "pickup"), "pick-up") | dict.fromkeys(("put_
 
 TABLE = ""
 """The place of a block that is on no other block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Blocks, initial facts and goal facts. All other facts are initially false."""
+
+    objects: tuple[str, ...]
+    init: Facts
+    goal: Facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +107,18 @@ def apply(facts: Facts, action: Action) -> Facts | None:
 
 def say(fact: Fact) -> str:
     """Return a fact in words, such as "a is on b"."""
-    match fact:
-        case ("on", x, y):
-            return f"{x} is on {y}"
-        case ("ontable", x):
-            return f"{x} is on the table"
-        case ("holding", x):
-            return f"the hand holds {x}"
-        case ("clear", x):
-            return f"{x} is clear"
-    return "the hand is empty"
+    return _WORDS[fact[0]].format(*fact[1:])
+
+
+def read_fact(text: str) -> Fact | None:
+    """Parse a fact that `say` writes; None for other text."""
+    matches = ((kind, re.fullmatch(words.replace("{}", r"(\S++)"), text)) for kind, words in _WORDS.items())
+    return next(((kind, *match.groups()) for kind, match in matches if match), None)
+
+
+def sentence(facts: Facts) -> str:
+    """Return facts in words: the places of blocks, then the hand, then the clear blocks."""
+    return ", ".join(say(fact) for kind in _WORDS for fact in sorted(facts) if fact[0] == kind)
 
 
 def places(facts: Facts) -> dict[str, str]:
@@ -152,22 +178,33 @@ def _split(words: list[str], *joints: str) -> tuple[list[str], list[str]]:
 
 
 def check(problem: Problem) -> None:
-    """Raise TaskError with the reason if the initial facts are not a consistent and complete state."""
-    facts = problem.init
-    why = _contradiction(facts) or next(_gaps(problem.objects, facts), None)
-    if why:
-        raise TaskError(f"the initial state is invalid: {why}: correct the facts of :init")
-
-
-def unreachable(problem: Problem) -> str | None:
-    """Return why no plan can reach the goal; None if a plan exists.
+    """Raise TaskError with the reason if the names, the initial state or the goal of a problem are invalid.
 
     Every consistent goal can be reached: put all blocks on the table, then build it.
     """
-    known = set(problem.objects)
-    if unknown := sorted({block for fact in problem.goal for block in fact[1:]} - known):
-        return f"there is no block {unknown[0]}"
-    return _contradiction(problem.goal)
+    if not problem.objects:
+        raise TaskError("there are no blocks: name at least one")
+    for index, block in enumerate(problem.objects):
+        if why := "named twice: remove one" if block in problem.objects[:index] else check_name(block):
+            raise TaskError(f"block {short(block)!r}: {why}")
+    for fact in sorted(problem.init | problem.goal):
+        if unknown := [block for block in fact[1:] if block not in problem.objects]:
+            raise TaskError(f"{short(say(fact))!r}: there is no block {short(unknown[0])!r}: name it, or use another")
+    if why := _contradiction(problem.init) or next(_gaps(problem.objects, problem.init), None):
+        raise TaskError(f"the initial state is invalid: {why}: correct the facts of the start")
+    if why := _contradiction(problem.goal):
+        raise TaskError(f"this problem cannot be solved: {why}: correct the goal")
+
+
+def check_name(name: str) -> str | None:
+    """Return why a word cannot be the name of a block; None if it can."""
+    if not _NAME.fullmatch(name):
+        return "not a name: start with a letter, followed by letters, digits, '-' or '_'"
+    return "a reserved word: give the block another name" if name in RESERVED else None
+
+
+def short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _contradiction(facts: Facts) -> str | None:

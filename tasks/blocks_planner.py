@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from tot.decoders.errors import TaskError
-from tot.tasks.blocks import TABLE, Action, Facts, apply, legal_actions, places
-from tot.tasks.pddl import Fact, Problem
+from tot.tasks.blocks import TABLE, Action, Fact, Facts, Problem, apply, legal_actions, places
 
 _TRIES = 5_000
 """Maximum random problems to try for one with the given plan length."""

@@ -15,21 +15,26 @@ from typing import Any, ClassVar
 from pydantic import JsonValue
 
 from tot.decoders.errors import TaskError
-from tot.task.dataset import text_of
-from tot.task.task import Task
-from tot.tasks.blocks import Action, Facts, apply, check, legal_actions, parse_action, say, solves, unreachable
+from tot.task.task import Task, text_of
+from tot.tasks.blocks import (
+    Action,
+    Fact,
+    Facts,
+    Problem,
+    apply,
+    check,
+    legal_actions,
+    parse_action,
+    read_fact,
+    sentence,
+    short,
+    solves,
+)
 from tot.tasks.blocks_planner import estimate, generate, plain_plan, shortest_plan
-from tot.tasks.pddl import Fact, Problem, check_name, read_problem
+from tot.tasks.pddl import read_problem
 from tot.tree.thought import State, Thought
 
 _LINE = re.compile(r"[^\S\n]*+(blocks|start|goal)[^\S\n]*+:([^\n]*+)", re.IGNORECASE)
-_FACTS = {
-    "on": re.compile(r"(\S++) is on (\S++)"),
-    "ontable": re.compile(r"(\S++) is on the table"),
-    "clear": re.compile(r"(\S++) is clear"),
-    "holding": re.compile(r"the hand holds (\S++)"),
-    "handempty": re.compile(r"the hand is empty"),
-}
 _NUMBERED = re.compile(
     r"\A(?:\[[ x]\]\s)?(?:action|step)?\s*+[\[(]?\d{0,3}+[\])]?\s*+(?:[.:)]|[-–—](?=\s))?\s*+", re.IGNORECASE
 )
@@ -42,11 +47,13 @@ _ORDER = re.compile(
 """Words before an action; several may occur in sequence."""
 _JOINT = re.compile(r"\b(?:and(?:\s{1,3}then)?|then)\s{1,3}(?=(?:(?:un)?stack|pick|put)\b)", re.IGNORECASE)
 """The conjunction between two actions in one line."""
-_MARK = re.compile(r"</?\w{1,20}>|[-=]+>|[→⇒|&>①-⑳]|:\s?\[|\s\d{1,2}\)\s(?=(?:un)?stack|pick|put)", re.IGNORECASE)
+_MARK = re.compile(
+    r"</?\w{1,20}>|(?<![-=])[-=]++>|[→⇒|&>①-⑳]|:\s?\[|\s\d{1,2}\)\s(?=(?:un)?stack|pick|put)", re.IGNORECASE
+)
 """Arrows, columns of a table, tags and numbers between actions."""
 _VERB = r"(?:(?:un)?stack|pick[-_]?up|put[-_]?down)"
 _JSON = re.compile(rf"[\"']({_VERB})[\"']\s*,(?:\s*[\"']\w{{1,20}}[\"']\s*:)?\s*\[?([^\[\]{{}}]*)", re.IGNORECASE)
-_PIECE = re.compile(rf"\s*(?i:{_VERB})\([^()\n]*+\)|\([^()\n]*+\)|[^();,.\n]++")
+_PIECE = re.compile(rf"[^\S\n]*+(?i:{_VERB})\([^()\n]*+\)|\([^()\n]*+\)|[^();,.\n]++")
 
 
 class Blocksworld(Task):
@@ -61,7 +68,7 @@ class Blocksworld(Task):
     thought = ("action",)
     depth = 7
     labels: ClassVar[Mapping[str, float]] = {"good": 1.0, "bad": 0.0}
-    default_value = 0.0
+    scale = (0, 1)
     search = "best-first:rank=cost"  # A*, which needs no model: see docs/benchmarks/worlds.md
     generator = "enumerate:temperature=3"
     evaluator = "likelihood"
@@ -71,6 +78,7 @@ class Blocksworld(Task):
         "propose": {"max_tokens": 96, "stop": ("\n\n",)},
         "chain": {"max_tokens": 192, "stop": ("\n\n", "The goal is")},
     }
+    chat: ClassVar[Mapping[str, Any]] = {"generator": "enumerate"}
 
     def start(self, question: str) -> State:
         """Return the root state. Raises TaskError with the reason for a malformed or impossible problem."""
@@ -85,31 +93,28 @@ class Blocksworld(Task):
         """Return the question: many plans can be correct, so `score` executes the plan."""
         return self.question_of(row)
 
-    def solution_of(self, row: Mapping[str, Any]) -> str:
-        """Return a plain plan in words, without the first "Action 1:": all blocks down, then the goal built up.
-
-        Small models learn it faster than a shortest plan.
-        """
-        actions = map(parse_action, plain_plan(_problem(self.question_of(row).strip())))
-        text = numbered([action.text for action in actions if action])
-        return text.removeprefix("Action 1:") + "\nThe goal is reached."
-
     def instance(self, seed: int) -> dict[str, Any]:
-        """Generate a problem of 3 to 5 blocks with a shortest plan of 2 to 12 steps; mostly 4 blocks, 6 to 10 steps."""
+        """Generate a problem of 3 to 5 blocks with a shortest plan of 2 to 12 steps; mostly 4 blocks, 6 to 10 steps.
+
+        Its solution continues the prompt of `chain` and puts all blocks down before it builds the goal: small models
+        learn it faster than a shortest plan.
+        """
         rng = random.Random(seed)
         blocks = rng.choices((3, 4, 5), (2, 8, 1))[0]
         steps = min(2 * rng.choices(range(1, 7), (1, 2, 4, 4, 3, 2))[0], 4 * (blocks - 1))
         problem = generate(seed, blocks, steps)
-        return {"question": render(problem), "steps": steps, "plan": shortest_plan(problem)}
+        actions = [action.text for action in map(parse_action, plain_plan(problem)) if action]
+        solution = numbered(actions).removeprefix("Action 1:") + "\nThe goal is reached."
+        return {"question": render(problem), "steps": steps, "plan": shortest_plan(problem), "solution": solution}
 
     def variables(self, state: State) -> dict[str, Any]:
         """Template variables: `question` in words, `state_text` the actions so far, and `now` the current facts."""
         return {
             **super().variables(state),
             "question": render(_problem(state.question)),
-            "demonstrations": self.data("demonstrations"),
+            "demonstrations": self.prompts.data("demonstrations"),
             "state_text": numbered([thought.text for thought in state.thoughts]),
-            "now": _sentence(_facts(state)),
+            "now": sentence(_facts(state)),
         }
 
     def candidate(self, state: State) -> str:
@@ -187,24 +192,17 @@ class Blocksworld(Task):
         """Return 1.0 if the answer is a correct plan for `reference`, which is the question (see `reference_of`)."""
         return float(answer is not None and self.verify(reference, answer))
 
-    chat: ClassVar[Mapping[str, Any]] = {"generator": "enumerate"}
-
 
 class DirectBlocksworld(Blocksworld):
     """Blocksworld for models fine-tuned on it: the prompt is only the problem, and the reply only the plan."""
 
-    name = "blocksworld"
-    chain = "direct"
+    name = "blocksworld_direct"
     search = "cot"
-    sampling: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        **Blocksworld.sampling,
-        "direct": Blocksworld.sampling["chain"],
-    }
 
 
 def render(problem: Problem) -> str:
     """Return a problem in three lines, Blocks, Start and Goal, which is a valid question."""
-    return f"Blocks: {', '.join(problem.objects)}.\nStart: {_sentence(problem.init)}.\nGoal: {_sentence(problem.goal)}."
+    return f"Blocks: {', '.join(problem.objects)}.\nStart: {sentence(problem.init)}.\nGoal: {sentence(problem.goal)}."
 
 
 def read_text(text: str) -> Problem:
@@ -214,7 +212,7 @@ def read_text(text: str) -> Problem:
         match = _LINE.match(line)
         if not match or match[1].lower() in lines:
             raise TaskError(
-                f"{_short(line)!r}: the question is neither PDDL nor three lines, Blocks, Start and Goal: begin with "
+                f"{short(line)!r}: the question is neither PDDL nor three lines, Blocks, Start and Goal: begin with "
                 "(define (problem ... or write 'Blocks: a, b.', 'Start: a is on b, ...' and 'Goal: b is on a.'"
             )
         lines[match[1].lower()] = match[2].strip().removesuffix(".").lower()
@@ -222,12 +220,7 @@ def read_text(text: str) -> Problem:
         if not lines.get(name):
             raise TaskError(f"the question has no {name.title()}: add a line {name.title() + ': ...'!r}")
     objects = tuple(block.strip() for block in lines["blocks"].split(","))
-    for index, block in enumerate(objects):
-        why = "named twice: remove one" if block in objects[:index] else check_name(block)
-        if why:
-            raise TaskError(f"Blocks: {_short(block)!r}: {why}")
-    init, goal = (_read_facts(name, lines[name], frozenset(objects)) for name in ("start", "goal"))
-    return Problem(objects, init, goal)
+    return Problem(objects, *(_read_facts(name, lines[name]) for name in ("start", "goal")))
 
 
 def numbered(actions: Sequence[str]) -> str:
@@ -235,33 +228,17 @@ def numbered(actions: Sequence[str]) -> str:
     return "\n".join(f"Action {number}: {action}" for number, action in enumerate(actions, 1))
 
 
-def _read_facts(name: str, text: str, objects: frozenset[str]) -> Facts:
+def _read_facts(name: str, text: str) -> Facts:
     facts: set[Fact] = set()
     for piece in text.split(","):
         words = " ".join(piece.split())
-        matches = ((kind, pattern.fullmatch(words)) for kind, pattern in _FACTS.items())
-        fact = next(((kind, *match.groups()) for kind, match in matches if match), None)
-        if fact is None:
+        if (fact := read_fact(words)) is None:
             raise TaskError(
-                f"{name.title()}: {_short(words)!r} is not a fact: write 'a is on b', 'a is on the table', "
+                f"{name.title()}: {short(words)!r} is not a fact: write 'a is on b', 'a is on the table', "
                 "'a is clear', 'the hand holds a' or 'the hand is empty'"
-            )
-        if unknown := [block for block in fact[1:] if block not in objects]:
-            raise TaskError(
-                f"{name.title()}: {_short(words)!r}: there is no block {_short(unknown[0])!r}: name it in Blocks"
             )
         facts.add(fact)
     return frozenset(facts)
-
-
-def _sentence(facts: Facts) -> str:
-    """Return facts in words: the places of blocks, then the hand, then the clear blocks."""
-    order = ("on", "ontable", "holding", "handempty", "clear")
-    return ", ".join(say(fact) for fact in sorted(facts, key=lambda fact: (order.index(fact[0]), fact)))
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 @lru_cache(maxsize=1024)
@@ -269,8 +246,6 @@ def _problem(question: str) -> Problem:
     """Parse and check the problem of a question. Cached."""
     problem = read_problem(question) if question.startswith(("(", ";")) else read_text(question)
     check(problem)
-    if why := unreachable(problem):
-        raise TaskError(f"this problem cannot be solved: {why}: correct the goal")
     return problem
 
 

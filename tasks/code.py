@@ -15,8 +15,7 @@ from typing import Any, ClassVar
 
 from tot.decoders.errors import TaskError
 from tot.sandbox import Sandbox, confines
-from tot.task.dataset import text_of
-from tot.task.task import Task
+from tot.task.task import Task, text_of
 from tot.tasks.checks import acheck, check
 from tot.tasks.programs import doctests, parsed, program_in, whole
 from tot.tree.thought import Observation, State, Thought
@@ -56,7 +55,7 @@ class Code(Task):
         return super().start(question)
 
     def example(self) -> str:
-        return str(self.data("questions")[0]["question"])
+        return str(self.prompts.data("questions")[0]["question"])
 
     def parse_thought(self, template: str, text: str) -> str | None:
         return program_in(text) or None

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from tot import State
 from tot.task.checked import CheckedTask
-from tot.task.dataset import text_of
+from tot.task.task import text_of
 from tot.tasks.formulas import boxed, key, read, same
 from tot.tasks.gsm8k import GSM8K
 from tot.tree.thought import Observation, Thought

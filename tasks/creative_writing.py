@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from tot.llm.parallel_steps import title
-from tot.task.dataset import text_of
-from tot.task.task import Task
+from tot.task.task import Task, text_of
 from tot.tasks.sentences import paragraphs, split, typed
 from tot.tree.thought import State, Thought
 
@@ -98,7 +97,7 @@ class CreativeWriting(Task):
         """Template variables, with the required `sentences` and the passage so far (`written`)."""
         return {
             **super().variables(state),
-            "demonstrations": self.data("demonstrations"),
+            "demonstrations": self.prompts.data("demonstrations"),
             "sentences": required(state.question),
             "written": self.candidate(state) if state.thoughts else "",
         }
@@ -126,8 +125,7 @@ class CreativeWriting(Task):
     def candidate(self, state: State) -> str:
         """Return the last passage without its plan, or the paragraphs so far."""
         return (
-            self.answer_at(state)
-            or (state.message if "paragraph" in self.thought else super().candidate(state)).strip()
+            self.answer_at(state) or (state.message if "paragraph" in self.thought else state.thoughts[-1].text).strip()
         )
 
     def parse_thought(self, template: str, text: str) -> str | None:

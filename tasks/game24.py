@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 from pydantic import JsonValue
 
 from tot.decoders.errors import TaskError
-from tot.task.dataset import text_of
-from tot.task.task import Task
+from tot.task.task import Task, text_of
 from tot.tasks.arithmetic import apply, evaluate, numbers_in, pairings
 from tot.tasks.number_answers import last
 from tot.tree.thought import State, Thought
@@ -57,7 +56,7 @@ class Game24(Task):
     thought = ("move",)
     depth = 4
     labels: ClassVar[Mapping[str, float]] = {"sure": 20.0, "likely": 1.0, "impossible": 0.001}
-    default_value = 0.001
+    scale = (0.001, 20)
     search = "best-first:rank=prior,batch=4"
     generator = "enumerate"
     evaluator = "classify"
@@ -109,7 +108,7 @@ class Game24(Task):
         entries = _entries(state if state.world is not None else current)
         return {
             **super().variables(state),
-            "demonstrations": self.data("demonstrations"),
+            "demonstrations": self.prompts.data("demonstrations"),
             "steps": steps,
             "left": " ".join(str(value) for value, _ in entries),
             "expression": _bare(entries[0][1]) if len(entries) == 1 else self._in_chain(state),
@@ -117,7 +116,7 @@ class Game24(Task):
 
     def _in_chain(self, state: State) -> str | None:
         """Return the expression of a chain-of-thought solution, or None."""
-        chain = state.thoughts[-1].parts.get(self.chain) if state.thoughts else None
+        chain = state.thoughts[-1].parts.get("chain") if state.thoughts else None
         return None if chain is None else self.parse_answer(chain)
 
     def candidate(self, state: State) -> str:

@@ -9,20 +9,18 @@ from typing import Any, ClassVar
 
 from tot import State, Task
 from tot.decoders.errors import TaskError
-from tot.task.dataset import text_of
+from tot.task.task import text_of
 from tot.tasks.code import SANDBOX
 from tot.tasks.number_answers import (
     announced_answer,
     boxed_answer,
     complete,
     flexible_answer,
-    numbers_said,
     same_number,
     strict_answer,
     value_of,
 )
 from tot.tasks.programs import program_in
-from tot.tasks.word_problems import word_problem
 from tot.tree.thought import Observation, Thought
 
 _WORD = re.compile(r"[^\W\d_]")
@@ -42,7 +40,7 @@ class GSM8K(Task):
     data_set = "openai/gsm8k:main:test"
     thought = ("sub_question", "sub_answer")
     depth = 4
-    programs = frozenset({"program"})
+    programs = ("program",)
     triggers: ClassVar[Mapping[str, str]] = {
         "chain": "\nThe answer is",
         "sub_answer": " The answer is",
@@ -84,12 +82,8 @@ class GSM8K(Task):
             raise TaskError(f"its answer {reference!r:.60} has no number: give one, such as 18 or '#### 18'")
         return reference
 
-    def instance(self, seed: int) -> dict[str, Any]:
-        """Make up a problem of one to three events, with a solution in steps."""
-        return word_problem(seed)
-
     def variables(self, state: State) -> dict[str, Any]:
-        return {**super().variables(state), "demonstrations": self.data("demonstrations")}
+        return {**super().variables(state), "demonstrations": self.prompts.data("demonstrations")}
 
     def parse_thought(self, template: str, text: str) -> str | None:
         """Parse a thought. A sub-question ends at its question mark; without a question mark it is invalid."""
@@ -131,9 +125,6 @@ class GSM8K(Task):
     def candidate(self, state: State) -> str:
         """Return all steps: votes compare whole solutions, not last steps."""
         return state.text
-
-    def claims(self, text: str) -> set[str]:
-        return set(numbers_said(text))
 
     def canonical(self, answer: Any) -> Hashable:
         """Return the value of the answer's number, so that different notations are equal."""

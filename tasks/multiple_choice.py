@@ -134,7 +134,7 @@ class MultipleChoice(Task):
         return same[0]
 
     def variables(self, state: State) -> dict[str, Any]:
-        demonstrations = self.data("demonstrations")
+        demonstrations = self.prompts.data("demonstrations")
         return {
             **super().variables(state),
             "demonstrations": [{**row, "question": self.question_of(row)} for row in demonstrations],

@@ -126,9 +126,13 @@ class Optimize(Task):
             chosen.minimize,
             chosen.packages,
         )
-        self.version = f"{self.scorer.digest} {derive(self._start or '', chosen.minimize):x}"
         self._saved: dict[str, float] = {}
         """By question: the value of the program in the file `best`."""
+
+    @property
+    def version(self) -> str:
+        """A digest of the scorer and the start."""
+        return f"{self.scorer.digest} {derive(self._start or '', self.options.minimize):x}"
 
     def example(self) -> str:
         """Return the folder's description."""

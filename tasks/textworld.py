@@ -11,7 +11,6 @@ import hashlib
 import re
 import tempfile
 import warnings
-from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
@@ -30,8 +29,6 @@ _INFOS = ("admissible_commands", "description", "facts", "inventory", "lost", "m
 _MOST = 64
 _LOCK = Lock()
 _Game = tuple[int, int, int, int]
-_COPIES: OrderedDict[tuple[_Game, tuple[str, ...]], tuple[Any, Any]] = OrderedDict()
-"""LRU cache of games after some commands, with their output. A search continues in a copy."""
 
 
 class TextWorld(Task):
@@ -151,19 +148,16 @@ def _plain(text: str) -> str:
 def _replayed(game: _Game, commands: tuple[str, ...] = ()) -> Any:
     """Return the output of a game after these commands."""
     with _LOCK:
-        if not commands:
-            return _begun(game)[1]
-        if (game, commands) not in _COPIES:
-            known = next((n for n in range(len(commands) - 1, 0, -1) if (game, commands[:n]) in _COPIES), 0)
-            world, _ = _COPIES[game, commands[:known]] if known else _begun(game)
-            world = world.copy()
-            for command in commands[known:]:
-                infos, *_ = world.step(command)
-            _COPIES[game, commands] = world, infos
-        _COPIES.move_to_end((game, commands))
-        if len(_COPIES) > _MOST:
-            _COPIES.popitem(last=False)
-        return _COPIES[game, commands][1]
+        return _played(game, commands)[1]
+
+
+@lru_cache(_MOST)
+def _played(game: _Game, commands: tuple[str, ...]) -> tuple[Any, Any]:
+    """Return a game after some commands, and its output. A search continues in a copy of a recent game."""
+    if not commands:
+        return _begun(game)
+    world = _played(game, commands[:-1])[0].copy()
+    return world, world.step(commands[-1])[0]
 
 
 @lru_cache(_MOST)

@@ -29,7 +29,7 @@ PARTS = (
 )
 QUOTED = {
     "decoders/methods/pdos/steps_format.py": ("go on",),
-    "tasks/word_problems.py": ("as many",),
+    "benchmarks/word_problems.py": ("as many",),
     "tests/tasks/test_instances.py": ("as many",),
 }
 """Phrases in prompts and questions, by file."""

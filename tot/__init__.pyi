@@ -46,7 +46,6 @@ from .search.self_consistency import SelfConsistency as SelfConsistency
 from .search.steps import Evaluate as Evaluate
 from .search.steps import Expand as Expand
 from .solution import Solution as Solution
-from .task.dataset import Dataset as Dataset
 from .task.task import Task as Task
 from .task.world import World as World
 from .tree.thought import Observation as Observation

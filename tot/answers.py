@@ -39,7 +39,7 @@ class Answers:
     @property
     def asks(self) -> bool:
         """Whether the model is asked for answers. States that contain their answers need no answer template."""
-        return not isinstance(self._task, HasAnswer) or self._task.has_template(self._task.answer)
+        return not isinstance(self._task, HasAnswer) or "answer" in self._task.prompts
 
     @property
     def candidates(self) -> list[Node]:
@@ -82,7 +82,7 @@ class Answers:
         if stopped or not (node.parse_failures or self.search.stopped):
             return not stopped
         try:
-            self._context.prompt(self._task.answer, self._context.state(node))
+            self._context.prompt("answer", self._context.state(node))
         except TaskError:
             return False
         return True
@@ -93,8 +93,8 @@ class Answers:
 
     async def _ask(self, node: Node) -> Reply:
         if choices := self.search.checked.choices(self._context.state(node)):
-            return await self._context.score(self._task.answer, node, choices, close=False)
-        return (await self._context.ask(self._task.answer, node, temperature=0.0))[0]
+            return await self._context.score("answer", node, choices, close=False)
+        return (await self._context.ask("answer", node, temperature=0.0))[0]
 
     def parse(self, reply: Reply) -> Any | None:
         """Return the answer in a reply of the model, or None."""

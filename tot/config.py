@@ -253,12 +253,12 @@ class SearchConfig(BaseModel):
         """
         loaded = load_task(task)
         if self.prompts is not None:
-            return loaded.in_chat() if self.prompts == "chat" else loaded.in_papers()
-        if loaded.prompts == "chat" or not loaded.chat:
+            return loaded.with_prompts(self.prompts)
+        if loaded.prompts.kind == "chat" or not loaded.chat:
             return loaded
         search = named(loaded.search if self.search is None else self.search, SEARCHES)
         few_shot = isinstance(search, Search) and search.few_shot
-        return loaded.in_chat() if not few_shot and self._uses_chat_format() else loaded
+        return loaded.with_prompts("chat") if not few_shot and self._uses_chat_format() else loaded
 
     def _uses_chat_format(self) -> bool:
         """Return whether the generating model uses a chat format and no decoding method needs few-shot prompts.

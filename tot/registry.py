@@ -153,7 +153,7 @@ def _check_together(task: Task, search: Any, generator: Any, evaluator: Any, own
             if isinstance(one, Evaluator) and not (isinstance(one, TemplateEvaluator) and one == own):
                 one.check(task, search, generator)
     if search.expands and not getattr(generator, "writes_answer", False) and not isinstance(task, HasAnswer):
-        task.require(task.answer)
+        task.prompts.require("answer")
 
 
 def rap(task: Task | type[Task] | str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from tot.answers import Answers
 from tot.config import SearchConfig
@@ -107,11 +107,11 @@ class Run:
         self._watch(self)
 
     def _can_run(self, template: str) -> bool:
-        return template not in self.task.programs
+        return template not in CheckedTask(self.task).programs
 
     def _resources(self, search: Any, root: State, independent: bool, timed: bool) -> Resources:
         """Return the resources of the search; of a resumed run, as at its start. Measured times differ between runs."""
-        checked, checkpoint = cast(Task, CheckedTask(self.task)), self._checkpoint
+        checked, checkpoint = CheckedTask(self.task), self._checkpoint
         own = Resources(
             escalates=self.backend.can("escalate"),
             budgeted=any(limit is not None for _, limit in self.meter.budget),
@@ -137,8 +137,8 @@ class Run:
         about |= {"seed": seed, "max_tokens": self._max_tokens, "filters": self.context.filters or None}
         about |= {"cheap_samples": resources.cheap_samples, "budgeted": resources.budgeted or None}
         about |= {"task": type(self.task).__name__, "models": self.backend.fingerprints}
-        about |= {"prompts": "chat"} if self.task.prompts == "chat" else {}
-        about |= {"version": self.task.version} if self.task.version else {}
+        about |= {"prompts": "chat"} if self.task.prompts.kind == "chat" else {}
+        about |= {"version": self.search.checked.version} if self.search.checked.version else {}
         checkpoint.begin(self.tree.state(self.tree.root), about)
 
     @property

@@ -18,33 +18,33 @@ from typing import Any
 
 _MAX_ITEMS = 100_000
 """Maximum items of an iterator to send."""
-_KINDS: dict[str, Callable[[list[Any]], Any]] = {
-    "list": list,
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
-    "iterator": iter,
-    "range": lambda ends: range(*ends),
-    "complex": lambda parts: complex(*parts),
-    "bytes": bytes,
-    "bytearray": bytearray,
-    "dict": lambda pairs: dict(pairs),
-    "deque": deque,
-    "Fraction": lambda parts: Fraction(*parts),
-    "Decimal": lambda parts: Decimal(*parts),
-}
 _NUMBERS = "biufc"
 """Kinds of NumPy's arrays of numbers."""
-_SEQUENCES: dict[type, str] = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset", deque: "deque"}
+_KINDS: dict[str, tuple[Any, Callable[[Any], Iterable[Any]], Callable[[list[Any]], Any]]] = {
+    "list": ((list, type({}.keys()), type({}.values()), type({}.items())), iter, list),
+    "tuple": (tuple, iter, tuple),
+    "set": (set, iter, set),
+    "frozenset": (frozenset, iter, frozenset),
+    "deque": (deque, iter, deque),
+    "dict": (dict, dict.items, lambda pairs: dict(pairs)),
+    "range": (range, lambda value: (value.start, value.stop, value.step), lambda ends: range(*ends)),
+    "complex": (complex, lambda value: (value.real, value.imag), lambda parts: complex(*parts)),
+    "bytes": (bytes, iter, bytes),
+    "bytearray": (bytearray, iter, bytearray),
+    "Fraction": (Fraction, lambda value: (value.numerator, value.denominator), lambda parts: Fraction(*parts)),
+    "Decimal": (Decimal, lambda value: (Decimal.__str__(value),), lambda parts: Decimal(*parts)),
+    "iterator": (Iterator, lambda value: islice(value, _MAX_ITEMS), iter),
+}
+"""By name: the types, the parts of a value, and the function that rebuilds it from its parts."""
+
+
+class NaNError(Exception):
+    """A value contains NaN."""
 
 
 def pack(value: Any, name: Callable[[Any], Any]) -> str:
     """Serialize a value to one line of JSON; `name` returns the name of an object that is not plain."""
     return json.dumps(_packed(value, name))
-
-
-class NaNError(Exception):
-    """A value contains NaN."""
 
 
 def unpack(line: str | bytes, find: Callable[[Any], Any], nan: bool = True) -> Any:
@@ -61,42 +61,20 @@ def unpack(line: str | bytes, find: Callable[[Any], Any], nan: bool = True) -> A
 def _packed(value: Any, name: Callable[[Any], Any]) -> Any:
     if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, str):
+        return str.__str__(value)
     if isinstance(value, int):
         return {"int": int.__format__(value, "x")}
     if isinstance(value, float):
         return {"float": float.hex(value)}
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, complex):
-        return _sequence("complex", [complex.real.__get__(value), complex.imag.__get__(value)], name)
-    if isinstance(value, bytes | bytearray):
-        return _sequence("bytearray" if isinstance(value, bytearray) else "bytes", [*memoryview(value)], name)
-    if isinstance(value, range):
-        return _sequence("range", [value.start, value.stop, value.step], name)
-    if isinstance(value, dict):
-        return _sequence("dict", dict.items(value), name)
-    if isinstance(value, Fraction):
-        return _sequence("Fraction", [value.numerator, value.denominator], name)
-    if isinstance(value, Decimal):
-        return _sequence("Decimal", [Decimal.__str__(value)], name)
-    for kind, label in _SEQUENCES.items():
-        if isinstance(value, kind):
-            return _sequence(label, kind.__iter__(value), name)  # type: ignore[attr-defined]
-    if isinstance(value, Iterator):
-        return _sequence("iterator", islice(value, _MAX_ITEMS), name)
-    if isinstance(value, type({}.keys()) | type({}.values()) | type({}.items())):
-        return _sequence("list", value, name)
+    for kind, (types, parts, _) in _KINDS.items():
+        if isinstance(value, types):
+            return {kind: [_packed(part, name) for part in parts(value)]}
     if (numpy := sys.modules.get("numpy")) and isinstance(value, numpy.generic | numpy.ndarray):
-        if value.dtype.kind not in _NUMBERS:
+        if isinstance(value, numpy.generic) or value.dtype.kind not in _NUMBERS:
             return _packed(value.tolist(), name)
-        if isinstance(value, numpy.generic):
-            return _packed(value.item(), name)
         return {"array": [value.dtype.str, [*value.shape], base64.b64encode(value.tobytes()).decode()]}
     return {"object": name(value)}
-
-
-def _sequence(kind: str, items: Iterable[Any], name: Callable[[Any], Any]) -> dict[str, Any]:
-    return {kind: [_packed(item, name) for item in items]}
 
 
 def _unpacked(data: Any, find: Callable[[Any], Any], nan: bool) -> Any:
@@ -114,7 +92,7 @@ def _unpacked(data: Any, find: Callable[[Any], Any], nan: bool) -> Any:
         if not nan and (value != value if kind == "float" else (value != value).any()):
             raise NaNError
         return value
-    return _KINDS[kind]([_unpacked(item, find, nan) for item in content])
+    return _KINDS[kind][2]([_unpacked(part, find, nan) for part in content])
 
 
 def _array(dtype: str, shape: list[int], content: str) -> Any:

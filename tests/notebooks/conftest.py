@@ -43,7 +43,9 @@ def run(smollm2: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     def run(name: str) -> list[dict[str, str]]:
         if name not in done:
-            folder = tmp_path_factory.mktemp(name)
+            folder = tmp_path_factory.mktemp(name) / "notebooks"
+            folder.mkdir()
+            (folder.parent / "benchmarks").symlink_to(NOTEBOOKS.parent / "benchmarks")
             notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
             for cell in notebook.cells:
                 if cell.cell_type == "code":

@@ -54,11 +54,6 @@ def test_text_that_is_too_long_or_too_deep_has_no_value(text: str) -> None:
     assert numbers_in(text) == []
 
 
-def test_four_hundred_levels_of_nesting_have_a_value() -> None:
-    assert evaluate("(" * 400 + "24" + ")" * 400) == 24
-    assert evaluate("-(" * 300 + "24" + ")" * 300) == 24
-
-
 @given(st.text(alphabet="0123456789.+-*/()x×÷− \n=a", max_size=40))
 def test_no_text_raises_and_every_value_has_numbers(text: str) -> None:
     if evaluate(text) is not None:

@@ -188,6 +188,6 @@ def test_rows_have_one_answer_or_several() -> None:
     for row in ({"answer": None}, {"answer": [True]}, {"answer": {}}):
         with pytest.raises(TaskError, match="its answer is"):
             Ask().reference_of(row)
-    rows = Ask().data("questions")
+    rows = Ask().prompts.data("questions")
     assert len({row["question"] for row in rows}) == len(rows) == 60
     assert all(Ask().score(answer, Ask().reference_of(row)) for row in rows for answer in Ask().reference_of(row))

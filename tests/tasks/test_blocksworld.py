@@ -11,7 +11,7 @@ import pytest
 
 from tot import solve
 from tot.cli.output import usage_line
-from tot.decoders.errors import RequestError, TaskError
+from tot.decoders.errors import TaskError
 from tot.tasks.blocks import apply, parse_action, solves
 from tot.tasks.blocks_planner import generate, shortest_plan
 from tot.tasks.blocksworld import Blocksworld, read_text, render
@@ -26,7 +26,6 @@ Start: b is on a, a is on the table, c is on the table, the hand is empty, b is 
 Goal: a is on c, b is on the table."""
 PLAN = ["unstack b from a", "put down b", "pick up a", "stack a on c"]
 ANSWER = ["(unstack b a)", "(put-down b)", "(pick-up a)", "(stack a c)"]
-TEMPLATES = ("action", "value", "self_eval", "propose", "chain", "vote")
 
 
 @pytest.fixture(scope="module")
@@ -47,16 +46,6 @@ def after(task: Blocksworld, steps: int, question: str = PDDL) -> State:
         assert following is not None
         state = following
     return state
-
-
-def prompt(task: Blocksworld, template: str, steps: int) -> dict[str, str]:
-    extras: dict[str, dict[str, Any]] = {
-        "propose": {"count": 3},
-        "vote": {"candidates": ["pick up c\nput down c", "unstack b from a"]},
-        "value": {"action": "what a state evaluator adds"},  # language: ok
-    }
-    extra = extras.get(template, {})
-    return {message.role: message.content for message in task.prompt(template, after(task, steps), **extra)}
 
 
 # -- questions --------------------------------------------------------------------------------------------------
@@ -91,10 +80,10 @@ def test_all_kinds_of_facts_are_written_in_words() -> None:
     ("old", "new", "message"),
     [
         ("b is on a,", "b is over a,", "Start: 'b is over a' is not a fact: write 'a is on b'"),
-        ("a is on c", "a is on z", "Goal: 'a is on z': there is no block 'z': name it in Blocks"),
-        ("a, b, c", "a, b, c, a", "Blocks: 'a': named twice"),
-        ("a, b, c", "a, b, c d", "Blocks: 'c d': not a name"),
-        ("a, b, c", "a, b, table", "Blocks: 'table': a reserved word"),
+        ("a is on c", "a is on z", "'a is on z': there is no block 'z': name it"),
+        ("a, b, c", "a, b, c, a", "block 'a': named twice"),
+        ("a, b, c", "a, b, c d", "block 'c d': not a name"),
+        ("a, b, c", "a, b, table", "block 'table': a reserved word"),
         ("Goal: a is on c, b is on the table.", "", "the question has no Goal"),
         ("Goal", "Blocks", "neither PDDL nor three lines"),
         ("Goal:", "Why not", "'Why not a is on c, b is on the table.': the question is neither PDDL nor three lines"),
@@ -120,7 +109,7 @@ def test_a_question_error_names_the_fault(task: Blocksworld, old: str, new: str,
     [
         ("", "empty"),
         ("(" * 1000, "line 1"),
-        (PDDL.replace("(on a c)", "(on a z)"), "line 3: '(on a z)': there is no block 'z'"),
+        (PDDL.replace("(on a c)", "(on a z)"), "'a is on z': there is no block 'z'"),
         (
             PDDL.replace("(on a c)", "(holding a) (holding c)"),
             "be solved: the hand holds c and the hand holds a",
@@ -144,42 +133,6 @@ def test_a_row_is_its_own_reference(task: Blocksworld, rows: list[dict[str, Any]
 # -- prompts ----------------------------------------------------------------------------------------------------
 
 
-def test_all_prompts_about_a_question_begin_with_the_same_message(task: Blocksworld) -> None:
-    heads = {prompt(task, template, steps)["user"] for template in TEMPLATES for steps in (0, 1, 3)}
-    assert len(heads) == 1
-    (head,) = heads
-    assert head.endswith(f"\n\n[STATEMENT]\n{TEXT}")
-    assert head.count("[STATEMENT]") == len(task.data("demonstrations")) + 1
-    assert "\n\n\n" not in head
-
-
-STEPS = "Action 1: unstack b from a\nAction 2: put down b\n"
-
-
-@pytest.mark.parametrize(
-    ("template", "steps", "prefix"),
-    [
-        ("action", 0, "My plan is as follows:\nAction 1:"),
-        ("action", 2, f"My plan is as follows:\n{STEPS}Action 3:"),
-        ("value", 2, f"My plan is as follows:\n{STEPS}Evaluation of action 2:"),
-        ("self_eval", 2, f"My plan is as follows:\n{STEPS}Evaluation of action 2:"),
-        ("chain", 0, "My plan is as follows:\nAction 1:"),
-    ],
-)
-def test_prompts_end_in_the_plan_so_far(task: Blocksworld, template: str, steps: int, prefix: str) -> None:
-    assert prompt(task, template, steps)["assistant"] == prefix
-
-
-def test_other_prompts_contain_the_plan_the_facts_or_the_candidates(task: Blocksworld) -> None:
-    proposed = prompt(task, "propose", 1)["assistant"]
-    now = "a is on the table, c is on the table, the hand holds b, a is clear, c is clear"
-    assert f"Action 1: unstack b from a\n\nNow {now}.\nUp to 3 actions" in proposed
-    assert proposed.endswith(":\n1.")
-    voted = prompt(task, "vote", 0)["assistant"]
-    assert "2 ways to begin a plan:\n1. pick up c, then put down c\n2. unstack b from a\n\n" in voted
-    assert voted.endswith("is:")
-
-
 def test_no_prompt_reveals_the_plan_length(task: Blocksworld, rows: list[dict[str, Any]]) -> None:
     for row in rows[::50]:
         state = task.start(row["pddl"])
@@ -193,7 +146,7 @@ def render_of(row: dict[str, Any]) -> str:
 
 def test_the_demonstrations_are_correct(task: Blocksworld) -> None:
     judged = []
-    for demonstration in task.data("demonstrations"):
+    for demonstration in task.prompts.data("demonstrations"):
         problem, actions = read_text(demonstration["question"]), demonstration["actions"]
         task.start(demonstration["question"])
         assert render(problem) == demonstration["question"]
@@ -215,14 +168,7 @@ def test_the_demonstrations_are_correct(task: Blocksworld) -> None:
         judged.append(demonstration["evaluation"])
         assert task.labels[judged[-1]] == (left == before - 1)
     assert sorted(judged) == ["bad", "good"]
-    assert len(task.data("demonstrations")) == 4
-
-
-def test_the_task_has_an_example_question(task: Blocksworld, rows: list[dict[str, Any]]) -> None:
-    questions = [entry["question"] for entry in task.data("questions")]
-    assert task.example() == questions[0]
-    theirs = {read_problem(row["pddl"]) for row in rows}
-    assert not theirs & {read_problem(question) for question in questions}
+    assert len(task.prompts.data("demonstrations")) == 4
 
 
 # -- the world --------------------------------------------------------------------------------------------------
@@ -241,7 +187,7 @@ def test_actions_change_the_world(task: Blocksworld) -> None:
         assert task.step(loose, Thought(parts={"action": illegal})) is None
     back = task.step(loose, Thought(parts={"action": "stack b on a"}))
     assert back is not None
-    assert task.key(back) == task.key(start) != task.key(loose)
+    assert back.world == start.world != loose.world
 
 
 def test_the_plan_is_the_answer_once_the_goal_is_reached(task: Blocksworld) -> None:
@@ -251,7 +197,6 @@ def test_the_plan_is_the_answer_once_the_goal_is_reached(task: Blocksworld) -> N
     assert [task.answer_at(state) for state in states] == [None] * 4 + [ANSWER]
     assert [task.reward(state) for state in states] == [0, 0, 0.5, 0.5, 100]
     assert [task.heuristic(state) for state in states] == [4, 3, 2, 1, 0]
-    assert task.cost(states[0], states[1].thoughts[0]) == 1
     assert after(task, 4, TEXT).world == states[4].world
 
 
@@ -277,11 +222,6 @@ def test_the_default_search_finds_a_shortest_plan_without_a_model() -> None:
     solution = solve(task, problem["question"], decoder=Silent())
     assert (solution.solved, len(solution.answer), solution.calls) == (True, problem["steps"], 0)
     assert usage_line(solution) == f"{len(solution.tree) - 1} thoughts, no model calls"
-
-
-def test_a_named_generator_calls_the_model() -> None:
-    with pytest.raises(RequestError, match="decoder Silent raised AssertionError: asked"):
-        solve("blocksworld", Blocksworld().instance(24)["question"], decoder=Silent(), generator="enumerate")
 
 
 class Silent:

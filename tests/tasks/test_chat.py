@@ -21,7 +21,7 @@ def rendered(task: Task, template: str, thought: Thought | None = None, **variab
 
 @pytest.mark.parametrize("name", TASKS)
 def test_solution_prompts_have_no_demonstrations(name: str) -> None:
-    papers, chat = rendered(load_task(name), "chain"), rendered(load_task(name).in_chat(), "chain")
+    papers, chat = rendered(load_task(name), "chain"), rendered(load_task(name).with_prompts("chat"), "chain")
     assert chat[0].role == "user"
     assert len(chat[0].content) < len(papers[0].content) / 1.5
     last = load_task(name).start(load_task(name).example()).question.split()[-1]
@@ -31,10 +31,10 @@ def test_solution_prompts_have_no_demonstrations(name: str) -> None:
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("template", ["value", "vote", "answer", "explain"])
 def test_every_prompt_renders_after_a_solution(name: str, template: str) -> None:
-    task = load_task(name).in_chat()
+    task = load_task(name).with_prompts("chat")
     about: dict[str, Any] = {"candidates": ["one", "two"]} if template == "vote" else {}
     parts = {"chain": "So it is."} if template in ("value", "explain") else {}
-    if template in ("answer", "explain") and not task.has_template(template):
+    if template in ("answer", "explain") and template not in task.prompts:
         pytest.skip("it has no such template")
     messages = rendered(task, template, Thought(parts={"chain": "So it is."}), **about, **parts)
     assert (
@@ -46,7 +46,7 @@ def test_every_prompt_renders_after_a_solution(name: str, template: str) -> None
 
 @pytest.mark.parametrize("name", IN_PIECES)
 def test_pieces_form_one_assistant_message(name: str) -> None:
-    task = load_task(name).in_chat()
+    task = load_task(name).with_prompts("chat")
     assert task.generator.startswith("continue")
     state = task.start(task.example())
     assert [message.role for message in task.prompt("step", state)] == ["user"]
@@ -63,7 +63,7 @@ def test_pieces_form_one_assistant_message(name: str) -> None:
 @pytest.mark.parametrize("name", IN_PIECES)
 @pytest.mark.parametrize("template", ["value", "explain", "self_eval", "vote"])
 def test_evaluation_prompts_contain_pieces_and_no_demonstrations(name: str, template: str) -> None:
-    task, piece = load_task(name).in_chat(), Thought(parts={"step": "Then 63 - 15 = 48."})
+    task, piece = load_task(name).with_prompts("chat"), Thought(parts={"step": "Then 63 - 15 = 48."})
     about: dict[str, Any] = {"candidates": [piece.text, "No."]} if template == "vote" else {"step": piece.text}
     (message,) = rendered(task, template, piece, **about)
     assert message.role == "user"
@@ -80,7 +80,7 @@ def test_a_custom_task_needs_its_own_chat_prompts() -> None:
 
     with pytest.raises(OptionError, match="task Mine has no prompts for chat models"):
         solve(Mine, "q", model=None, prompts="chat")
-    assert Other().in_chat().thought == ("step",)
+    assert Other().with_prompts("chat").thought == ("step",)
     with pytest.raises(OptionError, match="prompts"):
         solve(GSM8K, "q", model=None, prompts="poems")
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tot import solve
 from tot.decoders.request import Completion, Request, Usage
@@ -18,24 +15,11 @@ from tot.tasks.sentences import paragraphs, split
 from tot.tree.thought import State, Thought
 
 TASK = CreativeWriting()
-CHAT = CreativeWriting().in_chat()
+CHAT = CreativeWriting().with_prompts("chat")
 SENTENCES = ["The soup was cold.", "I’m a living furnace.", 'He said "go".', "Nobody came."]  # language: ok
 QUESTION = " ".join(SENTENCES)
 PASSAGE = "\n\n".join(f"Some words first. {sentence}" for sentence in SENTENCES)
 FIRST = Thought(parts={"plan": "A plan.", "passage": "One.\n\nTwo."})
-ASKED: dict[str, dict[str, Any]] = {
-    "plan": {},
-    "passage": {"plan": "My plan."},
-    "value": {"plan": "My plan.", "passage": "Three.\n\nFour."},
-    "vote": {"candidates": ["One.\n\nTwo.", "Three."]},
-    "chain": {},
-    "answer": {},
-}
-
-
-def prompt(template: str, thoughts: int = 0) -> dict[str, str]:
-    state = State(question=QUESTION, thoughts=(FIRST,) * thoughts)
-    return {message.role: message.content for message in TASK.prompt(template, state, **ASKED[template])}
 
 
 # -- required sentences -----------------------------------------------------------------------------------------
@@ -191,22 +175,6 @@ def test_the_answer_is_the_passage_without_its_plan(text: str, answer: str | Non
     assert TASK.parse_answer(text) == answer
 
 
-@given(st.text(max_size=80), st.text(max_size=80))
-def test_parsers_accept_any_text(question: str, text: str) -> None:
-    TASK.parse_answer(text)
-    TASK.parse_value(text)
-    assert len(endings(question, text)) == len(required(question))
-
-
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("unit", ["passage: ", "score is ", "\n", " ", "*", "8/10 ", "1", ". ", "The score of "])
-def test_adversarial_text_takes_linear_time(unit: str) -> None:
-    text = unit * (300_000 // len(unit))
-    TASK.parse_answer(text)
-    TASK.parse_value(text)
-    assert 0 <= TASK.score(text, QUESTION) <= 1
-
-
 def test_the_answer_of_a_state_is_its_last_passage() -> None:
     state = State(question=QUESTION)
     assert TASK.answer_at(state) is None
@@ -274,72 +242,15 @@ def test_a_chat_model_writes_a_verified_passage() -> None:
 # -- prompts ----------------------------------------------------------------------------------------------------
 
 
-def test_all_prompts_about_a_question_begin_with_the_same_message() -> None:
-    heads = {prompt(template, thoughts)["user"] for template in ASKED for thoughts in (0, 1, 2)}
-    assert len(heads) == 1
-    head = heads.pop()
-    assert head.endswith(f"\n\nSentences: {QUESTION}")
-    assert head.count("\nSentences: ") == len(TASK.data("demonstrations")) + 1
-
-
-@pytest.mark.parametrize(
-    ("template", "thoughts", "prefix"),
-    [
-        ("plan", 0, "Plan:"),
-        ("plan", 1, "Draft:\nOne.\n\nTwo.\n\nWrite it again, better.\nPlan:"),
-        ("passage", 0, "Plan: My plan.\nPassage:"),
-        ("passage", 1, "Draft:\nOne.\n\nTwo.\n\nWrite it again, better.\nPlan: My plan.\nPassage:"),
-        ("chain", 0, "Plan:"),
-        ("answer", 0, "Passage:"),
-        ("answer", 1, "Plan: A plan.\nPassage:"),
-    ],
-)
-def test_prompts_end_in_the_plan_or_the_passage(template: str, thoughts: int, prefix: str) -> None:
-    assert prompt(template, thoughts)["assistant"] == prefix
-
-
-def test_the_evaluator_gets_the_passage_and_room_for_an_analysis() -> None:
-    prefix_text = prompt("value", 1)["assistant"]
-    assert prefix_text.startswith("Passage:\nThree.\n\nFour.\n\n")
-    assert prefix_text.endswith("\nAnalysis:")
-    assert "Thus the coherency score is s" in prefix_text
-    assert TASK.sampling["value"]["max_tokens"] >= 160
-
-
-def test_vote_prompts_number_the_candidates() -> None:
-    prefix_text = prompt("vote")["assistant"]
-    assert prefix_text.startswith("Choice 1:\nOne.\n\nTwo.\n\nChoice 2:\nThree.\n\n")
-    assert prefix_text.endswith("The best choice is")
-
-
-def test_vote_prompts_contain_passages_without_plans() -> None:
-    assert TASK.candidate(State(question=QUESTION, thoughts=(FIRST,))) == "One.\n\nTwo."
-
-
-def test_stop_strings_separate_plan_passage_and_analysis() -> None:
-    assert "\nPassage:" in TASK.sampling["plan"]["stop"]
-    assert "\nAnalysis:" in TASK.sampling["passage"]["stop"]
-    assert TASK.sampling["passage"]["max_tokens"] == 400
-
-
 def test_the_demonstrations_follow_the_instructions() -> None:
-    for demo in TASK.data("demonstrations"):
+    for demo in TASK.prompts.data("demonstrations"):
         question, passage = "\n".join(demo["sentences"]), "\n\n".join(demo["paragraphs"])
         assert TASK.verify(question, passage)
         assert split(" ".join(demo["sentences"])) == demo["sentences"]
         assert len(paragraphs(passage)) == 4
-        head = prompt("plan")["user"]
+        head = TASK.prompt("plan", State(question=QUESTION))[0].content
         assert f"\nPlan: {demo['plan']}\nPassage:\n{passage}\nAnalysis: {demo['analysis']} Thus the " in head
         assert TASK.parse_value(f"{demo['analysis']} Thus the coherency score is {demo['score']}.") == demo["score"]
-
-
-def test_demonstrations_are_not_from_the_data_set(data: Path) -> None:
-    theirs = set(split((data / "creative_writing_0_60.txt").read_text(encoding="utf-8").replace("\n", " ")))
-    questions = [required(row["question"]) for row in TASK.data("questions")]
-    assert [len(sentences) for sentences in questions] == [4, 4, 4]
-    ours = {sentence for sentences in questions for sentence in sentences}
-    assert not theirs & (ours | {sentence for row in TASK.data("demonstrations") for sentence in row["sentences"]})
-    assert required(TASK.example()) == questions[0]
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-from pathlib import Path
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tot.decoders.errors import TaskError
 from tot.tasks.arithmetic import evaluate
@@ -15,13 +10,6 @@ from tot.tasks.game24 import Game24
 from tot.tree.thought import State, Thought
 
 TASK = Game24()
-ASKED = {
-    "move": {},
-    "propose": {"count": 8},
-    "value": {"move": "13 - 9 = 4"},
-    "vote": {"candidates": ["13 - 9 = 4\n10 - 4 = 6", "4 + 9 = 13"]},
-    "chain": {},
-}
 
 
 def after(question: str, *moves: str) -> State:
@@ -39,11 +27,6 @@ def solution_of(state: State) -> str | None:
         return TASK.answer_at(state)
     reached = (TASK.step(state, Thought(parts={"move": move})) for move in TASK.actions(state))
     return next(filter(None, (solution_of(one) for one in reached if one is not None)), None)
-
-
-def prompt(template: str, *moves: str) -> dict[str, str]:
-    messages = TASK.prompt(template, after("4 9 10 13", *moves), **ASKED[template])
-    return {message.role: message.content for message in messages}
 
 
 # -- the question -----------------------------------------------------------------------------------------------
@@ -116,22 +99,6 @@ def test_proposals_are_distinct_moves() -> None:
         " 4 + 9 = 13\n2. 13 - 9 = 4 (left: 4 4 10)\n3. nothing\n4. 4+9=13\n5. 10 - 4 = 6, 4 * 6 = 24\n6. 1 + 2 + 3 = 6"
     )
     assert TASK.parse_proposals(reply) == ["4 + 9 = 13", "13 - 9 = 4", "10 - 4 = 6", "4 * 6 = 24"]
-
-
-@given(st.text(alphabet="0123456789./+-*=()x \n,−", max_size=80))
-def test_a_parsed_move_parses_back_to_itself(text: str) -> None:
-    for move in TASK.parse_proposals(text):
-        assert TASK.parse_proposals(move) == [move]
-    TASK.parse_answer(text)
-
-
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("unit", ["1 + 1 = 2 ", "1", " ", "(", "1 +", "answer ", "= ", "1.", "-", "\n"])
-def test_adversarial_text_takes_linear_time(unit: str) -> None:
-    text = unit * (400_000 // len(unit))
-    assert set(TASK.parse_proposals(text)) <= {"1 + 1 = 2"}
-    TASK.parse_answer(text)
-    TASK.parse_value(text)
 
 
 def test_a_move_replaces_two_numbers_by_its_result() -> None:
@@ -236,46 +203,13 @@ def test_a_value_is_the_weight_of_the_last_label(reply: str, value: float | None
 # -- prompts ----------------------------------------------------------------------------------------------------
 
 
-def test_all_prompts_about_a_puzzle_begin_with_the_same_message() -> None:
-    paths = ((), ("13 - 9 = 4",), ("13 - 9 = 4", "10 - 4 = 6", "4 * 6 = 24"))
-    heads = {prompt(template, *moves)["user"] for template in ASKED for moves in paths}
-    assert len(heads) == 1
-    assert heads.pop().endswith("\n\nNumbers: 4 9 10 13")
-
-
-@pytest.mark.parametrize(
-    ("template", "moves", "prefix"),
-    [
-        ("move", (), "Move 1:"),
-        ("move", ("13 - 9 = 4",), "Move 1: 13 - 9 = 4 (left: 4 4 10)\nMove 2:"),
-        ("chain", (), "Move 1:"),
-        ("propose", (), "8 moves from 4 9 10 13:\n1."),
-        ("propose", ("13 - 9 = 4",), "Move 1: 13 - 9 = 4 (left: 4 4 10)\n\n8 moves from 4 4 10:\n1."),
-        ("value", ("13 - 9 = 4",), "Left 4 4 10:"),
-        ("value", ("13 - 9 = 4", "10 - 4 = 6", "4 * 6 = 24"), "Finished (13 - 9) * (10 - 4):"),
-    ],
-)
-def test_prompts_end_in_the_numbers_left(template: str, moves: tuple[str, ...], prefix: str) -> None:
-    assert prompt(template, *moves)["assistant"] == prefix
-
-
 def test_equal_states_have_the_same_evaluation_prompt() -> None:
     states = after("2 2 5 6", "2 + 2 = 4"), after("2 2 5 6", "2 * 2 = 4")
     assert TASK.prompt("value", states[0]) == TASK.prompt("value", states[1])
 
 
-def test_vote_prompts_contain_all_moves_and_the_numbers_left() -> None:
-    assert TASK.candidate(after("4 9 10 13", "13 - 9 = 4", "10 - 4 = 6")) == "13 - 9 = 4\n10 - 4 = 6 (left: 4 6)"
-
-
-def test_vote_prompts_number_the_candidates() -> None:
-    prefix_text = prompt("vote")["assistant"]
-    assert "\n1. 13 - 9 = 4, then 10 - 4 = 6\n2. 4 + 9 = 13\n" in prefix_text
-    assert prefix_text.endswith("The best choice is")
-
-
 def test_the_demonstrations_are_correct() -> None:
-    demonstrations = TASK.data("demonstrations")
+    demonstrations = TASK.prompts.data("demonstrations")
     for solution in demonstrations["solutions"]:
         state = TASK.start(solution["question"])
         for step in solution["steps"]:
@@ -295,15 +229,6 @@ def test_the_demonstrations_are_correct() -> None:
     for check in demonstrations["checks"]:
         assert evaluate(check["expression"]) == int(check["value"])
         assert (check["label"] == "sure") == (check["value"] == "24")
-
-
-def test_demonstrations_are_solvable_and_not_from_the_data_set(data: Path) -> None:
-    with (data / "game24.csv").open(encoding="utf-8") as file:
-        theirs = {tuple(sorted(map(int, row["Puzzles"].split()))) for row in csv.DictReader(file)}
-    ours = [row["question"] for row in (*TASK.data("questions"), *TASK.data("demonstrations")["solutions"])]
-    assert not theirs & {tuple(sorted(map(int, question.split()))) for question in ours}
-    assert all(solution_of(TASK.start(question)) for question in ours)
-    assert TASK.start(TASK.example()).question == "5 5 14 20"
 
 
 @pytest.mark.parametrize(

@@ -6,23 +6,15 @@ import ast
 import asyncio
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tot import BFS, Likelihood, Solution, State, Thought, load_decoder, solve
-from tot.decoders import LocalDecoder
+from tot import State, Thought
 from tot.sandbox import Sandbox
 from tot.task.checked import CheckedTask
 from tot.tasks.gsm8k import GSM8K
-
-THOUGHTS = (
-    Thought(parts={"sub_question": "How many red?", "sub_answer": "4 * 2 = 8 red."}),
-    Thought(parts={"sub_question": "How many blue?", "sub_answer": "8 - 3 = 5 blue."}),
-)
-TEMPLATES = ("sub_question", "sub_answer", "value", "answer")
 
 
 @pytest.fixture(scope="module")
@@ -37,29 +29,12 @@ def rows(data: Path) -> list[dict[str, str]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def prompt(task: GSM8K, template: str, thoughts: int = 0, **parts: str) -> dict[str, str]:
-    state = State(question="How many marbles?", thoughts=THOUGHTS[:thoughts])
-    return {message.role: message.content for message in task.prompt(template, state, **parts)}
-
-
 # -- prompts ----------------------------------------------------------------------------------------------------
 
 
-def test_all_prompts_about_a_question_begin_with_the_same_message(task: GSM8K) -> None:
-    heads = {
-        prompt(task, template, thoughts, **({"sub_question": "How?"} if template == "sub_answer" else {}))["user"]
-        for template in TEMPLATES
-        for thoughts in (0, 1, 2)
-    }
-    assert len(heads) == 1
-    (head,) = heads
-    assert head.endswith("\n\nQuestion: How many marbles?")
-    assert head.count("Question: ") == len(task.data("demonstrations")) + 1
-
-
 def test_the_demonstrations_have_the_format_that_is_parsed(task: GSM8K) -> None:
-    head = prompt(task, "answer")["user"]
-    first = task.data("demonstrations")[0]
+    head = task.prompt("answer", State(question="How many marbles?"))[0].content
+    first = task.prompts.data("demonstrations")[0]
     steps = [
         line
         for number, step in enumerate(first["steps"], 1)
@@ -70,52 +45,6 @@ def test_the_demonstrations_have_the_format_that_is_parsed(task: GSM8K) -> None:
     assert "\n\n\n" not in head
 
 
-@pytest.mark.parametrize(
-    ("template", "thoughts", "parts", "prefix"),
-    [
-        ("sub_question", 0, {}, "Sub-question 1:"),
-        ("sub_answer", 0, {"sub_question": "How many red?"}, "Sub-question 1: How many red?\nSub-answer 1:"),
-        ("answer", 0, {}, "The answer is"),
-        (
-            "sub_question",
-            1,
-            {},
-            "Sub-question 1: How many red?\nSub-answer 1: 4 * 2 = 8 red.\nSub-question 2:",
-        ),
-        (
-            "sub_answer",
-            1,
-            {"sub_question": "And?"},
-            "Sub-question 1: How many red?\nSub-answer 1: 4 * 2 = 8 red.\nSub-question 2: And?\nSub-answer 2:",
-        ),
-        (
-            "answer",
-            2,
-            {},
-            "Sub-question 1: How many red?\nSub-answer 1: 4 * 2 = 8 red.\n"
-            "Sub-question 2: How many blue?\nSub-answer 2: 8 - 3 = 5 blue.\nThe answer is",
-        ),
-    ],
-)
-def test_prompts_end_in_the_steps_so_far(
-    task: GSM8K, template: str, thoughts: int, parts: dict[str, str], prefix: str
-) -> None:
-    assert prompt(task, template, thoughts, **parts)["assistant"] == prefix
-
-
-def test_the_value_prompt_contains_the_steps_and_asks_for_a_number_on_the_scale(task: GSM8K) -> None:
-    state = State(question="How many marbles?", thoughts=THOUGHTS)
-    prefix_message = Likelihood().prompt(task, state)[-1]
-    steps = prompt(task, "answer", 2)["assistant"].removesuffix("The answer is")
-    assert prefix_message.role == "assistant"
-    assert prefix_message.content.startswith(steps)
-    wish = prefix_message.content.removeprefix(steps)
-    low, high = task.scale
-    assert re.search(rf"\b{low}\b.*\b{high}\b", wish)
-    assert wish == wish.rstrip()
-    assert not wish.endswith(".")  # " 7" can follow
-
-
 def test_a_step_is_one_line(task: GSM8K) -> None:
     assert all(task.sampling[template]["stop"] == ("\n",) for template in (*task.thought, "answer"))
     assert task.parse_thought("sub_answer", " 3 + 4 = 7. ") == "3 + 4 = 7."
@@ -124,7 +53,7 @@ def test_a_step_is_one_line(task: GSM8K) -> None:
 
 def test_the_demonstrations_compute_correctly_and_end_in_their_answer(task: GSM8K) -> None:
     sums = 0
-    for demonstration in task.data("demonstrations"):
+    for demonstration in task.prompts.data("demonstrations"):
         for step in demonstration["steps"]:
             for left, right in re.findall(r"(\d+(?: [-+*/] \d+)+) = \$?(\d+)", step["sub_answer"]):
                 sums += 1
@@ -142,14 +71,9 @@ def arithmetic(node: Any) -> float:
 
 
 def test_the_task_has_an_example_question(task: GSM8K) -> None:
-    questions = task.data("questions")
+    questions = task.prompts.data("questions")
     assert task.example() == questions[0]["question"]
     assert all(task.score(entry["answer"], entry["answer"]) == 1 for entry in questions)
-
-
-def test_demonstrations_are_not_from_the_data_set(task: GSM8K, rows: list[dict[str, str]]) -> None:
-    theirs = {row["question"] for row in rows}
-    assert not theirs & {entry["question"] for name in ("questions", "demonstrations") for entry in task.data(name)}
 
 
 # -- scores -----------------------------------------------------------------------------------------------------
@@ -230,53 +154,6 @@ def test_a_value_is_a_number_on_the_scale(task: GSM8K, reply: str, value: float 
 # -- a real search ----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def decoder(smollm2: str) -> Iterator[LocalDecoder]:
-    with load_decoder("ar", smollm2, dtype="fp32", kv_budget=4000) as decoder:
-        yield decoder
-
-
-def texts(solution: Solution) -> list[tuple[str, str]]:
-    return [(solution.tree.place(node), node.thought.text if node.thought else "") for node in solution.tree]
-
-
-@pytest.mark.real
-def test_a_real_search_ends_with_an_answer_and_a_tree_of_the_right_shape(task: GSM8K, decoder: LocalDecoder) -> None:
-    def run(seed: int, depth: int = 3) -> Solution:
-        search = BFS(thoughts=2, breadth=1, depth=depth)
-        return solve(task, task.example(), decoder=decoder, search=search, prompts="papers", max_tokens=10, seed=seed)
-
-    first, again, other = run(1), run(1), run(2, depth=2)
-    tree = first.tree
-    for depth in (1, 2):
-        level = [node for node in tree if node.depth == depth]
-        expanded = [node for node in tree if node.depth == depth - 1 and tree.children(node)]
-        assert len(expanded) == 1
-        assert len(level) == 2 - expanded[0].parse_failures > 0
-    assert max(node.depth for node in tree) == 2
-    for node in tree:
-        if node.thought is None:
-            assert node.value is None
-            continue
-        assert list(node.thought.parts) == ["sub_question", "sub_answer"]
-        assert all(part == part.strip() != "" and "\n" not in part for part in node.thought.parts.values())
-        assert node.value is not None
-        assert 1 <= node.value <= 10
-        assert 2 <= node.usage.new_tokens <= 30  # the sub-question, the sub-answer and its number, 10 tokens each
-    chosen = [node for node in tree if node.chosen]
-    assert [node.depth for node in chosen] == [0, 1, 2]
-    assert first.value == chosen[-1].value == max(node.value or 0 for node in tree if node.depth == 2)
-    assert first.answer is not None
-    assert task.score(first.answer, first.answer) == 1  # a number
-    assert first.stopped is None
-
-    assert texts(again) == texts(first)
-    assert again.answer == first.answer
-    assert [node.value or 0 for node in again.tree] == pytest.approx([node.value or 0 for node in tree], rel=1e-4)
-    assert texts(other)[1:3] != texts(first)[1:3]
-    assert again.usage.reused_prompt_tokens > first.usage.reused_prompt_tokens  # its prompts were cached
-
-
 # -- programs ---------------------------------------------------------------------------------------------------
 
 
@@ -310,7 +187,7 @@ def test_a_thought_that_is_not_a_program_is_not_executed(task: GSM8K) -> None:
     assert asyncio.run(task.act(task.start("How many?"), Thought(parts={"chain": "print(1)"}))) is None
 
 
-@pytest.mark.parametrize("prompts", [GSM8K(), GSM8K().in_chat()], ids=["papers", "chat"])
+@pytest.mark.parametrize("prompts", [GSM8K(), GSM8K().with_prompts("chat")], ids=["papers", "chat"])
 def test_program_prompts_stop_at_the_end_of_the_code_block(prompts: GSM8K) -> None:
     *_, user, prefix = prompts.prompt("program", prompts.start("How many eggs?"))
     assert "How many eggs?" in user.content

@@ -141,5 +141,5 @@ def test_rows() -> None:
         Math().reference_of({"answer": None})
     assert Math().score(None, "1") == 0
     assert Math().score("0.5", r"\frac12") == 1
-    for row in Math().data("questions"):
+    for row in Math().prompts.data("questions"):
         assert Math().score(Math().parse_answer(rf"So \boxed{{{row['answer']}}}."), Math().reference_of(row)) == 1

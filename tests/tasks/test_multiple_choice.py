@@ -7,35 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tot.decoders.errors import TaskError
 from tot.tasks.multiple_choice import MultipleChoice, options
-from tot.tree.thought import State, Thought
+from tot.tree.thought import State
 
 TASK = MultipleChoice()
 QUESTION = "How far?\nA) 5 km\nB) 6 km\nC) 7 km"
-THOUGHTS = (Thought(parts={"rationale": "2 + 4 = 6."}), Thought(parts={"rationale": "And it is km."}))
-ASKED: dict[str, dict[str, Any]] = {
-    "rationale": {},
-    "propose": {"count": 3},
-    "value": {"rationale": "2 + 4 = 6."},
-    "vote": {"candidates": ["2 + 4 = 6.\nSo 6.", "It is 5."]},
-    "chain": {},
-    "answer": {},
-}
 
 
 @pytest.fixture(scope="module")
 def rows(data: Path) -> list[dict[str, Any]]:
     text = (data / "aqua_dev.jsonl").read_text(encoding="utf-8")
     return [json.loads(line) for line in text.split("\n") if line]
-
-
-def prompt(template: str, thoughts: int = 0) -> dict[str, str]:
-    state = State(question=QUESTION, thoughts=THOUGHTS[:thoughts])
-    return {message.role: message.content for message in TASK.prompt(template, state, **ASKED[template])}
 
 
 # -- rows -------------------------------------------------------------------------------------------------------
@@ -235,90 +219,20 @@ def test_equal_labels_are_the_same_vote() -> None:
     assert {TASK.canonical(answer) for answer in ("b", " B ", "(B)", "B.")} == {"B"}
 
 
-def test_the_choices_are_the_labels_and_can_follow_the_prompt() -> None:
+def test_the_choices_are_the_labels() -> None:
     assert TASK.choices(TASK.start(QUESTION)) == ("A", "B", "C")
-    assert prompt("answer", 1)["assistant"].endswith("\nAnswer:")
-    read = [TASK.parse_answer(f"{prompt('answer', 1)['assistant']} {label}") for label in ("A", "B", "C")]
-    assert read == ["A", "B", "C"]
-
-
-@given(st.text(alphabet="ABIabi ).(:\nanswerisoption*$\\", max_size=80))
-def test_any_text_is_parsed_and_an_answer_is_one_capital(text: str) -> None:
-    label = TASK.parse_answer(text)
-    assert label is None or (len(label) == 1 and label in "ABCDEFGHIJKLMNOPQRSTUVWXYZ")
-    try:
-        state = TASK.start(text)
-    except TaskError:
-        return
-    assert TASK.start(state.question) == state
-    assert len(options(text)) >= 2
-
-
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("unit", ["answer is ", "(A", " ", "A) ", "option ", "'", "\n", "A is ", "\nA) x", "\\text"])
-def test_adversarial_text_takes_linear_time(unit: str) -> None:
-    for text in (unit * (200_000 // len(unit)), "answer" + unit * (200_000 // len(unit)) + "!"):
-        TASK.parse_answer(text)
-        with pytest.raises(TaskError):
-            options(text)
 
 
 # -- prompts ----------------------------------------------------------------------------------------------------
 
 
-def test_all_prompts_about_a_question_begin_with_the_same_message() -> None:
-    heads = {prompt(template, thoughts)["user"] for template in ASKED for thoughts in (0, 1, 2)}
-    assert len(heads) == 1
-    head = heads.pop()
-    assert head.endswith(f"\n\nQuestion: {QUESTION}")
-    assert head.count("Question: ") == len(TASK.data("demonstrations")) + 1
-
-
-@pytest.mark.parametrize(
-    ("template", "thoughts", "prefix"),
-    [
-        ("rationale", 0, "Rationale:"),
-        ("rationale", 1, "Rationale: 2 + 4 = 6.\nRationale:"),
-        ("chain", 0, "Rationale:"),
-        ("answer", 0, "Answer:"),
-        ("answer", 1, "Rationale: 2 + 4 = 6.\nAnswer:"),
-        ("propose", 0, "3 different rationales, one a line:\n1."),
-        ("propose", 1, "Rationale: 2 + 4 = 6.\n\n3 different rationales, one a line:\n1."),
-    ],
-)
-def test_prompts_end_in_the_reasoning_so_far(template: str, thoughts: int, prefix: str) -> None:
-    assert prompt(template, thoughts)["assistant"] == prefix
-
-
-def test_the_value_prompt_asks_for_a_number_on_the_scale() -> None:
-    prefix_text = prompt("value", 2)["assistant"]
-    assert prefix_text.startswith("Rationale: 2 + 4 = 6.\nRationale: And it is km.\n\n")
-    assert "from 1 (wrong) to 10 (certain)" in prefix_text
-    assert prefix_text.endswith("The number is:")
-    assert [TASK.parse_value(reply) for reply in (" 8.", "7/10", "11", "good")] == [8, 7, None, None]
-
-
-def test_vote_prompts_number_the_candidates() -> None:
-    prefix_text = prompt("vote")["assistant"]
-    assert "\n1. 2 + 4 = 6. So 6.\n2. It is 5.\n" in prefix_text
-    assert prefix_text.endswith("The best choice is")
-
-
 def test_the_demonstrations_have_the_format_that_is_parsed() -> None:
-    head = prompt("answer")["user"]
-    for row in TASK.data("demonstrations"):
+    head = TASK.prompt("answer", State(question=QUESTION))[0].content
+    for row in TASK.prompts.data("demonstrations"):
         written = f"Question: {TASK.question_of(row)}\nRationale: {row['rationale']}\nAnswer: {row['correct']}\n\n"
         assert written in head
         assert row["correct"] in options(TASK.question_of(row))
         assert "\n" not in row["rationale"]
-
-
-def test_demonstrations_are_not_from_the_data_set(rows: list[dict[str, Any]]) -> None:
-    ours = [*TASK.data("questions"), *TASK.data("demonstrations")]
-    assert not {row["question"] for row in rows} & {row["question"] for row in ours}
-    for row in TASK.data("questions"):
-        assert TASK.reference_of(row) in options(TASK.start(TASK.question_of(row)).question)
-    assert TASK.example().startswith("A shop sells pencils")
 
 
 @pytest.mark.parametrize(

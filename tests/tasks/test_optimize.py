@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -310,31 +309,6 @@ def test_the_command_line(folder: Path, tmp_path: Path, capfd: pytest.CaptureFix
     err = capfd.readouterr().err
     assert "the wanted program is not described" in err
     assert "contains a comma" in err
-
-
-@pytest.mark.real
-def test_a_real_model_runs_the_loop(
-    folder: Path, tmp_path: Path, smollm2: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "run.json"
-    flags = ["--model", smollm2, "--search", "ab-mcts:iterations=3", "--max-tokens", "48", "--out", str(out)]
-    start, score = str(folder / "start.py"), str(folder / "score.py")
-    assert main(["solve", "optimize", WANTED, "--score", score, "--start", start, *flags]) == 0
-    assert json.loads(out.read_text())["answer"]
-    assert "Answer (value " in capfd.readouterr().out
-
-
-@pytest.mark.parametrize("search", ["refine:thoughts=2,depth=3", "best-of-n:samples=3", "bfs:thoughts=2", "mcts"])
-def test_other_searches_return_their_best_program(folder: Path, search: str) -> None:
-    solution = run(Optimize(folder=folder), Numbers(3, 4, "1 / 0", 6, *range(-60, 0)), 0, search=search)
-    values = [node.value for node in solution.tree if node.value is not None]
-    assert solution.answer == f"def number():\n    return {10 + int(max(values))}\n"
-
-
-def test_one_program_is_compared_with_the_start(folder: Path) -> None:
-    for number, best in ((3, 3), (30, 1)):
-        answer = run(Optimize(folder=folder), Numbers(number), 0, search="cot").answer
-        assert answer == f"def number():\n    return {best}\n"
 
 
 def test_looking_at_a_running_search_does_not_change_it(folder: Path) -> None:

@@ -20,7 +20,7 @@ ONE_THOUGHT = BFS(thoughts=1, breadth=1, depth=2)
 @pytest.fixture
 def judged(letters: Any) -> type[Task]:
     """Letters with ToT's labels of the Game of 24."""
-    return type("Judged", (letters,), {"labels": JUDGED, "default_value": 0.25})
+    return type("Judged", (letters,), {"labels": JUDGED, "scale": (0.25, 1)})
 
 
 def evaluate(task: Any, decoder: Any, evaluator: Any) -> Solution:

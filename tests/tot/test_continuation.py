@@ -79,7 +79,7 @@ def test_repeated_and_empty_pieces_are_rejected(scripted: Any, again: str) -> No
 
 
 def test_thinking_is_a_thought_but_not_an_answer(scripted: Any) -> None:
-    stop, task = scripted.completion, GSM8K().in_chat()
+    stop, task = scripted.completion, GSM8K().with_prompts("chat")
     prompt = task.prompt("step", task.start("why"))[-1].content
     thinking = "<think>\nIs it \\boxed{5}?\n\n"
     decoder = scripted({prompt: stop(thinking, "stop"), thinking: "No.\n</think>\nIt is 7."})
@@ -90,7 +90,7 @@ def test_thinking_is_a_thought_but_not_an_answer(scripted: Any) -> None:
 @pytest.mark.parametrize(("rest", "answer"), [("No, 6 + 1", None), ("No.</think>\nIt is \\boxed{7}.", "7")])
 def test_thinking_that_the_chat_template_opened_is_not_an_answer(scripted: Any, rest: str, answer: str | None) -> None:
     """A local decoder reports where a piece thinks; here it is cut at the end or closed."""
-    task = GSM8K().in_chat()
+    task = GSM8K().with_prompts("chat")
     prompt = task.prompt("step", task.start("why"))[-1].content
     first, closed = "Is it \\boxed{5}?\n\n", rest.partition("</think>\n")[2]
     thinking = rest.removesuffix(closed)
@@ -124,7 +124,7 @@ def test_pieces_of_thinking_share_the_token_limit(scripted: Any, cut: str, depth
     ],
 )
 def test_thinking_has_no_vote(scripted: Any, chains: list[str], answer: str | None) -> None:
-    task = GSM8K().in_chat()
+    task = GSM8K().with_prompts("chat")
     decoder = scripted({task.prompt("chain", task.start("why"))[-1].content: chains})
     assert solve(task, "why", decoder=decoder, search=SelfConsistency(samples=len(chains))).answer == answer
 

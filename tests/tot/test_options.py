@@ -79,7 +79,7 @@ def test_texts_become_parts_and_options() -> None:
         {"model": "none", "decoder": "generate=seed, evaluate=ar", "decoder_option": ["k=4"], "breadth": 2,
          "budget_tokens": 9, "temperature": 0.5, "tool": "calculator"},
     )  # fmt: skip
-    parts = SearchConfig.of(config, {"tools": ()}).parts(load_task("gsm8k").in_papers())
+    parts = SearchConfig.of(config, {"tools": ()}).parts(load_task("gsm8k").with_prompts("papers"))
     assert (parts["search"].breadth, parts["generator"].temperature) == (2, 0.5)
     assert (config.model, config.decoders["generate"], config.decoders["evaluate"]) == (None, "seed", "ar")
     assert (config.budget, config.tools) == (Budget(tokens=9), ("calculator",))

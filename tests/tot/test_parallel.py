@@ -164,7 +164,7 @@ def test_candidates_are_evaluated_one_by_one_without_templates_or_steps(parallel
 @pytest.mark.parametrize("name", ["creative_writing", "gsm8k", "multiple_choice"])
 def test_values_prompts_contain_numbered_candidates(name: str) -> None:
     task = load_task(name)
-    prompt = task.prompt(task.values, task.start(task.example()), candidates=["first one", "second one"])[-1].content
+    prompt = task.prompt("values", task.start(task.example()), candidates=["first one", "second one"])[-1].content
     assert re.search(r"Candidate 1:\s+first one\s+Candidate 2:\s+second one\s", prompt)
     assert prompt.endswith('on lines such as "Candidate 1: 6".')
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tot import BFS, DFS, MCTS, BestFirst, Evaluate, Expand, SearchState, SelfConsistency, State, Task, Thought
+from tot import BFS, DFS, MCTS, BestFirst, Evaluate, Expand, SearchState, SelfConsistency, State, Task, Thought, World
 from tot.decoders import TaskError, Usage
 from tot.llm.replies import Evaluation, Proposal
 from tot.search import base
@@ -118,7 +118,7 @@ def test_tell_accepts_texts_thoughts_and_proposals() -> None:
 
 
 def test_a_value_may_be_a_number_an_evaluation_or_none_and_nan_is_the_default() -> None:
-    task = type("Careful", (Paths,), {"default_value": 2.5})()
+    task = type("Careful", (Paths,), {"scale": (2.5, 10)})()
     search = BFS().start(task, "q")
     search.ask()
     search.tell([["a", "b", "c", "d"]])
@@ -225,7 +225,8 @@ def broken(**methods: Callable[..., Any]) -> Task:
 
     def after_a(name: str, wrong: Callable[..., Any]) -> Callable[..., Any]:
         def method(self: Task, state: State, *rest: Any) -> Any:
-            return wrong(state, *rest) if state.thoughts else getattr(Paths, name)(self, state, *rest)
+            usual = getattr(Paths, name, getattr(World, name))
+            return wrong(state, *rest) if state.thoughts else usual(self, state, *rest)
 
         return method
 

@@ -20,7 +20,7 @@ from tot.tasks import GSM8K, MultipleChoice
 
 
 def prompts(task: Any = GSM8K, **options: Any) -> str:
-    return SearchConfig(**options).suited(task).prompts
+    return SearchConfig(**options).suited(task).prompts.kind
 
 
 def test_a_model_with_a_chat_template_gets_chat_prompts(tiny: Any, monkeypatch: Any) -> None:

@@ -142,7 +142,7 @@ def test_a_task_is_named_in_snake_case_after_its_class(module: Any) -> None:
 
 def test_a_file_without_the_suffix_is_no_template(module: Any, tmp_path: Path) -> None:
     (tmp_path / "answer").write_text("notes of mine")
-    assert not module.HardRiddle().has_template("answer")
+    assert "answer" not in module.HardRiddle().prompts
     with pytest.raises(TaskError, match=r"task HardRiddle has no template 'answer': define it"):
         ask(module.HardRiddle(), "answer")
 
@@ -207,7 +207,7 @@ def test_a_subclass_inherits_inline_templates(module: Any, tmp_path: Path) -> No
     task = type("Easy", (parent,), {"templates": {"thought": "own"}, "__module__": "typed_into_a_notebook"})()
     rendered = [ask(task, name)[0][1] for name in ("thought", "value", "vote")]
     assert rendered == ["own", "parent's value", "parent's file"]
-    assert "chain" not in task._templates
+    assert "chain" not in task.prompts
 
 
 def test_a_class_without_a_file_has_its_inline_templates(module: Any) -> None:
@@ -238,9 +238,9 @@ def test_data_is_json_beside_the_templates(module: Any, tmp_path: Path) -> None:
     assert task.example() == "What é?"
     (tmp_path / "broken.json").write_text("[1,")
     with pytest.raises(TaskError, match=r"broken\.json of task HardRiddle is not JSON"):
-        task.data("broken")
+        task.prompts.data("broken")
     with pytest.raises(TaskError, match=rf"task HardRiddle has no absent\.json in .*{tmp_path.name}"):
-        task.data("absent")
+        task.prompts.data("absent")
 
 
 # -- errors -----------------------------------------------------------------------------------------------------

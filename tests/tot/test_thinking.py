@@ -98,7 +98,7 @@ def test_stop_strings_are_applied_to_the_answer_alone() -> None:
     [("length", "the text was truncated in its thinking"), ("eos", "the model ended its text in its thinking")],
 )
 def test_an_answer_that_is_lost_to_thinking_is_reported(scripted: Any, reason: str, words: str) -> None:
-    task = GSM8K().in_chat()
+    task = GSM8K().with_prompts("chat")
     prompt = task.prompt("chain", task.start("why"))[-1].content
     decoder = scripted({prompt: [scripted.completion("<think>\\boxed{7}? No", reason)] * 3})
     solution = solve(task, "why", decoder=decoder, search=SelfConsistency(samples=3))
@@ -109,7 +109,7 @@ def test_an_answer_that_is_lost_to_thinking_is_reported(scripted: Any, reason: s
 
 
 def test_a_repetition_is_a_truncated_text_and_is_reported(scripted: Any, caplog: Any) -> None:
-    task = GSM8K().in_chat()
+    task = GSM8K().with_prompts("chat")
     prompt = task.prompt("chain", task.start("why"))[-1].content
     text = "So 7, " * 100
     solution = solve(task, "why", decoder=scripted({prompt: scripted.completion(text, "repetition")}), search="cot")

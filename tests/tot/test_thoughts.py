@@ -238,7 +238,7 @@ def test_random_priors_depend_on_the_seed_and_need_no_model(walk: Any) -> None:
 
 
 def test_a_task_without_actions_is_rejected_with_a_remedy(letters: Any, scripted: Any) -> None:
-    with pytest.raises(TaskError, match=r"task Letters has no `actions` to enumerate: define it, or sample thoughts"):
+    with pytest.raises(TaskError, match=r"task Letters has no `actions`: define it, or sample thoughts"):
         grow(letters, scripted({}), Enumerate())
 
 

@@ -264,10 +264,10 @@ def test_models_with_and_without_a_chat_format_need_a_choice_of_prompts(saved: C
         config = SearchConfig(model=model, escalate=escalate)
         with pytest.raises(OptionError, match=f"the model of {lacking} has no chat format, and the other has one: ch"):
             config.suited("gsm8k")
-        assert SearchConfig.of(config, {"prompts": "papers"}).suited("gsm8k").prompts == "papers"
-    assert SearchConfig(model=chat, escalate=chat).suited("gsm8k").prompts == "chat"
+        assert SearchConfig.of(config, {"prompts": "papers"}).suited("gsm8k").prompts.kind == "papers"
+    assert SearchConfig(model=chat, escalate=chat).suited("gsm8k").prompts.kind == "chat"
     remote = {"model": chat, "escalate": "gpt", "decoder": "escalate=openai"}
-    assert SearchConfig.of(None, remote).suited("gsm8k").prompts == "chat"
+    assert SearchConfig.of(None, remote).suited("gsm8k").prompts.kind == "chat"
     with pytest.raises(OptionError, match="the model of escalate has no chat format"):
         SearchConfig.of(None, {**remote, "api": "completions"}).suited("gsm8k")
 

@@ -190,7 +190,7 @@ def _run(
     task = config.suited(about["task"])
     config.parts(task)  # refuse parts that do not fit before a file is written
     task.start(about["question"])
-    config = config.model_copy(update={"prompts": task.prompts})
+    config = config.model_copy(update={"prompts": task.prompts.kind})
     stack, runs = ExitStack(), LiveSearches()
     out = None if about["out"] is None else Path(about["out"])
     resumed = checkpoint is not None

@@ -20,6 +20,7 @@ from tot.decoders.request import Purpose
 from tot.evaluators.likelihood import Likelihood
 from tot.evaluators.value import Value
 from tot.registry import EVALUATORS, load_task, named, options_to_json, refuse_code
+from tot.task.checked import CheckedTask
 from tot.task.task import Task
 from tot.yaml_files import read_mapping
 
@@ -89,7 +90,7 @@ class EvaluationRun:
     def of(cls, task: Task | type[Task] | str, config: SearchConfig, options: Mapping[str, Any]) -> EvaluationRun:
         """Resolve names. Raises TotError for unknown names and for incompatible options."""
         name = task if isinstance(task, str) else _name(load_task(task))
-        data = options.get("data") or load_task(task).data_set
+        data = options.get("data") or CheckedTask(load_task(task)).data_set
         if not data:
             raise OptionError("the task has no data set of its own: give --data FILE, or org/name:split on the hub")
         try:
@@ -103,12 +104,12 @@ class EvaluationRun:
                     f"--{flag} {value} is for Ray workers only: add --executor ray, or leave --{flag} out"
                 )
         suited = config.suited(task)
-        config = config.model_copy(update={"prompts": suited.prompts})
+        config = config.model_copy(update={"prompts": suited.prompts.kind})
         judge = None if own.judge is None else named(own.judge, EVALUATORS)
         if judge is not None:
             if not isinstance(judge, Value | Likelihood):
                 raise OptionError(f"judge {own.judge} does not rate an answer alone: choose value or likelihood")
-            suited.require(judge.template_for(suited))
+            suited.prompts.require(judge.template_for(suited))
         return cls(name, suited, config, own, config.parts(suited), judge)
 
     @classmethod

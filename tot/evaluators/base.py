@@ -51,10 +51,10 @@ class TemplateEvaluator(Evaluator):
     """Name of the template; None uses the task's `value` template."""
 
     def template_for(self, task: Task) -> str:
-        return self.template or task.value
+        return self.template or "value"
 
     def check(self, task: Task, search: Any, generator: Any) -> None:
-        task.require(self.template_for(task))
+        task.prompts.require(self.template_for(task))
 
     def prompt(self, task: Task, state: State) -> tuple[Message, ...]:
         """Render the prompt for a state."""
@@ -67,7 +67,7 @@ class TemplateEvaluator(Evaluator):
 def labels_of(labels: Labels | None, task: Task) -> Labels:
     """Return labels with their values: the given ones, the task's labels, or the numbers of its scale."""
     low, high = task.scale
-    return labels or task.labels or {str(number): number for number in range(low, high + 1)}
+    return labels or task.labels or {str(number): number for number in range(int(low), int(high) + 1)}
 
 
 async def judge(ctx: Context, evaluator: Evaluator, nodes: Sequence[Node]) -> list[Evaluation]:

@@ -54,8 +54,8 @@ class Explain(Likelihood):
 
     def check(self, task: Task, search: Any, generator: Any) -> None:
         super().check(task, search, generator)
-        if task.has_default(self.template_for(task)):
-            task.require(task.value)  # the default template includes it
+        if task.prompts.is_default(self.template_for(task)):
+            task.prompts.require("value")  # the default template includes it
 
     def trigger(self, task: Task) -> str:
         """Return the text between the explanation and the label."""

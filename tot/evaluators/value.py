@@ -22,7 +22,7 @@ from tot.tree.tree import Node
 class Value(TemplateEvaluator):
     """Ask the model for a number and parse it.
 
-    The value is the mean over `samples` replies. A reply that can't be parsed counts as the task's default value.
+    The value is the mean over `samples` replies. A reply that can't be parsed counts as the lowest value.
 
     If the task has a template `values`, `pdos` evaluates all children of a state in one reply. The reply has a parallel
     step for each child and a conclusion with all numbers. A number in a step counts only if the conclusion lacks it.
@@ -37,7 +37,7 @@ class Value(TemplateEvaluator):
 
     def together(self, ctx: Context) -> bool:
         """Return whether siblings are evaluated in one reply."""
-        return self.template is None and ctx.writes_steps and ctx.task.has_template(ctx.task.values)
+        return self.template is None and ctx.writes_steps and "values" in ctx.task.prompts
 
     async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[Evaluation]:
         together = self.together(ctx)
@@ -66,7 +66,7 @@ class Value(TemplateEvaluator):
             titles = [candidate(number) for number in range(1, len(group) + 1)]
             candidates = [task.candidate(ctx.state(node)) for node in group]
             replies = await ctx.ask(
-                task.values,
+                "values",
                 parent,
                 self.samples,
                 temperature=temperature,
@@ -79,7 +79,7 @@ class Value(TemplateEvaluator):
 
     def _mean(self, task: Task, replies: Sequence[Reply], texts: Sequence[Sequence[str]], first: bool) -> Evaluation:
         read = [next((value for one in some if (value := self.read(task, one)) is not None), None) for some in texts]
-        values = [task.default_value if value is None else value for value in read]
+        values = [float(task.scale[0]) if value is None else value for value in read]
         cut = any(reply.cut for reply in replies)
         mean, unread = (None, 0) if cut else (sum(values) / len(values), read.count(None))
         calls = tuple(call for reply in replies for call in reply.calls)

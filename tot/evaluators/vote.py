@@ -41,7 +41,7 @@ class Vote(Evaluator):
             ctx.random("vote", places, number).shuffle(order)
             candidates, root = [texts[i] for i in order], ctx.tree.root
             (reply,) = await ctx.ask(
-                task.vote,
+                "vote",
                 root,
                 temperature=self.temperature,
                 max_tokens=64,

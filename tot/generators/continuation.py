@@ -68,7 +68,7 @@ class Continue(Generator):
                 f"{type(self).__name__} writes one message, but a thought of {type(task).__name__} has "
                 f"{len(task.thought)} templates ({', '.join(task.thought)}): choose {chat}generator='sample'"
             )
-        task.require(first)
+        task.prompts.require(first)
 
     @field_validator("tools", mode="before")
     @classmethod

@@ -42,7 +42,7 @@ class Enumerate(Generator):
         first, *others = task.thought
         if not isinstance(task, HasActions):
             CheckedTask(task).actions(State(question=""))  # raises
-        task.require(*([first] if self.prior == "model" else []), *others)
+        task.prompts.require(*([first] if self.prior == "model" else []), *others)
 
     async def propose(self, ctx: Context, nodes: Sequence[Node], count: int | None) -> list[list[Proposal]]:
         first, *others = ctx.task.thought

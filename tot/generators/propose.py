@@ -28,14 +28,14 @@ class Propose(Generator):
         return True
 
     def check(self, task: Task) -> None:
-        task.require(task.propose, *task.thought)
+        task.prompts.require("propose", *task.thought)
 
     async def propose(self, ctx: Context, nodes: Sequence[Node], count: int | None) -> list[list[Proposal]]:
         task, limit = ctx.task, count or self.thoughts
         titles = [f"Idea {number}" for number in range(1, limit + 1)]
 
         async def list_thoughts(node: Node) -> list[Proposal]:
-            (reply,) = await ctx.ask(task.propose, node, temperature=self.temperature, titles=titles, count=limit)
+            (reply,) = await ctx.ask("propose", node, temperature=self.temperature, titles=titles, count=limit)
             first, *others = task.thought
             parsed = [task.parse_thought(first, text) for text in _listed(ctx, reply)]
             texts = list(dict.fromkeys(text for text in parsed if text is not None))[:limit]

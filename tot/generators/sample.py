@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from tot.generators.base import Count, Generator
 from tot.llm.context import Context
 from tot.llm.replies import Proposal, Reply, spent
+from tot.task.checked import CheckedTask
 from tot.task.task import Task
 from tot.tree.thought import State, Thought
 from tot.tree.tree import Node
@@ -31,7 +32,7 @@ class Sample(Generator):
         return self.samples == 1
 
     def check(self, task: Task) -> None:
-        task.require(*task.thought)
+        task.prompts.require(*task.thought)
 
     async def propose(self, ctx: Context, nodes: Sequence[Node], count: int | None) -> list[list[Proposal]]:
         count = count or self.thoughts
@@ -149,7 +150,9 @@ async def whole_solutions(
     return proposals
 
 
-def distinct_solutions(task: Task, root: State, generator: Generator, solutions: Sequence[str] = ()) -> int | None:
+def distinct_solutions(
+    task: CheckedTask, root: State, generator: Generator, solutions: Sequence[str] = ()
+) -> int | None:
     """Return how many different whole solutions greedy decoding gives at the root; None if they are sampled."""
     templates = _templates(task, root, solutions)
     given = [task.sampling.get(one[-1], {}).get("temperature", _temperature(generator)) for one in templates]
@@ -166,9 +169,9 @@ def _templates(task: Task, state: State, solutions: Sequence[str]) -> list[tuple
     If the task has neither a `chain` template nor a world, a solution is one thought, after which the model is asked
     for the answer.
     """
-    if not solutions and not task.has_template(task.chain) and state.world is None:
+    if not solutions and "chain" not in task.prompts and state.world is None:
         return [tuple(task.thought)]
-    return [(template,) for template in solutions or (task.chain,)]
+    return [(template,) for template in solutions or ("chain",)]
 
 
 async def _write_whole(

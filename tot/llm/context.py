@@ -11,7 +11,7 @@ import re
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from tot.decoders.request import Completion, Message, Purpose, Request, Sampling
 from tot.llm.backend import Backend
@@ -20,7 +20,6 @@ from tot.llm.prefix import as_written, drawn_for, scoring, with_text
 from tot.llm.replies import Evaluation, Reply, is_cut
 from tot.llm.seeds import derive
 from tot.task.checked import CheckedTask
-from tot.task.task import Task
 from tot.tree.thought import State, Thought
 from tot.tree.tree import Node, ThoughtTree
 
@@ -45,7 +44,7 @@ class Context:
         seed: int = 0,
         max_tokens: int | None = None,
     ) -> None:
-        self.task = cast(Task, task)
+        self.task = task
         """The task. Its methods raise TaskError if they fail."""
         self.tree = tree
         self.purpose: Purpose = "generate"
@@ -53,7 +52,6 @@ class Context:
         """How often the nodes have been expanded before: each turn has its own seeds."""
         self.filters = dict(backend.filters.get("generate", {}))
         """Sampling filters (top_k, top_p, min_p), unless the task overrides them for a template."""
-        self._checked = task
         self._backend = backend
         self._seed = seed
         self._question = self.state(tree.root).question
@@ -76,19 +74,19 @@ class Context:
 
     def actions(self, node: Node) -> list[str]:
         """Return the task's legal actions at a node."""
-        return self._checked.actions(self.state(node))
+        return list(self.task.actions(self.state(node)))
 
     def heuristic(self, node: Node) -> float:
         """Return the task's estimate of the remaining cost."""
-        return self._checked.heuristic(self.state(node))
+        return self.task.heuristic(self.state(node))
 
     def measured(self, node: Node) -> float | None:
         """Return the value that executing a node's thought has measured."""
-        return self._checked.measured(self.state(node))
+        return self.task.measured(self.state(node))
 
     def answer_in(self, text: str, truncated: bool = False) -> Any | None:
         """Return the answer in a model's text, or None."""
-        return self._checked.answer_in(text, truncated)
+        return self.task.answer_in(text, truncated)
 
     def random(self, *about: object) -> random.Random:
         """Return a random generator seeded only by the run's seed, the question and `about`."""
@@ -140,7 +138,9 @@ class Context:
         trigger = None
         if self.purpose in ("generate", "escalate"):
             steps = tuple(task.steps(template, state))
-            trigger = task.trigger(template, cut=self._backend.cuts_rationales(self.purpose))
+            # Chat models announce their answers themselves, so only a decoder that cuts rationales needs the trigger.
+            if task.prompts.kind == "papers" or self._backend.cuts_rationales(self.purpose):
+                trigger = task.triggers.get(template)
         if titles and self.writes_steps:
             steps, sampling = tuple(titles), with_room(sampling, len(titles))
         request = Request(prompt=prompt, sampling=sampling, purpose=self.purpose, steps=steps)

@@ -127,11 +127,11 @@ class Search(BaseModel):
         if not self.whole:
             return
         if solutions := getattr(self, "solutions", ()):
-            task.require(*solutions)
+            task.prompts.require(*solutions)
         elif isinstance(task, HasActions):
-            task.require(task.chain)
-        elif not task.has_template(task.chain):  # a solution is one thought, and then the answer
-            task.require(*task.thought)
+            task.prompts.require("chain")
+        elif "chain" not in task.prompts:  # a solution is one thought, and then the answer
+            task.prompts.require(*task.thought)
 
     @property
     def fast_evaluator(self) -> Evaluator | None:
@@ -338,7 +338,7 @@ class SearchState(SearchTree):
     def _value(self, node: Node, evaluation: Evaluation, fast: bool) -> None:
         value, failures = evaluation.value, evaluation.parse_failures
         if value is not None and math.isnan(value):
-            value, failures = self.task.default_value, failures + 1
+            value, failures = float(self.task.scale[0]), failures + 1
         if fast:
             node.fast = value
         else:

@@ -67,7 +67,7 @@ class SearchModels:
         read = kind.model_validate_json(body)
         check_tokens(read, self._limits, "max_tokens")
         served_task, served_config = self._searches[read.model]
-        task = served_task.after(read.history)
+        task = served_task.with_prompts(history=read.history)
         try:
             CheckedTask(task).start(read.question)
         except TaskError as error:

@@ -1,20 +1,21 @@
-"""CheckedTask: a wrapper that checks the results of a task's methods. Its errors name the method."""
+"""CheckedTask: a task with defaults for the methods that it lacks, and errors that name the method that failed."""
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from types import MethodType
+from typing import TYPE_CHECKING, Any
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from tot.decoders.errors import TaskError, TotError, describe
 from tot.decoders.request import Message
 from tot.task.task import Task
-from tot.task.world import HasAct, HasActions, HasAnswer, HasElection, HasHeuristic, HasMeasured, HasTerminal
+from tot.task.world import HasAct, HasAnswer, HasTerminal, World
 from tot.tree.thought import Observation, State, Thought
 
 _WORLD: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
@@ -22,146 +23,163 @@ _OBSERVED = 4000
 """Maximum length of an observation in characters; the rest is cut."""
 
 
-class CheckedTask:
-    """A task whose results are checked. Raises TaskError if a method fails or returns an invalid result."""
+def _is(*kinds: type) -> Callable[[Any], Any]:
+    """Return a function that returns a result of these types, and raises TypeError for others."""
+
+    def check(result: Any) -> Any:
+        if not isinstance(result, kinds):
+            raise TypeError
+        return result
+
+    return check
+
+
+def _number(result: Any) -> float:
+    number = float(_is(int, float)(result))
+    if not math.isfinite(number):
+        raise ValueError
+    return number
+
+
+def _cost(result: Any) -> float:
+    if (cost := _number(result)) < 0:
+        raise ValueError
+    return cost
+
+
+def _texts(result: Any) -> list[str]:
+    return [_is(str)(text) for text in (result if not isinstance(result, str) else (None,))]
+
+
+def _hashable(result: Any) -> Any:
+    hash(result)  # a tuple that contains a list is not hashable
+    return result
+
+
+_TEXTS = (_texts, "return a list of texts")
+_NUMBER = (_number, "return a finite number")
+_KEY = (_hashable, "not hashable; return text or tuples")
+_TRUTH = (bool, "return True or False")
+_CHECKS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "start": (_is(State), "return a State"),
+    "prompt": (lambda result: tuple(map(_is(Message), _is(tuple)(result))), "return a tuple of Messages"),
+    "parse_thought": (_is(str, type(None)), "return text, or None to reject it"),
+    "parse_proposals": _TEXTS,
+    "parse_value": (_is(int, float, type(None)), "return a number, or None if there is no value"),
+    "candidate": (_is(str), "return text"),
+    "choices": _TEXTS,
+    "steps": _TEXTS,
+    "hints": _TEXTS,
+    "actions": _TEXTS,
+    "canonical": _KEY,
+    "key": _KEY,
+    "cost": (_cost, "return a finite number, 0 or more"),
+    "heuristic": _NUMBER,
+    "measured": (lambda result: None if result is None else _number(result), "return a finite number, or None"),
+    "reward": _NUMBER,
+    "score": _NUMBER,
+    "is_answered": _TRUTH,
+    "is_goal": _TRUTH,
+    "verify": _TRUTH,
+}
+"""For each method: a function that converts its result or raises, and what to return instead of an invalid result."""
+
+if TYPE_CHECKING:
+
+    class _Methods(Task, World):
+        """All methods of a task."""
+
+else:
+    _Methods = object
+
+
+class CheckedTask(_Methods):
+    """A task whose results are checked. Raises TaskError if a method fails or returns an invalid result.
+
+    The methods of `World` that the task does not define have their defaults.
+    """
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self._name = type(task).__name__
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the task. Wrap methods that are not checked here, so that errors name them."""
-        result = getattr(vars(self)["task"], name)
-        return partial(self._call, name) if inspect.ismethod(result) else result
+        """Return an attribute of the task. Methods are wrapped: their results are checked, and errors name them."""
+        found = self._find(name)
+        return partial(self._call, name) if inspect.isroutine(found) else found
+
+    def _find(self, name: str) -> Any:
+        """Return an attribute of the task, or the default of `World`."""
+        task = vars(self)["task"]
+        if hasattr(task, name):
+            return getattr(task, name)
+        default = getattr(World, name)
+        return MethodType(default, task) if callable(default) else default
+
+    def _call(self, method: str, *arguments: Any, **named: Any) -> Any:
+        name = f"{type(self.task).__name__}.{method}"
+        try:
+            result = self._find(method)(*arguments, **named)
+        except TotError:
+            raise
+        except Exception as error:  # user code may raise anything
+            state = next((argument for argument in arguments if isinstance(argument, State)), None)
+            after = f" after {state.text!r}" if state is not None and state.thoughts else ""
+            raise TaskError(f"{name} raised {describe(error)}{after}: fix the task") from error
+        convert, remedy = _CHECKS.get(method, (None, ""))
+        try:
+            return result if convert is None else convert(result)
+        except (TypeError, ValueError, OverflowError):
+            raise self._wrong(method, result, remedy) from None
+
+    def _wrong(self, method: str, result: Any, remedy: str, kind: str = "") -> TaskError:
+        return TaskError(f"{type(self.task).__name__}.{method} gave {kind}{result!r:.100}: {remedy}")
 
     def start(self, question: str) -> State:
         if not isinstance(question, str):
             raise TaskError(f"the question is {question!r:.60}, not text: give text")
-        state = self._call("start", question)
-        if not isinstance(state, State):
-            raise self._wrong("start", state, "return a State")
+        state: State = self._call("start", question)
         return state
 
-    def prompt(self, template: str, state: State, /, **extra: Any) -> tuple[Message, ...]:
-        messages = self._call("prompt", template, state, **extra)
-        if not isinstance(messages, tuple) or not all(isinstance(one, Message) for one in messages):
-            raise self._wrong("prompt", messages, "return a tuple of Messages")
-        return messages
-
-    def parse_thought(self, template: str, text: str) -> str | None:
-        result = self._call("parse_thought", template, text)
-        if result is not None and not isinstance(result, str):
-            raise self._wrong("parse_thought", result, "return text, or None to reject it")
-        return result
-
-    def parse_proposals(self, text: str) -> list[str]:
-        return self._texts("parse_proposals", text)
-
-    def parse_value(self, text: str) -> float | None:
-        result = self._call("parse_value", text)
-        if result is not None and not isinstance(result, int | float):
-            raise self._wrong("parse_value", result, "return a number, or None if there is no value")
-        return result
-
     def parse_vote(self, text: str, candidates: int) -> int | None:
-        result = self._call("parse_vote", text, candidates)
-        if result is not None and (not isinstance(result, int) or not 1 <= result <= candidates):
-            raise self._wrong("parse_vote", result, f"return a number from 1 to {candidates}, or None")
-        return result
+        vote: int | None = self._call("parse_vote", text, candidates)
+        if vote is not None and (not isinstance(vote, int) or not 1 <= vote <= candidates):
+            raise self._wrong("parse_vote", vote, f"return a number from 1 to {candidates}, or None")
+        return vote
 
-    def candidate(self, state: State) -> str:
-        result = self._call("candidate", state)
-        if not isinstance(result, str):
-            raise self._wrong("candidate", result, "return text")
-        return result
-
-    def choices(self, state: State) -> list[str]:
-        return self._texts("choices", state)
-
-    def steps(self, template: str, state: State) -> list[str]:
-        return self._texts("steps", template, state)
-
-    def is_answered(self, message: str) -> bool:
-        return bool(self._call("is_answered", message))
-
-    def canonical(self, answer: Any) -> Hashable:
-        return self._hashable("canonical", answer)
-
-    def score(self, answer: Any | None, reference: Any) -> float:
-        return self._number("score", answer, reference)
-
-    def actions(self, state: State) -> list[str]:
-        if not isinstance(self.task, HasActions):
-            raise TaskError(
-                f"task {self._name} has no `actions` to enumerate: define it, or sample thoughts (generator='sample')"
-            )
-        return self._texts("actions", state)
-
-    async def act(self, before: State, thought: Thought) -> Observation | None:
+    async def act(self, state: State, thought: Thought) -> Observation | None:
         """Execute a thought and return its observation. An exception becomes the text of the observation."""
         try:
-            result = await self.task.act(before, thought) if isinstance(self.task, HasAct) else None
+            result = await self.task.act(state, thought) if isinstance(self.task, HasAct) else None
         except TotError:
             raise
         except Exception as error:  # a failed action does not end the run  # noqa: BLE001
             return Observation(text=describe(error)[:_OBSERVED])
         if result is not None and not isinstance(result, Observation):
-            raise TaskError(f"{self._name}.act gave {result!r}: return an Observation, or None if nothing was executed")
+            raise self._wrong("act", result, "return an Observation, or None if nothing was executed")
         if result is not None and len(result.text) > _OBSERVED:
             text = f"{result.text[:_OBSERVED]}\n… (cut: {len(result.text)} characters)"
             return result.model_copy(update={"text": text})
         return result
 
-    def step(self, before: State, thought: Thought) -> State | None:
-        after = self._call("step", before, thought)
+    def step(self, state: State, thought: Thought) -> State | None:
+        after = self._call("step", state, thought)
         if after is None:
             return None
-        if not isinstance(after, State) or len(after.thoughts) != len(before.thoughts) + 1:
-            raise TaskError(
-                f"{self._name}.step gave {after!r}: return state.then(thought, world), or None if it is not legal"
-            )
+        if not isinstance(after, State) or len(after.thoughts) != len(state.thoughts) + 1:
+            raise self._wrong("step", after, "return state.then(thought, world), or None if it is not legal")
         try:
             _WORLD.validate_python(after.world)
         except ValidationError:
-            raise TaskError(
-                f"{self._name}.step gave a world that is not JSON data, {after.world!r}: use text, numbers, lists and "
-                "dicts"
-            ) from None
+            remedy = "use text, numbers, lists and dicts"
+            raise self._wrong("step", after.world, remedy, "a world that is not JSON data, ") from None
         return after
-
-    def key(self, state: State) -> Hashable:
-        return self._hashable("key", state)
-
-    def cost(self, state: State, thought: Thought) -> float:
-        cost = self._number("cost", state, thought)
-        if cost < 0:
-            raise TaskError(f"{self._name}.cost of {thought.text!r} is {cost}: return 0 or more")
-        return cost
-
-    def heuristic(self, state: State) -> float:
-        if not isinstance(self.task, HasHeuristic):
-            raise TaskError(
-                f"task {self._name} has no `heuristic`: define it, or choose another evaluator (evaluator='vote')"
-            )
-        return self._number("heuristic", state)
-
-    def measured(self, state: State) -> float | None:
-        if not isinstance(self.task, HasMeasured):
-            raise TaskError(f"task {self._name} has no `measured`: define it, or choose another evaluator")
-        return None if self.task.measured(state) is None else self._number("measured", state)
-
-    def reward(self, state: State) -> float:
-        return self._number("reward", state)
 
     def is_terminal(self, state: State) -> bool:
         return isinstance(self.task, HasTerminal) and bool(self._call("is_terminal", state))
 
-    def is_goal(self, state: State) -> bool:
-        return bool(self._call("is_goal", state))
-
     def is_whole(self, thought: Thought | None) -> bool:
         """Return whether a thought is a whole solution or the end of one."""
-        return thought is not None and (thought.ended or self.task.chain in thought.parts)
+        return thought is not None and (thought.ended or "chain" in thought.parts)
 
     def came_of(self, thought: Thought) -> bool:
         """Return whether a solution was executed: its answer is then in the observation, not in its text."""
@@ -172,8 +190,8 @@ class CheckedTask:
         """Return the answer that a state contains, in its text or its observation, or None."""
         last = state.thoughts[-1] if state.thoughts else None
         if last is not None and self.is_whole(last) and not self.came_of(last):
-            return self.answer_in(last.parts.get(self.task.chain) or state.message, last.truncated)
-        return self._call("answer_at", state) if isinstance(self.task, HasAnswer) else None
+            return self.answer_in(last.parts.get("chain") or state.message, last.truncated)
+        return self._call("answer_at", state)
 
     def answer_in(self, text: str, truncated: bool = False) -> Any | None:
         """Return the answer in a model's text. `truncated`: the token limit ended the text."""
@@ -183,9 +201,9 @@ class CheckedTask:
         self, question: str, answers: Sequence[Any], weights: Sequence[float]
     ) -> tuple[list[Hashable], int] | None:
         """Return a key for each answer and the index of the elected one; None if the task has no `elect`."""
-        if not isinstance(self.task, HasElection) or not answers:
+        result = self._call("elect", question, answers, weights) if answers else None
+        if result is None:
             return None
-        result = self._call("elect", question, answers, weights)
         try:
             keys, index = list(result[0]), result[1]
             hash(tuple(keys))
@@ -195,53 +213,6 @@ class CheckedTask:
         if len(keys) != len(answers):
             raise self._wrong("elect", result, f"return one key for each of the {len(answers)} answers")
         return keys, index
-
-    def claims(self, text: str) -> frozenset[Hashable]:
-        return frozenset(self._call("claims", text))
-
-    def verify(self, question: str, answer: Any) -> bool:
-        return bool(self._call("verify", question, answer))
-
-    def _number(self, method: str, *arguments: Any) -> float:
-        number = self._call(method, *arguments)
-        if not isinstance(number, int | float) or not math.isfinite(_as_float(number)):
-            raise self._wrong(method, number, "return a finite number")
-        return float(number)
-
-    def _hashable(self, method: str, *arguments: Any) -> Hashable:
-        key: Hashable = self._call(method, *arguments)
-        try:
-            hash(key)  # a tuple that contains a list is not hashable
-        except TypeError:
-            raise self._wrong(method, key, "not hashable; return text or tuples") from None
-        return key
-
-    def _texts(self, method: str, *arguments: Any) -> list[str]:
-        texts = self._call(method, *arguments)
-        result: list[Any] = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, str) else [None]
-        if not all(isinstance(text, str) for text in result):
-            raise self._wrong(method, texts, "return a list of texts")
-        return result
-
-    def _wrong(self, method: str, result: Any, remedy: str) -> TaskError:
-        return TaskError(f"{self._name}.{method} gave {result!r:.100}: {remedy}")
-
-    def _call(self, method: str, *arguments: Any, **named: Any) -> Any:
-        try:
-            return getattr(self.task, method)(*arguments, **named)
-        except TotError:
-            raise
-        except Exception as error:  # user code may raise anything
-            state = next((argument for argument in arguments if isinstance(argument, State)), None)
-            after = f" after {state.text!r}" if state is not None and state.thoughts else ""
-            raise TaskError(f"{self._name}.{method} raised {describe(error)}{after}: fix the task") from error
-
-
-def _as_float(number: float) -> float:
-    try:
-        return float(number)
-    except OverflowError:
-        return math.inf
 
 
 @contextmanager

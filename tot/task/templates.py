@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -39,11 +39,12 @@ class Templates:
     The class comes before its base classes. `Task`, the last one, has the default templates.
     """
 
-    def __init__(self, owner: type, inline: Mapping[str, str], suite: str = "") -> None:
+    def __init__(self, owner: type, inline: Mapping[str, str], kind: Literal["papers", "chat"] = "papers") -> None:
         """Find the templates of a task class; `inline` holds an object's inline templates.
 
-        With a `suite`, files in the subfolder of that name come first, then the default templates.
+        For "chat", files in the subfolder `chat` come first, then the default templates.
         """
+        self.kind = kind
         self._task = owner.__name__
         classes: list[Any] = [cls for cls in owner.__mro__ if getattr(cls, "name", "")]
         self._inline: dict[str, str] = {}
@@ -52,8 +53,8 @@ class Templates:
         self._inline |= inline
         self._data: dict[str, Any] = {}
         folders = dict.fromkeys(folder for cls in classes for folder in _folders(cls))
-        first = [*(str(Path(folder) / suite) for folder in folders), *_folders(classes[-1])] if suite else []
-        self._folders = [*first, *folders]
+        first = [*(str(Path(folder) / "chat") for folder in folders), *_folders(classes[-1])]
+        self._folders = [*(first if kind == "chat" else ()), *folders]
         self._own = _folders(owner)
         self._default = _folders(classes[-1])[-1]
         self._environment = self._new_environment()
@@ -100,10 +101,11 @@ class Templates:
             raise TaskError(f"template {name} of task {self._task} rendered to empty text: give it some text")
         return messages
 
-    def require(self, name: str) -> None:
-        """Raise TaskError if template `name` is missing."""
-        if name not in self:
-            raise self._missing(name)
+    def require(self, *names: str) -> None:
+        """Raise TaskError for the first template that is missing."""
+        for name in names:
+            if name not in self:
+                raise self._missing(name)
 
     def is_default(self, name: str) -> bool:
         """Return whether template `name` is the default of all tasks."""

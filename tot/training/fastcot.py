@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
-from typing import Any, cast
+from typing import Any
 
 from tot.decoders.decoder import load_decoder
 from tot.decoders.engine.engine import Engine
@@ -32,7 +32,7 @@ BATCH = 16
 class Rationale:
     """A request for a rationale followed by an answer trigger and the answer."""
 
-    task: Task
+    task: CheckedTask
     request: Request
     reference: Any
 
@@ -56,27 +56,24 @@ def rationales(task: Task, rows: Iterable[Mapping[str, Any]], max_tokens: int, c
 
     Raises OptionError for a task without a trigger for this template.
     """
-    task = task.in_chat() if chat else task
-    trigger = task.trigger(task.chain, cut=True)
+    checked = CheckedTask(task.with_prompts("chat") if chat else task)
+    trigger = checked.triggers.get("chain")
     if trigger is None:
-        raise OptionError(
-            f"task {type(task).__name__} has no answer trigger for its template {task.chain!r}: set `triggers`"
-        )
-    task = cast(Task, CheckedTask(task))
+        raise OptionError(f"task {type(task).__name__} has no answer trigger for its template 'chain': set `triggers`")
     result = []
     for row in rows:
-        state = task.start(task.question_of(row))
-        sampling = {**task.sampling.get(task.chain, {}), "max_tokens": max_tokens, "temperature": 0.0}
+        state = checked.start(checked.question_of(row))
+        sampling = {**checked.sampling.get("chain", {}), "max_tokens": max_tokens, "temperature": 0.0}
         sampling["stop"] = (*sampling.get("stop", ()), trigger)
         request = Request(
-            prompt=task.prompt(task.chain, state),
+            prompt=checked.prompt("chain", state),
             sampling=Sampling(**sampling),
             purpose="answer",
             answer_trigger=trigger,
             answer_tokens=ANSWER_TOKENS,
-            choices=tuple(f" {choice}" for choice in task.choices(state)),
+            choices=tuple(f" {choice}" for choice in checked.choices(state)),
         )
-        result.append(Rationale(task, request, task.reference_of(row)))
+        result.append(Rationale(checked, request, checked.reference_of(row)))
     return result
 
 

@@ -22,7 +22,7 @@ def make_instances(task_name: str, out: Path, count: int, seed: int, without: Se
     Raises TaskError for a task that can't generate questions, and OptionError if it runs out of new ones.
     """
     task = CheckedTask(load_task(task_name))
-    template = task.chain if task.has_template(task.chain) else task.thought[0]
+    template = "chain" if "chain" in task.prompts else task.thought[0]
 
     def prompt(row: Any) -> Hashable:
         """Return the prompt of a row, because one question may be written in several ways."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-from tot.decoders.errors import OptionError
+from tot.decoders.errors import OptionError, TaskError
 from tot.decoders.request import Request, Sampling
 from tot.evaluation.data import rows
 from tot.registry import load_task
@@ -51,17 +51,23 @@ def questions_of(questions: Sequence[str], max_tokens: int, solutions: bool = Fa
     """Yield greedy requests for whole solutions (a task's `chain` template), from "task=file" pairs.
 
     `solutions` adds the rows' own solutions. Raises OptionError for an invalid pair, and TaskError for a task without
-    the template.
+    the template or a row without a solution.
     """
     for source in questions:
         for given, question, reference, row in rows_of_task(source, scored=True):
-            task = cast(Task, CheckedTask(given))
-            limits = {"max_tokens": max_tokens, **task.sampling.get(task.chain, {})}
+            task = CheckedTask(given)
+            limits = {"max_tokens": max_tokens, **task.sampling.get("chain", {})}
             limits["max_tokens"] = min(max_tokens, int(limits["max_tokens"]))
             yield TrainingQuestion(
-                Request(prompt=task.prompt(task.chain, task.start(question)), sampling=Sampling(**limits)),
-                task.solution_of(row) if solutions else None,
+                Request(prompt=task.prompt("chain", task.start(question)), sampling=Sampling(**limits)),
+                _solution_of(given, row) if solutions else None,
                 task.parse_answer,
                 task.canonical,
                 lambda answer, task=task, reference=reference: task.score(answer, reference),  # type: ignore[misc]
             )
+
+
+def _solution_of(task: Task, row: dict[str, Any]) -> str:
+    if "solution" not in row:
+        raise TaskError(f"a row of {type(task).__name__} has no solution: give rows with a `solution`")
+    return str(row["solution"])

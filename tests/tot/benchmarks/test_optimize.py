@@ -18,7 +18,7 @@ from tot.decoders import Completion, Usage
 from tot.tasks.optimize import Optimize
 
 pytestmark = pytest.mark.benches
-PROBLEMS = Path(__file__).parents[3] / "tasks" / "problems"
+PROBLEMS = Path(__file__).parents[3] / "benchmarks" / "problems"
 
 
 @pytest.mark.parametrize(

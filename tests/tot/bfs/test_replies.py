@@ -65,10 +65,10 @@ def test_an_unparsed_value_is_the_default_and_is_counted(
     two_levels: Any,
     values: Callable[..., dict[str, float | None]],
 ) -> None:
-    careful = type("Careful", (letters,), {"default_value": 2.5})
+    careful = type("Careful", (letters,), {"scale": (0.5, 10)})
     decoder = scripted(two_levels | {"value a": reply, "value b/d": reply})
     solution = grow(careful, decoder)
-    assert values(solution.tree) == {"a": 2.5, "b": 7, "b/c": 2, "b/d": 2.5, "a/e": 9, "a/f": 5}
+    assert values(solution.tree) == {"a": 0.5, "b": 7, "b/c": 2, "b/d": 0.5, "a/e": 9, "a/f": 5}
     assert solution.parse_failures == 2
     assert [node.parse_failures for node in solution.tree] == [0, 1, 0, 0, 1, 0, 0]
     assert (solution.answer, solution.stopped) == ("answer a/e", None)

@@ -49,7 +49,7 @@ from tot.decoders.errors import reason
         ("solve gsm8k q --search mcts:iterations", r"search 'mcts:iterations': .* write mcts:option=value.*"),
         ("solve gsm8k q --search dfs --breadth 2", r"search dfs, option breadth: .*"),
         ("solve gsm8k q --generator sampel", r"unknown generator 'sampel' \(did you mean sample\?\): .*"),
-        ("solve gsm8k q --search bfs --generator enumerate", r"task GSM8K has no `actions` to enumerate: .*"),
+        ("solve gsm8k q --search bfs --generator enumerate", r"task GSM8K has no `actions`: .*"),
         ("solve gsm8k q --model none", r"the search needs a model, but none was given: give model=.*"),
         ("solve gsm8k q --decoder-option k", r"--decoder-option 'k' can't be read: write NAME=VALUE.*"),
         ("solve gsm8k q --decoder sd --decoder-option k=0", r"decoder sd, option k: .*"),

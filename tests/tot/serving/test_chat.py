@@ -72,7 +72,9 @@ def test_the_system_message_of_a_conversation_joins_the_tasks_own(letters: Any) 
             "thought": "{% block system %}\nBe polite.\n{% endblock %}\n{% block user %}\nHi\n{% endblock %}"
         }
 
-    task = Polite().after([Message(role="system", content="Be brief."), Message(role="user", content="One?")])
+    task = Polite().with_prompts(
+        history=[Message(role="system", content="Be brief."), Message(role="user", content="One?")]
+    )
     prompt = task.prompt("thought", task.start("Two?"))
     assert [(one.role, one.content) for one in prompt] == [
         ("system", "Be brief.\n\nBe polite."),

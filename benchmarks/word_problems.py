@@ -1,14 +1,26 @@
-"""Word problems made up from templates, with solutions in steps, to train and measure small models on."""
+"""Word problems made up from templates, with solutions in steps, to train and measure small models on.
+
+`tot instances benchmarks/word_problems.py:WordProblems` writes them to a file of questions for `gsm8k`.
+"""
 
 from __future__ import annotations
 
 import random
 from typing import Any
 
+from tot.tasks.gsm8k import GSM8K
+
 _PEOPLE = {"Ana": "she", "Bela": "he", "Chidi": "he", "Dora": "she", "Emil": "he", "Farah": "she", "Goran": "he"}
 _THINGS = ("apples", "beads", "cards", "coins", "marbles", "pencils", "shells", "stamps", "stickers", "tickets")
 _MOST = 300
 """At this count and above, no event adds things."""
+
+
+class WordProblems(GSM8K):
+    """GSM8K, with made-up questions."""
+
+    def instance(self, seed: int) -> dict[str, Any]:
+        return word_problem(seed)
 
 
 def word_problem(seed: int) -> dict[str, Any]:
