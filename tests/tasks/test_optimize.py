@@ -314,7 +314,7 @@ def test_the_command_line(folder: Path, tmp_path: Path, capfd: pytest.CaptureFix
 def test_looking_at_a_running_search_does_not_change_it(folder: Path) -> None:
     def watch(session: Any) -> None:
         before = session.search.best.id
-        seen.append((before, session.candidates[0].id, session.search.best.id))
+        seen.append((before, session.answers.candidates[0].id, session.search.best.id))
 
     seen: list[tuple[int, int, int]] = []
     run(Optimize(folder=folder), Numbers(9, 50, 60, 4, *range(20, 60)), 0, search="act:depth=4", watch=watch)
