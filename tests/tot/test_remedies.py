@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -33,7 +34,8 @@ def sources() -> Iterator[tuple[Path, ast.Module]]:
                 yield path, ast.parse(path.read_text(encoding="utf-8"))
 
 
-def messages() -> list[str]:
+@cache
+def messages() -> tuple[str, ...]:
     """Return the sentences in code, without docstrings; placeholders are "{}"."""
     texts = []
     for _, module in sources():
@@ -50,14 +52,11 @@ def messages() -> list[str]:
                 texts.append(
                     "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
                 )
-    return [text for text in texts if " " in text]
-
-
-MESSAGES = messages()
+    return tuple(text for text in texts if " " in text)
 
 
 def matches(pattern: str) -> set[Any]:
-    return {found for text in MESSAGES for found in re.findall(pattern, text)}
+    return {found for text in messages() for found in re.findall(pattern, text)}
 
 
 def commands() -> dict[str, Any]:
