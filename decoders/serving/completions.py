@@ -16,7 +16,7 @@ from typing import Any
 
 from tot.decoders.budget import Budget, Meter
 from tot.decoders.decoder import LocalDecoder, find_method, load_decoder, method_names
-from tot.decoders.engine.sequence import Handle, ThinkingPiece
+from tot.decoders.engine.sequence import Handle
 from tot.decoders.errors import ContextError
 from tot.decoders.remote.loop import together
 from tot.decoders.request import Completion, Request, Sampling, Usage
@@ -176,28 +176,17 @@ class Decoding:
 
     async def _sent(self, emit: Emit, i: int, handle: Handle) -> list[Completion]:
         """Return the completions of prompt `i`, and emit the events of a stream."""
-        n = self.requests[i].sampling.n
-        opened: set[int] = set()
-
-        def send(sample: int, text: str) -> None:
-            if sample not in opened and isinstance(self.body, ChatBody):
-                emit(self.reply.opening(i * n + sample))
-            opened.add(sample)
-            if text:
-                emit(self.reply.piece(i * n + sample, text))
-
+        first = i * self.requests[i].sampling.n
         if self.stream:
             async for sample, text in handle:
-                if isinstance(self.body, ChatBody) or not isinstance(text, ThinkingPiece):
-                    send(sample, text)
+                for event in self.reply.piece(first + sample, text):
+                    emit(event)
         completions = await handle
-        if not self.stream:
-            return completions
-        self._check([completions])
-        for sample, completion in enumerate(completions):
-            if sample not in opened:  # an empty completion
-                send(sample, "")
-            emit(self.reply.ending(i * n + sample, completion))
+        if self.stream:
+            self._check([completions])
+            for sample, completion in enumerate(completions):
+                for event in self.reply.ending(first + sample, completion):
+                    emit(event)
         return completions
 
     def _check(self, completions: Sequence[Sequence[Completion]]) -> None:

@@ -33,6 +33,7 @@ class CompletionReply:
         self._requests = requests
         self._codec = codec
         self._chats = isinstance(body, ChatBody)
+        self._opened: set[int] = set()
         self._object = "chat.completion" if self._chats else "text_completion"
         self._head = {
             "id": f"{'chatcmpl' if self._chats else 'cmpl'}-{uuid.uuid4().hex}",
@@ -58,19 +59,21 @@ class CompletionReply:
         head = {**self._head, "object": self._object}
         return {**head, "choices": choices, "usage": usage(completions, forwards)}
 
-    def opening(self, index: int) -> dict[str, Any]:
-        """Return the first chunk of a choice's stream."""
-        return self._chunk({"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None})
+    def piece(self, index: int, text: str) -> Iterator[dict[str, Any]]:
+        """Yield the chunks of a piece of a choice's text. The first one opens a choice of a chat."""
+        if self._chats and index not in self._opened:
+            self._opened.add(index)
+            yield self._chunk({"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None})
+        thinks = isinstance(text, ThinkingPiece)
+        if text and (self._chats or not thinks):
+            content = {"delta": {"reasoning_content" if thinks else "content": text}} if self._chats else {"text": text}
+            yield self._chunk({"index": index, **content, "finish_reason": None})
 
-    def piece(self, index: int, text: str) -> dict[str, Any]:
-        field = "reasoning_content" if isinstance(text, ThinkingPiece) else "content"
-        content = {"delta": {field: text}} if self._chats else {"text": text}
-        return self._chunk({"index": index, **content, "finish_reason": None})
-
-    def ending(self, index: int, completion: Completion) -> dict[str, Any]:
-        """Return the last chunk of a choice's stream: the finish reason and the additional fields."""
+    def ending(self, index: int, completion: Completion) -> Iterator[dict[str, Any]]:
+        """Yield the last chunks of a choice's stream: the finish reason and the additional fields."""
+        yield from self.piece(index, "")  # opens an empty completion
         content: dict[str, Any] = {"delta": {}} if self._chats else {"text": ""}
-        return self._chunk({"index": index, **content, **_finish(completion), **self._extra_fields(completion)})
+        yield self._chunk({"index": index, **content, **_finish(completion), **self._extra_fields(completion)})
 
     def usage(self, completions: Sequence[Sequence[Completion]], forwards: int) -> dict[str, Any]:
         """Return the usage chunk, the last one if requested."""
