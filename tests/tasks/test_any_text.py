@@ -24,7 +24,7 @@ UNITS = (
 
 
 def parsed(task: Task, text: str) -> list[Any]:
-    """Return what a task reads in a reply, as an answer, a truncated answer, thoughts and a value."""
+    """Return the result of each parser for a reply: an answer, a truncated answer, thoughts and a value."""
     checked = CheckedTask(task)
     thought = checked.parse_thought(task.thought[0], text)
     return [

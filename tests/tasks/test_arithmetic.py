@@ -12,38 +12,7 @@ from hypothesis import strategies as st
 
 from tot.tasks.arithmetic import apply, evaluate, numbers_in, pairings
 
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("(13 - 9) * (10 - 4)", "24"),
-        ("8 / (3 - 8 / 3)", "24"),
-        ("9-3-2", "4"),
-        ("8/4/2", "1"),
-        ("2+3*4", "14"),
-        ("(2+3)*4", "20"),
-        ("1/3+1/6", "1/2"),
-        ("1.5 * 16", "24"),
-        (".5*2", "1"),
-        ("-3 + 27", "24"),
-        ("2 * -3", "-6"),
-        ("--3", "3"),
-        ("6 × 8 ÷ 2 − 0", "24"),
-        ("3x8", "24"),
-        ("((((24))))", "24"),
-        ("0 / 5", "0"),
-    ],
-)
-def test_an_expression_has_its_exact_value(text: str, value: str) -> None:
-    assert evaluate(text) == Fraction(value)
-
-
 MALFORMED = "|() | )(|1 +|* 2|+ 2|1 2|2(3)|(2)3|(1|1)|2 ** 3|2 // 3|1,000|1.|٣|8 / 3 = 2|__import__('os')|1e5|24\0"
-
-
-@pytest.mark.parametrize("text", [*MALFORMED.split("|"), "1 / 0", "1 / (2 - 2)"])
-def test_malformed_text_and_division_by_zero_have_no_value(text: str) -> None:
-    assert evaluate(text) is None
 
 
 @pytest.mark.parametrize(

@@ -118,45 +118,6 @@ def test_every_action_matches_the_domain_definition() -> None:
         assert sorted(legal) == sorted(action.pddl for action in legal_actions(facts))
 
 
-@pytest.mark.parametrize(
-    ("text", "pddl"),
-    [
-        ("(pick-up a)", "(pick-up a)"),
-        ("Pick up the block A.", "(pick-up a)"),
-        ("pick up the red block", "(pick-up red)"),
-        ("pick up a block", "(pick-up a)"),
-        ("pick up a block b", "(pick-up b)"),
-        ("pick b up from the table", "(pick-up b)"),
-        ("PICKUP b", "(pick-up b)"),
-        ("put the b block down on the table.", "(put-down b)"),
-        (" (put-down b1) ", "(put-down b1)"),
-        ("stack the a block on top of the b block!", "(stack a b)"),
-        ("**stack b onto a**", "(stack b a)"),
-        ("(stack a, b)", "(stack a b)"),
-        ("stack a b", "(stack a b)"),
-        ("Unstack Block B from on top of the C Block", "(unstack b c)"),
-        ("unstack b off c", "(unstack b c)"),
-        ("( UNSTACK   b\tc )", "(unstack b c)"),
-        ("", None),
-        ("pick up", None),
-        ("pick up a and b", None),
-        ("pick up the table", None),
-        ("stack a on", None),
-        ("stack a under b", None),
-        ("stack a on b on c", None),
-        ("unstack b c d", None),
-        ("(pick-up a b)", None),
-        ("put a", None),
-        ("move a", None),
-        ("pick up é", None),
-        ("I think we should pick up a", None),
-    ],
-)
-def test_actions_are_parsed_in_words_and_in_pddl(text: str, pddl: str | None) -> None:
-    action = parse_action(text)
-    assert (action and action.pddl) == pddl
-
-
 @given(st.text() | st.lists(st.sampled_from(WORDS)).map(" ".join))
 def test_a_parsed_action_parses_back_to_itself(text: str) -> None:
     action = parse_action(text)

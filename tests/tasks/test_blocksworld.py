@@ -280,3 +280,13 @@ def test_a_plan_may_be_written_in_everyday_language(plan: str) -> None:
 @pytest.mark.parametrize("line", ["do not unstack b from a", "if we unstack b from a", "you could unstack b from a"])
 def test_a_negated_or_conditional_action_is_not_part_of_the_plan(line: str) -> None:
     assert Blocksworld().parse_answer(line) is None
+
+
+def test_proposals_are_the_distinct_lines_that_are_actions(task: Blocksworld) -> None:
+    reply = " Unstack b from a\n2. pick up c\nperhaps\n3) (pick-up c)\n* put a down"
+    assert task.parse_proposals(reply) == ["unstack b from a", "pick up c", "put down a"]
+
+
+def test_a_text_without_actions_has_no_answer(task: Blocksworld) -> None:
+    assert task.parse_answer("no idea (at all)") is None
+    assert not task.verify(PDDL, "no idea (at all)")

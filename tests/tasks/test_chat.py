@@ -86,22 +86,6 @@ def test_a_custom_task_needs_its_own_chat_prompts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "answered"),
-    [
-        ("6 times 3.\n#### 18\n", True),
-        ("#### 1", False),
-        ("#### 18\n\nSo", True),
-        ("It is 18.\n\n", False),
-        ("So it is\n\\[ \\boxed{18} \\]\n", True),
-        ("So it is \\boxed{18}", False),
-        ("So it is \\boxed{?}\n", False),
-    ],
-)
-def test_is_answered_detects_a_complete_answer(message: str, answered: bool) -> None:
-    assert GSM8K().is_answered(message) is answered
-
-
-@pytest.mark.parametrize(
     ("message", "answered", "answer"),
     [
         ("5 is too much.\n\\[ \\boxed{B} \\]\nNot (A).", True, "B"),

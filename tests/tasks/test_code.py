@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from textwrap import indent
 from typing import Any
 
 import pytest
 
-from tot import Observation, State, Thought, solve
-from tot.decoders.errors import OptionError
+from tot import Observation, State, Task, Thought, solve
+from tot.decoders.errors import OptionError, TaskError
 from tot.evaluation.data import rows
 from tot.running import run_to_end
 from tot.sandbox import Sandbox, confines
@@ -49,42 +48,6 @@ def acted(question: str, program: str) -> Observation:
 # -- parsing of replies -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [
-        RIGHT,
-        f"```python\n{RIGHT}\n```",
-        f"Sure!\n\n```python\n{RIGHT}\n```\nIt adds x to itself:\n```\ndouble(2)\n```",
-        f"```py\n{RIGHT}",
-        f"  ```Python3\n  {RIGHT.replace(chr(10), chr(10) + '  ')}\n  ```",
-        f"~~~\n{RIGHT}\n~~~",
-        f"```bash\npip install def\n```\n```python\n{RIGHT}\n```",
-        f"\n\n{RIGHT}\n\n",
-    ],
-)
-def test_a_program_is_the_python_code_in_a_reply(reply: str) -> None:
-    assert TASK.parse_thought("program", reply) == RIGHT
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        f"{RIGHT}\n```",
-        f"Sure:\n\n{RIGHT}\n```\nIt adds x to itself.",
-        f"The outline:\n```python\ndef double(x):\n    # add\n```\nThe whole:\n```python\n{RIGHT}\n```",
-        f"```python\n{RIGHT}\n```\nUse it so:\n```\n>>> def show(): print(double(1))\n2\n```",
-        f"Here it is: ```python\n{RIGHT}\n```",
-        f"> ```python\n> {RIGHT.replace(chr(10), chr(10) + '> ')}\n> ```",
-        f"```py3\n{RIGHT}\n```",
-        f"```code\n{RIGHT}\n```\nDone.",
-        f"```plaintext\n{RIGHT}\n```",
-        f"```{{.python}}\r\n{RIGHT}\r\n```",
-    ],
-)
-def test_any_marking_of_the_code_block_is_accepted(reply: str) -> None:
-    assert TASK.parse_thought("program", reply.replace("\r\n", "\n")) == RIGHT
-
-
 @pytest.mark.parametrize("fence", ["```", "~~~", "````"])
 def test_a_fence_within_a_string_does_not_end_the_block(fence: str) -> None:
     program = f'def double(x):\n    """Twice.\n\n    {fence}\n    >>> double(1)\n    {fence}\n    """\n    return 2 * x'
@@ -105,38 +68,6 @@ def test_functions_in_several_blocks_form_one_program() -> None:
 ADD = "def add(x, y):\n    return x + y"
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [
-        f"[BEGIN]\n{ADD}\n[DONE]",
-        f"[PYTHON]\n```python\n{ADD}\n```\n[/PYTHON]",
-        f"<code>\n{ADD}\n</code>",
-        f"{ADD}</s>",
-        f"<s>{ADD}<|im_end|>\n",
-        f"```python\n{ADD}\n```<|endoftext|>",
-        f"```python\n{ADD}<|im_end|>\n```",
-        f"\ufeff{ADD}",
-        f"\u200b{ADD}",
-        f"```python\n\ufeff{ADD}\n```",
-        ADD.replace("x + y", "x\xa0+ y"),
-        ADD.replace("    ", "\xa0" * 4),
-        "Here it is:\n\n" + indent(ADD, "    ") + "\n\nIt adds.",
-        f"return the sum like this:\nimport is not needed.\n{ADD}",
-        f">>> {ADD}".replace("\n", "\n... "),
-        f"```python\n>>> {ADD}\n```".replace("\n    ", "\n...     "),
-    ],
-)
-def test_a_program_is_read_without_marks_around_it(reply: str) -> None:
-    assert TASK.parse_thought("program", reply) == ADD
-
-
-@pytest.mark.parametrize(
-    "program", ["s = '\xa0\u201c</s>'\ndef f(): return s", "M = [\n    [DONE]\n]\ndef f(): return M"]
-)
-def test_such_marks_inside_of_a_program_stay(program: str) -> None:
-    assert TASK.parse_thought("program", program) == program
-
-
 @pytest.mark.parametrize("reply", ["", "  \n ", "```python\n```"])
 def test_an_empty_reply_is_not_a_program(reply: str) -> None:
     assert TASK.parse_thought("program", reply) is None
@@ -147,77 +78,9 @@ def test_an_empty_reply_is_not_a_program(reply: str) -> None:
 BEGUN = 'def f(x, y=0):\n    """What f does.\n    %s\n    """\n'
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (">>> f(1)\n    2", ["assert f(1) == 2"]),
-        (">>> f(1)\n    2\n    >>> f('a')\n    [1, 'b']", ["assert f(1) == 2", "assert f('a') == [1, 'b']"]),
-        (">>> f(1) == 2", ["assert f(1) == 2"]),
-        ("f(1) ➞ 2", ["assert f(1) == 2"]),
-        ("f([1, (2)]) => [2]  # as it is", ["assert f([1, (2)]) == [2]"]),
-        ("f('a)') ==> 'b'.", ["assert f('a)') == 'b'"]),
-        ("f(1)==>True", ["assert f(1) == True"]),
-        ("f(1) => false", ["assert f(1) == False"]),
-        ("f(1) should return 'x'", ["assert f(1) == 'x'"]),
-        ("f(1)   # returns 2", ["assert f(1) == 2"]),
-        ("so f(1) = 2, and f(2) is 3", ["assert f(1) == 2", "assert f(2) == 3"]),
-        ("f(1) == 2 and f(2) == 3", ["assert f(1) == 2", "assert f(2) == 3"]),
-        ("`f(1)` → `2`", ["assert f(1) == 2"]),
-        (">>> print(f('a'))\n    b\n    c", ["assert str(f('a')) == 'b\\nc'"]),
-        (">>> print(f('a'), 1)\n    b 1", []),
-        ("f(1, y=2) -> {'a': None}", ["assert f(1, y=2) == {'a': None}"]),
-        ("f(n) = f(n - 1) + 1", []),
-        ("f(a) -> 2", []),
-        ("g(1) -> 2", []),
-        ("f(1) is nice", []),
-        ("f(__import__('os').getpid()) -> 2", []),
-        (">>> f(1)\n    <object>", []),
-        ("f(1 -> 2", []),
-    ],
-)
-def test_examples_are_calls_with_literals_and_their_results(text: str, expected: list[str]) -> None:
-    assert examples(BEGUN % text) == tuple(expected)
-
-
-@pytest.mark.parametrize(
-    ("question", "expected"),
-    [
-        ("Write double(x). double(2) -> 4", ["assert double(2) == 4"]),
-        ("Write double(x).\n>>> double(2)\n4", ["assert double(2) == 4"]),
-        ("Write double(x).\n\n    assert double(2) == 4  # twice", ["assert double(2) == 4  # twice"]),
-        ("Write double(x). Unlike log(100) = 2, it doubles.", []),
-        ("def double(x):\n    '''double(2) -> 4'''", ["assert double(2) == 4"]),
-        ("def double(x):\n    \"double('a') -> 'aa'\"", ["assert double('a') == 'aa'"]),
-        (
-            "LIMIT = 4\nfrom math import pi\ndef double(x): ...\nassert double(2) == LIMIT",
-            ["LIMIT = 4\nfrom math import pi\nassert double(2) == LIMIT"],
-        ),
-    ],
-)
-def test_examples_in_prose_and_short_docstrings(question: str, expected: list[str]) -> None:
-    assert examples(question) == tuple(expected)
-
-
 def test_asserts_in_a_question_are_examples_with_their_imports() -> None:
     question = "Write an area.\n\nimport math\nassert math.isclose(area(1), 3.14)\nassert area(\nassert that it works"
     assert examples(question) == ("import math\nassert math.isclose(area(1), 3.14)",)
-
-
-@pytest.mark.parametrize(
-    ("question", "expected"),
-    [
-        ("Write f.\n\nassert(f(3) == True)", ("assert(f(3) == True)",)),
-        ("Write f. assert(f(3)==True), 'why'", ("assert(f(3)==True), 'why'",)),
-        ("assert (f(3) == 1, 'why')", ("assert f(3) == 1",)),
-        ("assert f([1,\n          2]) == 3", ("assert f([1,\n          2]) == 3",)),
-        ("Examples: assert(f(1) == 2) and assert(f(2) == 3).", ("assert(f(1) == 2)", "assert(f(2) == 3)")),
-        ("`assert f(1) == 2`", ("assert f(1) == 2",)),
-        ("assert f(1) == 2; assert f(2) == 3", ("assert f(1) == 2", "assert f(2) == 3")),
-        ("We assert correctness. You assert", ()),
-    ],
-)
-def test_asserts_are_found_in_sentences_and_across_lines(question: str, expected: tuple[str, ...]) -> None:
-    assert examples(question) == expected
 
 
 def test_a_value_may_contain_a_hash_sign() -> None:
@@ -390,3 +253,23 @@ def test_a_question_is_rejected_if_programs_cannot_be_sandboxed(
             solve("code", QUESTION, decoder=scripted_code())
     finally:
         confines.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("task", "row", "message"),
+    [
+        (MBPP, {"prompt": "p", "test_imports": [], "test_list": []}, "its test_list is empty"),
+        (MBPP, {"prompt": "p", "test_imports": [], "test_list": "assert 1"}, "its test_list is 'assert 1', not a list"),
+        (MBPP, {"prompt": "p", "test_imports": "import re", "test_list": ["assert 1"]}, "its test_imports is 'import"),
+        (MBPP, {"prompt": "p", "test_imports": [], "test_list": [5]}, r"its test_list is \[5\], not a list of texts"),
+        (HumanEval, {"prompt": ["p"], "test": "t", "entry_point": "f"}, r"its prompt is \['p'\], not text"),
+        (HumanEval, {"prompt": "p", "test": ["t"], "entry_point": "f"}, r"its test is \['t'\], not text"),
+    ],
+)
+def test_a_row_with_values_that_are_not_texts_is_rejected(task: type[Task], row: dict[str, Any], message: str) -> None:
+    with pytest.raises(TaskError, match=message):
+        (task().question_of(row), task().reference_of(row))
+
+
+def test_imports_are_optional_in_a_row() -> None:
+    assert MBPP().question_of({"prompt": "p", "test_list": ["assert f(1)"]}) == "p\n\nassert f(1)"

@@ -135,46 +135,6 @@ def test_an_answer_that_is_not_text_scores_0(answer: object) -> None:
 # -- parsing ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("reply", "value"),
-    [
-        ("It flows well. Thus the coherency score is 8.", 8),
-        ("Thus the coherency score is 10", 10),
-        ("Thus the coherency score is [7]", 7),
-        ("the coherency score is **6.5**", 6.5),
-        ("The score is 3 so far... Thus the coherency score is 8/10.", 8),
-        ("Coherency score: 8 out of 10", 8),
-        ("a score of 4", 4),
-        ("I would say 9/10.", 9),
-        ("It is 6 out of 10, no, 7 out of 10", 7),
-        (" 8. ", 8),
-        ("Of the 4 paragraphs, 2 hang together.", None),
-        ("Thus the coherency score is 85", None),
-        ("Thus the coherency score is 0", None),
-        ("good", None),
-        ("", None),
-    ],
-)
-def test_the_value_is_the_last_announced_score(reply: str, value: float | None) -> None:
-    assert TASK.parse_value(reply) == value
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("Plan: a then b.\nPassage:\nOne.\n\nTwo.", "One.\n\nTwo."),
-        ("**Passage:** One.", "One."),
-        ("Passage: draft\nPassage: One.\nAnalysis: good", "One."),
-        (" One.\n\nTwo. ", "One.\n\nTwo."),
-        ("A rite of passage: it was.", "A rite of passage: it was."),
-        ("Plan: a\nPassage:  ", None),
-        ("", None),
-    ],
-)
-def test_the_answer_is_the_passage_without_its_plan(text: str, answer: str | None) -> None:
-    assert TASK.parse_answer(text) == answer
-
-
 def test_the_answer_of_a_state_is_its_last_passage() -> None:
     state = State(question=QUESTION)
     assert TASK.answer_at(state) is None

@@ -12,7 +12,7 @@ import pytest
 
 from tot.tasks import formulas
 from tot.tasks.competition_math import Math
-from tot.tasks.formulas import MAX_LENGTH, boxed, key, read, same
+from tot.tasks.formulas import MAX_LENGTH, key, read, same
 
 
 @pytest.mark.parametrize(
@@ -87,27 +87,6 @@ def test_equal_formulas_share_a_key(equal: tuple[str, ...]) -> None:
 def test_different_formulas_have_different_keys(different: tuple[str, ...]) -> None:
     assert len({key(formula) for formula in different}) == len(different)
     assert not any(same(formula, different[0]) for formula in different[1:])
-
-
-@pytest.mark.parametrize(
-    ("text", "content"),
-    [
-        (r"So \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
-        (r"\boxed{1}. Or \boxed {2}", "2"),
-        (r"$\boxed{1}$ and $\boxed{2}$", "1, 2"),
-        (r"x = \boxed{1} or x = \boxed {2}", "1, 2"),
-        (r"\boxed{4} \text{ and } \boxed{4}", "4"),
-        (r"\fbox{3}", "3"),
-        (r"\boxed{1} and \boxed{2", "1"),
-        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
-        (r"\boxed{\boxed{3}}", "3"),
-        (r"\boxed{} \boxed{ }", None),
-        ("no box", None),
-        (r"\boxed{" * 100_000, None),
-    ],
-)
-def test_the_last_complete_box_is_the_answer(text: str, content: str | None) -> None:
-    assert boxed(text) == content
 
 
 @pytest.mark.parametrize(

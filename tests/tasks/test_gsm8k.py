@@ -92,65 +92,6 @@ def test_every_reference_scores_1_against_itself_and_0_against_its_neighbour(
         assert task.score(f"{answer}1", row["answer"]) == 0
 
 
-@pytest.mark.parametrize(
-    ("text", "thought"),
-    [
-        (" How many red?", "How many red?"),
-        ("How many red? Sub-answer 2: 4", "How many red?"),
-        ("How many? How many left?", "How many?"),
-        ("There are 8 red balls.", None),
-        ("Sub-question 3:", None),
-        ("??", None),
-        ("", None),
-    ],
-)
-def test_a_sub_question_ends_at_its_first_question_mark(text: str, thought: str | None) -> None:
-    assert GSM8K().parse_thought("sub_question", text) == thought
-    assert GSM8K().parse_thought("sub_answer", text) == (text.strip() or None)
-
-
-@pytest.mark.parametrize(
-    ("answer", "reference", "score"),
-    [
-        ("18", "9 + 9 = <<9+9=18>>18\n#### 18", 1),
-        ("18.0", "#### 18", 1),
-        ("$1,234", "#### 1,234", 1),
-        ("19", "#### 18", 0),
-        ("-18", "#### 18", 0),
-        ("18 apples", "#### 18", 0),
-        ("", "#### 18", 0),
-        (None, "#### 18", 0),
-        ("18", "18", 1),
-        ("18", "no number", 0),
-    ],
-)
-def test_an_answer_is_correct_if_the_numbers_are_equal(
-    task: GSM8K, answer: str | None, reference: str, score: float
-) -> None:
-    assert task.score(answer, reference) == score
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("Sub-answer 1: 3 * 4 = 12.\nThe answer is  12 apples.", "12"),
-        ("Sub-answer 1: 3 * 4 = 12.\nThe answer is 2 * 12 = $24.", "24"),
-        ("so 5\n#### 7", "7"),
-        ("#### 7\nThe answer is 5, I mean.", "7"),
-        ("nothing", None),
-    ],
-)
-def test_the_answer_is_the_announced_number(task: GSM8K, text: str, answer: str | None) -> None:
-    assert task.parse_answer(text) == answer
-
-
-@pytest.mark.parametrize(
-    ("reply", "value"), [(" 8.", 8), ("on a scale of 1 to 10: 7", 7), ("11", None), ("good", None)]
-)
-def test_a_value_is_a_number_on_the_scale(task: GSM8K, reply: str, value: float | None) -> None:
-    assert task.parse_value(reply) == value
-
-
 # -- a real search ----------------------------------------------------------------------------------------------
 
 

@@ -161,60 +161,6 @@ def test_a_question_without_valid_options_is_rejected(question: str, message: st
 # -- answers ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "label"),
-    [
-        (" B", "B"),
-        ("B) 6 km", "B"),
-        ("(c)", "C"),
-        ("**B**", "B"),
-        (" b.", "B"),
-        ("A", "A"),
-        ("2 + 4 = 6.\nAnswer: B", "B"),
-        ("Answer: b\nQuestion: next", "B"),
-        ("Answer:\n\nC", "C"),
-        ("the answer is (B)", "B"),
-        ("So the correct answer is option B.", "B"),
-        ("The answer is A because 5 is less.", "A"),
-        ("The answer is B because 6 is more.", "B"),
-        ("The answer would be C, I think.", "C"),
-        ("The answer is $\\boxed{C}$.", "C"),
-        ("The answer is A. No, the answer is C.", "C"),
-        ("A) is too short, so the answer is (B).", "B"),
-        ("Option B fits.", "B"),
-        ("It must be (C), not 5.", "C"),
-        ("I choose B.", "B"),
-        ("Thus, C is the correct answer", "C"),
-        ("so 2x = 9\nD", "D"),
-        ("Ans: B", "B"),
-        ("Answer - D", "D"),
-        ("A car is fast.", None),
-        ("The answer is a car.", None),
-        ("The answer is A car.", None),
-        ("I think so.", None),
-        ("The answer is not A", None),
-        ("the answer is 5", None),
-        ("the answer is E = mc^2", None),
-        ("the answer is x = 5", None),
-        ("The answer isn't known", None),
-        ("The answer is C's", None),
-        ("The answer is Apples", None),
-        ("T = 5, so x is 4", None),
-        ("", None),
-    ],
-)
-def test_a_letter_is_the_answer_only_if_it_is_announced_as_a_label(text: str, label: str | None) -> None:
-    assert TASK.parse_answer(text) == label
-
-
-@pytest.mark.parametrize(
-    ("answer", "reference", "score"),
-    [("B", "B", 1), ("b", "B", 1), ("(B)", "B", 1), ("B)", "b", 1), ("A", "B", 0), ("", "B", 0), (None, "B", 0)],
-)
-def test_an_answer_is_correct_if_the_labels_are_equal(answer: str | None, reference: str, score: float) -> None:
-    assert TASK.score(answer, reference) == score
-
-
 def test_equal_labels_are_the_same_vote() -> None:
     assert {TASK.canonical(answer) for answer in ("b", " B ", "(B)", "B.")} == {"B"}
 
@@ -233,22 +179,6 @@ def test_the_demonstrations_have_the_format_that_is_parsed() -> None:
         assert written in head
         assert row["correct"] in options(TASK.question_of(row))
         assert "\n" not in row["rationale"]
-
-
-@pytest.mark.parametrize(
-    ("reply", "label"),
-    [
-        ("Final answer: B. Some may think C is correct, but it ignores friction.", "B"),
-        ("The answer is C. B is correct only for even n.", "C"),
-        ("**Answer: B**\n\nC is correct in other cases.", "B"),
-        ("The best choice is D, since A and B are wrong.", "D"),
-        ("The answer is not A. It is B.", "B"),
-        ("Option C is correct.", "C"),
-        ("B is correct. No, wait: C is correct.", "C"),
-    ],
-)
-def test_an_announced_label_wins_over_one_mentioned_in_passing(reply: str, label: str) -> None:
-    assert TASK.parse_answer(reply) == label
 
 
 def test_only_an_announced_label_counts_in_a_truncated_reply() -> None:

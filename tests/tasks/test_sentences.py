@@ -46,11 +46,6 @@ TEXTS = [
 ]
 
 
-@pytest.mark.parametrize("marked", TEXTS)
-def test_a_text_is_split_at_the_ends_of_its_sentences(marked: str) -> None:
-    assert split(marked.replace("|", "")) == [sentence.strip() for sentence in marked.split("|")]
-
-
 def test_a_blank_line_ends_a_sentence_and_a_line_break_does_not() -> None:
     assert split("It rained\n\nWe left") == ["It rained", "We left"]
     assert split("It rained\n   all day. We left.") == ["It rained all day.", "We left."]
@@ -75,23 +70,6 @@ def test_56_of_60_real_lines_have_four_sentences_and_the_others_lack_a_full_stop
 
 
 # -- paragraphs -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "parts"),
-    [
-        ("a\n\nb", ["a", "b"]),
-        ("a\n \t\n\n\nb\n", ["a", "b"]),
-        ("a\nb\n\nc", ["a\nb", "c"]),
-        ("a\r\n\r\nb", ["a", "b"]),
-        ("a\nb", ["a", "b"]),
-        ("\n\na  \n", ["a"]),
-        ("", []),
-        (" \n ", []),
-    ],
-)
-def test_paragraphs_are_separated_by_blank_lines_or_else_by_line_breaks(text: str, parts: list[str]) -> None:
-    assert paragraphs(text) == parts
 
 
 def test_typed_text_keeps_its_case() -> None:

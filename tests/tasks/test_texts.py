@@ -1,4 +1,4 @@
-"""What is read in texts: a case a line of texts.jsonl, [function, arguments, result]."""
+"""Parsers and scores: a case a line of texts.jsonl, [function, arguments, result]."""
 
 from __future__ import annotations
 
