@@ -145,10 +145,10 @@ cllm: $(VENV)/ready
 	@test -f "$(DATA)" || { echo "give the problems to measure on: make cllm DATA=blocksworld.jsonl"; exit 2; }
 	mkdir -p $(CLLM)
 	test -f $(CLLM)/questions.jsonl || $(BIN)/tot instances blocksworld --count 2000 --without $(DATA) --out $(CLLM)/questions.jsonl
-	$(BIN)/tot cllm collect $(ASKED) --solutions --limit 1400 --out $(CLLM)/solutions
-	test -f $(CLLM)/base/config.json || $(BIN)/tot cllm train --data $(CLLM)/solutions --out $(CLLM)/base --learning-rate 2e-4 --accumulate 8 --ar-weight 1
-	$(BIN)/tot cllm collect $(ASKED) --model $(CLLM)/base --limit 400 --offset 1400 --out $(CLLM)/trajectories
-	test -f $(CLLM)/tuned/config.json || $(BIN)/tot cllm train --model $(CLLM)/base --data $(CLLM)/trajectories --out $(CLLM)/tuned --learning-rate 1e-4 --accumulate 8 --epochs 2
+	$(BIN)/tot train collect $(ASKED) --solutions --limit 1400 --out $(CLLM)/solutions
+	test -f $(CLLM)/base/config.json || $(BIN)/tot train cllm --data $(CLLM)/solutions --out $(CLLM)/base --learning-rate 2e-4 --accumulate 8 --ar-weight 1
+	$(BIN)/tot train collect $(ASKED) --model $(CLLM)/base --limit 400 --offset 1400 --out $(CLLM)/trajectories
+	test -f $(CLLM)/tuned/config.json || $(BIN)/tot train cllm --model $(CLLM)/base --data $(CLLM)/trajectories --out $(CLLM)/tuned --learning-rate 1e-4 --accumulate 8 --epochs 2
 	$(BIN)/python -m benchmarks cllm --base $(CLLM)/base --model $(CLLM)/tuned --questions blocksworld_direct=$(DATA) --shuffle-seed 0 --limit 40 --max-tokens 160
 
 clean:

@@ -25,8 +25,9 @@ from tot.decoders.errors import OptionError
 from tot.decoders.machine import describe
 from tot.decoders.models.loading import load_model
 from tot.decoders.training.cllm.trajectories import stationary, windows
+from tot.decoders.training.question import Question
 from tot.evaluation.estimate import estimate
-from tot.training.questions import NOTHING_TO_ASK, TrainingQuestion, questions_of
+from tot.evaluation.solutions import NO_QUESTIONS, solutions
 
 WINDOW = 16
 METHODS: dict[str, dict[str, Any]] = {
@@ -68,14 +69,14 @@ _CONVERGENCE = [
 
 def run(asked: Options, console: Console) -> None:
     """Run the benchmark and print the tables. Raises OptionError if there are no questions."""
-    found = questions_of(asked.questions, asked.max_tokens)
+    found = solutions(asked.questions, asked.max_tokens)
     if asked.shuffle_seed is not None:
         every = list(found)
         random.Random(asked.shuffle_seed).shuffle(every)
         found = iter(every)
     questions = list(islice(found, asked.offset, asked.offset + asked.limit))
     if not questions:
-        raise OptionError(NOTHING_TO_ASK)
+        raise OptionError(NO_QUESTIONS)
     with ExitStack() as stack:
         names = dict.fromkeys((asked.base, asked.model))
         engines = {name: stack.enter_context(Engine(load_model(name))) for name in names}
@@ -86,7 +87,7 @@ def run(asked: Options, console: Console) -> None:
             for name, engine in engines.items()
         }
 
-        def computed(_: Any, turn: int) -> TrainingQuestion:
+        def computed(_: Any, turn: int) -> Question:
             """Prefill a question's prompt, so that only decoding is timed."""
             request = questions[turn].request
             sampling = request.sampling.model_copy(update={"max_tokens": 1})
@@ -114,17 +115,17 @@ def run(asked: Options, console: Console) -> None:
         )
 
 
-def answered(engine: Engine, method: str, options: Mapping[str, Any], question: TrainingQuestion) -> Measured:
+def answered(engine: Engine, method: str, options: Mapping[str, Any], question: Question) -> Measured:
     """Decode one question with a new decoder; return its cost, its answer and the score."""
     with load_decoder(method, engine=engine, **options) as decoder:
         seconds, (completion,) = timed(lambda: decoder.generate([question.request]))
-    answer = question.answer(completion.text)
+    answer = question.answer(completion)
     counts = {"tokens": len(completion.tokens), "forwards": completion.usage.forwards}
-    same = None if answer is None else str(question.same(answer))
+    same = question.read(answer)
     return {"seconds": seconds, **counts, "score": question.score(answer), "answer": same}
 
 
-def converged(decoder: LocalDecoder, question: TrainingQuestion) -> Measured:
+def converged(decoder: LocalDecoder, question: Question) -> Measured:
     """Measure how the windows of one completion converge to their fixed points."""
     seconds, (completion,) = timed(lambda: decoder.generate([question.request]))
     found = [stationary(points, fixed) for _, points, fixed in windows(completion, WINDOW) if len(fixed) == WINDOW]

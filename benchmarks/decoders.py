@@ -27,7 +27,7 @@ from benchmarks.simulation import Machine, Schedule, Wave, simulate
 from benchmarks.waves import questions
 from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.decoders.engine.runner import Chunk, Runner
-from tot.decoders.methods.options import SEEDOptions
+from tot.decoders.methods.seed import SEEDOptions
 from tot.decoders.request import Completion, Purpose, Request, Usage
 from tot.evaluators.likelihood import Explain
 from tot.generators.sample import Sample
@@ -81,7 +81,7 @@ def ways(k_configs: Sequence[str], parts: Sequence[str] = ("serial", "rounds", "
 
     Drafts of each `k_config` are verified serially (the paper's baselines), in rounds (the paper's schedule) and packed
     (only drafts that pay). The first chain and the first tree also run with the papers' acceptance rules, serially and
-    in rounds, and the first `k_config` in rounds with and without overlap.
+    in rounds, and the first `k_config` in rounds also with overlap.
     """
     sides = {SERIAL: Way("ar", {}, Schedule("serial")), PACKED: Way("ar", {}, Schedule("packed"))}
     rules: set[str] = set()
@@ -91,7 +91,7 @@ def ways(k_configs: Sequence[str], parts: Sequence[str] = ("serial", "rounds", "
         method, rule = ("sd", "leviathan") if chain else ("mcsd", "mcsd")
         options: dict[str, Any] = {"k": len(config)} if chain else {"k_config": config}
         rounds = {"policy": "rounds", "k_config": config, "adapt": False}
-        serial, apart = Schedule("serial", config), Schedule("rounds", config, overlap=None)
+        serial, apart = Schedule("serial", config), Schedule("rounds", config, overlap=False)
         sides[f"{method} ({label}), serial"] = Way(method, options, serial)
         sides[f"seed ({label}), rounds"] = Way("seed", rounds, apart)
         if rule not in rules:
@@ -99,9 +99,8 @@ def ways(k_configs: Sequence[str], parts: Sequence[str] = ("serial", "rounds", "
             sides[f"seed ({label}), {rule}'s rule, rounds"] = Way("seed", {**rounds, "rule": rule}, apart)
             rules.add(rule)
         if text == k_configs[0]:
-            for name, overlap in (("overlap", True), ("no overlap", False)):
-                always = Way("seed", {**rounds, "overlap": overlap}, Schedule("rounds", config, overlap=overlap))
-                sides[f"seed ({label}), rounds, {name}"] = always
+            beside = Way("seed", {**rounds, "overlap": True}, Schedule("rounds", config, overlap=True))
+            sides[f"seed ({label}), rounds, overlap"] = beside
     sides["seed, packed"] = Way("seed", {}, Schedule("packed", SEEDOptions().k_config, adapt=True))
     return {name: way for name, way in sides.items() if way.schedule.kind in parts or name == PACKED}
 

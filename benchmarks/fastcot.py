@@ -8,6 +8,7 @@ it that this engine has (table 2: it pads no batch and strips no cache).
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -22,21 +23,25 @@ from benchmarks.engines import about, timed_parts
 from benchmarks.harness import SECONDS, Bench, BenchOptions, Cells, Measured, Metric, by_metric, percent, timed
 from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.decoders.engine.engine import Engine
-from tot.decoders.methods.options import FastCoTOptions
+from tot.decoders.methods.fastcot import FastCoTOptions
 from tot.decoders.models.model_names import Quantize
+from tot.decoders.training.caps import Answers, answers_after, by_iteration, decode_whole
+from tot.decoders.training.question import Question
 from tot.evaluation.estimate import paired
-from tot.training.fastcot import Answers, Rationale, batches, by_iteration, decode_whole, find_cap, masked, questions
+from tot.evaluation.solutions import against_whole, described_cap, sampled_rationales
 
 WINDOWS = (0, 5, 10, 15, 20, 25)
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Masked shares of a rationale."""
 TOGETHER = 8
 """Rationales per packed batch."""
+_BATCH = 16
+"""Rationales that are decoded together."""
 LOSS = 0.03
 """Accuracy that a cap may lose."""
 RULES = {"FastCoT": 0.9, "FastCoT, the paper's rule": None}
 """The stop rules: the minimum share of unchanged answers; the paper's rule has none."""
-Answering = Callable[[Sequence[Rationale]], list[Answers]]
+Answering = Callable[[Sequence[Question]], list[Answers]]
 Curves = dict[str, list[Answers]]
 """By side, the answers at each point of its curve."""
 
@@ -62,7 +67,7 @@ class Options(BenchOptions):
 def run(asked: Options, console: Console) -> None:
     """Run the benchmark and print the tables."""
     most = asked.max_tokens
-    rationales = questions(asked.task, asked.data, asked.limit, most, 0, asked.prompts == "chat")
+    rationales = sampled_rationales(asked.task, asked.data, asked.limit, most, 0, asked.prompts == "chat")
     calibrating, testing = rationales[: len(rationales) // 2], rationales[len(rationales) // 2 :]
     with load_decoder("ar", asked.model, prefix_cache=False, dtype=asked.dtype, quantize=asked.quantize) as plain:
         engine = plain.engine
@@ -75,7 +80,7 @@ def run(asked: Options, console: Console) -> None:
         curve = _answers(bench, "calibration", calibrating, {"FastCoT": partial(around, width, (True,))}, table)
         caps = {}
         for rule, agreement in RULES.items():
-            found, note = find_cap(iterations, curve["FastCoT"], LOSS, agreement)
+            found, note = described_cap(iterations, curve["FastCoT"], LOSS, agreement)
             bench.show(f"{rule}, calibrated on {len(calibrating)} questions: {note}")
             caps[rule] = iterations[len(iterations) // 2] if found is None else found
         bench.keep(caps=caps)
@@ -88,7 +93,7 @@ def run(asked: Options, console: Console) -> None:
 
 
 def _around(
-    engine: Engine, iterations: Sequence[int], window: int, glimpses: Sequence[bool], batch: Sequence[Rationale]
+    engine: Engine, iterations: Sequence[int], window: int, glimpses: Sequence[bool], batch: Sequence[Question]
 ) -> list[Answers]:
     """Return the answers by iteration, for each value in `glimpses` (whether approximate tokens are used)."""
     decoded = decode_whole(engine, batch, window)
@@ -98,14 +103,14 @@ def _around(
 def _answers(
     bench: Bench,
     title: str,
-    rationales: Sequence[Rationale],
+    rationales: Sequence[Question],
     sides: Mapping[str, Answering],
     table: Callable[[Curves], Table],
 ) -> Curves:
     """Run all sides in batches; finished batches are saved."""
-    parts = batches(rationales)
+    parts = [rationales[start : start + _BATCH] for start in range(0, len(rationales), _BATCH)]
 
-    def answered(side: Answering, batch: Sequence[Rationale]) -> Measured:
+    def answered(side: Answering, batch: Sequence[Question]) -> Measured:
         seconds, answers = timed(lambda: side(batch))
         return {"seconds": seconds, "answers": [asdict(one) for one in answers]}
 
@@ -125,6 +130,37 @@ def _answers(
     return curves(cells)
 
 
+def masked(
+    engine: Engine, questions: Sequence[Question], shares: Sequence[float], seeds: int | None = None
+) -> list[Answers]:
+    """Return the answers after masking each share of every rationale's tokens (section 5.2).
+
+    Masks the end, or random positions with `seeds` seeds, whose answers are concatenated.
+    """
+    with load_decoder("ar", engine=engine) as decoder:
+        decoded = decoder.generate([question.request for question in questions])
+    texts_of = [next(part.text for part in completion.parts if part.kind == "exact") for completion in decoded]
+    texts = [engine.codec.encode(rationale) for rationale in texts_of]
+    tokenizer = engine.loaded.tokenizer
+    mask = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+
+    def with_mask(number: int, share: float, seed: int) -> list[int] | None:
+        tokens = list(texts[number])
+        count = round(share * len(tokens))
+        positions: Sequence[int] = range(len(tokens) - count, len(tokens))
+        if seeds is not None:
+            positions = random.Random(f"{seed}/{questions[number].request.prompt}").sample(range(len(tokens)), count)
+        for position in positions:
+            tokens[position] = mask
+        return tokens if count else None
+
+    results = []
+    for share in shares:
+        pieces = [[with_mask(number, share, seed) for number in range(len(questions))] for seed in range(seeds or 1)]
+        results.append(Answers.joined(answers_after(engine, questions, decoded, pieces)))
+    return results
+
+
 def _curves(metric: str, axis: str, points: Sequence[Any], sides: Curves) -> Table:
     """Build a table of accuracy, or of agreement with the answers after whole rationales."""
     table = Table(f"{metric} after {axis}", *map(str, points), "mean")
@@ -137,7 +173,7 @@ def _curves(metric: str, axis: str, points: Sequence[Any], sides: Curves) -> Tab
 def _by_window(
     bench: Bench,
     around: Callable[..., list[Answers]],
-    rationales: Sequence[Rationale],
+    rationales: Sequence[Question],
     iterations: Sequence[int],
     width: int,
     caps: Mapping[str, int],
@@ -170,8 +206,8 @@ def _by_window(
     curve = curves[names[width]]
     bench.show(
         f"{len(rationales)} test questions; {curve[0].whole.count(None)} have no valid answer after whole rationales",
-        f"no rationale: {curve[0].against_whole()[0]}",
-        *(f"{rule}, cap {cap}: {curve[iterations.index(cap)].against_whole()[0]}" for rule, cap in caps.items()),
+        f"no rationale: {against_whole(curve[0])[0]}",
+        *(f"{rule}, cap {cap}: {against_whole(curve[iterations.index(cap)])[0]}" for rule, cap in caps.items()),
     )
     by_cap = {
         "FastCoT": curve[:count],
@@ -181,7 +217,7 @@ def _by_window(
     bench.show(*(_curves(metric, "iterations", iterations, by_cap) for metric in ("accuracy", "agreement")))
 
 
-def _masked(bench: Bench, engine: Engine, rationales: Sequence[Rationale], seeds: int) -> None:
+def _masked(bench: Bench, engine: Engine, rationales: Sequence[Question], seeds: int) -> None:
     """Figure 5: rationales masked from the end and uniformly."""
     sides = {
         "masked from the end": partial(masked, engine, shares=SHARES),
@@ -192,7 +228,7 @@ def _masked(bench: Bench, engine: Engine, rationales: Sequence[Rationale], seeds
     bench.show(_curves("agreement", "the share left", remaining, curves))
 
 
-def _times(bench: Bench, engine: Engine, rationales: Sequence[Rationale], window: int, caps: Mapping[str, int]) -> None:
+def _times(bench: Bench, engine: Engine, rationales: Sequence[Question], window: int, caps: Mapping[str, int]) -> None:
     """Tables 1 and 2: the same questions one at a time and packed."""
     fastcot = partial(load_decoder, "fastcot", engine=engine)
     ar, no_rationale, cap = load_decoder("ar", engine=engine), fastcot(cap=0), caps["FastCoT"]
@@ -205,19 +241,19 @@ def _times(bench: Bench, engine: Engine, rationales: Sequence[Rationale], window
         "no rationale": no_rationale,
     }
 
-    def answered(decoder: LocalDecoder, batch: Sequence[Rationale]) -> Measured:
+    def answered(decoder: LocalDecoder, batch: Sequence[Question]) -> Measured:
         with timed_parts(engine) as timeline:
             seconds, completions = timed(lambda: decoder.generate([one.request for one in batch]))
         answers = [one.answer(completion) for one, completion in zip(batch, completions, strict=True)]
         return {
             "seconds": seconds,
             "parts": timeline.seconds(),
-            "right": fmean(one.right(answer) for one, answer in zip(batch, answers, strict=True)),
+            "right": fmean(one.score(answer) for one, answer in zip(batch, answers, strict=True)),
             "answers": [one.read(answer) for one, answer in zip(batch, answers, strict=True)],
             "iterations": sum(completion.usage.forwards for completion in completions),
         }
 
-    def batch(size: int, turn: int) -> Sequence[Rationale]:
+    def batch(size: int, turn: int) -> Sequence[Question]:
         """Prefill a batch's prompts with a decoder of cap 0, which decodes almost nothing."""
         chosen = rationales[turn * size : (turn + 1) * size]
         no_rationale.generate([one.request for one in chosen])

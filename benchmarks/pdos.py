@@ -30,8 +30,7 @@ from benchmarks.engines import about, forget
 from benchmarks.harness import Bench, BenchOptions, Cells, Measured, Metric, by_metric, percent, plain, timed, times
 from benchmarks.pdos_questions import PDOSQuestion, documents, listed, planning, retrieval
 from tot.decoders.decoder import Decoder, LocalDecoder, load_decoder
-from tot.decoders.methods.options import PDOSOptions
-from tot.decoders.methods.pdos.steps_format import StepsFormat
+from tot.decoders.methods.steps_format import COLON, END, MARKER, instructed
 from tot.decoders.request import Message, Request, Sampling
 from tot.evaluation.estimate import bootstrap, paired
 from tot.evaluators.likelihood import expected
@@ -104,21 +103,17 @@ class Way:
     contain the outline; their prefill is part of the decoding."""
     prompt: Prompt = "both"
 
-    @property
-    def form(self) -> StepsFormat:
-        return StepsFormat(PDOSOptions(), self.decoder.engine.codec)
-
     def messages(self, question: PDOSQuestion) -> tuple[Message, ...]:
         """Return the prompt: the step format and the question."""
-        example, form, words = question.example, self.form, _DRAFTS if self.drafts else ""
-        answer = example.in_steps(form, self.drafts)
+        example, words = question.example, _DRAFTS if self.drafts else ""
+        answer = example.in_steps(self.drafts)
         with_example, with_instructions = self.prompt in ("example", "both"), self.prompt in ("skeleton", "both")
         if self.outline:
             answer = _numbered([*(title for title, _, _ in example.steps), example.last])
             with_example, with_instructions, words = True, False, _OUTLINE
         texts = [f"{words}\n\n{text}".strip() for text in (example.text, question.text)[not with_example :]]
         if with_instructions:
-            texts[0] = f"{form.instructions()}\n\n{texts[0]}"
+            texts[0] = instructed(texts[0], given=False)
         turns = tuple(Message(role="user", content=text) for text in texts)
         return (turns[0], Message(role="assistant", content=answer), *turns[1:]) if with_example else turns
 
@@ -139,7 +134,7 @@ class Way:
             "prefill": prefill,
             "decoding": decoding,
             "tokens": tokens,
-            "said": len(engine.codec.encode(said(text, self.form))),
+            "said": len(engine.codec.encode(said(text))),
             "text": text,
             "slots": engine.cache.peak_live / (prompt + tokens - 1),  # the last token needs no slot
             "steps": steps,
@@ -173,10 +168,9 @@ class Way:
         return [f"{head} {one.text.strip()}" for head, one in zip(heads, completions, strict=True)]
 
 
-def said(text: str, form: StepsFormat) -> str:
+def said(text: str) -> str:
     """Remove titles, numbers and markers from a text."""
-    marker, colon = re.escape(form.options.marker), re.escape(form.options.colon)
-    title = rf"(?:{marker}|\d{{1,3}}\.)[^\n]*?{colon}|{re.escape(form.end_text.strip())}"
+    title = rf"(?:{re.escape(MARKER)}|\d{{1,3}}\.)[^\n]*?{COLON}|{re.escape(END.strip())}"
     return re.sub(rf"^[ \t]*(?:{title})[ \t]*", "", text, flags=re.MULTILINE)
 
 

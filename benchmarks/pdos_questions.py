@@ -15,7 +15,7 @@ from functools import partial
 from importlib.resources import files
 from typing import Any
 
-from tot.decoders.methods.pdos.steps_format import StepsFormat
+from tot.decoders.methods.steps_format import END, header
 
 _A_STEP, _AN_ASPECT, _CONCLUSION = 32, 64, 64
 """Maximum tokens of an answer: per step, per step of a plan, and for the conclusion."""
@@ -42,10 +42,10 @@ class Example:
     last: str
     """Title of the conclusion in an outline."""
 
-    def in_steps(self, form: StepsFormat, drafts: bool = False) -> str:
+    def in_steps(self, drafts: bool = False) -> str:
         """Return the answer in the format of steps, or of their drafts."""
-        steps = [f"{form.header(title)} {draft if drafts else whole}\n" for title, whole, draft in self.steps]
-        return "".join(steps) + form.end_text + self.conclusion
+        steps = [f"{header(title)} {draft if drafts else whole}\n" for title, whole, draft in self.steps]
+        return "".join(steps) + END + self.conclusion
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from pydantic import BaseModel
 from tot.decoders.budget import Meter
 from tot.decoders.errors import OptionError, RequestError, TotError, unknown, validated
 from tot.decoders.methods.method import Method
-from tot.decoders.methods.presets import PRESETS
 from tot.decoders.models.model_names import Quantize
 from tot.decoders.registry import Registry
 from tot.decoders.request import Completion, Request
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from tot.decoders.methods.method import OpenedMethod
     from tot.decoders.remote.decoder import RemoteDecoder
 
-METHODS = Registry("decoder", "tot.decoders", PRESETS)
+METHODS = Registry("decoder", "tot.decoders")
 """Local decoding methods and user-defined decoders, by name."""
 REMOTE = ("openai",)
 """Decoders that send requests to a server and load no model."""
@@ -231,14 +230,9 @@ class LocalDecoder:
         return self.tokenizer.chat_template is not None
 
     @property
-    def writes_steps(self) -> bool:
-        """Whether the method decodes the steps of a request in parallel."""
-        return self.method.writes_steps
-
-    @property
     def cuts_rationales(self) -> bool:
         """Whether the method may cut the rationale of a request with an answer trigger."""
-        return self.method.cuts_rationales
+        return self.method.program is not None and not self.method.writes_steps
 
     @property
     def cheap_samples(self) -> int:
@@ -250,10 +244,24 @@ class LocalDecoder:
 
     def submit(self, requests: Sequence[Request], meter: Meter | None = None, stream: bool = False) -> list[Handle]:
         """Queue requests, which start in the same step. Returns a handle for each, to await, iterate over or cancel."""
-        method = self.method
-        if method.prepare is not None:
-            requests = [method.prepare(request) for request in requests]
-        handles = self.engine.submit_all(requests, [method.policy] * len(requests), meter, stream)
+        from tot.decoders.engine.sequence import Handle
+        from tot.decoders.methods.choices import ScoreChoices
+        from tot.decoders.methods.programs import Call, start_programs, submit_calls
+
+        method, engine = self.method, self.engine
+        handles: list[Handle] = []
+        calls: list[tuple[Call, Handle]] = []
+        for request in requests:
+            triggered = request.answer_trigger is not None
+            if triggered or (method.writes_steps and not request.choices):
+                prepared = request if method.prepare is None else method.prepare(request)
+                program, first = start_programs(engine, prepared, method, meter, stream)
+                handles.append(program)
+                calls += first
+            else:
+                handles.append(Handle(engine.wake, stream))
+                calls.append((Call(request, ScoreChoices if request.choices else method.policy), handles[-1]))
+        submit_calls(engine, calls, meter)
         self._handles.update(handles)
         return handles
 

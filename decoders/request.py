@@ -77,6 +77,8 @@ class Sampling(_Value):
     drawn: Annotated[int, Field(ge=0)] = 0
     """Number of tokens of the same text that were sampled before, with the same seed. Skips their noise, so that the
     first sample continues as if the text had not ended."""
+    sample: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Number of the first sample, j in the noise above."""
 
 
 class Request(_Value):
@@ -202,7 +204,7 @@ class Completion:
     """Log-probability of each sampled token, from a local model or a server that returns them."""
     trajectory: tuple[tuple[int, tuple[int, ...]], ...] = ()
     """For each step, if the decoder records it: (position, guesses for the tokens from there). `jacobi` records the
-    guesses that a step verified, `fastcot` the remaining ones."""
+    guesses that a step verified, `fastcot` the remaining ones. Steps of an answer after a trigger are left out."""
 
     def then(self, more: Completion) -> Completion:
         """Concatenate this completion and its continuation `more`."""

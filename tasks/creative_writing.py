@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from tot.llm.parallel_steps import title
 from tot.task.task import Task, text_of
 from tot.tasks.sentences import paragraphs, split, typed
 from tot.tree.thought import State, Thought
@@ -106,7 +105,8 @@ class CreativeWriting(Task):
         """Return the titles of a passage's paragraphs, each with its required last sentence."""
         if template != "passage":
             return ()
-        return [title(f"Paragraph {i} ends in {sentence}") for i, sentence in enumerate(required(state.question), 1)]
+        titles = [f"Paragraph {i} ends in {sentence}" for i, sentence in enumerate(required(state.question), 1)]
+        return [title.replace(":", ",").replace("#", "") for title in titles]  # characters that end a title
 
     def step(self, state: State, thought: Thought) -> State | None:
         """Append the required sentence to a paragraph that does not have it; the last paragraph ends the passage."""

@@ -109,12 +109,6 @@ class Drafter(ABC):
 
     runner: Runner | None = None
     """The runner of its model, if it has one."""
-    judges_itself = False
-    """Whether it learns the acceptance of its drafts without verification. Other drafters draft in timed trials."""
-
-    def may_draft(self, planner: SpeculationPlanner | None) -> bool:
-        """Return whether it may draft in this step."""
-        return self.judges_itself or planner is None or planner.trying
 
     def latency(self, context: float) -> LatencyModel | None:
         """Return the seconds of its forwards after `context` tokens; None if drafting costs nothing."""
@@ -129,34 +123,3 @@ class Drafter(ABC):
 
     def end(self, key: int) -> None:  # noqa: B027
         """Free the state of a text that will not be continued."""
-
-
-class DrafterChain(Drafter):
-    """Calls drafters in order; each one drafts for the texts without a draft so far."""
-
-    def __init__(self, drafters: Sequence[Drafter]) -> None:
-        self._drafters = drafters
-        self.runner = next((drafter.runner for drafter in drafters if drafter.runner is not None), None)
-        self.judges_itself = all(drafter.judges_itself for drafter in drafters)
-
-    def latency(self, context: float) -> LatencyModel | None:
-        return next((model for drafter in self._drafters if (model := drafter.latency(context)) is not None), None)
-
-    def may_draft(self, planner: SpeculationPlanner | None) -> bool:
-        return any(drafter.may_draft(planner) for drafter in self._drafters)
-
-    def draft(self, contexts: Sequence[DraftContext], planner: SpeculationPlanner | None = None) -> list[Draft]:
-        drafts = [Draft() for _ in contexts]
-        for drafter in (drafter for drafter in self._drafters if drafter.may_draft(planner)):
-            missing = [i for i, draft in enumerate(drafts) if not draft.tokens]
-            for i, draft in zip(missing, drafter.draft([contexts[i] for i in missing], planner), strict=True):
-                drafts[i] = draft
-        return drafts
-
-    def observe(self, verified: Verified) -> None:
-        for drafter in self._drafters:
-            drafter.observe(verified)
-
-    def end(self, key: int) -> None:
-        for drafter in self._drafters:
-            drafter.end(key)

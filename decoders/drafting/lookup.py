@@ -15,51 +15,96 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tot.decoders.drafting.drafters import Draft, DraftContext, Drafter, Verified
-from tot.decoders.drafting.ngram_index import Guess, NgramIndex, Text
 from tot.decoders.drafting.planner import AcceptanceStatistics, SpeculationPlanner
 
+LONGEST = 6
+"""Maximum number of tokens of a match."""
 _PROMPTS = 16
 """Number of latest prompts that a new prompt is compared with."""
+_ENTRIES = 2**20
+"""Number of n-grams that an index holds: 8 MB."""
+_MULTIPLIER, _MASK = 0x9E3779B97F4A7C15, 2**64 - 1
+_BITS = 24
+"""Bits of an entry for its token and streak; the others identify its n-gram."""
+_LOW = 2**_BITS - 1
 
 
-class _Prompt(NamedTuple):
-    tokens: np.ndarray[Any, np.dtype[np.int32]]
-    first: int
-    """Value of `NgramIndex.written` when the oldest of its tokens was indexed."""
+class Guess(NamedTuple):
+    """The token that followed the latest occurrence of a text's last tokens."""
+
+    token: int
+    matched: int
+    """Number of last tokens that are the same there."""
+    streak: int
+    """How often the token followed in a row: 1 at first, 0 after another token, at most 3."""
+
+    @property
+    def kind(self) -> Hashable:
+        return "lookup", self.matched, self.streak
 
 
-class _Unjudged(NamedTuple):
-    """The guess for the next token of a text."""
+class NgramIndex:
+    """The token that last followed each n-gram (1 <= n <= `LONGEST`), in a hash table whose old entries are replaced.
 
-    guess: Guess
-    statistics: AcceptanceStatistics
+    An entry has the upper bits of the n-gram's hash, the token and its streak; 0 is empty.
+    """
+
+    def __init__(self, entries: int = _ENTRIES) -> None:
+        self._table = np.zeros(entries, np.uint64).data
+        self._entries = entries
+
+    def extend(self, tokens: Sequence[int], start: int) -> None:
+        """Add the n-grams of a text that precede its tokens from `start` on."""
+        table, entries = self._table, self._entries
+        for at in range(max(start, 1), len(tokens)):
+            gram, token = 0, tokens[at]
+            for before in range(at - 1, max(at - LONGEST, 0) - 1, -1):
+                gram = (gram + tokens[before] + 1) * _MULTIPLIER & _MASK
+                place, tag = gram % entries, gram >> _BITS << _BITS
+                entry = table[place]
+                streak = 1
+                if entry >> _BITS << _BITS == tag:
+                    streak = min((entry & 3) + 1, 3) if (entry & _LOW) >> 2 == token else 0
+                table[place] = tag | token << 2 | streak
+
+    def guess(self, tail: Sequence[int]) -> Guess | None:
+        """Return the token after the latest occurrence of the longest known suffix of `tail`, or None."""
+        gram, guess = 0, None
+        for length, token in enumerate(reversed(tail[-LONGEST:]), 1):
+            gram = (gram + token + 1) * _MULTIPLIER & _MASK
+            entry = self._table[gram % self._entries]
+            if entry and entry >> _BITS == gram >> _BITS:
+                guess = Guess((entry & _LOW) >> 2, length, entry & 3)
+        return guess
 
 
 class LookupDrafter(Drafter):
     """Drafts the tokens that followed the latest occurrence of the text's last tokens, in any text of this engine."""
 
-    judges_itself = True
-
     def __init__(self) -> None:
         self.index = NgramIndex()
-        self._texts: dict[int, tuple[Text, int]] = {}
-        """By key: the text in the index, and the number of its tokens that are indexed."""
-        self._prompts: deque[_Prompt] = deque(maxlen=_PROMPTS)
+        self._indexed: dict[int, int] = {}
+        """By key: the number of tokens of the text that are indexed."""
+        self._prompts: deque[np.ndarray[Any, np.dtype[np.int32]]] = deque(maxlen=_PROMPTS)
         """Indexed prompts, none of which begins another."""
-        self._guesses: dict[int, _Unjudged] = {}
+        self._guesses: dict[int, tuple[Guess, AcceptanceStatistics]] = {}
+        """By key: the guess for the next token that has not been judged."""
 
     def draft(self, contexts: Sequence[DraftContext], planner: SpeculationPlanner | None = None) -> list[Draft]:
         for context in contexts:
-            self._learn(context)
+            if context.key not in self._indexed:
+                self._indexed[context.key] = self._known(context.prompt)
+            self.index.extend(context.tokens, self._indexed[context.key])
+            self._indexed[context.key] = len(context.tokens)
         return [self._draft(context, planner) for context in contexts]
 
     def _draft(self, context: DraftContext, planner: SpeculationPlanner | None) -> Draft:
-        draft, tail = Draft(), list(context.tokens[-self.index.longest :])
+        draft, tail = Draft(), list(context.tokens[-LONGEST:])
         guess = self.index.guess(tail)
         if guess is not None and planner is not None:
-            self._guesses[context.key] = _Unjudged(guess, planner.statistics)
+            self._guesses[context.key] = guess, planner.statistics
         while guess is not None and len(draft.tokens) < len(context.widths):
-            if draft.add(guess.token, len(draft.tokens) - 1, _kind(guess), planner) is None:
+            if draft.add(guess.token, len(draft.tokens) - 1, guess.kind, planner) is None:
                 break
             tail.append(guess.token)
             guess = self.index.guess(tail)
@@ -67,41 +112,25 @@ class LookupDrafter(Drafter):
 
     def observe(self, verified: Verified) -> None:
         """Judge the guess for the text, unless it was drafted: then it was judged as a draft."""
-        unjudged = self._guesses.pop(verified.context.key, None)
-        if unjudged is not None and (kind := _kind(unjudged.guess)) not in verified.draft.kinds[:1]:
-            unjudged.statistics.learn(kind, verified.tokens[0] == unjudged.guess.token)
-
-    def _learn(self, context: DraftContext) -> None:
-        """Index the new tokens of a text."""
-        if context.key not in self._texts:
-            known = self._known(context.prompt)
-            # A text begins with the end of the part that is known, so that n-grams can span both.
-            self._texts[context.key] = Text(written=self.index.written), max(0, known - self.index.longest)
-        text, indexed = self._texts[context.key]
-        self.index.extend(text, context.tokens[indexed:])
-        self._texts[context.key] = text, len(context.tokens)
+        guess, statistics = self._guesses.pop(verified.context.key, (None, None))
+        if guess is not None and statistics is not None and guess.kind not in verified.draft.kinds[:1]:
+            statistics.learn(guess.kind, verified.tokens[0] == guess.token)
 
     def _known(self, prompt: Sequence[int]) -> int:
         """Return how many tokens of a prompt are indexed as the beginning of another, and remember the prompt."""
-        tokens = np.array(prompt, np.int32)
-        oldest = self.index.written - self.index.capacity
-        best, first, known = None, self.index.written, 0
+        tokens, known, nearest = np.array(prompt, np.int32), 0, None
         for other in self._prompts:
-            size = min(len(other.tokens), len(tokens))
-            differs = other.tokens[:size] != tokens[:size]
+            size = min(len(other), len(tokens))
+            differs = other[:size] != tokens[:size]
             common = int(differs.argmax()) if differs.any() else size
-            if common > known and other.first >= oldest:
-                best, first, known = other, other.first, common
-        if best is None or known < len(tokens):
-            if best is not None and known == len(best.tokens):
-                self._prompts = deque((other for other in self._prompts if other is not best), _PROMPTS)
-            self._prompts.append(_Prompt(tokens, first))
+            if common > known:
+                known, nearest = common, other
+        if known < len(tokens):
+            if nearest is not None and known == len(nearest):
+                self._prompts = deque((other for other in self._prompts if other is not nearest), _PROMPTS)
+            self._prompts.append(tokens)
         return known
 
     def end(self, key: int) -> None:
-        self._texts.pop(key, None)
+        self._indexed.pop(key, None)
         self._guesses.pop(key, None)
-
-
-def _kind(guess: Guess) -> Hashable:
-    return "lookup", guess.matched, guess.streak

@@ -1,4 +1,4 @@
-"""Open the drafter that the option `draft` names: lookup, a model, or several."""
+"""Open the drafter that the option `draft` names: lookup or a model."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tot.decoders.drafting.draft_model import ModelDrafter, check_vocabulary
-from tot.decoders.drafting.drafters import Drafter, DrafterChain
+from tot.decoders.drafting.draft_model import ModelDrafter
+from tot.decoders.drafting.drafters import Drafter
 from tot.decoders.drafting.lookup import LookupDrafter
 from tot.decoders.engine.engine import Engine
-from tot.decoders.errors import REMOVED, OptionError, unknown
+from tot.decoders.errors import REMOVED, ModelError, OptionError, unknown
 from tot.decoders.kernels.native.packed_file import open_packed
-from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.models.model_names import model_key
 
 
@@ -22,24 +21,19 @@ def make_drafter(draft: Any, engine: Engine, stack: ExitStack) -> Drafter:
     """Return a drafter for an engine's model. `stack` closes the resources opened for it.
 
     Args:
-        draft: None or "lookup" for prompt lookup; another name, a path or a model object for that model; a list or a
-            text with commas for several, each for the texts without a draft so far. A Drafter is returned as it is,
-            and its owner closes it.
+        draft: None or "lookup" for prompt lookup; another name, a path or a model object for that model. A Drafter is
+            returned as it is, and its owner closes it.
 
     Decoders of one engine share the draft models that they name. Warns if the draft is not smaller than its target.
     Raises ModelError if the draft's tokens differ from the target's.
     """
     if isinstance(draft, Drafter):
         return draft
-    if isinstance(draft, str) and "," in draft:
-        draft = [part.strip() for part in draft.split(",")]
-    if isinstance(draft, list | tuple):
-        return DrafterChain([make_drafter(part, engine, stack) for part in draft])
     if draft is None or draft == "lookup":
         return LookupDrafter()
+    named = isinstance(draft, str | Path)
     if isinstance(draft, str) and draft.partition(":")[0] in REMOVED:
         raise OptionError(unknown("draft", draft, ()))
-    named = isinstance(draft, str | Path)
     if not named and not hasattr(draft, "config"):
         raise OptionError(f"draft={draft!r} is not a model: give a name, a path, a model object or lookup")
     load = partial(_load_drafter, draft, named, engine)
@@ -52,34 +46,48 @@ def make_drafter(draft: Any, engine: Engine, stack: ExitStack) -> Drafter:
 
 
 def _load_drafter(draft: Any, named: bool, engine: Engine) -> ModelDrafter:
-    target = engine.loaded
+    """Load a draft model with the target's number of cache slots, so that every admitted request has room.
+
+    Its weights are quantized like the target's if possible.
+    """
+    target, quantize = engine.loaded, engine.runner.quantize
     loaded = open_packed(
         draft,
         tokenizer=None if named else target.tokenizer,
         dtype=target.dtype.name if named else "auto",
         device=target.device,
-        quantize=engine.runner.quantize,
+        quantize=quantize,
     )
     check_vocabulary(loaded.tokenizer, target.tokenizer)
-    drafter = _model_drafter(loaded, engine)
-    if (weights := loaded.size) >= (target_weights := target.size):
+    make = partial(ModelDrafter, loaded, engine.cache.capacity, target.config.vocab_size)
+    for own in dict.fromkeys((quantize, None)):
+        try:
+            drafter = make(own)
+            break
+        except OptionError as error:
+            reason = error
+    else:
+        raise OptionError(f"no room for the draft's keys and values beside the target's: {reason}")
+    if loaded.size >= target.size:
         warnings.warn(
-            f"the draft {loaded.name} has {weights:,} weights and the target {target.name} {target_weights:,}: "
+            f"the draft {loaded.name} has {loaded.size:,} weights and the target {target.name} {target.size:,}: "
             "drafting will not make it faster; choose a smaller draft",
             stacklevel=4,
         )
     return drafter
 
 
-def _model_drafter(loaded: LoadedModel, engine: Engine) -> ModelDrafter:
-    """Make a drafter with the target's number of cache slots, so that every admitted request has room.
-
-    Its weights are quantized like the target's if possible.
-    """
-    make = partial(ModelDrafter, loaded, engine.cache.capacity, engine.loaded.config.vocab_size)
-    for quantize in dict.fromkeys((engine.runner.quantize, None)):
-        try:
-            return make(quantize)
-        except OptionError as error:
-            reason = error
-    raise OptionError(f"no room for the draft's keys and values beside the target's: {reason}")
+def check_vocabulary(draft: Any, target: Any) -> None:
+    """Raise ModelError unless both tokenizers have the same tokens. Embeddings may be padded to different sizes."""
+    draft_ids, target_ids = draft.get_vocab(), target.get_vocab()
+    different = sorted(
+        token for token in draft_ids.keys() | target_ids.keys() if draft_ids.get(token) != target_ids.get(token)
+    )
+    if different:
+        examples = ", ".join(
+            f"{token!r} ({draft_ids.get(token)} and {target_ids.get(token)})" for token in different[:3]
+        )
+        raise ModelError(
+            f"the draft's tokenizer differs from the target's in {len(different)} of {len(target_ids)} tokens, such as "
+            f"{examples}: choose a draft of the same family, or draft=None for lookup"
+        )

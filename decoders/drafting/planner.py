@@ -4,13 +4,12 @@ A drafted token is worth its row if the time that the row adds yields more token
 measurements set the length and breadth of drafts: the latency of a forward by rows, and the share of drafts accepted.
 Nothing is drafted if packing alone fills the machine. A decision about a token never depends on the token itself,
 because rejection rules would then change the distribution. Plain steps also show which lookup drafts would have been
-accepted. Other drafters, such as draft models, draft in timed trials.
+accepted; the statistics of other drafts fade, so that an abandoned one is tried again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 
 from tot.decoders.drafting.latency_model import LatencyModel
 
@@ -24,18 +23,6 @@ _MARGIN = 1.2
 """Required ratio of a draft forward's expected gain to its cost: the gain is uncertain, the cost is not."""
 _DOUBT = 0.3
 """Share of the estimated seconds that a draft's forward has to be worth while few of its forwards were timed."""
-_TRIAL_STEPS = 6
-"""Number of steps in a trial of an arm."""
-_BLOCK_STEPS = 60, 960
-"""First and maximum number of steps before the slower arm is tried again; doubled each time the faster one wins."""
-_TRIAL_SHARE = 0.02
-"""Share of the time that lost trials may cost; the blocks between trials are long enough to keep to it."""
-_MAX_BLOCK = 8000
-"""Maximum number of steps in such a block."""
-_ARM_DECAY = 0.97
-"""Decay of the totals of an arm per step."""
-_MAX_SLOWDOWN = 4.0
-"""Steps count as at most this multiple of the mean duration; longer ones were interrupted, say by a long prompt."""
 
 
 class AcceptanceStatistics:
@@ -75,18 +62,14 @@ class SpeculationPlanner:
         target: LatencyModel,
         draft: LatencyModel | None,
         branches: int,
-        pace: float = 1.0,
         distinct: int | None = None,
     ) -> None:
         """`distinct`: number of different texts among the branches, by default all; equal texts share their rows."""
         self.statistics = statistics
-        self.trying = True
-        """Whether drafters that need timed trials may draft."""
         self.drafting = 0.0
-        """Seconds of the draft's forwards."""
+        """Expected seconds of the draft's forwards."""
         self._target = target
         self._draft = draft
-        self._pace = pace
         self._tokens = float(branches)
         self._rows = float(distinct or branches)
         self._share = self._rows / branches
@@ -132,7 +115,7 @@ class SpeculationPlanner:
         if not reached:
             return False
         rows = max(1.0, len(reached) * self._share)
-        seconds = 0.0 if self._draft is None else self._pace * self._draft.of(rows)
+        seconds = 0.0 if self._draft is None else self._draft.of(rows)
         floor = self.rate * self._target.slope(self._rows) * self._share
         accepted = self.statistics.chance(kind)
         gain = sum(max(0.0, chance * accepted - floor) for chance in reached)
@@ -140,71 +123,3 @@ class SpeculationPlanner:
             return False
         self.drafting += seconds
         return True
-
-
-@dataclass
-class _Arm:
-    """Decayed totals of an arm."""
-
-    steps: float = 0.0
-    tokens: float = 0.0
-    seconds: float = 0.0
-
-
-class Trial:
-    """Chooses one of two arms for the next step by measured speed.
-
-    The faster arm is kept, and the other one is tried again now and then. The first trial of drafting compares with the
-    measured latency of a plain forward, so drafting that clearly pays is never switched off.
-    """
-
-    def __init__(self, plain: float | None) -> None:
-        """`plain`: expected seconds of a step without drafts, one token per branch. None: try both arms."""
-        self.drafts = True
-        """Whether the current arm is the first one, which usually means drafting."""
-        self._arms = {True: _Arm(), False: _Arm() if plain is None else _Arm(1.0, 1.0, plain)}
-        self._left = _TRIAL_STEPS
-        self._block = _BLOCK_STEPS[0]
-        self._won: bool | None = None
-        self._trying = True
-        self._changed = True
-        self._trial = _Arm()
-        """Totals of the current trial."""
-
-    def step(self, tokens: float, seconds: float, drafting: float = 0.0) -> None:
-        """Record a step of the current arm: tokens per branch, seconds without drafting, and seconds of drafting.
-
-        The first step after a change is not counted for the arm, because the draft catches up with unseen tokens.
-        """
-        self._changed, changed = False, self._changed
-        arm = self._arms[self.drafts]
-        if arm.steps:
-            seconds = min(seconds, _MAX_SLOWDOWN * arm.seconds / arm.steps)
-        seconds += drafting
-        if self._trying:
-            self._trial.tokens += tokens
-            self._trial.seconds += seconds
-        if changed:
-            return
-        arm.steps = arm.steps * _ARM_DECAY + 1
-        arm.tokens = arm.tokens * _ARM_DECAY + tokens
-        arm.seconds = arm.seconds * _ARM_DECAY + seconds
-        self._left -= 1
-        if self._left:
-            return
-        if not self._trying or not all(arm.steps for arm in self._arms.values()):
-            self._change(not self.drafts)
-            self._left, self._trying, self._trial = _TRIAL_STEPS, True, _Arm()
-            return
-        first, second = self._arms[True], self._arms[False]
-        self._change(first.tokens * second.seconds > second.tokens * first.seconds)  # tokens a second
-        self._block = min(2 * self._block, _BLOCK_STEPS[1]) if self.drafts == self._won else _BLOCK_STEPS[0]
-        self._left, self._trying, self._won = self._block, False, self.drafts
-        winner = self._arms[self.drafts]
-        if winner.steps > 1 and winner.seconds > 0:  # measured, not only the prior
-            lost = self._trial.seconds - self._trial.tokens * winner.seconds / winner.tokens
-            self._left = max(self._left, min(_MAX_BLOCK, round(lost / (_TRIAL_SHARE * winner.seconds / winner.steps))))
-
-    def _change(self, drafts: bool) -> None:
-        self._changed = drafts != self.drafts
-        self.drafts = drafts

@@ -106,11 +106,16 @@ class Engine:
         policies: Sequence[PolicyFactory],
         meter: Meter | None = None,
         stream: bool = False,
+        handles: Sequence[Handle] = (),
     ) -> list[Handle]:
-        """Queue requests that start in the same step. If one is refused, none of them is queued."""
+        """Queue requests that start in the same step. If one is refused, none of them is queued.
+
+        `handles`: a handle of the caller for each request, by default new ones.
+        """
+        handles = handles or [Handle(self.wake, stream) for _ in requests]
         jobs = [
-            self._job(request, policy, meter or Meter(), stream)
-            for request, policy in zip(requests, policies, strict=True)
+            self._job(request, policy, meter or Meter(), handle)
+            for request, policy, handle in zip(requests, policies, handles, strict=True)
         ]
         with self._queueing():
             self._inbox += jobs
@@ -180,9 +185,21 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _job(self, request: Request, policy: PolicyFactory, meter: Meter, stream: bool) -> Job:
+    def _job(self, request: Request, policy: PolicyFactory, meter: Meter, handle: Handle) -> Job:
         prompt = self.codec.encode_prompt(request.prompt)
-        context, capacity = self.runner.context, self.cache.capacity
+        limit, thinking = self.limits(request, prompt)
+        sampling = request.sampling
+        awaits = self.codec.awaits(request.prompt)
+        outputs = [Output(self.codec, sampling, i, limit, awaits, thinking) for i in range(sampling.n)]
+        job = Job(request, prompt, outputs, self.cache, self.codec, meter, handle)
+        job.account = self.accounts[request.purpose]
+        job.policy = policy(job)
+        self.check_slots(request, len(prompt), job.policy.growth() - 1)
+        return job
+
+    def limits(self, request: Request, prompt: Sequence[int]) -> tuple[int, int]:
+        """Return how many tokens a text, and its thinking, may have in the model's context. Raises RequestError."""
+        context, capacity, sampling = self.runner.context, self.cache.capacity, request.sampling
         if not prompt:
             raise RequestError("the prompt has no tokens: give some text")
         after = self.codec.after_rationale(request)
@@ -192,26 +209,23 @@ class Engine:
                 f"the prompt has {len(prompt)} tokens, the model's context holds {context}, "
                 f"and this request needs at least {context + 1 - room}: shorten the prompt"
             )
-        sampling = request.sampling
         limit, thinking = min(sampling.max_tokens, room), 0
         if sampling.keep_stop:  # a piece may need several tokens for its first character
             limit = min(max(limit, LONGEST_CHARACTER), room)
         elif self.codec.thinks:
             space = min(room, capacity // sampling.n - len(prompt) - after - _SPARE) - limit
             thinking = max(0, min(sampling.thinking_tokens, space))
-        awaits = self.codec.awaits(request.prompt)
-        outputs = [Output(self.codec, sampling, i, limit, awaits, thinking) for i in range(sampling.n)]
-        job = Job(request, prompt, outputs, self.cache, self.codec, meter, Handle(self.wake, stream))
-        job.account = self.accounts[request.purpose]
-        job.policy = policy(job)
-        needed = len(prompt) - 1 + job.policy.growth()
+        return limit, thinking
+
+    def check_slots(self, request: Request, prompt: int, growth: int) -> None:
+        """Raise RequestError if a request with this number of prompt tokens, and of further ones, can never run."""
+        needed, capacity = prompt + growth, self.cache.capacity
         if needed > capacity:
             raise RequestError(
-                f"this request may need {needed} tokens of keys and values ({len(prompt)} for the prompt, the rest for "
+                f"this request may need {needed} tokens of keys and values ({prompt} for the prompt, the rest for "
                 f"n={request.sampling.n} samples) and the budget holds {capacity}: raise kv_budget, or lower n, "
                 "max_tokens or the prompt's length"
             )
-        return job
 
     def wake(self) -> None:
         """Wake the loop if it waits: a request was cancelled, or a draft is ready."""

@@ -7,7 +7,6 @@ and begin in the middle of one. Thinking before the answer is a part of its own,
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from tot.decoders.engine.sampling import Draw, Sampled
 from tot.decoders.engine.text import TextCodec, TextStream
@@ -24,7 +23,7 @@ _CHECKED = 16
 
 
 class Output:
-    """Tokens of sample `index`, at most `limit` of them in the current part."""
+    """Tokens of sample `index`, at most `limit` of them beside its thinking."""
 
     def __init__(
         self,
@@ -43,65 +42,46 @@ class Output:
         """Log-probability of each token."""
         self.finish_reason: FinishReason | None = None
         self.choice_logprobs: tuple[ChoiceLogprob, ...] = ()
-        self.parts: list[Part] = []
         self.forwards = self.drafted = self.accepted = self.reached = 0
-        self.glimpse: list[int] = []
-        """Approximate tokens between a cut rationale and its trigger."""
-        self.undecoded = 0
-        """Tokens left in the limit of a cut rationale."""
-        self._cut = False
         self._dropped = 0
         """Sampled tokens that are not part of the text, because a stop string ends inside them."""
         self.trajectory: list[tuple[int, tuple[int, ...]]] = []
         self._codec = codec
         self._sampling = sampling
-        self._draw_fields = sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed, index
+        filters = sampling.top_k, sampling.top_p, sampling.min_p
+        self._draw_fields = sampling.temperature, *filters, sampling.seed, sampling.sample + index
         """The fields of `Draw` that all tokens share."""
         self._stop_starts = [stop[:k] for stop in sampling.stop for k in range(1, len(stop))]
         self.awaits = awaits
         self.thinking_limit = thinking_limit
         self.limit = limit
-        self._open_part(limit + thinking_limit)
-
-    def _open_part(self, limit: int) -> None:
-        self._limit = limit
-        self._first = len(self.tokens)
-        self._stream = TextStream(self._codec)
+        self._limit = limit + thinking_limit
+        self._stream = TextStream(codec)
         self._text = ""
-        awaits = None if self.parts else self.awaits
         self._thinking = Thinking("", 0, awaits or "")
         self._begin = 0 if awaits is None else None
         """Where the answer begins in the text; None until it is known."""
         self._stop_end: int | None = None
         """Where a stop string that is part of the text ends. The text ends there unless end-of-text follows."""
-        self._boundaries: list[tuple[int, int]] = [(self._first, 0)]
+        self._boundaries: list[tuple[int, int]] = [(0, 0)]
         """(tokens, characters) pairs at which the text consists of whole tokens."""
 
     @property
     def text(self) -> str:
-        return "".join(part.text for part in self.parts if part.kind != "thinking") + self._answer
-
-    @property
-    def _answer(self) -> str:
-        """The text of this part without its thinking, unless `keep_stop` cuts thinking into pieces, too."""
+        """The text without its thinking, unless `keep_stop` cuts thinking into pieces, too."""
         if self._sampling.keep_stop:
             return self._text
         return "" if self._begin is None and self.thinks else self._text[self._begin or 0 :]
 
     @property
     def thinks(self) -> bool:
-        """Whether this part has thinking."""
+        """Whether the text has thinking."""
         return bool(self._thinking.end or self._thinking.awaits)
 
     @property
-    def first(self) -> int:
-        """Number of tokens drawn before this part."""
-        return self._first
-
-    @property
     def room(self) -> int:
-        """Number of tokens that this part may still have."""
-        return 0 if self.finish_reason else self._limit - (len(self.tokens) - self._first)
+        """Number of tokens that the text may still have."""
+        return 0 if self.finish_reason else self._limit - len(self.tokens)
 
     def draw(self, ahead: int = 0) -> Draw:
         """Return how to draw the next token, or the token `ahead` positions after it."""
@@ -137,7 +117,7 @@ class Output:
             if self._stop_end is not None and self._text[self._stop_end :].strip():
                 self._keep(self._stop_end)
                 return self._end("stop")
-        count = len(self.tokens) - self._first
+        count = len(self.tokens)
         if not count % _CHECKED and self._repeats(count):
             return self._end("repetition")
         if self._begin is None and self.thinks and count == self.thinking_limit:
@@ -163,7 +143,7 @@ class Output:
         self._begin = found.end
         if self.thinking_limit:  # the answer has tokens of its own
             tokens, _ = self._split_at(found.end)
-            self._limit = min(self._limit, tokens - self._first + self.limit)
+            self._limit = min(self._limit, tokens + self.limit)
         return length if pieces else found.end
 
     def _split_at(self, begin: int) -> tuple[int, int]:
@@ -171,7 +151,7 @@ class Output:
         return max(entry for entry in self._boundaries if entry[1] <= begin)
 
     def _repeats(self, count: int) -> bool:
-        """Return whether the last tokens of this part, which has `count`, repeat the same ones many times."""
+        """Return whether the last of the `count` tokens repeat the same ones many times."""
         if count < _REPEATED or self._sampling.ignore_eos:
             return False
         tokens = self.tokens
@@ -187,7 +167,7 @@ class Output:
         Tokens of an unfinished character are dropped. If no token qualifies, nothing changes.
         """
         tokens, characters = [(t, c) for t, c in self._boundaries if c <= end or not self._text[end:c].strip()][-1]
-        if tokens > self._first:
+        if tokens:
             self._dropped = len(self.tokens) - tokens
             del self.tokens[tokens:], self.logprobs[tokens:]
             self._text = self._text[:characters]
@@ -201,49 +181,22 @@ class Output:
         self.finish_reason = reason
         if reason != "stop":  # without an unfinished character at the end
             end = len(self.tokens) - (reason == "eos" and self.tokens[-1] == self._codec.message_end)
-            self._text = self._codec.decode(self.tokens[self._first : end]).rstrip("\N{REPLACEMENT CHARACTER}")
+            self._text = self._codec.decode(self.tokens[:end]).rstrip("\N{REPLACEMENT CHARACTER}")
         if self._begin is None:
             found = find_thinking(self._text, self.awaits or "")
             if not found.awaits and reason == "length" and cut_in_tag(rest := self._text[found.end :]):
                 found = Thinking(found.text or rest, len(self._text), OPENINGS[0])
             self._thinking, self._begin = found, None if found.awaits else found.end
-        if self._codec.thinks and self.awaits == "" and not (self.parts or self.thinks or self._sampling.keep_stop):
+        if self._codec.thinks and self.awaits == "" and not (self.thinks or self._sampling.keep_stop):
             thinking, answer = split(self._text)  # opened by neither the model nor its template, but closed
             if thinking:
                 self._begin = len(self._text) - len(answer)
                 self._thinking = Thinking(thinking, self._begin, "")
         return True
 
-    def cut(self, glimpse: Sequence[int]) -> None:
-        """End before the text is complete; `glimpse` are approximate tokens of its continuation."""
-        self.glimpse = list(glimpse)
-        self.undecoded = self.room - len(glimpse)
-        self._cut = True
-        self._end("length")
-
-    def begin_answer(self, trigger: str, limit: int) -> tuple[int, str]:
-        """Close the rationale, append the trigger and start the answer.
-
-        Returns the number of tokens whose text is retained, and the text to encode after them (and after the glimpse).
-        That text begins with the rest of a token if a stop string cut it in two.
-        """
-        tokens, characters = len(self.tokens), len(self._text)
-        if not self._cut:
-            tokens, characters = self._split_at(len(self._text))
-        rest = self._text[characters:] + trigger
-        self.parts += self._open_parts()
-        if self.glimpse:
-            self.parts.append(Part("approximate", self._codec.decode(self.glimpse), len(self.glimpse)))
-        if self.undecoded:
-            self.parts.append(Part("undecoded", "", self.undecoded))
-        self.parts.append(Part("trigger", trigger))
-        self.finish_reason = None
-        self._open_part(limit)
-        return tokens, rest
-
     def completion(self, seconds: float, prompt_tokens: int = 0, reused: int = 0) -> Completion:
         """Return the completion, `seconds` after its request was submitted."""
-        parts = (*self.parts, *self._open_parts())
+        parts = self._parts()
         usage = Usage(
             prompt_tokens=prompt_tokens,
             reused_prompt_tokens=reused,
@@ -252,8 +205,6 @@ class Output:
             drafted=self.drafted,
             accepted=self.accepted,
             seconds=seconds,
-            approximate_tokens=len(self.glimpse),
-            undecoded_tokens=self.undecoded,
             reached=self.reached,
         )
         return Completion(
@@ -264,19 +215,19 @@ class Output:
             finish_reason=self.finish_reason or "cancelled",
             usage=usage,
             choice_logprobs=self.choice_logprobs,
-            parts=parts,
+            parts=tuple(parts),
             trajectory=tuple(self.trajectory),
         )
 
-    def _open_parts(self) -> list[Part]:
-        """Return the thinking and the text of this part."""
-        count = len(self.tokens) - self._first
+    def _parts(self) -> list[Part]:
+        """Return the thinking and the text."""
+        count = len(self.tokens)
         if not self.thinks:
             return [Part("exact", self._text, count)]
         begin, tokens = len(self._text), count
         if self._begin is not None:
             begin = min(begin, self._begin)
-            tokens = self._split_at(begin)[0] - self._first
+            tokens = self._split_at(begin)[0]
         pieces = self._sampling.keep_stop
         thinking = self._text[:begin] if pieces else self._thinking.text
         text = self._text[begin:] if pieces else answer_of(self._text, begin)
@@ -286,18 +237,17 @@ class Output:
         """Return the thinking without a suffix that may be the beginning of its closing tag; empty for `keep_stop`."""
         if self._sampling.keep_stop or self.awaits is None:
             return ""
-        earlier = "".join(part.text for part in self.parts if part.kind == "thinking")
         if self._begin is not None or self.finish_reason is not None:
-            return earlier + self._thinking.text
+            return self._thinking.text
         text, _, tag = find_thinking(self._text, self.awaits)
-        return earlier + text[: len(text) - next((k for k in range(len(tag) - 1, 0, -1) if text.endswith(tag[:k])), 0)]
+        return text[: len(text) - next((k for k in range(len(tag) - 1, 0, -1) if text.endswith(tag[:k])), 0)]
 
     def settled(self) -> str:
         """Return the text without a suffix that may be the beginning of a stop string."""
         if self.finish_reason is not None:
             return self.text
         if self._begin is None and not self._sampling.keep_stop:
-            return "".join(part.text for part in self.parts if part.kind != "thinking")
-        text, answer = self.text, self._answer
-        pending = max((len(start) for start in self._stop_starts if answer.endswith(start)), default=0)
+            return ""
+        text = self.text
+        pending = max((len(start) for start in self._stop_starts if text.endswith(start)), default=0)
         return text[: len(text) - pending]

@@ -20,7 +20,6 @@ from tot.decoders.engine.output import Output
 from tot.decoders.engine.radix_cache import Branch, RadixCache
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Sampled
-from tot.decoders.engine.scoring import Scorer
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.errors import RequestError
 from tot.decoders.request import Completion, Request
@@ -38,7 +37,6 @@ class DecodingSequence:
         self.output = output
         self.branch = branch
         self.pending = pending
-        self.scorer: Scorer | None = None
 
 
 class BatchDrafter(Protocol):
@@ -149,7 +147,7 @@ class Handle:
 
     def __init__(self, wake: Callable[[], None], stream: bool) -> None:
         self.future: Future[list[Completion]] = Future()
-        self.cancelled = False
+        self._cancelled = False
         self._wake = wake
         self._pieces: queue.SimpleQueue[tuple[int, str] | None] | None = queue.SimpleQueue() if stream else None
         self._notify: Callable[[], object] | None = None
@@ -161,9 +159,13 @@ class Handle:
         """Wait for the n completions. Raises the error of the request, or TimeoutError."""
         return self.future.result(timeout)
 
+    @property
+    def cancelled(self) -> bool:
+        return self._cancelled
+
     def cancel(self) -> None:
         """Stop at the next step and release the slots. The result is the text decoded so far."""
-        self.cancelled = True
+        self._cancelled = True
         self._wake()
 
     def __await__(self) -> Generator[Any, None, list[Completion]]:

@@ -13,34 +13,38 @@ from contextlib import ExitStack
 from copy import copy
 from typing import Any
 
-from tot.decoders.drafting.drafters import Draft, DraftContext, Drafter, DrafterChain
-from tot.decoders.drafting.levels import LevelDrafter, level
+from tot.decoders.drafting.draft_model import ModelDrafter, level
+from tot.decoders.drafting.drafters import Draft, DraftContext, Drafter, Verified
 from tot.decoders.drafting.lookup import LookupDrafter
 from tot.decoders.drafting.opening import make_drafter
 from tot.decoders.drafting.planner import SpeculationPlanner
 from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import OptionError
 from tot.decoders.methods.jacobi import JacobiDrafter
-from tot.decoders.methods.options import LONGEST
+from tot.decoders.methods.method import Method, MethodOptions, OpenedMethod
+from tot.decoders.methods.speculative import SpeculativeConfig, speculate
 
+_LONGEST = 16
+"""Maximum number of tokens in a draft, and the size of a Jacobi window."""
 _MIN_CHANCE = 0.1
 """Minimum acceptance chance of a draft's first token. The measured costs do not include the time of drafting itself."""
 
 
-class AutoDrafter(DrafterChain):
+class AutoDrafter(Drafter):
     """Drafts for each text with the drafter of the highest planned rate.
 
     The draft model drafts for a text if its acceptance so far is higher than the chance of the other drafts.
     """
 
-    def __init__(self, model: LevelDrafter[Any] | None) -> None:
-        self._quick: list[Drafter] = [LookupDrafter(), JacobiDrafter(LONGEST)]
-        super().__init__([*self._quick, *([] if model is None else [model])])
+    def __init__(self, model: ModelDrafter | None) -> None:
         self._model = model
+        self._quick: list[Drafter] = [LookupDrafter(), JacobiDrafter(_LONGEST)]
+        self._drafters = [*self._quick, *([] if model is None else [model])]
+        self.runner = None if model is None else model.runner
 
     def draft(self, contexts: Sequence[DraftContext], planner: SpeculationPlanner | None = None) -> list[Draft]:
         assert planner is not None  # auto always plans
-        if self._model is None or not self._model.may_draft(planner):
+        if self._model is None:
             return [self._best(context, planner) for context in contexts]
         drafts = []
         for context in contexts:
@@ -52,8 +56,8 @@ class AutoDrafter(DrafterChain):
         return drafts
 
     def _best(self, context: DraftContext, planner: SpeculationPlanner, minimum: float = 0.0) -> Draft:
-        """Return the best quick draft, or an empty one if its first token's chance is too small."""
-        plans = [(copy(planner), drafter) for drafter in self._quick if drafter.may_draft(planner)]
+        """Return the best draft without a model, or an empty one if its first token's chance is too small."""
+        plans = [(copy(planner), drafter) for drafter in self._quick]
         plan, draft = max(
             ((plan, drafter.draft([context], plan)[0]) for plan, drafter in plans), key=lambda pair: pair[0].rate
         )
@@ -62,10 +66,28 @@ class AutoDrafter(DrafterChain):
         planner.take(plan)
         return draft
 
+    def observe(self, verified: Verified) -> None:
+        for drafter in self._drafters:
+            drafter.observe(verified)
 
-def make_auto_drafter(draft: Any, engine: Engine, stack: ExitStack) -> AutoDrafter:
-    """Make the drafter of `auto`. Raises OptionError if `draft` is not a model."""
-    named = None if draft is None else make_drafter(draft, engine, stack)
-    if named is not None and not isinstance(named, LevelDrafter):
+    def end(self, key: int) -> None:
+        for drafter in self._drafters:
+            drafter.end(key)
+
+
+class AutoOptions(MethodOptions):
+    """Whatever pays by the measured costs: prompt lookup, a Jacobi window, a draft model, or plain decoding."""
+
+    draft: Any = None
+    """A draft model, used for texts where it is best: a name, a hub id, a folder or a GGUF file."""
+
+
+def _open(engine: Engine, options: AutoOptions, stack: ExitStack) -> OpenedMethod:
+    draft = options.draft
+    model = None if draft is None else make_drafter(draft, engine, stack)
+    if model is not None and not isinstance(model, ModelDrafter):
         raise OptionError(f"draft={draft!r} is not a model: auto includes lookup; give a model, or leave draft out")
-    return AutoDrafter(named)
+    return speculate(engine, AutoDrafter(model), SpeculativeConfig((1,) * _LONGEST, adapt=True))
+
+
+METHOD = Method(_open, AutoOptions)

@@ -13,18 +13,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Annotated
+
+from pydantic import Field
 
 from tot.decoders.drafting.drafters import Draft, DraftContext, Drafter, Verified
 from tot.decoders.drafting.planner import SpeculationPlanner
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.engine.sequence import DecodingSequence, Job
-from tot.decoders.methods.method import OpenedMethod, SpeculativeConfig
-from tot.decoders.methods.options import FastCoTOptions
-from tot.decoders.methods.speculative import Speculation, Speculative
-from tot.decoders.request import Message
+from tot.decoders.methods.autoregressive import Autoregressive
+from tot.decoders.methods.method import Method, MethodOptions, OpenedMethod
+from tot.decoders.methods.programs import Program, Sample, ending
+from tot.decoders.methods.speculative import Speculation, Speculative, SpeculativeConfig
+from tot.decoders.request import Completion, Message, Part, Usage
+
+
+class FastCoTOptions(MethodOptions):
+    """FastCoT (arXiv 2311.08263): answer from the beginning of a rationale and an approximation of its rest."""
+
+    cap: Annotated[int, Field(ge=0)] | None = None
+    """Iterations after which a rationale is cut. 0 decodes the answer at once; None decodes rationales to their end.
+    `tot train fastcot` finds a cap that costs little accuracy with a window."""
+    window: Annotated[int, Field(ge=0, le=128)] = 2
+    """c, the context window. On CPUs, each row costs more than it saves: 0 was fastest."""
+    glimpse: bool = True
+    """Put the approximate tokens before the answer. False is the paper's baseline, which only cuts the rationale."""
+
+    trajectory: bool = False
+    """Keep (number of exact tokens, approximate tokens after them) of every iteration in `Completion.trajectory`."""
 
 
 @dataclass(slots=True)
@@ -80,29 +99,34 @@ class Buffers(Drafter):
 
 
 class FastCoT(Speculative):
-    """Decode rationales before a trigger as described above, and everything else one token per step."""
+    """Decode a rationale as described above, up to its cap.
 
-    def __init__(self, job: Job, speculation: Speculation, buffers: Buffers, options: FastCoTOptions) -> None:
+    The completion of a rationale that was cut ends with the entry (number of its tokens, approximate tokens) in its
+    trajectory.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        speculation: Speculation,
+        buffers: Buffers,
+        question: Sequence[int],
+        cap: int | None,
+        options: FastCoTOptions,
+    ) -> None:
         super().__init__(job, speculation)
         self._buffers = buffers
+        self._question = question
+        self._cap = cap
         self._options = options
-        whole = not self._trigger or job.request.whole_rationale
-        self._cap = None if whole else options.cap
-        self._iterations = [0] * len(job.outputs)
+        self._iterations = 0
 
     def decoding(self) -> list[DecodingSequence]:
         first = self._sequences is None
         sequences = super().decoding()
-        if first and self._trigger:  # not earlier: the request may be refused or cancelled
-            question = _question(self._job)
-            for sequence in sequences:
-                if sequence.output.index in self._heads:  # resumed in the answer
-                    continue
-                self._buffers.begin(sequence.key, question)
-                if self._cap == 0:
-                    self._cut(sequence)
-                    self._begin_answer(sequence)
-        return super().decoding()
+        for sequence in sequences if first else ():  # not earlier: the request may be refused or cancelled
+            self._buffers.begin(sequence.key, self._question)
+        return sequences
 
     @property
     def pausable(self) -> bool:
@@ -111,15 +135,16 @@ class FastCoT(Speculative):
 
     def take(self, sequence: DecodingSequence, rows: Iterator[list[Sampled]]) -> None:
         super().take(sequence, rows)
-        index, output = sequence.output.index, sequence.output
-        if index in self._heads or not self._trigger:
+        output = sequence.output
+        self._iterations += 1
+        if output.finish_reason is not None:
             return
-        self._iterations[index] += 1
-        if self._options.trajectory and output.finish_reason is None:
+        cut = self._cap is not None and self._iterations >= self._cap
+        if cut or self._options.trajectory:
             output.trajectory.append((len(output.tokens), tuple(self._glimpse(sequence))))
-        capped = self._cap is not None and self._iterations[index] >= self._cap
-        if capped and output.finish_reason is None:
-            self._cut(sequence)
+        if cut:
+            output.end("length")
+            self._speculation.end(sequence.key)
 
     def _glimpse(self, sequence: DecodingSequence) -> list[int]:
         """Return the next approximate tokens, up to the end that they predict for the rationale."""
@@ -136,26 +161,52 @@ class FastCoT(Speculative):
                 return tokens[:count]
         return tokens
 
-    def _cut(self, sequence: DecodingSequence) -> None:
-        """End the rationale here. Its approximate tokens precede the trigger."""
-        sequence.output.cut(self._glimpse(sequence))
-        self._speculation.end(sequence.key)
 
-
-def _question(job: Job) -> list[int]:
+def _question(sample: Sample) -> list[int]:
     """Return the tokens of the last paragraph that the user wrote: the question after few-shot examples."""
-    prompt = job.request.prompt
+    prompt = sample.request.prompt
     if isinstance(prompt, str):
         texts = [prompt]
     else:
         texts = [part.content for part in prompt if isinstance(part, Message) and part.role == "user"]
     paragraphs = [paragraph for text in texts for paragraph in text.split("\n\n") if paragraph.strip()]
-    return (job.codec.encode(paragraphs[-1], continues=False) if paragraphs else []) or list(job.prompt)
+    return (sample.codec.encode(paragraphs[-1], continues=False) if paragraphs else []) or sample.prompt
 
 
-def open_fastcot(engine: Engine, options: FastCoTOptions, stack: ExitStack) -> OpenedMethod:
+def _decode(sample: Sample, speculation: Speculation, buffers: Buffers, options: FastCoTOptions) -> Program:
+    """Decode a rationale up to the cap, and then the answer."""
+    cap = None if sample.request.whole_rationale else options.cap
+    rationale = Completion("", (), 0.0, "length", Usage(), parts=(Part("exact", ""),), trajectory=((0, ()),))
+    if cap != 0:
+        policy = partial(
+            FastCoT, speculation=speculation, buffers=buffers, question=_question(sample), cap=cap, options=options
+        )
+        (rationale,) = yield [sample.rationale(policy)]
+    if rationale.finish_reason in ("budget", "cancelled"):
+        return rationale
+    exact, glimpse = rationale.trajectory[-1] if rationale.trajectory else (-1, ())
+    if not options.trajectory:
+        rationale = replace(rationale, trajectory=())
+    if rationale.finish_reason != "length" or exact != len(rationale.tokens):  # not cut
+        end = ending(sample.codec, rationale)
+        return (yield from sample.answer(rationale, end.tokens, end.rest))
+    text, undecoded = sample.codec.decode(glimpse), sample.limit - exact - len(glimpse)
+    parts = [Part("approximate", text, len(glimpse)), Part("undecoded", "", undecoded)]
+    sample.emit(text)
+    cut = replace(
+        rationale,
+        text=rationale.text + text,
+        parts=(*rationale.parts, *(part for part in parts if part.tokens > 0)),
+        usage=replace(rationale.usage, approximate_tokens=len(glimpse), undecoded_tokens=max(0, undecoded)),
+    )
+    return (yield from sample.answer(cut, [*rationale.tokens, *glimpse]))
+
+
+def _open(engine: Engine, options: FastCoTOptions, stack: ExitStack) -> OpenedMethod:
     buffers = Buffers()
     shared = Speculation(engine, buffers, SpeculativeConfig((1,) * options.window))
-    return OpenedMethod(
-        partial(FastCoT, speculation=shared, buffers=buffers, options=options), buffers, cuts_rationales=True
-    )
+    program = partial(_decode, speculation=shared, buffers=buffers, options=options)
+    return OpenedMethod(Autoregressive, draft_rows=options.window, program=program)
+
+
+METHOD = Method(_open, FastCoTOptions)

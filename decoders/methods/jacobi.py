@@ -10,10 +10,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import Field
 
 from tot.decoders.drafting.drafters import Draft, DraftContext, Drafter, Verified
 from tot.decoders.drafting.planner import SpeculationPlanner
+from tot.decoders.engine.engine import Engine
+from tot.decoders.methods.method import Method, MethodOptions, OpenedMethod
+from tot.decoders.methods.speculative import SpeculativeConfig, speculate
 
 _POSITIONS = 8
 """Statistics are kept per position of a window; positions from this one on share them."""
@@ -62,3 +69,22 @@ class JacobiDrafter(Drafter):
 
     def end(self, key: int) -> None:
         self._windows.pop(key, None)
+
+
+class JacobiOptions(MethodOptions):
+    """Jacobi decoding (Santilli et al., 2023): correct n guessed tokens at once. Fast with a consistency LLM."""
+
+    n: Annotated[int, Field(ge=1, le=128)] = 16
+    """Tokens of a window."""
+    adapt: bool = True
+    """Feed only the part of a window that pays, by the measured latency and acceptance."""
+    trajectory: bool = False
+    """Keep the guesses of every step in `Completion.trajectory`."""
+
+
+def _open(engine: Engine, options: JacobiOptions, stack: ExitStack) -> OpenedMethod:
+    config = SpeculativeConfig((1,) * options.n, adapt=options.adapt, trajectory=options.trajectory)
+    return speculate(engine, JacobiDrafter(options.n), config)
+
+
+METHOD = Method(_open, JacobiOptions)

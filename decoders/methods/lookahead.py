@@ -10,14 +10,33 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Annotated
+
+from pydantic import Field
 
 from tot.decoders.drafting.drafters import Draft, DraftContext, Drafter, Verified
 from tot.decoders.drafting.planner import SpeculationPlanner
-from tot.decoders.methods.options import LookaheadOptions
+from tot.decoders.engine.engine import Engine
+from tot.decoders.methods.method import Method, MethodOptions, OpenedMethod
+from tot.decoders.methods.speculative import SpeculativeConfig, speculate
 
 _CAPACITY = 50_000
 """Maximum number of first tokens for which the pool keeps n-grams."""
 _WINDOW = ("lookahead", "window")
+
+
+class LookaheadOptions(MethodOptions):
+    """Lookahead decoding (Fu et al., 2024): n-grams of earlier guesses as drafts."""
+
+    window: Annotated[int, Field(ge=1, le=64)] = 8
+    """W: columns iterated beside each text."""
+    ngram: Annotated[int, Field(ge=2, le=16)] = 4
+    """N: tokens of an n-gram; a draft holds N - 1 of them."""
+    guesses: Annotated[int, Field(ge=1, le=64)] = 8
+    """G: n-grams verified per step."""
+    adapt: bool = True
+    """Iterate windows and verify n-grams only if that pays, by the measured latency and acceptance."""
 
 
 class LookaheadDrafter(Drafter):
@@ -85,3 +104,12 @@ class LookaheadDrafter(Drafter):
 
     def end(self, key: int) -> None:
         self._windows.pop(key, None)
+
+
+def _open(engine: Engine, options: LookaheadOptions, stack: ExitStack) -> OpenedMethod:
+    k_config = (options.guesses, *(1,) * (options.ngram - 2))
+    probes = options.window * (options.ngram - 1)
+    return speculate(engine, LookaheadDrafter(options), SpeculativeConfig(k_config, adapt=options.adapt, probes=probes))
+
+
+METHOD = Method(_open, LookaheadOptions)

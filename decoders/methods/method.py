@@ -1,4 +1,4 @@
-"""A decoding method: how to open it on an engine, and its options. Importing this module does not import torch.
+"""A decoding method: its options, and how to open it on an engine. A method is a file of its own with an entry point.
 
 METHOD = Method(lambda engine, options, stack: OpenedMethod(MyPolicy))
 """
@@ -9,46 +9,41 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
-from tot.decoders.methods.options import MethodOptions
 from tot.decoders.request import Request
 
 if TYPE_CHECKING:
     from tot.decoders.drafting.drafters import Drafter
     from tot.decoders.engine.engine import Engine
     from tot.decoders.engine.sequence import PolicyFactory
+    from tot.decoders.methods.programs import Program, Sample
+
+
+class MethodOptions(BaseModel):
+    """Options of a decoding method, which are validated before a model is loaded."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class OpenedMethod(NamedTuple):
-    """A method on one engine: the policy factory for requests, and the drafter."""
+    """A method on one engine."""
 
     policy: PolicyFactory
+    """Decodes a request."""
     drafter: Drafter | None = None
     prepare: Callable[[Request], Request] | None = None
     """Changes a request before decoding, for example adds instructions to the prompt."""
+    draft_rows: int = 0
+    """Maximum number of drafted tokens that a sample holds in the cache at once."""
+    program: Callable[[Sample], Program] | None = None
+    """Decodes a sample of a request with an answer trigger as several requests, and may cut its rationale."""
     writes_steps: bool = False
-    """Whether the steps of a request are decoded in parallel."""
-    cuts_rationales: bool = False
-    """Whether a rationale before an answer trigger may be cut."""
-
-
-class SpeculativeConfig(NamedTuple):
-    """How much a speculative method drafts, and how drafts are verified."""
-
-    k_config: tuple[int, ...]
-    """Number of candidates at each position, per candidate of the position before."""
-    rule: str = "coupled"
-    adapt: bool = False
-    """Adapt drafts to the measured latency and to the acceptance so far of requests with the same purpose."""
-    probes: int = 0
-    """Maximum number of rows of a draft's probes."""
-    trajectory: bool = False
-    """Keep the draft of every step in `Completion.trajectory`."""
+    """Whether the program decodes all texts, with their steps in parallel."""
 
 
 class Method(NamedTuple):
-    """An entry of `PRESETS`."""
+    """A decoding method."""
 
     open: Callable[[Engine, Any, ExitStack], OpenedMethod]
     """Open the method on an engine, with options. The stack closes the state that its requests share."""

@@ -3,28 +3,57 @@
 `packed` verifies the finished drafts of all branches in one forward, as `sd` does. `rounds` is the paper's Algorithm 1:
 a branch is drafting, queued or verifying. It enters the queue when its draft is done. The target verifies the front of
 the queue, first come, first served, while other branches draft. The paper has a draft model for each branch; here one
-worker drafts one branch at a time. Both policies can adapt drafts to their gain.
+worker drafts one branch at a time, beside the target or between its forwards. Both policies can adapt drafts to their
+gain.
 """
 
 from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import model_validator
 
 from tot.decoders.drafting.drafters import DraftContext, Drafter
 from tot.decoders.drafting.opening import make_drafter
-from tot.decoders.drafting.planner import Trial
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.sequence import DecodingSequence
 from tot.decoders.machine import use_threads
-from tot.decoders.methods.method import OpenedMethod, SpeculativeConfig
-from tot.decoders.methods.options import SEEDOptions
-from tot.decoders.methods.speculative import Drafted, Speculation, Speculative
+from tot.decoders.methods.method import Method, OpenedMethod
+from tot.decoders.methods.sd import DraftingOptions, KConfig
+from tot.decoders.methods.speculative import Drafted, Speculation, Speculative, SpeculativeConfig, speculate
 from tot.decoders.timeline import Span
+
+
+class SEEDOptions(DraftingOptions):
+    """SEED, scheduled speculation (arXiv 2406.18200): draft only what pays, or the paper's queue of drafts."""
+
+    policy: Literal["packed", "rounds"] = "packed"
+    """packed verifies all finished drafts in one forward; rounds verifies one after another."""
+    overlap: bool = False
+    """For rounds: draft in a second thread while the target verifies, which needs a core of its own."""
+    adapt: bool = True
+    """Adapt drafts to the measured latency and acceptance. False always drafts all of k_config."""
+    k_config: KConfig = (2, 1, 1, 1, 1, 1)
+    """Maximum number of candidates at each drafted position."""
+    rule: Literal["coupled", "leviathan", "mcsd"] = "coupled"
+    """coupled gives the output of `ar`, token for token; the rejection rules keep only its distribution."""
+
+    @model_validator(mode="after")
+    def _fitting(self) -> SEEDOptions:
+        if self.rule == "leviathan" and max(self.k_config) > 1:
+            raise ValueError("rule leviathan takes one candidate per position: give k_config=1,1,1, or rule=mcsd")
+        if self.policy == "packed" and self.overlap:
+            raise ValueError("overlap is for policy=rounds: leave it out")
+        return self
+
+    @property
+    def config(self) -> SpeculativeConfig:
+        return SpeculativeConfig(self.k_config, self.rule, self.adapt)
 
 
 class Rounds(Speculation):
@@ -33,13 +62,9 @@ class Rounds(Speculation):
     def __init__(
         self, engine: Engine, drafter: Drafter, options: SEEDOptions, executor: Executor | None = None
     ) -> None:
-        super().__init__(engine, drafter, SpeculativeConfig(options.k_config, options.rule, options.adapt))
-        self._worker = executor or draft_worker()
-        self._inline = _Inline()
-        self._overlap = True if executor is not None else options.overlap
-        self._drafted: Future[Any] | None = None
-        """The last draft submitted to the worker, which runs them in order."""
-        self._turn_ended = 0.0
+        super().__init__(engine, drafter, options.config)
+        self._executor = executor or (draft_worker() if options.overlap else _Inline())
+        """Runs drafts in order."""
         self._queue: queue.SimpleQueue[tuple[int, Future[Drafted]]] = queue.SimpleQueue()
         """Finished drafts in order of completion."""
         self._drafting: set[int] = set()
@@ -50,14 +75,12 @@ class Rounds(Speculation):
     def draft_all(self, sequences: Sequence[DecodingSequence]) -> None:
         """Submit a draft for each branch that has none in progress, and take the front of the queue."""
         self._end_verification()
-        executor = self._executor(len(sequences))
         self._count_step(sequences)
         for sequence in sequences:
             if (key := sequence.key) not in self._drafting:
                 self._drafting.add(key)
-                future = executor.submit(self._draft, key, self.context(sequence))
+                future = self._executor.submit(self._draft, key, self.context(sequence))
                 future.add_done_callback(partial(self._enqueue, key))
-                self._drafted = self._drafted if executor is self._inline else future
         while not self._queue.empty():  # if empty, the next finished draft wakes the engine
             key, future = self._queue.get()
             self._note_length()
@@ -68,20 +91,6 @@ class Rounds(Speculation):
             if self.engine.timeline is not None:
                 self._verifying = key, self.engine.timeline.clock()
             return
-
-    def _executor(self, branches: int) -> Executor:
-        """Return the executor of the next draft. Without the option `overlap`, a trial picks the faster one."""
-        overlap = self._overlap
-        if overlap is None:
-            trial = self._trials.setdefault((branches.bit_length(), frozenset()), Trial(None))
-            if self._gained:
-                trial.step(self._gained, self._ended - self._turn_ended)
-            self._gained, self._turn_ended = 0, self._ended
-            overlap = trial.drafts
-        if not overlap and self._drafted is not None:  # one draft at a time
-            wait([self._drafted])
-            self._drafted = None
-        return self._worker if overlap else self._inline
 
     def _draft(self, key: int, context: DraftContext) -> Drafted:
         """Draft for a branch. Runs in the executor."""
@@ -109,14 +118,13 @@ class Rounds(Speculation):
         self._drafting.discard(key)
         if self._verifying is not None and self._verifying[0] == key:
             self._end_verification()
-        executor = self._inline if self._drafted is None else self._worker  # not while the drafter runs
         try:
-            executor.submit(self.drafter.end, key)
+            self._executor.submit(self.drafter.end, key)  # not while the drafter runs
         except RuntimeError:  # the executor is shut down
             self.drafter.end(key)
 
     def close(self) -> None:
-        self._worker.shutdown()
+        self._executor.shutdown()
 
 
 class _Inline(Executor):
@@ -136,8 +144,13 @@ def draft_worker() -> Executor:
     return ThreadPoolExecutor(1, "tot-draft", partial(use_threads, 1))
 
 
-def open_rounds(engine: Engine, options: SEEDOptions, stack: ExitStack) -> OpenedMethod:
-    """Open Algorithm 1: branches draft while the target verifies the front of the queue."""
-    rounds = Rounds(engine, make_drafter(options.draft, engine, stack), options)
+def _open(engine: Engine, options: SEEDOptions, stack: ExitStack) -> OpenedMethod:
+    drafter = make_drafter(options.draft, engine, stack)
+    if options.policy == "packed":
+        return speculate(engine, drafter, options.config)
+    rounds = Rounds(engine, drafter, options)
     stack.callback(rounds.close)
-    return OpenedMethod(partial(Speculative, speculation=rounds), rounds.drafter)
+    return OpenedMethod(partial(Speculative, speculation=rounds), drafter, draft_rows=rounds.rows)
+
+
+METHOD = Method(_open, SEEDOptions)

@@ -8,29 +8,41 @@ from __future__ import annotations
 
 import itertools
 import operator
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import NamedTuple
 
 from tot.decoders.drafting.acceptance import Coupled, Rejection
 from tot.decoders.drafting.drafters import Draft, DraftContext, Drafter, Verified
 from tot.decoders.drafting.latency_model import latency_model
-from tot.decoders.drafting.planner import AcceptanceStatistics, SpeculationPlanner, Trial
+from tot.decoders.drafting.planner import AcceptanceStatistics, SpeculationPlanner
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.radix_cache import Branch
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.engine.sequence import DecodingSequence, Job
 from tot.decoders.methods.autoregressive import Autoregressive
-from tot.decoders.methods.method import SpeculativeConfig
+from tot.decoders.methods.method import OpenedMethod
 from tot.decoders.request import Purpose
 
-_PACE_DECAY = 0.98
-"""Decay of the difference of `Speculation`'s pace from 1, per step without drafts of a model."""
 _DRAFT_SEED = 0x3C6EF372FE94F82B
 """Separates the noise of a draft from the target's noise if they are not coupled."""
+
+
+class SpeculativeConfig(NamedTuple):
+    """How much a speculative method drafts, and how drafts are verified."""
+
+    k_config: tuple[int, ...]
+    """Number of candidates at each position, per candidate of the position before."""
+    rule: str = "coupled"
+    adapt: bool = False
+    """Adapt drafts to the measured latency and to the acceptance so far of requests with the same purpose."""
+    probes: int = 0
+    """Maximum number of rows of a draft's probes."""
+    trajectory: bool = False
+    """Keep the draft of every step in `Completion.trajectory`."""
 
 
 class Drafted(NamedTuple):
@@ -55,32 +67,14 @@ class Speculation:
         """By sequence: the draft to verify next."""
         self._texts: dict[int, list[int]] = {}
         """By sequence: the prompt and the tokens drawn or given."""
-        self._trials: dict[tuple[int, frozenset[Purpose]], Trial] = {}
-        """By the bit length of the number of branches, and their purposes."""
-        self._current: tuple[Trial, int, float] | None = None
-        """The current step: its trial, number of branches and start time."""
-        self._draft_seconds = 0.0
-        """Seconds spent on drafting in the current step."""
-        self._ended = 0.0
-        self._gained = 0
-        self._pace = 1.0
-        """Ratio of drafting time to the time of its forwards."""
-        self._read: set[int] = set()
-        """Texts that have been drafted for."""
 
     def draft_all(self, sequences: Sequence[DecodingSequence]) -> None:
         """Draft for all sequences that are about to draw tokens."""
         if not sequences:
             return
-        began = time.perf_counter()
         contexts = [self.context(sequence) for sequence in sequences]
         self._count_step(sequences)
         planner = self.planner(contexts, len({(sequence.branch.tip, *sequence.pending) for sequence in sequences}))
-        if planner is not None and not self.drafter.judges_itself:
-            planner.trying = self._is_trying(contexts, planner.seconds, began)
-        if not self.drafter.may_draft(planner):
-            self.drafts |= {context.key: Drafted(context, Draft()) for context in contexts}
-            return
         groups = [contexts]
         if planner is not None:  # one plan for all, with the statistics of each purpose
             contexts = sorted(contexts, key=operator.attrgetter("purpose"))
@@ -91,20 +85,6 @@ class Speculation:
                     planner.statistics = self.statistics[group[0].purpose]
                 drafts = self.drafter.draft(group, planner)
                 self.drafts |= {c.key: Drafted(c, draft) for c, draft in zip(group, drafts, strict=True)}
-        seconds = self._draft_seconds = time.perf_counter() - began
-        if planner is not None:
-            self._draft_seconds = self._paced(contexts, seconds, planner.drafting)
-
-    def _paced(self, contexts: Sequence[DraftContext], seconds: float, planned: float) -> float:
-        """Learn the pace from a step's seconds of drafting. Return the seconds without reading beginnings of texts."""
-        read = {context.key for context in contexts if self.drafts[context.key].draft.tokens}
-        begun, self._read = read <= self._read, self._read | read
-        if not planned:  # forget it slowly: an estimate that prevents drafts is never corrected
-            self._pace = 1 + _PACE_DECAY * (self._pace - 1)
-        elif begun:
-            self._pace *= 1 + 0.2 * (min(seconds / planned, 3.0) - 1)
-            self._pace = min(max(self._pace, 1.0), 5.0)
-        return seconds if begun else min(seconds, planned)
 
     def context(self, sequence: DecodingSequence) -> DraftContext:
         """Return the drafter's context. Drafts end one token early, because the target always adds a token."""
@@ -130,20 +110,6 @@ class Speculation:
         for purpose in {sequence.job.request.purpose for sequence in sequences}:
             self.statistics[purpose].step += 1
 
-    def _is_trying(self, contexts: Sequence[DraftContext], plain: float, now: float) -> bool:
-        """Record the previous step, and return whether drafters that need a trial may draft in this one.
-
-        `plain` are the seconds of a step without drafts.
-        """
-        if self._current is not None and self._gained:
-            trial, branches, began = self._current
-            trial.step(self._gained / branches, self._ended - began - self._draft_seconds, self._draft_seconds)
-        self._gained, self._draft_seconds = 0, 0.0
-        purposes = frozenset(context.purpose for context in contexts)
-        trial = self._trials.setdefault((len(contexts).bit_length(), purposes), Trial(plain))
-        self._current = trial, len(contexts), now
-        return trial.drafts
-
     def planner(self, contexts: Sequence[DraftContext], distinct: int | None = None) -> SpeculationPlanner | None:
         """Return a plan for a forward of these texts, or None if drafts do not adapt. `distinct`: as in the plan."""
         if not self.config.adapt:
@@ -151,8 +117,7 @@ class Speculation:
         mean = sum(len(context.tokens) for context in contexts) / len(contexts)
         target = latency_model(self.engine.runner).at(mean)
         draft = self.drafter.latency(mean)
-        statistics = self.statistics[contexts[0].purpose]
-        return SpeculationPlanner(statistics, target, draft, len(contexts), self._pace, distinct=distinct)
+        return SpeculationPlanner(self.statistics[contexts[0].purpose], target, draft, len(contexts), distinct)
 
     def span(self, lane: str, branch: int | None = None) -> AbstractContextManager[None]:
         """Record drafting on the engine's timeline, if it has one."""
@@ -173,14 +138,11 @@ class Speculation:
         """Extend a text, after its draft was verified."""
         self.drafter.observe(verified)
         self._texts[verified.context.key] += verified.tokens
-        self._gained += len(verified.tokens)
-        self._ended = time.perf_counter()
 
     def end(self, key: int) -> None:
         """Free the state of a text that ended or was replaced."""
         self.drafts.pop(key, None)
         self._texts.pop(key, None)
-        self._read.discard(key)
         self._end_drafting(key)
 
     def _end_drafting(self, key: int) -> None:
@@ -212,9 +174,8 @@ class Speculative(Autoregressive):
         return super().need(tokens) + self._speculation.rows * len(self._job.running)
 
     def turn(self) -> list[DecodingSequence]:
-        """Return the samples of this step: samples with a draft, and samples that score choices."""
-        drafts = self._speculation.drafts
-        return [sequence for sequence in super().turn() if sequence.scorer is not None or sequence.key in drafts]
+        """Return the samples of this step, which have a draft."""
+        return [sequence for sequence in super().turn() if sequence.key in self._speculation.drafts]
 
     def run(self, sequence: DecodingSequence) -> list[Chunk]:
         cache, output, want = self._job.cache, sequence.output, self._speculation.rule.want
@@ -289,3 +250,9 @@ class Speculative(Autoregressive):
         for sequence in self._sequences or ():
             self._speculation.end(sequence.key)
         super().release()
+
+
+def speculate(engine: Engine, drafter: Drafter, config: SpeculativeConfig) -> OpenedMethod:
+    """Return the method that verifies the drafts of a drafter."""
+    shared = Speculation(engine, drafter, config)
+    return OpenedMethod(partial(Speculative, speculation=shared), drafter, draft_rows=shared.rows)

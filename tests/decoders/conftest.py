@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 from tot.decoders import Engine, LocalDecoder, Request, Sampling, load_decoder, load_model
 from tot.decoders.drafting.draft_model import ModelDrafter
-from tot.decoders.drafting.drafters import Drafter, DrafterChain
+from tot.decoders.drafting.drafters import Drafter
 from tot.decoders.drafting.latency_model import LatencyModel
 from tot.decoders.drafting.opening import make_drafter
 from tot.decoders.engine import engine as engine_module
@@ -228,7 +228,7 @@ class Bench:
     def speculative(
         self, name: str, draft: Any, engine: Engine | None = None, kv_budget: int | None = None, **options: Any
     ) -> LocalDecoder:
-        """Create a speculative decoder. `draft` is lookup, same, near, far, chain or a model; `kv_budget` is the
+        """Create a speculative decoder. `draft` is lookup, same, near, far or a model; `kv_budget` is the
         draft's."""
         engine = engine or self.engine()
         drafter = self.drafter(draft, engine, kv_budget)
@@ -236,8 +236,6 @@ class Bench:
         return self.decoders[-1]
 
     def drafter(self, draft: Any, engine: Engine, kv_budget: int | None) -> Drafter:
-        if draft == "chain":
-            return DrafterChain([self.drafter("lookup", engine, None), self.drafter("near", engine, kv_budget)])
         model = self.model(draft) if isinstance(draft, str) else draft
         if model is not None and kv_budget is not None:
             return self._drafting(model, kv_budget)

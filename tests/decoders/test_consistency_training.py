@@ -23,9 +23,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tot.decoders import Engine, ModelError, OptionError, Request, Sampling, load_decoder, load_model
 from tot.decoders.training.cllm.losses import Window, layout
+from tot.decoders.training.cllm.settings import CollectOptions, TrainOptions
 from tot.decoders.training.cllm.train import CHECKPOINT, CURVE, train
 from tot.decoders.training.cllm.trajectories import collect, trajectories
-from tot.decoders.training.options import CollectOptions, TrainOptions
 
 pytestmark = pytest.mark.training
 

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from tot.decoders import Request, Sampling, load_decoder, load_model
 from tot.decoders.drafting.draft_model import ModelDrafter
-from tot.decoders.drafting.drafters import Draft, DraftContext, DrafterChain, Verified
+from tot.decoders.drafting.drafters import Draft, DraftContext, Verified
 from tot.decoders.drafting.latency_model import LatencyModel
 from tot.decoders.drafting.lookup import LookupDrafter
-from tot.decoders.drafting.ngram_index import NgramIndex
 from tot.decoders.drafting.planner import AcceptanceStatistics, SpeculationPlanner
 from tot.decoders.engine.sampling import Draw, candidates
 
@@ -59,7 +58,7 @@ def test_an_empty_draft_has_no_leaves() -> None:
 # -- lookup ----------------------------------------------------------------------------------------
 
 
-def looked_up(drafter: LookupDrafter | DrafterChain, *contexts: DraftContext) -> list[list[int]]:
+def looked_up(drafter: LookupDrafter, *contexts: DraftContext) -> list[list[int]]:
     drafts = drafter.draft(contexts)
     assert [draft.parents for draft in drafts] == [list(range(-1, len(draft.tokens) - 1)) for draft in drafts]
     return [draft.tokens for draft in drafts]
@@ -99,22 +98,18 @@ def test_lookup_drafts_at_most_the_requested_tokens() -> None:
     assert looked_up(LookupDrafter()) == []
 
 
-def test_lookup_indexes_a_text_once() -> None:
-    drafter = LookupDrafter()
-    for drawn in range(5):
-        looked_up(drafter, context(range(20), range(50, 50 + drawn), key=1))
-        looked_up(drafter, context(range(20), key=2))
-    assert drafter.index.written == (20 + 4) + 6  # the second text begins with the prompt's last six tokens
-
-
-def test_lookup_indexes_only_the_part_of_a_prompt_that_is_new() -> None:
-    drafter = LookupDrafter()
+def test_lookup_indexes_only_the_part_of_a_text_that_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter, written = LookupDrafter(), []
+    extend = drafter.index.extend
+    monkeypatch.setattr(
+        drafter.index, "extend", lambda tokens, start: written.append(len(tokens) - start) or extend(tokens, start)
+    )
     prompt = list(range(100))
-    looked_up(drafter, context(prompt, key=1))
+    for drawn in range(3):
+        looked_up(drafter, context(prompt, range(50, 50 + drawn), key=1))
     looked_up(drafter, context([*prompt, 7, 8, 9], key=2), context([*prompt[:50], 5, 5], key=3))
-    assert drafter.index.written == 100 + (6 + 3) + (6 + 2)
     looked_up(drafter, context([*prompt, 7, 8, 9], key=4))
-    assert drafter.index.written == 117 + 6
+    assert written == [100, 1, 1, 3, 2, 0]
 
 
 def test_lookup_counts_on_plain_steps_what_its_drafts_would_have_got_right() -> None:
@@ -138,15 +133,6 @@ def test_a_lookup_draft_that_was_verified_is_not_counted_twice() -> None:
     assert draft.tokens == [3, 1, 2, 3]
     drafter.observe(Verified(text, draft, {-1: 3, 0: 9}, [], 1, [3, 9]))
     assert statistics.chance(("lookup", 2, 1)) == 0.5
-
-
-def test_lookup_continues_after_its_index_has_evicted_the_prompt() -> None:
-    drafter = LookupDrafter()
-    drafter.index = NgramIndex(capacity=30)
-    prompt = [1, 2, 3, 4]
-    looked_up(drafter, context(prompt, key=1))
-    looked_up(drafter, context(range(100, 140), key=2))
-    assert looked_up(drafter, context([*prompt, 1, 2], key=3)) == [[3, 4, 1, 2]]
 
 
 # -- a model ---------------------------------------------------------------------------------------
@@ -246,15 +232,6 @@ def test_a_full_cache_shortens_drafts_and_keeps_them_correct(
     assert draft.tokens == alone.paths(one)[0][:fits]
     small.end(0)
     assert small.runner.cache.live == 0
-
-
-def test_a_chain_uses_the_next_drafter_for_missing_drafts(drafter: ModelDrafter, alone: Alone) -> None:
-    known, new = context([1, 2, 3, 1, 2], key=1), context([60, 61, 62], key=2)
-    chain = DrafterChain([LookupDrafter(), drafter])
-    assert looked_up(chain, known, new) == [[3, 1, 2, 3], *alone.paths(new)]
-    assert drafter.runner.cache.live == 3
-    chain.end(2)
-    assert drafter.runner.cache.live == 0
 
 
 # -- through a decoder -----------------------------------------------------------------------------

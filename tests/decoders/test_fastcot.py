@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 from tot.decoders import Completion, LocalDecoder, Message, OptionError, Request, Sampling
 from tot.decoders.engine.sampling import Draw, read
+from tot.decoders.methods.fastcot import _question
 from tot.decoders.request import Part
 
 HEAD = "One of the others and so on, in the range.\n\n"
@@ -222,21 +224,18 @@ def test_usage_adds_up(make: Make) -> None:
 
 def test_the_question_is_the_users_last_paragraph(make: Make) -> None:
     """The first window starts with the tokens of the question."""
-    from tot.decoders.methods.fastcot import _question
-
     decoder = make("fastcot", window=4, cap=2)
     codec = decoder.engine.codec
 
-    class Job:
-        def __init__(self, prompt: Any) -> None:
-            self.request, self.codec, self.prompt = Request(prompt=prompt), codec, [7, 8]
+    def question(prompt: Any) -> list[int]:
+        return _question(SimpleNamespace(request=Request(prompt=prompt), codec=codec, prompt=[7, 8]))  # type: ignore[arg-type]
 
     expected = codec.encode(QUESTION, continues=False)
     chat = (Message(role="user", content=HEAD + QUESTION), Message(role="assistant", content="Well,"))
-    assert _question(Job(HEAD + QUESTION)) == expected  # type: ignore[arg-type]
-    assert _question(Job(chat)) == expected  # type: ignore[arg-type]
-    assert _question(Job((7, 8))) == [7, 8]  # type: ignore[arg-type]
-    assert _question(Job("\n\n \n\n")) == [7, 8]  # type: ignore[arg-type]
+    assert question(HEAD + QUESTION) == expected
+    assert question(chat) == expected
+    assert question((7, 8)) == [7, 8]
+    assert question("\n\n \n\n") == [7, 8]
 
 
 @pytest.mark.parametrize(

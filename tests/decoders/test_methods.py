@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tot.decoders import METHODS, Autoregressive, Method, OpenedMethod, OptionError, Request, Sampling, load_decoder
 from tot.decoders.decoder import find_method, method_names
 from tot.decoders.engine.sequence import DecodingSequence
+from tot.decoders.registry import declared
 
 
 class FewAtOnce(Autoregressive):
@@ -63,7 +64,7 @@ def test_a_policy_can_be_added_under_a_new_name(
 
 
 def test_another_distribution_can_declare_a_method(monkeypatch: pytest.MonkeyPatch, tiny: Any) -> None:
-    group = {"few": EntryPoint("few", "few_methods:FEW", "tot.decoders")}
+    group = {**declared("tot.decoders"), "few": EntryPoint("few", "few_methods:FEW", "tot.decoders")}
     monkeypatch.setattr("tot.decoders.registry.declared", lambda group_name: group)
     few = Method(lambda *_: OpenedMethod(FewAtOnce), few_shot=True)
     monkeypatch.setitem(sys.modules, "few_methods", SimpleNamespace(FEW=few))

@@ -13,6 +13,7 @@ from tot.decoders import Sampling
 from tot.decoders.engine.output import LONGEST_CHARACTER, Output
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.engine.text import TextCodec
+from tot.decoders.methods.programs import ending
 
 END = 2
 
@@ -114,27 +115,17 @@ def test_a_piece_has_at_least_one_whole_character(codec: TextCodec) -> None:
     assert (output.text, output.finish_reason, output.tokens) == ("a", "length", codec.encode("a"))
 
 
-def test_an_answer_continues_where_the_rationale_was_cut(codec: TextCodec) -> None:
-    output = Output(codec, Sampling(stop=("he e",)), 0, 100)
-    feed(output, codec.encode("x the end"))
-    reused, rest = output.begin_answer(" So:", 5)
-    assert (reused, rest) == (1, " t So:")  # " the" was split
-    assert (output.finish_reason, output.room, output.text) == (None, 5, "x t So:")
-    feed(output, [*codec.encode(" 10"), END])
-    assert [(part.kind, part.text) for part in output.completion(0.0).parts] == [
-        ("exact", "x t"),
-        ("trigger", " So:"),
-        ("exact", " 10"),
-    ]
-    assert output.text == "x t So: 10"
-    assert output.draw().position == len(output.tokens)
-
-
-def test_a_rationale_ended_by_its_end_token_is_continued_before_it(codec: TextCodec) -> None:
-    output = Output(codec, Sampling(), 0, 100)
+def test_a_completion_ends_in_the_tokens_that_its_text_retains(codec: TextCodec) -> None:
+    cut = Output(codec, Sampling(stop=("he e",)), 0, 100)
+    feed(cut, codec.encode("x the end"))
+    tokens, rest, after = ending(codec, cut.completion(0.0))
+    assert (codec.decode(tokens), rest) == ("x", " t")  # " the" was split
+    assert after.startswith("he e")
+    whole = Output(codec, Sampling(), 0, 100)
     ids = codec.encode("x the")
-    feed(output, [*ids, END])
-    assert output.begin_answer("So:", 5) == (len(ids), "So:")
+    feed(whole, [*ids, END])
+    assert ending(codec, whole.completion(0.0)) == (ids, "", "")
+    assert ending(codec, whole.completion(0.0), "x t") == (ids[:1], " t", "he")
 
 
 def test_draws_count_positions_over_all_tokens(codec: TextCodec) -> None:

@@ -15,10 +15,8 @@ from tot.decoders.drafting.draft_model import ModelDrafter
 from tot.decoders.drafting.drafters import Draft, DraftContext
 from tot.decoders.drafting.latency_model import LatencyModel
 from tot.decoders.drafting.lookup import LookupDrafter
-from tot.decoders.drafting.planner import AcceptanceStatistics, SpeculationPlanner, Trial
+from tot.decoders.drafting.planner import AcceptanceStatistics, SpeculationPlanner
 from tot.decoders.engine.sampling import Draw
-from tot.decoders.methods.method import SpeculativeConfig
-from tot.decoders.methods.speculative import Drafted, Speculation
 
 seconds = st.floats(1e-4, 10.0)
 measured = st.dictionaries(st.integers(1, 100), seconds, min_size=1, max_size=8).map(
@@ -254,104 +252,3 @@ def test_a_copy_of_a_plan_can_be_tried_and_adopted() -> None:
     plan.take(tried)
     assert plan.rate == tried.rate
     assert plan.admit(0.2) == tried.admit(0.2)
-
-
-# -- timed trials ----------------------------------------------------------------------------------
-
-
-def drafted(trial: Trial, steps: int, drafting: float, plain: float, tokens: float = 2.0) -> int:
-    """Count the steps with drafts. They take `drafting` seconds for `tokens` tokens, and others `plain` seconds for
-    one."""
-    count = 0
-    for _ in range(steps):
-        count += trial.drafts
-        trial.step(*((tokens, drafting) if trial.drafts else (1.0, plain)))
-    return count
-
-
-@pytest.mark.parametrize(("drafting", "plain", "minimum", "maximum"), [(1.2, 1.0, 1900, 2000), (2.5, 1.0, 0, 100)])
-def test_the_faster_mode_is_kept(drafting: float, plain: float, minimum: int, maximum: int) -> None:
-    assert minimum <= drafted(Trial(plain), 2000, drafting, plain) <= maximum
-
-
-def test_drafts_that_clearly_pay_are_used_from_the_start() -> None:
-    assert drafted(Trial(1.0), 60, drafting=1.0, plain=1.0) == 60
-
-
-@pytest.mark.parametrize("estimate", [0.01, 100.0])
-def test_a_wrong_estimate_of_plain_steps_is_corrected(estimate: float) -> None:
-    trial = Trial(estimate)
-    drafted(trial, 300, drafting=1.2, plain=1.0)
-    assert drafted(trial, 1000, drafting=1.2, plain=1.0) > 950
-
-
-@pytest.mark.parametrize("worse", [True, False])
-def test_a_change_in_speed_is_detected(worse: bool) -> None:
-    trial = Trial(1.0)
-    times = [2.5, 1.2] if not worse else [1.2, 2.5]
-    drafted(trial, 3000, times[0], 1.0)
-    drafted(trial, 3000, times[1], 1.0)
-    late = drafted(trial, 1000, times[1], 1.0)
-    assert late < 50 if worse else late > 950
-
-
-def test_an_interrupted_step_changes_no_decision() -> None:
-    trial = Trial(1.0)
-    drafted(trial, 500, drafting=1.2, plain=1.0)
-    trial.step(2.0, 1000.0)
-    assert drafted(trial, 2000, drafting=1.2, plain=1.0) > 1900
-
-
-def test_the_first_step_after_a_change_is_ignored() -> None:
-    trial = Trial(1.0)
-    trial.step(0.0, 1000.0)
-    assert drafted(trial, 60, drafting=1.2, plain=1.0) == 60
-
-
-@pytest.mark.parametrize(("first", "second"), [(1.0, 2.0), (2.0, 1.0)])
-def test_if_neither_mode_is_known_both_are_tried(first: float, second: float) -> None:
-    trial, taken = Trial(None), []
-    for _ in range(1000):
-        taken.append(trial.drafts)
-        trial.step(1.0, first if trial.drafts else second)
-    assert {*taken[:12]} == {True, False}
-    assert taken.count(first < second) > 850
-
-
-def test_losing_trials_take_little_time() -> None:
-    """In each trial the draft first prefills the text written since the last one, which takes as long as 20 steps."""
-    trial, lost, was = Trial(1.0), 0.0, True
-    for _ in range(6000):
-        catching_up = 20.0 if trial.drafts and not was else 0.0
-        was = trial.drafts
-        if trial.drafts:
-            lost += catching_up + 1.5 - 1.0
-            trial.step(1.0, 1.0, 0.5 + catching_up)
-        else:
-            trial.step(1.0, 1.0)
-    assert lost / 6000 < 0.03
-
-
-def test_drafting_time_counts_in_full() -> None:
-    """In each twentieth step a new text is prefilled, which takes longer than all other steps save."""
-    trial = Trial(1.0)
-    drafts = []
-    for turn in range(3000):
-        drafts.append(trial.drafts)
-        trial.step(*((1.5, 1.0, 0.1 + (20.0 if turn % 20 == 0 else 0.0)) if trial.drafts else (1.0, 1.0)))
-    assert drafts[-1000:].count(True) < 100
-
-
-def test_reading_a_prompt_does_not_count_as_the_cost_of_a_draft() -> None:
-    engine: Any = None  # the pace does not depend on it
-    speculation = Speculation(engine, LookupDrafter(), SpeculativeConfig((1,), adapt=True))
-    context = DraftContext(7, [1, 2], [1, 2], [], [])
-    speculation.drafts[7] = Drafted(context, Draft(tokens=[3], parents=[-1]))
-    assert speculation._paced([context], 5.0, planned=0.1) == 0.1  # the draft model reads the prompt
-    assert speculation._pace == 1.0
-    assert speculation._paced([context], 0.2, planned=0.1) == 0.2
-    assert speculation._pace == pytest.approx(1.2)
-    speculation.drafts[7] = Drafted(context, Draft())
-    for _ in range(200):  # steps in which no draft pays
-        speculation._paced([context], 0.0, planned=0.0)
-    assert speculation._pace == pytest.approx(1.0, abs=0.01)

@@ -13,6 +13,7 @@ from tot.decoders import Sampling
 from tot.decoders.engine.output import Output
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.engine.text import TextCodec
+from tot.decoders.methods.programs import ending
 from tot.decoders.request import Message
 from tot.decoders.thinking import find_thinking, left_open, split
 
@@ -219,13 +220,15 @@ def test_a_piece_of_a_message_keeps_its_thinking(tokenizer: Any) -> None:
     assert sum(codec.tags.get(i) == "[THINK]" for i in ids) == 1  # the user's tag is plain text
 
 
-def test_a_rationale_has_thinking_of_its_own(tokenizer: Any) -> None:
+def test_a_text_ends_after_its_thinking(tokenizer: Any) -> None:
     codec = made(tokenizer)
     output = read(codec, "<think>a</think>It is so.", end=False)
     output.end("length")
-    output.begin_answer(" So:", 5)
-    assert output.text == "It is so. So:"
-    assert parts(output)[:3] == [("thinking", "a"), ("exact", "It is so."), ("trigger", " So:")]
+    assert ending(codec, output.completion(0.0)) == (output.tokens, "", "")
+    output = read(codec, "<think>a</think>It is so.\n", stop=("\n",))
+    end = ending(codec, output.completion(0.0))
+    assert codec.decode(end.tokens) + end.rest == "<think>a</think>It is so."
+    assert end.cut == "\n"
 
 
 # -- repetition ---------------------------------------------------------------------------------------------------

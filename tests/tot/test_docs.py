@@ -47,10 +47,10 @@ def test_every_make_target_exists() -> None:
 def test_every_command_and_its_options_exist(capsys: pytest.CaptureFixture[str]) -> None:
     invocations = [(main, words) for _, *words in commands("tot")]
     benchmarks = [(benchmark, words) for _, _, _, *words in commands("python -m benchmarks")]
-    assert {words[0] for _, words in invocations} >= {"solve", "models", "eval", "report", "cllm", "serve"}
+    assert {words[0] for _, words in invocations} >= {"solve", "models", "eval", "report", "train", "serve"}
     assert {words[0] for _, words in benchmarks} >= {"answers", "decoders", "peers", "quality"}
     for program, words in invocations + benchmarks:
-        name = words[:2] if program is main and words[0] in ("cllm", "fastcot") else words[:1]
+        name = words[:2] if program is main and words[0] == "train" else words[:1]
         assert program([*name, "--help"]) == 0
         described = capsys.readouterr().out
         for option in (word for word in words if word.startswith("--")):

@@ -13,13 +13,16 @@ from typing import Any, ClassVar
 import pytest
 
 from benchmarks.__main__ import main as benchmark
+from benchmarks.fastcot import masked
 from tot import BFS, ChainOfThought, Explain, Sample, Task, evaluate, solve
 from tot.cli.app import main
 from tot.decoders import Engine, OptionError, Usage, load_decoder
 from tot.decoders.request import ChoiceLogprob, Completion, Part
+from tot.decoders.training.caps import Answers, by_iteration, decode_whole, find_cap
+from tot.decoders.training.question import Question
+from tot.evaluation.solutions import rationales
 from tot.registry import load_task
 from tot.tasks import GSM8K, MultipleChoice
-from tot.training.fastcot import Answers, Rationale, by_iteration, decode_whole, find_cap, masked, rationales
 
 TASK = """
 from tot import Task
@@ -109,7 +112,11 @@ def made_up(right: float, unchanged: float) -> Answers:
 
     After a part of the rationale, a share `right` is still correct, and a share `unchanged` has the same answer.
     """
-    records = [Rationale(Task(), None, "a")] * 5 + [Rationale(Task(), None, "b")] * 5  # type: ignore[arg-type]
+    request: Any = None  # not decoded
+    records = [
+        Question(request, str, str, lambda answer, right=right: float(answer == right))  # type: ignore[misc]
+        for right in "aaaaabbbbb"
+    ]
     whole = ["a"] * 5 + ["x"] * 5
     given = ["a"] * round(10 * right) + ["y"] * (5 - round(10 * right))
     given += ["x"] * round(10 * unchanged - 10 * right) + ["z"] * (5 - round(10 * unchanged - 10 * right))
@@ -121,20 +128,20 @@ def test_the_cap_is_the_smallest_with_enough_agreement() -> None:
     caps = [0, 10, 20, 30, 40]
     assert [answers.accuracy for answers in curve] == [0.5, 0.3, 0.5, 0.5, 0.4]
     assert [answers.agreement for answers in curve] == [1.0, 0.8, 0.9, 1.0, 0.9]
-    assert find_cap(caps, curve, loss=0.1, agreement=0.9)[0] == 20
-    assert find_cap(caps, curve, loss=0.2, agreement=0.8)[0] == 0
-    assert find_cap(caps, curve, loss=0.05, agreement=0.9)[0] is None
-    assert find_cap(caps[:4], curve[:4], loss=0.0, agreement=0.95)[0] == 30
+    assert find_cap(caps, curve, loss=0.1, agreement=0.9) == 20
+    assert find_cap(caps, curve, loss=0.2, agreement=0.8) == 0
+    assert find_cap(caps, curve, loss=0.05, agreement=0.9) is None
+    assert find_cap(caps[:4], curve[:4], loss=0.0, agreement=0.95) == 30
 
 
 def test_the_papers_rule_limits_only_the_loss() -> None:
     curve = [made_up(0.2, 0.7), made_up(0.5, 0.5), made_up(0.3, 0.8), made_up(0.5, 1.0)]
     caps = [0, 10, 20, 30]
-    assert find_cap(caps, curve, loss=0.1)[0] == 10  # of few unchanged answers, and the next cap loses more
-    assert find_cap(caps, curve, loss=0.2)[0] == 10
-    assert find_cap(caps, curve, loss=0.3)[0] == 0
-    assert find_cap(caps, curve, loss=0.1, agreement=0.5)[0] == 30
-    assert find_cap(caps[::2], curve[::2], loss=0.1)[0] is None
+    assert find_cap(caps, curve, loss=0.1) == 10  # of few unchanged answers, and the next cap loses more
+    assert find_cap(caps, curve, loss=0.2) == 10
+    assert find_cap(caps, curve, loss=0.3) == 0
+    assert find_cap(caps, curve, loss=0.1, agreement=0.5) == 30
+    assert find_cap(caps[::2], curve[::2], loss=0.1) is None
 
 
 # -- in the tree ---------------------------------------------------------------------------------------------------
@@ -261,9 +268,9 @@ def _here(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_cap_is_calibrated_and_its_curve_saved(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("tot.training.fastcot.BATCH", 3)
+    monkeypatch.setattr("tot.cli.train._BATCH", 3)
     options = ("--data", "rows.jsonl", "--task", "riddle.py:Riddle", "--model", "base", "--max-tokens", "24")
-    assert main(["fastcot", "calibrate", *options, "--window", "5", "--out", "cal.json"]) == 0
+    assert main(["train", "fastcot", *options, "--window", "5", "--out", "cal.json"]) == 0
     printed = capfd.readouterr().out
     saved = json.loads(Path("cal.json").read_text())
     assert saved["iterations"] == [0, 4, 8, 12, 16, 20, 24]
@@ -296,7 +303,8 @@ def test_thinking_before_a_rationale_is_not_masked(riddle: Task, monkeypatch: py
 
         yield SimpleNamespace(generate=generate)
 
-    monkeypatch.setattr("tot.training.fastcot.load_decoder", loaded)
+    for module in ("benchmarks.fastcot", "tot.decoders.training.caps"):
+        monkeypatch.setattr(f"{module}.load_decoder", loaded)
     codec = SimpleNamespace(encode=lambda text: [*map(ord, text)], encode_prompt=lambda prompt: [1])
     tokenizer = SimpleNamespace(pad_token_id=2)
     engine: Any = SimpleNamespace(codec=codec, loaded=SimpleNamespace(tokenizer=tokenizer))
@@ -339,7 +347,7 @@ def test_an_interrupted_benchmark_resumes_with_equal_results(
     decoded: list[tuple[str, int]] = []
     limit = [6]
 
-    def watched(engine: Engine, batch: list[Rationale], window: int) -> Any:
+    def watched(engine: Engine, batch: list[Question], window: int) -> Any:
         if len(decoded) == limit[0]:
             raise KeyboardInterrupt
         decoded.append((str(batch[0].request.prompt), window))
@@ -348,7 +356,7 @@ def test_an_interrupted_benchmark_resumes_with_equal_results(
     def default(window: int) -> None:
         monkeypatch.setattr("benchmarks.fastcot.FastCoTOptions", lambda: SimpleNamespace(window=window))
 
-    monkeypatch.setattr("tot.training.fastcot.BATCH", 3)
+    monkeypatch.setattr("benchmarks.fastcot._BATCH", 3)
     monkeypatch.setattr("benchmarks.fastcot.decode_whole", watched)
     default(5)
     assert benchmark([*command, "--out", "stopped.json"]) == 130
@@ -375,7 +383,7 @@ def test_an_interrupted_benchmark_resumes_with_equal_results(
 def test_invalid_calibration_input_is_rejected(capfd: pytest.CaptureFixture[str]) -> None:
     Path("one.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
     options = ("--task", "riddle.py:Riddle", "--model", "base")
-    assert main(["fastcot", "calibrate", "--data", "one.jsonl", *options]) == 2
+    assert main(["train", "fastcot", "--data", "one.jsonl", *options]) == 2
     assert "has 1 rows" in capfd.readouterr().err
-    assert main(["fastcot", "calibrate", "--data", "none.jsonl", *options]) == 2
+    assert main(["train", "fastcot", "--data", "none.jsonl", *options]) == 2
     assert "there is no such file" in capfd.readouterr().err

@@ -60,7 +60,7 @@ def matches(pattern: str) -> set[Any]:
 
 
 def commands() -> dict[str, Any]:
-    """Return every command by path, such as "cllm train"."""
+    """Return every command by path, such as "train cllm"."""
     by_path: dict[str, Any] = {}
 
     def walk(command: Any, path: str) -> None:
@@ -81,8 +81,8 @@ def test_every_flag_in_a_message_exists() -> None:
 
 
 def test_every_command_in_a_message_exists() -> None:
-    named_commands = matches(r"\btot (cllm [a-z]+|fastcot [a-z]+|(?<=`tot )[a-z]+)")
-    assert {"cllm collect"} <= named_commands
+    named_commands = matches(r"\btot (train [a-z]+|(?<=`tot )[a-z]+)")
+    assert {"train collect"} <= named_commands
     assert named_commands - commands().keys() == set()
 
 

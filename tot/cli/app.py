@@ -35,9 +35,8 @@ COMMANDS = {
     "list": "tot.cli.listing:list_command",
     "models": "tot.cli.models:models_command",
     "cache": "tot.cli.models:cache_command",
-    "instances": "tot.cli.training:instances_command",
-    "cllm": "tot.cli.cllm:app",
-    "fastcot": "tot.cli.fastcot:app",
+    "instances": "tot.cli.instances:instances_command",
+    "train": "tot.cli.train:app",
 }
 """The commands, and groups of commands, in the order of `tot --help`."""
 _OF_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)

@@ -9,7 +9,6 @@ from pydantic import Field
 
 from tot.evaluators.base import Evaluator
 from tot.llm.context import Context
-from tot.llm.parallel_steps import candidate, conclusion
 from tot.llm.replies import Evaluation, Reply, spent
 from tot.tree.tree import Node
 
@@ -18,7 +17,7 @@ class Vote(Evaluator):
     """Ask the model which candidate is best; a state's value is its share of the votes.
 
     The candidates are numbered from 1, in a random order for every vote to avoid position bias. A vote that can't be
-    parsed counts for no candidate. `pdos` first evaluates all candidates as parallel steps of the reply.
+    parsed counts for no candidate.
     """
 
     samples: Annotated[int, Field(ge=1)] = 5
@@ -33,7 +32,6 @@ class Vote(Evaluator):
         if len(nodes) == 1:
             return [Evaluation(1.0)]
         texts = [task.candidate(ctx.state(node)) for node in nodes]
-        titles = [candidate(number) for number in range(1, len(nodes) + 1)]
         places = [ctx.tree.place(node) for node in nodes]
 
         async def vote(number: int) -> tuple[int | None, Reply]:
@@ -46,10 +44,9 @@ class Vote(Evaluator):
                 temperature=self.temperature,
                 max_tokens=64,
                 call=number,
-                titles=titles,
                 candidates=candidates,
             )
-            choice = None if reply.cut else task.parse_vote(conclusion(reply.completion), len(nodes))
+            choice = None if reply.cut else task.parse_vote(reply.completion.text, len(nodes))
             return None if choice is None else order[choice - 1], reply
 
         votes = await ctx.each(range(self.samples), vote)

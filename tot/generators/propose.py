@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from tot.generators.base import Count, Generator
 from tot.generators.sample import write
 from tot.llm.context import Context
-from tot.llm.parallel_steps import bodies
 from tot.llm.replies import Proposal, Reply
 from tot.task.task import Task
 from tot.tree.thought import Thought
@@ -15,10 +14,7 @@ from tot.tree.tree import Node
 
 
 class Propose(Generator):
-    """Parse several thoughts from one reply, one per line. Further templates are completed for each thought.
-
-    `pdos` decodes the thoughts of a reply as parallel steps.
-    """
+    """Parse several thoughts from one reply, one per line. Further templates are completed for each thought."""
 
     thoughts: Count = 3
     """Number of thoughts per state, unless the search sets it."""
@@ -32,10 +28,9 @@ class Propose(Generator):
 
     async def propose(self, ctx: Context, nodes: Sequence[Node], count: int | None) -> list[list[Proposal]]:
         task, limit = ctx.task, count or self.thoughts
-        titles = [f"Idea {number}" for number in range(1, limit + 1)]
 
         async def list_thoughts(node: Node) -> list[Proposal]:
-            (reply,) = await ctx.ask("propose", node, temperature=self.temperature, titles=titles, count=limit)
+            (reply,) = await ctx.ask("propose", node, temperature=self.temperature, count=limit)
             first, *others = task.thought
             parsed = [task.parse_thought(first, text) for text in _listed(ctx, reply)]
             texts = list(dict.fromkeys(text for text in parsed if text is not None))[:limit]
@@ -52,12 +47,11 @@ class Propose(Generator):
 
 
 def _listed(ctx: Context, reply: Reply) -> list[str]:
-    """Return the thoughts in a reply. Only the first line of a parallel step counts, as in a list."""
+    """Return the thoughts in a reply."""
     if reply.cut:
         return []
     text = reply.completion.text
-    steps = [body.splitlines()[0] for body in bodies(reply.completion) if body]
-    listed = ctx.task.parse_proposals("\n".join(steps) or text)
-    if reply.completion.finish_reason == "length" and len(listed) > 1 and not (steps or text.endswith("\n")):
+    listed = ctx.task.parse_proposals(text)
+    if reply.completion.finish_reason == "length" and len(listed) > 1 and not text.endswith("\n"):
         listed.pop()  # the token limit cut the last one
     return listed

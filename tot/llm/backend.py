@@ -151,10 +151,6 @@ class Backend:
         """How many samples the generating decoder decodes together in at most 1.75 times the time of one."""
         return int(getattr(self._decoders.get("generate"), "cheap_samples", _CHEAP_SAMPLES))
 
-    def writes_steps(self, purpose: Purpose) -> bool:
-        """Return whether the purpose's decoder decodes parallel steps."""
-        return bool(getattr(self._decoders.get(purpose), "writes_steps", False))
-
     def cuts_rationales(self, purpose: Purpose) -> bool:
         """Return whether the purpose's decoder may cut rationales."""
         return bool(getattr(self._decoders.get(purpose), "cuts_rationales", False))

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 from tot.decoders.request import Completion, Message, Purpose, Request, Sampling
 from tot.llm.backend import Backend
-from tot.llm.parallel_steps import with_room
 from tot.llm.prefix import as_written, drawn_for, scoring, with_text
 from tot.llm.replies import Evaluation, Reply, is_cut
 from tot.llm.seeds import derive
@@ -104,7 +103,6 @@ class Context:
         begun: Thought | None = None,
         until: Sequence[str] = (),
         about: str = "",
-        titles: Sequence[str] = (),
         **variables: Any,
     ) -> list[Reply]:
         """Return n samples of `template`, rendered for a node. Evaluators' templates see the last thought's parts.
@@ -122,7 +120,6 @@ class Context:
             until: Continue the thoughts so far as one message, up to the first of these strings or `max_tokens`.
                 Following the first children gives the message that would be decoded without cuts.
             about: Text to append to the user's message.
-            titles: Titles of the steps of the text, for a decoder that decodes them in parallel.
             variables: Other variables of the template.
         """
         state, task = self.state(node), self.task
@@ -141,8 +138,6 @@ class Context:
             # Chat models announce their answers themselves, so only a decoder that cuts rationales needs the trigger.
             if task.prompts.kind == "papers" or self._backend.cuts_rationales(self.purpose):
                 trigger = task.triggers.get(template)
-        if titles and self.writes_steps:
-            steps, sampling = tuple(titles), with_room(sampling, len(titles))
         request = Request(prompt=prompt, sampling=sampling, purpose=self.purpose, steps=steps)
         if trigger is not None:  # the text before the trigger is a rationale
             sampling = sampling.model_copy(update={"stop": (*sampling.stop, trigger)})
@@ -222,11 +217,6 @@ class Context:
     def decoder(self) -> str | None:
         """The name of the decoder."""
         return self._backend.name(self.purpose)
-
-    @property
-    def writes_steps(self) -> bool:
-        """Whether the decoder decodes parallel steps."""
-        return self._backend.writes_steps(self.purpose)
 
     def _derive_seed(
         self, template: str, node: Node, prompt: Sequence[Message], call: int = 0, continues: bool = False

@@ -15,7 +15,6 @@ from pydantic import Field
 
 from tot.decoders.errors import TaskError
 from tot.decoders.request import Completion, Request, Usage
-from tot.llm.parallel_steps import said
 from tot.task.task import Task
 from tot.tree.calls import Call, calls_of
 from tot.tree.thought import Drawn, Thought
@@ -73,7 +72,8 @@ class Reply:
     @property
     def text(self) -> str:
         """The text; for parallel steps, their bodies as paragraphs."""
-        return said(self.completion)
+        bodies = [part.text.partition(":")[2].strip() for part in self.completion.parts if part.kind == "step"]
+        return "\n\n".join(filter(None, bodies)) or self.completion.text
 
     @property
     def cut(self) -> bool:

@@ -17,7 +17,8 @@ from tot.task.templates import Templates, joined
 from tot.tree.thought import State
 
 _REMOVED = {
-    **dict.fromkeys(("answer", "chain", "propose", "value", "values", "vote"), "give the template this name"),
+    **dict.fromkeys(("answer", "chain", "propose", "value", "vote"), "give the template this name"),
+    "values": "each state is evaluated in a request of its own",
     "default_value": "it is the lower end of `scale`",
 }
 """Attributes of earlier versions, with a replacement."""
@@ -47,8 +48,6 @@ class Task:
     - `propose`: asks for `count` next thoughts in one reply. By default the first template of `thought`, with a request
       for `count` thoughts;
     - `value`: asks an evaluator for the value of a state. The parts of the last thought are variables;
-    - `values`: asks for the values of several states, the texts `candidates`; only `pdos` uses it. The reply has a part
-      for each state, titled "Candidate 1", "Candidate 2" and so on, and at the end all numbers;
     - `vote`: compares states, the texts `candidates`, which it numbers from 1. The default asks which one is best;
     - `chain`: asks for a whole solution at once; the baselines use it. A task without this template and without a world
       uses one thought, and then the answer;

@@ -25,10 +25,10 @@ from tot.decoders.errors import ModelError, OptionError
 from tot.decoders.files import write_text
 from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.models.loading import quiet_transformers, resolve_dtype
+from tot.decoders.training.cllm.checkpoint import load_checkpoint, save_checkpoint, set_learning_rate
 from tot.decoders.training.cllm.losses import Layout, Window, ar_loss, consistency_loss, layout
+from tot.decoders.training.cllm.settings import TrainOptions
 from tot.decoders.training.cllm.trajectories import trajectories
-from tot.decoders.training.options import TrainOptions
-from tot.decoders.training.resuming import load_checkpoint, save_checkpoint, set_learning_rate
 
 CHECKPOINT = "checkpoint.safetensors"
 _ATTENTION = "tot_texts"
@@ -89,8 +89,7 @@ def train(
                 f"the loss is {loss} (gradient {norm}) at step {step + 1}: the last good checkpoint is in {out}; "
                 f"resume with a learning rate below {options.learning_rate}"
             )
-        late = time.monotonic() - last_saved > _MOST_LOST
-        if step > done and (late or step % options.checkpoint_every == 0):
+        if step > done and time.monotonic() - last_saved > _MOST_LOST:
             # The finite loss shows that the weights after the previous step are good.
             save_checkpoint(model, optimizer, step, out / CHECKPOINT)
             last_saved = time.monotonic()
@@ -134,9 +133,6 @@ def _trainable(loaded: LoadedModel, options: TrainOptions) -> Any:
             model = get_peft_model(
                 model, LoraConfig(r=options.lora, lora_alpha=2 * options.lora, target_modules="all-linear")
             )
-    if options.gradient_checkpointing:
-        model.enable_input_require_grads()
-        model.gradient_checkpointing_enable()
     return model
 
 

@@ -26,17 +26,17 @@ from tot.decoders.errors import ModelError, OptionError
 from tot.decoders.files import replacing
 from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.request import Completion, Request
-from tot.decoders.training.options import CollectOptions
-from tot.decoders.training.resuming import check_settings
+from tot.decoders.training.cllm.checkpoint import check_settings
+from tot.decoders.training.cllm.settings import CollectOptions
 
 _T = TypeVar("_T")
 FORMAT = 2
-"""Format 1, which is still read, has no windows at the end of a text and no texts without a complete window."""
 _IDS = pa.list_(pa.int32())
 _SCHEMA = pa.schema(
     {"prompt": _IDS, "response": _IDS, "starts": _IDS}
     | dict.fromkeys(("points", "corrected"), pa.list_(pa.list_(_IDS)))
 )
+_NO_WINDOWS: dict[str, list[Any]] = {"starts": [], "points": [], "corrected": []}
 _GIVEN_PER_SHARD = 1000
 """Texts per shard, for given texts."""
 
@@ -66,13 +66,11 @@ def collect(
             repeated = [request for request in batch for _ in range(request.sampling.n)]
             path = _shard(out, number, batch)
             if not path.exists():
-                rows = []
-                for i, (request, completion) in enumerate(zip(repeated, decoder.generate(batch), strict=True)):
-                    rng = random.Random(f"{options.seed}/{number}/{i}")
-                    row = _row(engine.codec.encode_prompt(request.prompt), completion, options, rng)
-                    if row is not None:
-                        rows.append(row)
-                _write(rows, path)
+                rows = [
+                    _row(engine.codec.encode_prompt(request.prompt), completion, options, f"{number}/{i}")
+                    for i, (request, completion) in enumerate(zip(repeated, decoder.generate(batch), strict=True))
+                ]
+                _write([row for row in rows if row is not None], path)
             counts = _window_counts(path)
             windows += sum(counts)
             dropped += len(repeated) - len(counts)
@@ -99,8 +97,7 @@ def given(
             rows = []
             for request, text in batch:
                 response = [*codec.encode(text), codec.end_of(request)]
-                prompt = codec.encode_prompt(request.prompt)
-                rows.append({"prompt": prompt, "response": response, "starts": [], "points": [], "corrected": []})
+                rows.append({"prompt": codec.encode_prompt(request.prompt), "response": response, **_NO_WINDOWS})
             _write(rows, path)
         tell(count)
 
@@ -117,12 +114,12 @@ def trajectories(folder: Path, model: LoadedModel) -> Iterator[dict[str, Any]]:
     """
     path = folder / "settings.json"
     if not path.is_file():
-        raise OptionError(f"{folder} holds no trajectories: give a folder that `tot cllm collect` wrote")
+        raise OptionError(f"{folder} holds no trajectories: give a folder that `tot train collect` wrote")
     settings = json.loads(path.read_text())
-    if settings["format"] > FORMAT:
+    if settings["format"] != FORMAT:
         raise OptionError(
-            f"{folder} holds trajectories in format {settings['format']}, and this version reads up to {FORMAT}: "
-            "collect them again, or use a later version"
+            f"{folder} holds trajectories in format {settings['format']}, and this version reads format {FORMAT}: "
+            "collect them again"
         )
     _check_model(folder, settings, identity(model))
     for shard in sorted(folder.glob("shard-*.parquet")):
@@ -189,11 +186,9 @@ def repeats_itself(tokens: Sequence[int], text: str) -> bool:
     return any(len(sentence) > 12 and sentences.count(sentence) >= 3 for sentence in set(sentences))
 
 
-def _row(
-    prompt: Sequence[int], completion: Completion, options: CollectOptions, rng: random.Random
-) -> dict[str, Any] | None:
-    """Return one text with its windows, or None for a repetitive text."""
-    response = list(completion.tokens)
+def _row(prompt: Sequence[int], completion: Completion, options: CollectOptions, number: str) -> dict[str, Any] | None:
+    """Return one text with its windows, or None for a repetitive text. `number` seeds its corrections."""
+    rng, response = random.Random(f"{options.seed}/{number}"), list(completion.tokens)
     if repeats_itself(response, completion.text):
         return None
     trajectory = [(start, points) for start, points, _ in windows(completion, options.n) if points]

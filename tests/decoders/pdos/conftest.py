@@ -22,8 +22,8 @@ from tot.decoders import (
     load_model,
 )
 from tot.decoders.engine.runner import Chunk, Forward
-from tot.decoders.engine.sequence import Job
 from tot.decoders.engine.text import TextCodec
+from tot.decoders.methods import pdos, steps_format
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 2
 END = 2
@@ -61,36 +61,22 @@ def ids(decoder: LocalDecoder, text: str) -> tuple[int, ...]:
 
 
 class Watch:
-    """Record each forward of a decoder: the tokens of each chunk's branch, and the live and reserved slots before
-    it."""
+    """Record each forward of a decoder: the tokens of the branches of which it reads logits, and the number of rows."""
 
     def __init__(self, decoder: LocalDecoder) -> None:
         self.engine = decoder.engine
         self.tokens: list[list[list[int]]] = []
         self.texts: list[list[str]] = []
         self.rows: list[int] = []
-        self.slots: list[tuple[str, int]] = []
-        self._forward, self._admit = decoder.engine.runner.forward, decoder.engine._scheduler.admit
+        self._forward = decoder.engine.runner.forward
         decoder.engine.runner.forward = self.forward  # type: ignore[method-assign]
-        decoder.engine._scheduler.admit = self.admit  # type: ignore[method-assign]
-
-    def admit(self) -> list[Job]:
-        admitted = self._admit()
-        running = self.engine._scheduler.running
-        if running:
-            self.slots.append(("may be", self.engine.cache.live + sum(job.policy.growth() for job in running)))
-        return admitted
 
     def forward(self, chunks: Sequence[Chunk]) -> Forward:
         cache = self.engine.cache
-        self.tokens.append([cache.tokens(chunk.branch)[: chunk.stop] for chunk in chunks])
+        self.tokens.append([cache.tokens(chunk.branch)[: chunk.stop] for chunk in chunks if chunk.reads])
         self.texts.append([self.engine.codec.decode(tokens) for tokens in self.tokens[-1]])
         self.rows.append(sum(chunk.stop - chunk.start for chunk in chunks))
-        self.slots.append(("are", cache.live))
         return self._forward(chunks)
-
-    def leave(self) -> None:
-        self.engine.runner.forward, self.engine._scheduler.admit = self._forward, self._admit  # type: ignore[method-assign]
 
 
 class Script(Watch):
@@ -155,12 +141,36 @@ def mixed(decoder: LocalDecoder, count: int = 12) -> list[Request]:
     return requests
 
 
-def loose(make: Make, **options: Any) -> LocalDecoder:
-    """Create a model that often writes markers, colons and terminators: many skeletons, some of them valid."""
-    decoder = make(marker="e", colon="a", terminator="o", title_tokens=12, max_steps=3, **options)
-    for mark, more in (("e", 3.0), ("a", 6.0), ("o", 2.0)):
-        decoder.model.lm_head.bias.data[decoder.engine.codec.encode(mark)] += more
-    return decoder
+@pytest.fixture
+def marks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Replace the marks of steps, for models that do not write the real ones."""
+
+    def change(marker: str = "####", colon: str = ":", terminator: str = "%%%", ellipsis: str = "...") -> None:
+        for module in (pdos, steps_format):
+            monkeypatch.setattr(module, "MARKER", marker)
+            monkeypatch.setattr(module, "COLON", colon)
+            monkeypatch.setattr(module, "TERMINATOR", terminator)
+            monkeypatch.setattr(module, "ELLIPSIS", ellipsis)
+            monkeypatch.setattr(module, "END", f"{marker}{terminator}\n")
+        monkeypatch.setattr(steps_format, "_BLANK", f" {marker[-1]}")
+
+    return change
+
+
+@pytest.fixture
+def loose(make: Make, marks: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> Callable[..., LocalDecoder]:
+    """Create models that often write markers, colons and terminators: many skeletons, some of them valid."""
+    marks(marker="e", colon="a", terminator="o")
+    monkeypatch.setattr(pdos, "_TITLE_TOKENS", 12)
+    monkeypatch.setattr(pdos, "_MAX_STEPS", 3)
+
+    def load(**options: Any) -> LocalDecoder:
+        decoder = make(**options)
+        for mark, more in (("e", 3.0), ("a", 6.0), ("o", 2.0)):
+            decoder.model.lm_head.bias.data[decoder.engine.codec.encode(mark)] += more
+        return decoder
+
+    return load
 
 
 def outcomes(completions: Sequence[Completion]) -> list[Any]:
@@ -200,11 +210,6 @@ def _scripted() -> type[Script]:
 @pytest.fixture(name="mixed")
 def _mixed() -> Callable[..., list[Request]]:
     return mixed
-
-
-@pytest.fixture(name="loose")
-def _loose() -> Callable[..., LocalDecoder]:
-    return loose
 
 
 @pytest.fixture(name="outcomes")

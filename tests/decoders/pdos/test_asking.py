@@ -16,9 +16,7 @@ from tot.decoders import (
     RequestError,
     Sampling,
 )
-from tot.decoders.engine.text import TextCodec
-from tot.decoders.methods.options import PDOSOptions
-from tot.decoders.methods.pdos.steps_format import StepsFormat
+from tot.decoders.methods.steps_format import instructed
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 2
 CITIES = ("Oslo", "Rome", "the other one", "10")
@@ -26,26 +24,22 @@ END = 2
 Make = Callable[..., LocalDecoder]
 
 
-def prepared(codec: TextCodec, prompt: Any, steps: tuple[str, ...] = (), **options: Any) -> Any:
-    return StepsFormat(PDOSOptions(**options), codec).prepare(Request(prompt=prompt, steps=steps)).prompt
-
-
-def test_instructions_are_added_to_the_last_user_message_or_the_text(codec: TextCodec) -> None:
+def test_instructions_are_added_to_the_last_user_message_or_the_text() -> None:
     system, user = Message(role="system", content="S"), Message(role="user", content="Q?")
     begun = Message(role="assistant", content="Well,")
-    instructed = Message(role="user", content="Q?\n\nMark steps.")
+    marked = Message(role="user", content="Q?\n\nMark steps.")
     alone = Message(role="user", content="Mark steps.")
     for prompt, expected in [
         ("Q: and on\nA:", "Mark steps.\n\nQ: and on\nA:"),
-        ((system, user), (system, instructed)),
-        ((system, user, begun), (system, instructed, begun)),
-        ((user, begun, user), (user, begun, instructed)),
+        ((system, user), (system, marked)),
+        ((system, user, begun), (system, marked, begun)),
+        ((user, begun, user), (user, begun, marked)),
         ((begun,), (alone, begun)),
         ((system,), (system, alone)),
         ((5, 6, 7), (5, 6, 7)),
     ]:
-        assert prepared(codec, prompt, instructions="Mark steps.") == expected
-        assert prepared(codec, prompt, instructions="") == prompt
+        assert instructed(prompt, False, "Mark steps.") == expected
+        assert instructed(prompt, False, "") == prompt
 
 
 def test_a_prompt_is_prepared_before_it_reaches_the_model(make: Make, watching: Any) -> None:
@@ -55,14 +49,11 @@ def test_a_prompt_is_prepared_before_it_reaches_the_model(make: Make, watching: 
     assert watch.texts[0][-1] == "Mark steps.\n\nQ: and on\nA:"
 
 
-@pytest.mark.parametrize("steps", [(), CITIES])
-def test_default_instructions_contain_the_markers(codec: TextCodec, steps: tuple[str, ...]) -> None:
-    text = prepared(codec, "Which?", steps, marker="@@", terminator="@@END", colon="=")
-    assert "@@END" in text
-    assert "@@@@" not in text
-    assert "####" not in text
-    assert ("@@ Schools=..." in text) == (not steps)
-    assert "{" not in text
+@pytest.mark.parametrize("given", [False, True])
+def test_default_instructions_contain_the_markers(given: bool) -> None:
+    text = instructed("Which?", given)
+    assert "####%%%" in text
+    assert ("#### Schools:..." in text) != given
     assert text.endswith("\n\nWhich?")
 
 
@@ -117,13 +108,23 @@ def test_invalid_steps_are_refused(make: Make) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"marker": ""}, "option marker"),
-        ({"marker": "# "}, "white space"),
-        ({"marker": "%%%"}, "the terminator equals the marker"),
-        ({"marker": "#:"}, "the colon, ':', is part of the marker"),
-        ({"steps": 3}, "option steps"),
+        ({"step_tokens": 0}, "option step_tokens: .*greater than or equal to 1"),
+        ({"marker": "@@"}, "option marker: was removed: the format of steps is fixed"),
     ],
 )
 def test_invalid_options_are_refused(make: Make, options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         make(**options)
+
+
+@pytest.mark.parametrize("short", [0, 1])
+def test_a_request_that_just_fits_the_kv_budget_runs(make: Make, short: int, ids: Any) -> None:
+    prompt = ids(make(), LONG)
+    decoder = make(kv_budget=len(prompt) + 120 - short)
+    request = Request(prompt=prompt, sampling=Sampling(max_tokens=120, ignore_eos=True), steps=CITIES)
+    if short:
+        with pytest.raises(RequestError, match=rf"may need {len(prompt) + 120} tokens"):
+            decoder.generate([request])
+    else:
+        (got,) = decoder.generate([request])
+        assert got.finish_reason == "length"

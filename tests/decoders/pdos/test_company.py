@@ -18,8 +18,8 @@ Make = Callable[..., LocalDecoder]
 
 
 @pytest.mark.parametrize("model", ["llama", pytest.param("qwen2", marks=pytest.mark.slow)], indirect=True)
-def test_other_requests_and_chunks_change_nothing(make: Make, ids: Any, outcomes: Any, loose: Any, mixed: Any) -> None:
-    decoder = loose(make)
+def test_other_requests_and_chunks_change_nothing(ids: Any, outcomes: Any, loose: Any, mixed: Any) -> None:
+    decoder = loose()
     requests = mixed(decoder)
     for seed in range(10):
         sampling = Sampling(max_tokens=120, temperature=2.0, seed=seed)
@@ -33,21 +33,22 @@ def test_other_requests_and_chunks_change_nothing(make: Make, ids: Any, outcomes
     assert account.broken > 2
     expected = [one for completions in alone for one in completions]
     for options in ({}, {"chunk": 5, "kv_budget": 20_000}, {"kv_budget": 1200}):
-        other = loose(make, **options)
+        other = loose(**options)
         assert outcomes(other.generate(requests)) == expected
         order = list(range(len(requests)))[::-1]
         again = other.generate([requests[i] for i in order])
         assert sorted(map(str, outcomes(again))) == sorted(map(str, expected))
 
 
-def test_without_a_marker_the_text_equals_ar(make: Make, outcomes: Any, mixed: Any) -> None:
-    decoder = make(marker="\u00e9")
+def test_without_a_marker_the_text_equals_ar(make: Make, marks: Any, outcomes: Any, mixed: Any) -> None:
+    marks(marker="\u00e9")
+    decoder = make()
     requests = [request.model_copy(update={"steps": ()}) for request in mixed(decoder)]
     assert outcomes(decoder.generate(requests)) == outcomes(make("ar").generate(requests))
 
 
-def test_parts_join_to_the_text_and_usage_adds_up(make: Make, loose: Any, mixed: Any) -> None:
-    decoder = loose(make)
+def test_parts_join_to_the_text_and_usage_adds_up(loose: Any, mixed: Any) -> None:
+    decoder = loose()
     meter = Meter()
     requests = mixed(decoder)
     completions = [one for handle in decoder.submit(requests, meter) for one in handle.result(60)]

@@ -60,8 +60,9 @@ def test_a_step_ends_at_its_marker_end_token_or_limit(make: Make, scripted: Any,
     assert b.tokens == len(decoder.engine.codec.encode(" and")) + 1
 
 
-def test_a_step_whose_end_splits_a_token_keeps_its_limit(make: Make, scripted: Any, ask: Any) -> None:
-    decoder = make(marker="e", step_tokens=1)
+def test_a_step_whose_end_splits_a_token_keeps_its_limit(make: Make, marks: Any, scripted: Any, ask: Any) -> None:
+    marks(marker="e")
+    decoder = make(step_tokens=1)
     scripted(decoder, "e A: the")  # one token, " the", of which the two tokens of " th" remain
     (got,) = decoder.generate([ask(decoder, steps=("A",))])
     assert (got.parts[0].text, got.parts[0].tokens) == ("e A: \n", 1)
@@ -114,8 +115,8 @@ def test_a_cancelled_skeleton_is_not_part_of_the_text(make: Make, scripted: Any,
     wait_until(lambda: decoder.engine.cache.live == 0)
 
 
-def test_streamed_pieces_join_to_the_text(make: Make, loose: Any, mixed: Any) -> None:
-    decoder = loose(make)
+def test_streamed_pieces_join_to_the_text(loose: Any, mixed: Any) -> None:
+    decoder = loose()
     for request in mixed(decoder):
         (handle,) = decoder.submit([request], stream=True)
         texts = dict.fromkeys(range(request.sampling.n), "")

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from tot.decoders import (
-    LocalDecoder,
-)
+from tot.decoders import LocalDecoder
+from tot.decoders.methods import pdos
 
 END = 2
 Make = Callable[..., LocalDecoder]
@@ -63,7 +62,9 @@ def test_every_sampled_token_is_counted_once_and_given_tokens_never(
     assert got.usage.forwards <= len(script.texts)
 
 
-def test_a_colon_may_be_part_of_a_token_and_follow_a_token_without_text(make: Make, scripted: Any, ask: Any) -> None:
+def test_a_colon_may_be_part_of_a_token_and_follow_a_token_without_text(
+    make: Make, marks: Any, scripted: Any, ask: Any
+) -> None:
     class Ends(scripted):
         """After a title's first letter, write an end token that should be ignored, and then "the"."""
 
@@ -75,7 +76,8 @@ def test_a_colon_may_be_part_of_a_token_and_follow_a_token_without_text(make: Ma
             self.visits += 1
             return END if self.visits == 1 else self.engine.codec.encode("the")[0]
 
-    decoder = make(colon="t")
+    marks(colon="t")
+    decoder = make()
     script = Ends(decoder, "#### At on\n####", "#### At...\n####%%%", "#### At on\n####%%%\n.")
     (got,) = decoder.generate([ask(decoder, sampling={"ignore_eos": True, "max_tokens": 70})])
     assert script.visits == 2
@@ -97,27 +99,6 @@ def test_a_second_skeleton_starts_a_second_block(make: Make, scripted: Any, ask:
 
 
 @pytest.mark.parametrize(
-    ("options", "written"),
-    [
-        ({"marker": "#####", "terminator": "%%%"}, "#####"),
-        ({"marker": "####", "terminator": "####%"}, "####"),
-        ({"marker": "<step>", "colon": "=", "ellipsis": ".....", "terminator": "</steps>"}, "<step>"),
-    ],
-)
-def test_markers_are_options(make: Make, options: dict[str, str], written: str, scripted: Any, ask: Any) -> None:
-    decoder = make(**options)
-    end = options["terminator"].removeprefix(written)
-    colon, dots = options.get("colon", ":"), options.get("ellipsis", "...")
-    one, other = f"{written} A{colon} on\n{written}", f"{written} B{colon} and on\n{written}"
-    skeleton = f"{written} A{colon}{dots}\n{written} B{colon}{dots}\n{written}{end}"
-    whole = f"{written} A{colon} on\n{written} B{colon} and on\n{written}{end}\nSo."
-    script = scripted(decoder, one, other, skeleton, whole)
-    (got,) = decoder.generate([ask(decoder)])
-    assert got.text == whole
-    assert any(texts[0].endswith(f"{colon}{dots}\n{written}") for texts in script.texts)
-
-
-@pytest.mark.parametrize(
     "written",
     [
         "#### a title without a colon\nand on.\n#### more: of it",
@@ -133,9 +114,10 @@ def test_markers_are_options(make: Make, options: dict[str, str], written: str, 
     ],
 )
 def test_a_skeleton_without_steps_gives_the_text_of_ar(
-    make: Make, written: str, scripted: Any, ask: Any, outcomes: Any
+    make: Make, written: str, scripted: Any, ask: Any, outcomes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoder, plain = make(title_tokens=24), make("ar")
+    monkeypatch.setattr(pdos, "_TITLE_TOKENS", 24)
+    decoder, plain = make(), make("ar")
     for target in (decoder, plain):
         scripted(target, "One.\n" + written)
     (got,), (expected,) = (target.generate([ask(target)]) for target in (decoder, plain))
@@ -176,8 +158,11 @@ def test_a_marker_that_is_too_long_is_not_a_title(make: Make, scripted: Any, ask
     assert (got.text, decoder.engine.accounts["generate"].broken) == (joined, 0)
 
 
-def test_a_skeleton_ends_at_max_steps(make: Make, scripted: Any, ask: Any) -> None:
-    decoder = make(max_steps=2)
+def test_a_skeleton_ends_at_the_maximum_number_of_steps(
+    make: Make, scripted: Any, ask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pdos, "_MAX_STEPS", 2)
+    decoder = make()
     skeleton = "".join(f"#### {title}:...\n" for title in "ABCDE")
     steps = [f"#### {title}: on\n####" for title in "AB"]
     scripted(decoder, *steps, skeleton, "#### A: on\n#### B: on\n####%%%\n.")
@@ -196,8 +181,11 @@ def test_a_skeleton_has_at_most_the_steps_that_fit(make: Make, scripted: Any, as
     assert script.engine.accounts["generate"].broken == 1
 
 
-def test_a_skeleton_starts_no_step_that_does_not_fit(make: Make, scripted: Any, ask: Any, kinds: Any) -> None:
-    decoder = make(ellipsis=".")
+def test_a_skeleton_starts_no_step_that_does_not_fit(
+    make: Make, marks: Any, scripted: Any, ask: Any, kinds: Any
+) -> None:
+    marks(ellipsis=".")
+    decoder = make()
     scripted(decoder, "".join(f"#### {title}:.\n" for title in "ABCDEFGHIJ"))
     for room in range(30, 50):
         (got,) = decoder.generate([ask(decoder, sampling={"max_tokens": room})])

@@ -12,6 +12,7 @@ from tot.decoders import Budget, Completion, Meter, ModelError, Request, load_de
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: "
 ROUNDS: dict[str, Any] = {"policy": "rounds", "adapt": False, "k_config": (2, 1)}
+BESIDE = {**ROUNDS, "overlap": True}
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -38,7 +39,7 @@ def test_a_request_can_be_cancelled_while_its_draft_is_computed(
 ) -> None:
     watched = watching()
     watched.go_on.clear()
-    decoder = bench.seed(watched, **ROUNDS)
+    decoder = bench.seed(watched, **BESIDE)
     cancelled = decoder.submit(branches(3))
     while not watched.asked:
         time.sleep(0.001)
@@ -55,7 +56,7 @@ def test_the_engine_keeps_running_while_all_of_a_decoders_drafts_are_pending(
 ) -> None:
     """An endless draft blocks no other request, can be cancelled, and ends with its budget."""
     watched = watching()
-    decoder = bench.seed(watched, **ROUNDS)
+    decoder = bench.seed(watched, **BESIDE)
     watched.go_on.clear()
     (cancelled,) = decoder.submit([plain(LONG)])
     (poor,) = decoder.submit([plain(LONG)], Meter(Budget(seconds=0.2)))
@@ -70,7 +71,7 @@ def test_the_engine_keeps_running_while_all_of_a_decoders_drafts_are_pending(
     watched.go_on.set()
 
 
-@pytest.mark.parametrize("options", [ROUNDS, {**ROUNDS, "overlap": False}, {"policy": "packed"}])
+@pytest.mark.parametrize("options", [ROUNDS, BESIDE, {"policy": "packed"}])
 def test_a_drafter_that_fails_fails_its_requests_only(
     bench: Any,
     options: dict[str, Any],

@@ -12,13 +12,14 @@ from tot.decoders import Completion, Request, RequestError, load_decoder
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: "
 ROUNDS: dict[str, Any] = {"policy": "rounds", "adapt": False, "k_config": (2, 1)}
+BESIDE = {**ROUNDS, "overlap": True}
 
 
 def test_closing_ends_the_drafting_thread(
     bench: Any, watching: Any, branches: Callable[..., list[Request]], results: Callable[..., list[Completion]]
 ) -> None:
     watched = watching()
-    decoder = bench.seed(watched, **ROUNDS)
+    decoder = bench.seed(watched, **BESIDE)
     decoder.generate(branches(2))
     decoder.close()
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("tot-draft")]
@@ -35,7 +36,7 @@ def test_closing_while_requests_run_cancels_them(
     results: Callable[..., list[Completion]],
 ) -> None:
     watched = watching()
-    decoder = load_decoder("seed", make_model(), tokenizer=bench.tokenizer, kv_budget=4000, draft=watched, **ROUNDS)
+    decoder = load_decoder("seed", make_model(), tokenizer=bench.tokenizer, kv_budget=4000, draft=watched, **BESIDE)
     handles = decoder.submit([plain(LONG, max_tokens=900, seed=i) for i in range(3)], stream=True)
     next(iter(handles[0]))
     cache = decoder.engine.cache

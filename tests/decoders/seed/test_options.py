@@ -23,7 +23,7 @@ from tot.decoders import OptionError, Request, load_decoder
         ({"rule": "leviathan", "k_config": (1, 2)}, "takes one candidate per position"),
         ({"rule": "strict"}, "option rule: .*'coupled', 'leviathan' or 'mcsd'"),
         ({"policy": "all"}, "option policy: .*'packed' or 'rounds'"),
-        ({"overlap": False}, "overlap is for policy=rounds: leave it out"),
+        ({"overlap": True}, "overlap is for policy=rounds: leave it out"),
         ({"k": 3}, r"option k: .* \(its options: .*policy, overlap, adapt, k_config"),
     ],
 )

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from tot.decoders import Completion, Request
-from tot.decoders.methods.options import SEEDOptions
-from tot.decoders.methods.seed import Rounds
+from tot.decoders.methods.seed import Rounds, SEEDOptions
 from tot.decoders.methods.speculative import Speculative
 from tot.decoders.timeline import Timeline
 

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from tot.decoders import Request
-from tot.decoders.methods.options import SEEDOptions
-from tot.decoders.methods.seed import Rounds
 from tot.decoders.timeline import Timeline
 
 ROUNDS: dict[str, Any] = {"policy": "rounds", "adapt": False, "k_config": (2, 1)}
+BESIDE = {**ROUNDS, "overlap": True}
 
 
 @pytest.mark.parametrize(("overlap", "thread"), [(True, "tot-draft_0"), (False, "tot-engine")])
@@ -57,22 +56,8 @@ def test_without_overlap_no_draft_runs_beside_the_target(
     assert not any(draft.began < one.ended and one.began < draft.ended for draft in drafts for one in forwards)
 
 
-@pytest.mark.parametrize(("beside", "between"), [(0.5, 1.0), (1.0, 0.5)])
-def test_drafts_run_beside_the_target_if_that_makes_turns_shorter(bench: Any, beside: float, between: float) -> None:
-    rounds = Rounds(bench.engine(), bench.model_drafter(0.02), SEEDOptions(**ROUNDS))
-    seconds = {rounds._worker: beside, rounds._inline: between}
-    executors = []
-    for _ in range(1000):
-        executors.append(rounds._executor(3))
-        rounds._gained, rounds._ended = 2, rounds._ended + seconds[executors[-1]]
-    rounds.close()
-    faster = min(seconds, key=lambda executor: seconds[executor])
-    assert set(executors) == set(seconds)
-    assert 850 < executors.count(faster) < 1000
-
-
 def test_texts_are_the_same_with_a_real_clock(bench: Any, branches: Callable[..., list[Request]]) -> None:
-    decoder = bench.seed(bench.model_drafter(0.02), **ROUNDS)
+    decoder = bench.seed(bench.model_drafter(0.02), **BESIDE)
     requests = branches(5, tokens=60)
     assert [completion.tokens for completion in decoder.generate(requests)] == bench.expected(requests)
 
@@ -80,7 +65,7 @@ def test_texts_are_the_same_with_a_real_clock(bench: Any, branches: Callable[...
 def test_a_forward_counts_for_the_requests_that_it_verified(
     bench: Any, watching: Any, branches: Callable[..., list[Request]]
 ) -> None:
-    decoder = bench.seed(watching(), **ROUNDS)
+    decoder = bench.seed(watching(), **BESIDE)
     got = decoder.generate(branches(5))
     for usage in (completion.usage for completion in got):
         assert usage.forwards + usage.accepted == usage.new_tokens == 20

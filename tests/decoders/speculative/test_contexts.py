@@ -12,7 +12,7 @@ from tot.decoders.engine.radix_cache import RadixCache
 from tot.decoders.methods.speculative import Speculation
 
 
-@pytest.mark.parametrize(("method", "draft"), [("sd", "lookup"), ("mcsd", "near"), ("seed", "chain")])
+@pytest.mark.parametrize(("method", "draft"), [("sd", "lookup"), ("mcsd", "near"), ("seed", "near")])
 def test_a_drafter_gets_all_of_each_text(
     method: str, draft: str, make_bench: Any, mixed: list[Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ DEPTHS: list[tuple[str, dict[str, Any]]] = [
     *(("mcsd", {"k_config": config}) for config in ((2, 2, 1), (4, 2, 1, 1), (1,), (3,))),
     *(("seed", {**policy, "adapt": False, "k_config": (2, 2, 1)}) for policy in ({}, {"policy": "rounds"})),
 ]
-DRAFTS = ["lookup", "same", "near", "far", "chain"]
+DRAFTS = ["lookup", "same", "near", "far"]
 
 
 @pytest.mark.parametrize("heat", [0.0, 1.0])
@@ -59,5 +59,5 @@ def test_each_forward_returns_the_accepted_tokens_and_one_more(
         assert usage.accepted <= usage.drafted <= 4 * usage.forwards
     assert decoder.engine.forwards == max(completion.usage.forwards for completion in got)
     share = accepted(got) / drafted(got)
-    bounds = {"lookup": (0.01, 0.9), "same": (1, 1), "near": (0.1, 0.9), "far": (0, 0.1), "chain": (0.05, 0.9)}
+    bounds = {"lookup": (0.01, 0.9), "same": (1, 1), "near": (0.1, 0.9), "far": (0, 0.1)}
     assert bounds[draft][0] <= share <= bounds[draft][1]

@@ -22,7 +22,7 @@ SEED: list[tuple[str, dict[str, Any]]] = [
 METHODS = [*SD, *MCSD, *SEED]
 FAST = [SD[0], SD[4], MCSD[1], MCSD[2], *SEED]
 """Each of these runs on one of the two families. The rest is slow."""
-DRAFTS = ["lookup", "same", "near", "far", "chain"]
+DRAFTS = ["lookup", "same", "near", "far"]
 
 
 named = pytest.mark.parametrize(("name", "options"), METHODS, ids=lambda value: str(value).strip("{}"))

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tot.decoders import Engine, OptionError, Request
+from tot.decoders.training.cllm.settings import CollectOptions
 from tot.decoders.training.cllm.trajectories import collect, given, repeats_itself, stationary
-from tot.decoders.training.options import CollectOptions
 
 pytestmark = pytest.mark.training
 

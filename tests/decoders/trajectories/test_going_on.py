@@ -13,9 +13,9 @@ from datasets import Dataset, Features, List, Value
 from pyarrow import parquet
 
 from tot.decoders import Engine, ModelError, OptionError, Request, load_model
+from tot.decoders.training.cllm.settings import CollectOptions, TrainOptions
 from tot.decoders.training.cllm.train import train
 from tot.decoders.training.cllm.trajectories import collect, trajectories
-from tot.decoders.training.options import CollectOptions, TrainOptions
 
 pytestmark = pytest.mark.training
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tot.decoders import Engine, OptionError, Request, Sampling, load_decoder, load_model
+from tot.decoders.training.cllm.settings import CollectOptions, TrainOptions
 from tot.decoders.training.cllm.train import train
 from tot.decoders.training.cllm.trajectories import collect, trajectories
-from tot.decoders.training.options import CollectOptions, TrainOptions
 
 pytestmark = pytest.mark.training
 

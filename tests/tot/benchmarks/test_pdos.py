@@ -26,10 +26,10 @@ from benchmarks.pdos_questions import (
     right_passages,
     right_share,
 )
-from benchmarks.steps import taught
+from benchmarks.steps import stepped_answers
 from tot.decoders import Completion, Request, load_decoder
-from tot.decoders.methods.pdos.steps_format import StepsFormat
 from tot.decoders.request import ChoiceLogprob
+from tot.decoders.training.steps import SteppedAnswer, step_texts
 
 pytestmark = pytest.mark.benches
 
@@ -40,11 +40,6 @@ SIDES = ("normal", "pdos, given", "pdos, own", "SoT", "CoD", "CoD + pdos, given"
 def compared(small: Path) -> Iterator[dict[str, Way]]:
     with load_decoder("ar", small) as normal, load_decoder("pdos", engine=normal.engine, instructions="") as steps:
         yield ways(normal, steps)
-
-
-@pytest.fixture
-def form(compared: dict[str, Way]) -> StepsFormat:
-    return compared["normal"].form
 
 
 class Replies:
@@ -96,9 +91,9 @@ def test_the_prompt_style_sets_turns_and_description(
         assert way.drafts == ("five words" in messages[-1].content and not way.outline)
 
 
-def test_titles_are_removed_from_the_text_of_an_answer(form: StepsFormat) -> None:
+def test_titles_are_removed_from_the_text_of_an_answer() -> None:
     written = "So:\n#### Ann Lee: 3.1, no.\n####Bo: yes: 4\n####%%%\nName: Bo\n1. Food: bread\n12 left."
-    assert said(written, form) == "So:\n3.1, no.\nyes: 4\n\nName: Bo\nbread\n12 left."
+    assert said(written) == "So:\n3.1, no.\nyes: 4\n\nName: Bo\nbread\n12 left."
 
 
 def test_points_of_an_outline_are_one_batch_and_are_joined_in_order(compared: dict[str, Way], scripted: Any) -> None:
@@ -209,11 +204,11 @@ def test_invalid_options_are_rejected_with_an_error(
 
 @pytest.mark.parametrize("make", [retrieval, documents])
 @pytest.mark.parametrize("steps", [4, 9, 30, 100])
-def test_the_given_answer_is_right(make: Callable[[int, int], Any], steps: int, form: StepsFormat) -> None:
+def test_the_given_answer_is_right(make: Callable[[int, int], Any], steps: int) -> None:
     for seed in range(10):
         question = make(steps, seed)
         for drafts in (False, True):
-            answer = question.answered.in_steps(form, drafts)
+            answer = question.answered.in_steps(drafts)
             assert question.is_right(answer)
             assert question.right_steps(answer) == 1.0
             assert re.findall(r"^#### (.+?):", answer, re.MULTILINE) == [*question.titles]
@@ -223,8 +218,12 @@ def test_the_given_answer_is_right(make: Callable[[int, int], Any], steps: int, 
     assert make(steps, 3).text == make(steps, 3).text != make(steps, 4).text
 
 
-def test_a_question_teaches_an_answer_a_skeleton_and_two_steps(form: StepsFormat) -> None:
-    texts = list(taught(5, form.codec))
+def taught(seed: int) -> list[Any]:
+    return list(step_texts((SteppedAnswer(**row) for row in stepped_answers(5)), seed))
+
+
+def test_a_question_teaches_an_answer_a_skeleton_and_two_steps() -> None:
+    texts = taught(1)
     assert len(texts) == 20
     for at in range(0, 20, 4):
         (whole, answer), (begun, rest), *ends = texts[at : at + 4]
@@ -240,7 +239,7 @@ def test_a_question_teaches_an_answer_a_skeleton_and_two_steps(form: StepsFormat
         assert f"#### {titles[0]}:" not in first
         assert all(answer.endswith(f"\n{request.prompt[1].content}{text}") for request, text in ends)
         assert all(request.prompt[0] == user for request, _ in texts[at : at + 4])
-    assert list(taught(5, form.codec)) == texts
+    assert taught(1) == texts != taught(2)
 
 
 @pytest.mark.parametrize("people", [4, 10, 100])

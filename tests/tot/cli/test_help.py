@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 
-@pytest.mark.parametrize(("arguments", "named"), [((), ("solve", "models", "cllm")), (("cllm",), ("collect",))])
+@pytest.mark.parametrize(("arguments", "named"), [((), ("solve", "models", "train")), (("train",), ("collect",))])
 def test_a_command_without_arguments_shows_its_help(
     tot: Any, arguments: tuple[str, ...], named: tuple[str, ...]
 ) -> None:
@@ -20,7 +20,7 @@ def test_a_command_without_arguments_shows_its_help(
 
 def test_help_is_a_command(tot: Any) -> None:
     assert tot("help") == tot("--help")
-    assert tot("help", "cllm", "train") == tot("cllm", "train", "--help")
+    assert tot("help", "train", "cllm") == tot("train", "cllm", "--help")
 
 
 def test_help_describes_every_option(tot: Any) -> None:

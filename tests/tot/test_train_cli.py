@@ -1,4 +1,4 @@
-"""`tot cllm collect` and `train`, and the benchmark `cllm`, in sequence on a tiny model; errors for invalid input."""
+"""`tot train collect`, `cllm` and `pdos`, and the benchmark `cllm`, in sequence on a tiny model; errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tot.decoders.errors import TaskError
 from tot.decoders.methods.lookahead import LookaheadDrafter
 from tot.decoders.models.loading import load_model
 from tot.decoders.training.cllm import trajectories
-from tot.training.questions import questions_of
+from tot.evaluation.solutions import solutions
 
 pytestmark = pytest.mark.training
 
@@ -75,14 +75,12 @@ def _here(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def tot(capfd: pytest.CaptureFixture[str]) -> Tot:
-    """Run `tot cllm`, or the benchmark `cllm` or `steps`; return the status, standard output and standard error."""
+    """Run `tot train`, or a benchmark; return the status, standard output and standard error."""
 
     def run(*arguments: str) -> tuple[int, str, str]:
         command, *options = arguments
-        if command in ("collect", "train"):
-            status = main(["cllm", command, *options])
-        else:
-            status = benchmark([command, *options])
+        program, _, name = command.rpartition(" ")
+        status = benchmark([name, *options]) if program else main(["train", name, *options])
         out, err = capfd.readouterr()
         return status, out, err
 
@@ -117,7 +115,7 @@ def test_trajectories_are_collected_trained_on_and_evaluated(tot: Tot, monkeypat
         "--accumulate",
         "2",
     )
-    status, out, err = tot("train", "--model", "base", "--data", "data", "--out", "made", *options)
+    status, out, err = tot("cllm", "--model", "base", "--data", "data", "--out", "made", *options)
     assert (status, err) == (0, "")
     assert "made: the model, losses.jsonl and losses.png" in out
     assert Path("made/losses.png").read_bytes().startswith(b"\x89PNG")
@@ -125,7 +123,7 @@ def test_trajectories_are_collected_trained_on_and_evaluated(tot: Tot, monkeypat
     assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
     assert len(lines) >= 4
 
-    status, out, err = tot("cllm", "--model", "made", "--base", "base", "--out", "n.json", *SHORT, *RIDDLES)
+    status, out, err = tot("benchmarks cllm", "--model", "made", "--base", "base", "--out", "n.json", *SHORT, *RIDDLES)
     assert (status, err) == (0, "")
     rows = cells(out)
     sides = [f"{model} + {method}" for model in ("base", "made") for method in METHODS]
@@ -155,13 +153,14 @@ def test_trajectories_are_collected_trained_on_and_evaluated(tot: Tot, monkeypat
 
 
 def test_a_model_is_trained_on_answers_in_parallel_steps(tot: Tot) -> None:
-    status, out, err = tot("steps", "--model", "base", "--questions", "2", "--out", "steps")
-    assert (status, err) == (0, "")
+    assert tot("benchmarks steps", "--questions", "2", "--out", "answers.jsonl") == (0, "", "")
+    pdos = ("pdos", "--model", "base", "--data", "answers.jsonl", "--out", "steps")
+    assert tot(*pdos)[0] == 0
     written = [path.read_bytes() for path in Path("steps").glob("*.parquet")]
     assert len(written) == 1
-    assert tot("steps", "--model", "base", "--questions", "2", "--out", "steps")[0] == 0
+    assert tot(*pdos)[0] == 0
     assert [path.read_bytes() for path in Path("steps").glob("*.parquet")] == written
-    status, out, err = tot("train", "--model", "base", "--data", "steps", "--out", "taught", "--ar-weight", "1")
+    status, out, err = tot("cllm", "--model", "base", "--data", "steps", "--out", "taught", "--ar-weight", "1")
     assert (status, err) == (0, "")
     assert "taught: the model" in out
     losses = [json.loads(line) for line in Path("taught/losses.jsonl").read_text().splitlines()]
@@ -170,7 +169,7 @@ def test_a_model_is_trained_on_answers_in_parallel_steps(tot: Tot) -> None:
 
 
 def test_a_model_against_itself_is_measured_once(tot: Tot) -> None:
-    status, out, _ = tot("cllm", "--model", "base", "--base", "base", *SHORT, *RIDDLES, "--limit", "2")
+    status, out, _ = tot("benchmarks cllm", "--model", "base", "--base", "base", *SHORT, *RIDDLES, "--limit", "2")
     assert status == 0
     assert [row[0] for row in cells(out)] == [*(f"base + {method}" for method in METHODS), "base"]
 
@@ -184,7 +183,7 @@ def test_each_question_gets_an_empty_pool_of_lookahead(tot: Tot, monkeypatch: py
         return draft(self, contexts, planner)
 
     monkeypatch.setattr(LookaheadDrafter, "draft", watched)
-    assert tot("cllm", "--model", "base", "--base", "base", *SHORT, *RIDDLES, "--limit", "2")[0] == 0
+    assert tot("benchmarks cllm", "--model", "base", "--base", "base", *SHORT, *RIDDLES, "--limit", "2")[0] == 0
     assert [len(keys) for keys in texts.values()] == [1] * 6  # two sides: the warm-up and two questions
 
 
@@ -215,7 +214,7 @@ def test_questions_are_whole_solutions_of_a_task() -> None:
     Path("gsm8k.jsonl").write_text(
         json.dumps({"question": "Hana reads 24 pages and then 12. How many pages?", "answer": "24 + 12\n#### 36"})
     )
-    *riddles, gsm8k = questions_of(["riddle.py:Riddle=riddles.jsonl", "gsm8k=gsm8k.jsonl"], 100)
+    *riddles, gsm8k = solutions(["riddle.py:Riddle=riddles.jsonl", "gsm8k=gsm8k.jsonl"], 100)
     assert len(riddles) == 8
     assert riddles[0].request.prompt[-1].content == f"Riddle: {PROMPTS[0]}\nThink, then answer:"
     assert (riddles[0].request.sampling.max_tokens, riddles[0].request.sampling.stop) == (28, ("@@",))
@@ -223,12 +222,12 @@ def test_questions_are_whole_solutions_of_a_task() -> None:
     assert any("Hana reads 24 pages" in message.content for message in gsm8k.request.prompt)
     assert gsm8k.request.sampling.max_tokens == 100
     assert gsm8k.request.sampling.temperature == 0
-    assert [gsm8k.score(gsm8k.answer(text)) for text in ("So it is 36.\n#### 36", "#### 35", "")] == [1.0, 0.0, 0.0]
-    assert gsm8k.same("36") == gsm8k.same("36.0")
+    assert [gsm8k.score(gsm8k.parse(text)) for text in ("So it is 36.\n#### 36", "#### 35", "")] == [1.0, 0.0, 0.0]
+    assert gsm8k.canonical("36") == gsm8k.canonical("36.0")
 
 
 def test_files_are_read_lazily() -> None:
-    questions = questions_of(["riddle.py:Riddle=riddles.jsonl", "riddle.py:Riddle=nowhere.jsonl"], 7)
+    questions = solutions(["riddle.py:Riddle=riddles.jsonl", "riddle.py:Riddle=nowhere.jsonl"], 7)
     assert all(prompt in next(questions).request.prompt[-1].content for prompt in PROMPTS)
     with pytest.raises(OptionError, match=r"nowhere\.jsonl: there is no such file"):
         next(questions)
@@ -237,7 +236,7 @@ def test_files_are_read_lazily() -> None:
 def test_a_task_without_a_template_for_whole_solutions_is_rejected() -> None:
     Path("other.py").write_text('from tot import Task\n\nclass Other(Task):\n    templates = {"thought": "x"}\n')
     with pytest.raises(TaskError, match="task Other has no template 'chain': define it in `templates`"):
-        next(questions_of(["other.py:Other=riddles.jsonl"], 10))
+        next(solutions(["other.py:Other=riddles.jsonl"], 10))
 
 
 # -- errors ----------------------------------------------------------------------------------------
@@ -259,7 +258,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("command", ["collect", "cllm"])
+@pytest.mark.parametrize("command", ["collect", "benchmarks cllm"])
 @pytest.mark.parametrize(("arguments", "message"), BAD)
 def test_invalid_questions_are_a_one_line_error(
     tot: Tot, command: str, arguments: tuple[str, ...], message: str
@@ -277,8 +276,8 @@ def test_invalid_questions_are_a_one_line_error(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--data", "nowhere"), "nowhere holds no trajectories: give a folder that `tot cllm collect` wrote"),
-        (("--data", "."), ". holds no trajectories: give a folder that `tot cllm collect` wrote"),
+        (("--data", "nowhere"), "nowhere holds no trajectories: give a folder that `tot train collect` wrote"),
+        (("--data", "."), ". holds no trajectories: give a folder that `tot train collect` wrote"),
         (("--data", "nowhere", "--learning-rate", "0"), "learning_rate = 0.0: "),
         (("--data", "nowhere", "--model", "nothing"), "unknown model 'nothing'"),
         ((), "--data"),
@@ -286,7 +285,7 @@ def test_invalid_questions_are_a_one_line_error(
 )
 def test_invalid_training_options_are_a_one_line_error(tot: Tot, arguments: tuple[str, ...], message: str) -> None:
     given = () if "--model" in arguments else ("--model", "base")
-    status, _, err = tot("train", *given, "--out", "made", *arguments)
+    status, _, err = tot("cllm", *given, "--out", "made", *arguments)
     assert status == 2
     assert message in " ".join(err.split())
     assert err.count("\n") == 1
@@ -300,13 +299,13 @@ def test_trajectories_of_another_model_are_rejected(tot: Tot, tiny: Any) -> None
     decoder.model.model.embed_tokens.weight.data[0] += 1
     decoder.model.save_pretrained("other")
     decoder.tokenizer.save_pretrained("other")
-    status, _, err = tot("train", "--model", "other", "--data", "data", "--out", "made")
+    status, _, err = tot("cllm", "--model", "other", "--data", "data", "--out", "made")
     assert status == 2
     assert re.search(r"data holds trajectories of base \(weights \w+\), not of other \(weights \w+\)", err)
 
 
 def test_an_output_folder_is_rejected_before_any_request(tot: Tot) -> None:
-    status, _, err = tot("cllm", "--model", "base", "--base", "base", *RIDDLES, "--out", "nowhere/n.json")
+    status, _, err = tot("benchmarks cllm", "--model", "base", "--base", "base", *RIDDLES, "--out", "nowhere/n.json")
     assert status == 2
     assert "--out nowhere/n.json: the folder" in err
 
@@ -314,13 +313,28 @@ def test_an_output_folder_is_rejected_before_any_request(tot: Tot) -> None:
 def test_fine_tuning_starts_on_the_solutions_of_the_rows(tot: Tot) -> None:
     status, _, err = tot("collect", "--model", "base", "--out", "data", "--solutions", *RIDDLES)
     assert (status, err) == (0, "")
-    assert tot("train", "--model", "base", "--data", "data", "--out", "tuned", "--accumulate", "3")[0] == 0
+    assert tot("cllm", "--model", "base", "--data", "data", "--out", "tuned", "--accumulate", "3")[0] == 0
     losses = [json.loads(line) for line in Path("tuned/losses.jsonl").read_text().splitlines()]
     assert len(losses) == 3
     assert all(line["consistency"] == 0.0 and line["ar"] > 0 for line in losses)
-    status, _, err = tot("train", "--model", "base", "--data", "data", "--out", "tuned")
+    status, _, err = tot("cllm", "--model", "base", "--data", "data", "--out", "tuned")
     assert status == 2
     assert "already holds a model" in err
     status, _, err = tot("collect", "--model", "base", "--out", "other", "--solutions", *RIDDLES, "--n", "8")
     assert status == 2
     assert "--n applies to texts that a model writes" in err
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"question": "q"}, "answers.jsonl, row 1, option steps: Field required"),
+        ({"question": "q", "steps": [["a", "b"]]}, "answers.jsonl, row 1, option steps: Tuple should have at least 3"),
+    ],
+)
+def test_an_answer_without_steps_is_a_one_line_error(tot: Tot, row: dict[str, Any], message: str) -> None:
+    Path("answers.jsonl").write_text(json.dumps(row))
+    status, _, err = tot("pdos", "--model", "base", "--data", "answers.jsonl", "--out", "steps")
+    assert status == 2
+    assert message in " ".join(err.split())
+    assert not Path("steps").exists()

@@ -33,7 +33,4 @@ class TrainOptions(BaseModel):
     accumulate: int = Field(4, ge=1, description="Texts per step.")
     together: int = Field(4, ge=1, description="Texts per forward pass; more are faster and need more memory.")
     lora: int | None = Field(None, ge=1, description="Train only LoRA matrices, of this rank.")
-    gradient_checkpointing: bool = Field(False, description="Use less memory and more time.")
-    checkpoint_every: int = Field(200, ge=1)
-    """Steps between checkpoints."""
     seed: int = Field(0, ge=0, description="Seed of the run.")

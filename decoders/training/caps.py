@@ -1,0 +1,137 @@
+"""Choose the iterations after which FastCoT may cut rationales (FastCoT: Zhang et al., 2023, section 4.4).
+
+Rationales are decoded once; the answers that each cap would give are scored or decoded after parts of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from statistics import fmean
+from typing import Any
+
+from tot.decoders.decoder import load_decoder
+from tot.decoders.engine.engine import Engine
+from tot.decoders.request import Completion, Request
+from tot.decoders.training.question import Question
+
+
+@dataclass
+class Answers:
+    """Answers in canonical form after a part of each rationale, and after the whole rationale."""
+
+    given: list[str | None]
+    whole: list[str | None]
+    scores: list[float]
+    """Scores of `given`."""
+    full: list[float]
+    """Scores of `whole`."""
+
+    @classmethod
+    def of(cls, questions: Sequence[Question], given: Sequence[Any], whole: Sequence[Any]) -> Answers:
+        """Read and score the answers to these questions."""
+        rows = [
+            (one.read(part), one.read(full), one.score(part), one.score(full))
+            for one, part, full in zip(questions, given, whole, strict=True)
+        ]
+        return cls(*map(list, zip(*rows, strict=True))) if rows else cls([], [], [], [])
+
+    @classmethod
+    def joined(cls, several: Sequence[Answers]) -> Answers:
+        """Concatenate several batches of answers."""
+        return cls(*([value for answers in several for value in getattr(answers, field.name)] for field in fields(cls)))
+
+    @property
+    def unchanged(self) -> list[float]:
+        """1 for each answer that equals the answer after the whole rationale, otherwise 0."""
+        return [float(answer == full) for answer, full in zip(self.given, self.whole, strict=True)]
+
+    @property
+    def accuracy(self) -> float:
+        return fmean(self.scores)
+
+    @property
+    def agreement(self) -> float:
+        return fmean(self.unchanged)
+
+
+def decode_whole(engine: Engine, questions: Sequence[Question], window: int) -> list[Completion]:
+    """Decode every rationale to its end, and record the tokens after each iteration."""
+    with load_decoder("fastcot", engine=engine, window=window, trajectory=True) as decoder:
+        return decoder.generate([question.request for question in questions])
+
+
+def by_iteration(
+    engine: Engine,
+    questions: Sequence[Question],
+    decoded: Sequence[Completion],
+    iterations: Sequence[int],
+    glimpse: bool = True,
+) -> list[Answers]:
+    """Return the answers that a cap at each iteration would give for rationales that were decoded whole.
+
+    `glimpse` includes the approximate tokens in the truncated rationale.
+    """
+
+    def cut(completion: Completion, cap: int) -> list[int] | None:
+        if cap == 0:
+            return []
+        if cap > len(completion.trajectory):  # the rationale ended before the cap
+            return None
+        exact, approximate = completion.trajectory[cap - 1]
+        return [*completion.tokens[:exact], *(approximate if glimpse else ())]
+
+    pieces = [[cut(completion, cap) for completion in decoded] for cap in iterations]
+    return answers_after(engine, questions, decoded, pieces)
+
+
+def answers_after(
+    engine: Engine,
+    questions: Sequence[Question],
+    decoded: Sequence[Completion],
+    pieces: Sequence[Sequence[Sequence[int] | None]],
+) -> list[Answers]:
+    """Return the answers after each row of pieces, followed by the trigger.
+
+    A row has one piece of token ids per rationale; None is the whole rationale.
+    """
+    whole = [question.answer(completion) for question, completion in zip(questions, decoded, strict=True)]
+    requests = []
+    for question, piece in (pair for row in pieces for pair in zip(questions, row, strict=True)):
+        if piece is not None:
+            request = question.request
+            prompt = engine.codec.encode_prompt(request.prompt)
+            ids = (*prompt, *piece, *engine.codec.encode(request.answer_trigger or ""))
+            sampling = request.sampling.model_copy(update={"max_tokens": request.answer_tokens})
+            requests.append(Request(prompt=ids, sampling=sampling, choices=request.choices, purpose=request.purpose))
+    with load_decoder("ar", engine=engine) as decoder:
+        completions = iter(decoder.generate(requests))
+    return [
+        Answers.of(
+            questions,
+            [
+                full if piece is None else question.answer(next(completions))
+                for question, full, piece in zip(questions, whole, row, strict=True)
+            ],
+            whole,
+        )
+        for row in pieces
+    ]
+
+
+def find_cap(
+    iterations: Sequence[int], answers: Sequence[Answers], loss: float, agreement: float | None = None
+) -> int | None:
+    """Return the cap of a stop rule, or None.
+
+    The paper's rule (section 4.4) is the smallest cap with an accuracy at most `loss` below that with whole rationales.
+    With `agreement`, our rule also asks for at least this share of unchanged answers, and that all larger caps stay
+    within both limits.
+    """
+    least, found = fmean(answers[0].full) - loss, None
+    for iteration, truncated in sorted(zip(iterations, answers, strict=True), key=lambda pair: -pair[0]):
+        if truncated.accuracy >= least and truncated.agreement >= (agreement or 0.0):
+            found = iteration
+        elif agreement is not None:
+            break
+    return found

@@ -1,0 +1,51 @@
+"""`tot instances`: generate distinct questions of a task, for training or evaluation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable
+from itertools import count as numbers
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def instances_command(
+    task: Annotated[str, typer.Argument(help="A task that can generate questions, such as blocksworld.")],
+    out: Annotated[Path, typer.Option(help="The .jsonl file to write.")],
+    count: Annotated[int, typer.Option(min=1, help="Number of questions.")] = 1000,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the questions.")] = 0,
+    without: Annotated[list[Path] | None, typer.Option(help="Exclude the questions of these files.")] = None,
+) -> None:
+    """Generate distinct questions of a task."""
+    from tot.decoders.errors import OptionError
+    from tot.decoders.files import writing
+    from tot.evaluation.data import rows
+    from tot.registry import load_task
+    from tot.report.terminal import counting
+    from tot.task.checked import CheckedTask
+
+    checked = CheckedTask(load_task(task))
+    template = "chain" if "chain" in checked.prompts else checked.thought[0]
+
+    def prompt(row: Any) -> Hashable:
+        """Return the prompt of a row, because one question may be written in several ways."""
+        return checked.prompt(template, checked.start(checked.question_of(row)))
+
+    seen = {prompt(row) for path in without or () for row in rows(path)}
+    written, repeated = 0, 0
+    with writing(out), out.open("w", encoding="utf-8") as file, counting("generating", count) as tell:
+        for number in numbers():
+            row = checked.instance((seed << 32) + number)
+            question = prompt(row)
+            repeated = repeated + 1 if question in seen else 0
+            if repeated > 1000:
+                raise OptionError(f"{task} has hardly more than the {written} questions in {out}: lower the count")
+            if not repeated:
+                seen.add(question)
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                written += 1
+                tell(written, f"{written} questions")
+            if written == count:
+                return
