@@ -10,7 +10,7 @@ import typer
 
 from benchmarks.harness import BenchOptions
 from tot.cli.app import main as run_app
-from tot.cli.options import takes, writable
+from tot.cli.flags import takes, writable
 from tot.decoders.errors import validated
 from tot.report.terminal import console
 

@@ -24,7 +24,7 @@ from benchmarks.engines import local_decoders, searched
 from benchmarks.harness import Bench, Cells, Measured, SideError
 from benchmarks.peers import settled
 from benchmarks.ways import WaysOptions, read_ways
-from tot.cli.options import picture_file
+from tot.cli.flags import picture_file
 from tot.decoders.decoder import REMOTE, LocalDecoder
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.errors import OptionError, TotError, validated
@@ -32,8 +32,8 @@ from tot.decoders.machine import describe
 from tot.decoders.models.loading import resolve_device
 from tot.decoders.request import Message
 from tot.decoders.thinking import split
+from tot.evaluation.config import EvaluationRun
 from tot.evaluation.estimate import estimate, paired
-from tot.evaluation.options import EvaluationRun
 from tot.evaluation.questions import Question, Questions
 from tot.report.plots import new_figure, save
 from tot.search.votes import count

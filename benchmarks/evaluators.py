@@ -23,9 +23,9 @@ from rich.table import Table
 
 from benchmarks.harness import Bench, Cells, Measured, timed
 from tot.decoders.budget import Meter
+from tot.evaluation.config import EvaluationRun
 from tot.evaluation.estimate import estimate
 from tot.evaluation.folder import read_leaves, read_samples
-from tot.evaluation.options import EvaluationRun
 from tot.evaluators.base import Evaluator, judge
 from tot.evaluators.noise import PRUNE, WEIGH, Use, use_of
 from tot.llm.backend import Backend

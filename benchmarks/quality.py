@@ -29,9 +29,9 @@ from tot.decoders.errors import OptionError
 from tot.decoders.machine import describe
 from tot.decoders.models.loading import resolve_device
 from tot.decoders.request import Sampling
+from tot.evaluation.config import EvaluationRun
 from tot.evaluation.estimate import estimate, paired
 from tot.evaluation.folder import read_leaves, read_samples
-from tot.evaluation.options import EvaluationRun
 from tot.evaluation.questions import Question, Questions
 from tot.evaluation.results import tokens_of
 from tot.evaluation.run import run_evaluation

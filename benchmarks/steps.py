@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from rich.console import Console
 
 from benchmarks.pdos_questions import documents, retrieval
-from tot.cli.options import writable
+from tot.cli.flags import writable
 
 _SIZES = range(4, 9)
 """Steps of a question."""

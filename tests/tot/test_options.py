@@ -11,7 +11,7 @@ import typer
 from pydantic import BaseModel, Field, ValidationError
 
 from tot import Budget, evaluate, load_task, solve
-from tot.cli.options import is_given, takes
+from tot.cli.flags import is_given, takes
 from tot.config import SearchConfig
 from tot.decoders import OptionError
 

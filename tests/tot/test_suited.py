@@ -14,7 +14,7 @@ from tot.decoders import LocalDecoder, OptionError, load_decoder
 from tot.decoders.models.model_names import has_chat_template, warn_of_no_template
 from tot.decoders.remote.decoder import RemoteDecoder
 from tot.decoders.remote.options import RemoteOptions
-from tot.evaluation.options import read_yaml
+from tot.evaluation.config import read_yaml
 from tot.llm.decoders import _warn_of_few_shot
 from tot.tasks import GSM8K, MultipleChoice
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tot.cli.options import writable
+from tot.cli.flags import writable
 
 
 def calibrate_command(

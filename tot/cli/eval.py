@@ -10,10 +10,10 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from tot.cli.options import picture_file, takes
+from tot.cli.flags import picture_file, takes
 from tot.config import SearchConfig
 from tot.decoders.errors import OptionError
-from tot.evaluation.options import EvaluationOptions, EvaluationRun, read_yaml
+from tot.evaluation.config import EvaluationOptions, EvaluationRun, read_yaml
 from tot.report.terminal import complain, console
 
 

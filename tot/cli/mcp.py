@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypedDict
 import typer
 
 from tot.api import asolve
-from tot.cli.options import takes
+from tot.cli.flags import takes
 from tot.config import SearchConfig
 from tot.decoders.errors import OptionError, TotError
 from tot.decoders.models.model_names import find_model

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, create_model
 
-from tot.cli.options import takes
+from tot.cli.flags import takes
 from tot.config import SearchConfig
 from tot.decoders.decoder import REMOTE, find_method, method_names
 from tot.decoders.errors import OptionError, unknown

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tot.cli.options import is_given, takes, writable
+from tot.cli.flags import is_given, takes, writable
 from tot.config import SearchConfig
 from tot.decoders.errors import OptionError, TaskError
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from tot.cli.options import is_given, takes, writable
+from tot.cli.flags import is_given, takes, writable
 from tot.decoders.errors import OptionError, validated
 from tot.decoders.training.cllm.settings import CollectOptions, TrainOptions
 from tot.report.terminal import console, counting

@@ -11,7 +11,7 @@ from typing import Any
 from tot.decoders.decoder import Decoder
 from tot.decoders.errors import ModelError, OptionError, describe
 from tot.decoders.request import Purpose, Usage
-from tot.evaluation.options import EvaluationRun
+from tot.evaluation.config import EvaluationRun
 from tot.evaluation.questions import Question
 from tot.llm.seeds import derive
 from tot.run import Run, Watcher

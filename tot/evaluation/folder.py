@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field, FiniteFloat
 from tot.decoders.errors import OptionError, TaskError, reason
 from tot.decoders.files import append, hold, regular, replacing, write_json, write_text, writing
 from tot.decoders.remote.options import TRANSPORT
-from tot.evaluation.options import FORMAT, OF_RAY, VERSION
+from tot.evaluation.config import FORMAT, OF_RAY, VERSION
 from tot.registry import refuse_code
 from tot.report.terminal import plain
 from tot.task.checked import CheckedTask

@@ -21,7 +21,7 @@ from ray.exceptions import RayError, RayTaskError
 from tot.decoders.errors import ModelError, OptionError, TotError
 from tot.evaluation import fingerprint
 from tot.evaluation.attempt import Finish, Pending, attempt, lost_sample, task_group
-from tot.evaluation.options import EvaluationRun
+from tot.evaluation.config import EvaluationRun
 from tot.evaluation.questions import Question
 from tot.evaluation.ray_cluster import Size, cluster, fitting, means, packed
 

@@ -22,9 +22,9 @@ from tot.config import SearchConfig
 from tot.decoders.errors import REMOVED, OptionError, TotError, unknown
 from tot.evaluation import fingerprint
 from tot.evaluation.attempt import Finish, Pending, attempt, task_group
+from tot.evaluation.config import EvaluationOptions, EvaluationRun
 from tot.evaluation.data import located
 from tot.evaluation.folder import Folder
-from tot.evaluation.options import EvaluationOptions, EvaluationRun
 from tot.evaluation.progress import Progress
 from tot.evaluation.questions import BadRow, Question, Questions
 from tot.evaluation.results import Results, summarise

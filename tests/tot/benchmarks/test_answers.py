@@ -14,7 +14,7 @@ from benchmarks.__main__ import main
 from benchmarks.answers import SEARCHING, TITLE, VOTING, Options, Reader, default_ways, work_of
 from benchmarks.harness import SideError
 from tot.config import SearchConfig
-from tot.evaluation.options import EvaluationRun
+from tot.evaluation.config import EvaluationRun
 
 pytestmark = pytest.mark.benches
 

@@ -54,7 +54,7 @@ def test_a_decoder_with_an_engine_cannot_be_sent(run: Any, tiny: Any) -> None:
 
 def test_a_worker_with_other_model_weights_is_rejected(tiny: Any, task: Any, rows: Path) -> None:
     from tot.config import SearchConfig
-    from tot.evaluation.options import EvaluationRun
+    from tot.evaluation.config import EvaluationRun
     from tot.evaluation.ray_cluster import packed
     from tot.evaluation.ray_executor import Worker  # importing ray reads the cluster's settings
 
