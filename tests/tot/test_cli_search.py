@@ -10,6 +10,7 @@ import networkx as nx
 import pytest
 
 from tot import ThoughtTree
+from tot.tree.saved import TRACE
 
 PROBLEM = """(define (problem p) (:domain blocksworld-4ops) (:objects a b)
 (:init (handempty) (ontable a) (on b a) (clear b)) (:goal (and (on a b))))"""
@@ -160,7 +161,7 @@ def evil(tmp_path: Path) -> str:
 def write_trace(path: Path, **settings: Any) -> None:
     about = {"task": "blocksworld", "question": PROBLEM, "reference": None, "out": "run.json", "model": "none"}
     about |= {"search": "best-first", "generator": "enumerate:prior=uniform", **settings}
-    path.write_text(json.dumps({"format": "tot.checkpoint", "version": 1, "settings": about}) + "\n")
+    path.write_text(json.dumps({**TRACE, "settings": about}) + "\n")
 
 
 @pytest.mark.parametrize(
@@ -208,9 +209,7 @@ def test_a_resumed_run_is_written_beside_its_trace_only(tot: Any, tmp_path: Path
 
 @pytest.mark.parametrize("settings", [[], {"task": "gsm8k", "question": 3}, {"task": ["gsm8k"], "question": "q"}])
 def test_damaged_settings_are_refused(tot: Any, tmp_path: Path, settings: Any) -> None:
-    (tmp_path / "run.jsonl").write_text(
-        json.dumps({"format": "tot.checkpoint", "version": 1, "settings": settings}) + "\n"
-    )
+    (tmp_path / "run.jsonl").write_text(json.dumps({**TRACE, "settings": settings}) + "\n")
     status, _, err = tot("solve", "--resume", "run.jsonl")
     assert (status, "run.jsonl was not written by `tot solve`" in err) == (2, True)
 

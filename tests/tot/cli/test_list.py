@@ -67,7 +67,7 @@ def test_the_cache_is_shown_and_emptied(tot: Any, tmp_path: Path, monkeypatch: p
         (cache / name).mkdir(parents=True)
         (cache / name / "a.bin").write_bytes(bytes(3 * 2**20))
     (cache / "native").symlink_to(cache / "elsewhere")
-    assert re.search(r"^ +3\.0 MiB  models: converted", tot("cache")[1], re.MULTILINE)
+    assert re.search(r"^ +3\.0 MiB  models: packed weights", tot("cache")[1], re.MULTILINE)
     assert re.search(r"^ +3\.0 MiB  prefixes: keys and values of prompts$", tot("cache")[1], re.MULTILINE)
     out = tot("cache", "--clear")[1]
     assert out.endswith(f"9.0 MiB  in {cache}\nDeleted.\n")

@@ -47,7 +47,7 @@ from tot.decoders.errors import reason
         ),
         ("solve gsm8k q --decoder generate=", r"--decoder 'generate=' can't be read: write generate=NAME,.*"),
         ("solve gsm8k q --search dsf", r"unknown search 'dsf' \(did you mean dfs\?\): choose one of .*"),
-        ("solve gsm8k q --search dfs:goal=2", r"search dfs, option goal: .* \(its options: .*goals.*\)"),
+        ("solve gsm8k q --search dfs:goal=2", r"search dfs, option goal: .* \(its options: .*\)"),
         ("solve gsm8k q --search mcts:iterations", r"search 'mcts:iterations': .* write mcts:option=value.*"),
         ("solve gsm8k q --search dfs --breadth 2", r"search dfs, option breadth: .*"),
         ("solve gsm8k q --generator sampel", r"unknown generator 'sampel' \(did you mean sample\?\): .*"),
