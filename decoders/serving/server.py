@@ -7,6 +7,8 @@ remaining requests are cancelled with an error, and `serve` returns. A second SI
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
 import resource
 import signal
 import socket
@@ -19,6 +21,8 @@ from starlette.types import ASGIApp
 
 from tot.decoders.errors import OptionError
 from tot.decoders.serving.service import Service
+
+log = logging.getLogger(__name__)
 
 _FLUSH_SECONDS = 3
 """Seconds to send the last replies after decoding has ended."""
@@ -53,10 +57,21 @@ class Server(uvicorn.Server):
         self._ready = ready
         self._idle: dict[Any, tuple[float, Any]] = {}
         """By connection: the time since when it has no other request, and its last request."""
+        self._lacked_descriptors = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        asyncio.get_running_loop().set_exception_handler(self._on_error)
         self._ready()
+
+    def _on_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log an error of the loop. It reports each attempt to accept a connection without a free file descriptor."""
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+            loop.default_exception_handler(context)
+        elif not self._lacked_descriptors:
+            self._lacked_descriptors = True
+            log.warning("no free file descriptors: idle connections are closed, and new ones wait")
 
     async def on_tick(self, counter: int) -> bool:
         self._close_idle()

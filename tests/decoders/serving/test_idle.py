@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import socket
 import time
 from typing import Any
@@ -73,3 +75,13 @@ def test_the_longest_idle_connections_give_way_if_they_take_most_descriptors(
     idle[-1].settimeout(0.5)
     with pytest.raises(TimeoutError):
         idle[-1].recv(1)
+
+
+def test_missing_descriptors_are_logged_once(server: Any, caplog: pytest.LogCaptureFixture) -> None:
+    loop = asyncio.new_event_loop()
+    for _ in range(3):
+        server.server._on_error(loop, {"message": "m", "exception": OSError(errno.EMFILE, "too many open files")})
+    assert caplog.messages == ["no free file descriptors: idle connections are closed, and new ones wait"]
+    server.server._on_error(loop, {"message": "another error"})
+    assert caplog.messages[1:] == ["another error"]
+    loop.close()
