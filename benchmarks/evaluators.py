@@ -33,7 +33,7 @@ from tot.llm.context import Context
 from tot.running import run_to_end
 from tot.task.checked import CheckedTask
 from tot.task.task import Task
-from tot.tree.thought import Drawn, State, Thought
+from tot.tree.thought import SampledText, State, Thought
 from tot.tree.tree import Node, ThoughtTree
 
 _AT_ONCE = 16
@@ -75,7 +75,7 @@ class Solutions:
     """A question and its answer messages."""
 
     root: State
-    messages: tuple[tuple[list[tuple[Hashable, Drawn]], float], ...]
+    messages: tuple[tuple[list[tuple[Hashable, SampledText]], float], ...]
     """Of each message, its pieces and its score. A piece has a key, which is equal for pieces that messages share."""
 
 
@@ -134,26 +134,28 @@ def solutions(folder: Path, sample: Mapping[str, Any], task: Task, decode: Decod
     tree, leaves = read_leaves(folder, sample, task)
     messages = []
     for leaf, (_, right) in leaves.items():
-        pieces: list[tuple[Hashable, Drawn]] = [(node.id, _drawn(node)) for node in tree.path(tree[leaf])[1:]]
+        pieces: list[tuple[Hashable, SampledText]] = [(node.id, _drawn(node)) for node in tree.path(tree[leaf])[1:]]
         if len(pieces) == 1:
             pieces = [((leaf, i), piece) for i, piece in enumerate(pieces_of(pieces[0][1], decode))]
         messages.append((pieces, right))
     return Solutions(tree.state(tree.root), tuple(messages))
 
 
-def _drawn(node: Node) -> Drawn:
+def _drawn(node: Node) -> SampledText:
     assert node.thought is not None
-    return next(iter(node.thought.drawn.values()), Drawn(text=node.thought.text, tokens=()))
+    return next(iter(node.thought.drawn.values()), SampledText(text=node.thought.text, tokens=()))
 
 
-def pieces_of(message: Drawn, decode: Decode | None) -> list[Drawn]:
+def pieces_of(message: SampledText, decode: Decode | None) -> list[SampledText]:
     """Split a message into paragraphs; without `decode`, their tokens are left out."""
     tokens = message.tokens if decode is not None else ()
     ends = [len(decode(tokens[: i + 1])) for i in range(len(tokens))] if decode is not None else []
     paragraphs, begin = [], 0
     for paragraph in _PARAGRAPH.finditer(message.text):
         end = bisect_right(ends, paragraph.end())
-        paragraphs.append(Drawn(text=paragraph[0], tokens=tokens[begin:end], logprobs=message.logprobs[begin:end]))
+        paragraphs.append(
+            SampledText(text=paragraph[0], tokens=tokens[begin:end], logprobs=message.logprobs[begin:end])
+        )
         begin = end
     return paragraphs
 

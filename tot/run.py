@@ -20,13 +20,12 @@ from tot.evaluators.base import Evaluator, judge, remember
 from tot.generators.sample import Sample, distinct_solutions, whole_solutions
 from tot.llm.backend import Backend
 from tot.llm.context import Context
-from tot.llm.replies import Proposal, as_proposal
+from tot.llm.replies import Proposal, as_proposals
 from tot.registry import options_to_json
 from tot.sandbox import can_confine
 from tot.search.base import Resources, SearchState
 from tot.search.certainty import curve_for
 from tot.search.checkpoint import Checkpoint, Recorded
-from tot.search.execution import each_of
 from tot.search.steps import Evaluate, Expand, Step
 from tot.solution import Solution
 from tot.task.checked import CheckedTask, user_code
@@ -57,19 +56,9 @@ class Run:
         checkpoint: Checkpoint | None = None,
         watch: Watcher | None = None,
     ) -> None:
-        """Start the search.
+        """Start the search, with parts and filters from `SearchConfig.parts` and `SearchConfig.filters_for`.
 
-        Args:
-            task: The task, with the prompts to use.
-            question: The question, as text.
-            config: The budget, the seed and the other options of the run.
-            decoders: The decoder of each purpose.
-            parts: The search, the generator and the evaluator (`SearchConfig.parts`).
-            filters: The sampling filters by purpose (`SearchConfig.filters_for`).
-            seed: The seed; by default the one of `config`.
-            hooks: Functions that watch and steer the search (see `tot.search.hooks`).
-            checkpoint: Records every step, and resumes a killed run.
-            watch: Called with the run at the start and after every step.
+        `watch` is called with the run at the start and after every step. Other arguments are as for `asolve`.
         """
         search, self._generator, self._evaluator = (parts[kind] for kind in ("search", "generator", "evaluator"))
         self.task = task
@@ -319,7 +308,7 @@ class Run:
             raise TaskError(
                 f"{method} returned {len(thoughts)} lists of thoughts for {len(step.nodes)} nodes: return one per node"
             )
-        return [[as_proposal(one, self.context.task) for one in each_of(siblings)] for siblings in thoughts]
+        return [as_proposals(siblings, self.context.task) for siblings in thoughts]
 
     def _evaluator_of(self, step: Evaluate) -> Evaluator:
         fast = self.search.options.fast_evaluator if step.fast else None

@@ -10,7 +10,7 @@ import pytest
 from tot import BFS, Continue, Sample, Solution, Task, ThoughtTree, solve
 from tot.decoders import LocalDecoder, Message, Request, Sampling, load_decoder
 from tot.llm.prefix import as_written
-from tot.tree.thought import Drawn, State, Thought
+from tot.tree.thought import SampledText, State, Thought
 
 
 class Pieces(Task):
@@ -88,8 +88,8 @@ def test_each_piece_continues_the_sampled_tokens(watched: Watched) -> None:
 )
 def test_thoughts_are_found_at_their_place_in_the_prompt(content: str, written: Any) -> None:
     thoughts = [
-        Thought(parts={"a": "one"}, drawn={"a": Drawn(text="one\n\n", tokens=(1, 2))}),
-        Thought(parts={"a": "two"}, drawn={"a": Drawn(text="two", tokens=(3,))}),
+        Thought(parts={"a": "one"}, drawn={"a": SampledText(text="one\n\n", tokens=(1, 2))}),
+        Thought(parts={"a": "two"}, drawn={"a": SampledText(text="two", tokens=(3,))}),
         Thought(parts={"a": "unknown"}),
     ]
     (message,) = as_written((Message(role="assistant", content=content),), thoughts)
@@ -97,14 +97,14 @@ def test_thoughts_are_found_at_their_place_in_the_prompt(content: str, written: 
 
 
 def test_a_thought_from_mid_text_is_found_with_its_leading_whitespace() -> None:
-    thought = Thought(parts={"a": "one"}, drawn={"a": Drawn(text=" one", tokens=(7,))})
+    thought = Thought(parts={"a": "one"}, drawn={"a": SampledText(text=" one", tokens=(7,))})
     for content, begin in (("So: one", 3), ("So:one", None)):
         (message,) = as_written((Message(role="assistant", content=content),), [thought])
         assert message.written == (() if begin is None else ((begin, (7,)),))
 
 
 def test_thoughts_with_the_same_parts_are_equal() -> None:
-    drawn = Thought(parts={"a": "x"}, drawn={"a": Drawn(text="x", tokens=(1,))})
+    drawn = Thought(parts={"a": "x"}, drawn={"a": SampledText(text="x", tokens=(1,))})
     assert drawn == Thought(parts={"a": "x"})
     assert drawn != Thought(parts={"a": "y"})
     assert State(question="q", thoughts=(drawn,)).text == "x"

@@ -18,7 +18,7 @@ from tot.generators import tool_calls as tools_module
 from tot.generators.tool_calls import Tool, run_call, tools_prompt
 from tot.llm.prefix import as_written
 from tot.tasks.arithmetic import calculator
-from tot.tree.thought import Drawn, Observation, Thought
+from tot.tree.thought import Observation, SampledText, Thought
 
 CALLED: list[tuple[Any, ...]] = []
 
@@ -253,9 +253,9 @@ def test_a_resumed_run_calls_no_tool_twice(scripted: Any, tmp_path: Path) -> Non
 
 
 def test_sampled_tokens_are_separated_from_inserted_results() -> None:
-    drawn = {"step": Drawn(text="  So\n>>> power(3.0)\n", tokens=(5, 6, 7))}
+    drawn = {"step": SampledText(text="  So\n>>> power(3.0)\n", tokens=(5, 6, 7))}
     called = Thought(parts={"step": "So\n>>> power(3.0)\n9.0\n"}, drawn=drawn, observation=Observation(text="9.0"))
-    plain = Thought(parts={"step": "It is 9."}, drawn={"step": Drawn(text="It is 9.", tokens=(8, 9))})
+    plain = Thought(parts={"step": "It is 9."}, drawn={"step": SampledText(text="It is 9.", tokens=(8, 9))})
     message = "  So\n>>> power(3.0)\n9.0\nIt is 9."
     (last,) = as_written((Message(role="assistant", content=message),), [called, plain])
     assert last.written == ((0, (5, 6, 7)), (message.index("It"), (8, 9)))

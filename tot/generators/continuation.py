@@ -18,7 +18,7 @@ from tot.generators.tool_calls import PROMPT, Tool, run_call, tools_prompt
 from tot.llm.context import Context
 from tot.llm.replies import Proposal, Reply
 from tot.task.task import Task
-from tot.tree.thought import Drawn, State, Thought
+from tot.tree.thought import SampledText, State, Thought
 from tot.tree.tree import Node
 
 _DELIMITERS = {
@@ -169,9 +169,9 @@ class Continue(Generator):
 
 def _append(thought: Thought, name: str, reply: Reply, first: bool) -> Thought:
     """Append a piece to a thought's only part. Whitespace at the beginning of the message is dropped."""
-    drawn = thought.drawn.get(name, Drawn(text="", tokens=()))
+    drawn = thought.drawn.get(name, SampledText(text="", tokens=()))
     completion = reply.completion
-    drawn = Drawn(
+    drawn = SampledText(
         text=drawn.text + completion.text,
         tokens=drawn.tokens + completion.tokens,
         logprobs=drawn.logprobs + completion.logprobs,

@@ -112,7 +112,7 @@ def _extend(ctx: Context, proposal: Proposal, template: str, replies: Sequence[R
         proposal.confidence = times / len(replies)
     text, reply = parsed[chosen]
     before = proposal.thought
-    drawn = {**before.drawn, **reply.drawn(template)}
+    drawn = {**before.drawn, **reply.sampled(template)}
     proposal.thought = Thought(parts={**before.parts, template: text}, drawn=drawn, truncated=reply.truncated)
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from tot.decoders.request import Completion, Message, Purpose, Request, Sampling
 from tot.llm.backend import Backend
-from tot.llm.prefix import as_written, drawn_for, scoring, with_text
+from tot.llm.prefix import as_written, sampled_tokens, scoring, with_text
 from tot.llm.replies import Evaluation, Reply, is_cut
 from tot.llm.seeds import derive
 from tot.task.checked import CheckedTask
@@ -130,7 +130,7 @@ class Context:
         if until:
             room = max(self.room(template, thoughts), 1)
             piece = {"max_tokens": min(room, max_tokens or room), "stop": (*sampling.stop, *until), "keep_stop": True}
-            sampling = sampling.model_copy(update={**piece, "drawn": drawn_for(thoughts)})
+            sampling = sampling.model_copy(update={**piece, "drawn": sampled_tokens(thoughts)})
         steps: tuple[str, ...] = ()
         trigger = None
         if self.purpose in ("generate", "escalate"):
@@ -190,8 +190,8 @@ class Context:
         sampling = self._sampling(template, 0.0, 0, 1, _MESSAGE_TOKENS)
         thinking = [i for i, thought in enumerate(thoughts) if thought.thinking]
         if thinking and thoughts[-1].thinking == len(thoughts[-1].text):
-            return sampling.thinking_tokens - drawn_for(thoughts)
-        return sampling.max_tokens - drawn_for(thoughts[thinking[-1] + 1 :] if thinking else thoughts)
+            return sampling.thinking_tokens - sampled_tokens(thoughts)
+        return sampling.max_tokens - sampled_tokens(thoughts[thinking[-1] + 1 :] if thinking else thoughts)
 
     async def each(self, nodes: Sequence[_T], work: Callable[[_T], Awaitable[Any]]) -> list[Any]:
         """Run `work` for all `nodes` concurrently and return the results. Their requests are sent in one batch."""

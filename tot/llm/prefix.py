@@ -8,7 +8,7 @@ from tot.decoders.request import Message, Purpose, Request, Sampling
 from tot.tree.thought import Thought
 
 
-def drawn_for(thoughts: Sequence[Thought]) -> int:
+def sampled_tokens(thoughts: Sequence[Thought]) -> int:
     """Return the number of sampled tokens of the thoughts."""
     return sum(len(part.tokens) for thought in thoughts for part in thought.drawn.values())
 

@@ -6,7 +6,7 @@ Expanding a node returns proposals, evaluating it an evaluation. A model, a tabl
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ from tot.decoders.errors import TaskError
 from tot.decoders.request import Completion, Request, Usage
 from tot.task.task import Task
 from tot.tree.calls import Call, calls_of
-from tot.tree.thought import Drawn, Thought
+from tot.tree.thought import SampledText, Thought
 
 NOTHING = Usage()
 Calls = Annotated[tuple[Call, ...], Field(exclude=True)]
@@ -98,10 +98,10 @@ class Reply:
         """Log-probabilities (nats) of the scored labels, in order; empty if the scoring was cut."""
         return [choice.total for choice in self.completion.choice_logprobs]
 
-    def drawn(self, name: str) -> dict[str, Drawn]:
+    def sampled(self, name: str) -> dict[str, SampledText]:
         """Return the sampled tokens for the part `name` of a thought. A server may return only log-probabilities."""
         completion, own = self.completion, self.completion.text_tokens
-        drawn = Drawn(text=completion.text, tokens=completion.tokens[own], logprobs=completion.logprobs[own])
+        drawn = SampledText(text=completion.text, tokens=completion.tokens[own], logprobs=completion.logprobs[own])
         return {name: drawn} if drawn.tokens or drawn.logprobs else {}
 
     def evaluation(self, value: float | None, parse_failures: int = 0) -> Evaluation:
@@ -122,10 +122,17 @@ def as_proposal(result: Any, task: Task) -> Proposal:
         name = result.template if result.template in task.thought else task.thought[-1]
         thought = None
         if text is not None:
-            thought = Thought(parts={name: text}, drawn=result.drawn(name), truncated=result.truncated)
+            thought = Thought(parts={name: text}, drawn=result.sampled(name), truncated=result.truncated)
         unread = result.unread + (text is None and not result.cut)
         return Proposal(thought, result.usage, unread, decoder=result.decoder, calls=result.calls)
     raise TaskError(f"{result!r} is not a thought: give texts, Thoughts, Replies or Proposals")
+
+
+def as_proposals(results: Any, task: Task) -> list[Proposal]:
+    """Convert the results after one node to proposals. Raises TaskError if they are not a list of thoughts."""
+    if isinstance(results, str | Thought | Proposal | Mapping) or not isinstance(results, Iterable):
+        raise TaskError(f"{results!r} is not a list of thoughts: pass a list for each node, which may be empty")
+    return [as_proposal(one, task) for one in results]
 
 
 def as_evaluation(result: Any) -> Evaluation:

@@ -21,11 +21,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from tot.decoders.errors import TaskError
 from tot.decoders.request import Purpose
 from tot.evaluators.base import Evaluator
-from tot.llm.replies import Evaluation, as_evaluation, as_proposal
+from tot.llm.replies import Evaluation, as_evaluation, as_proposal, as_proposals
 from tot.llm.seeds import derive
 from tot.running import run_to_end
 from tot.search.branches import Branches
-from tot.search.execution import Execution, each_of
 from tot.search.growth import SearchTree
 from tot.search.hooks import Hooks
 from tot.search.steps import Evaluate, Expand, Fork, Step, Steps
@@ -201,7 +200,6 @@ class SearchState(SearchTree):
         """The node that the search would currently answer from."""
         self.stopped: str | None = None
         """Why the search ended early or without a goal, if it did."""
-        self.execution = Execution(self.checked)
         self._seed = seed
         self._hooks = Hooks(hooks)
         self._turns: defaultdict[int, int] = defaultdict(int)
@@ -268,7 +266,7 @@ class SearchState(SearchTree):
         if len(results) != len(step.nodes):
             raise TaskError(f"got {len(results)} results for {len(step.nodes)} nodes: pass one per node, in order")
         if isinstance(step, Expand):
-            proposals = [[as_proposal(one, self.task) for one in each_of(siblings)] for siblings in results]
+            proposals = [as_proposals(siblings, self.task) for siblings in results]
             if not executed:
                 run_to_end(self.execution.execute(step.nodes, step.states, proposals))
             children: dict[int, Node] = {}

@@ -1,16 +1,52 @@
-"""SearchTree: the tree of a search. It applies thoughts to the task's world, merges equal states and finds goals."""
+"""SearchTree: the tree of a search. It executes and applies thoughts, merges equal states and finds goals."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from tot.llm.replies import Proposal
 from tot.task.checked import CheckedTask
 from tot.task.task import Task
-from tot.task.world import HasTerminal
-from tot.tree.thought import State, Thought
+from tot.task.world import HasAct, HasTerminal
+from tot.tree.thought import Observation, State, Thought
 from tot.tree.tree import Node, ThoughtTree
+
+
+class Execution:
+    """Executes thoughts. Equal thoughts after a node are executed once."""
+
+    def __init__(self, task: CheckedTask) -> None:
+        self._task = task
+        self._observations: dict[tuple[int, str], Observation | None] = {}
+        self._locks: defaultdict[tuple[int, str], asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def execute(
+        self, nodes: Sequence[Node], states: Sequence[State], proposed: Sequence[Sequence[Proposal]]
+    ) -> None:
+        """Execute the thoughts proposed after each node, concurrently, and add their observations."""
+        if isinstance(self._task.task, HasAct):
+            places = zip(nodes, states, proposed, strict=True)
+            await asyncio.gather(*(self._execute(node, state, one) for node, state, some in places for one in some))
+
+    async def _execute(self, node: Node, state: State, proposal: Proposal) -> None:
+        thought = proposal.thought
+        if thought is None or thought.observation is not None:
+            return
+        key = node.id, thought.text
+        async with self._locks[key]:
+            if key not in self._observations:
+                self._observations[key] = await self._task.act(state, thought)
+        if (observation := self._observations[key]) is not None:
+            proposal.thought = thought.model_copy(update={"observation": observation})
+
+    def remember(self, node: Node, proposals: Sequence[Proposal]) -> None:
+        """Remember the observations of thoughts after a node, which an earlier run may have executed."""
+        for proposal in proposals:
+            if proposal.thought is not None:
+                self._observations.setdefault((node.id, proposal.thought.text), proposal.thought.observation)
 
 
 class SearchTree:
@@ -21,17 +57,12 @@ class SearchTree:
     ) -> None:
         """Start with a root.
 
-        Args:
-            task: The task, whose world the thoughts change.
-            root: The state of the root.
-            levels: T - 1, the maximum number of levels of thoughts.
-            merge: Whether to merge equal states, wherever they are in the tree.
-            wanders: Whether a path may return to a state that it has already visited.
-            accepts: Called with each new goal; returns whether it remains one.
+        `levels` is T - 1. With `wanders`, a path may return to a state. `accepts` checks new goals.
         """
         self.task = task
         self.checked = CheckedTask(task)
         self.tree = ThoughtTree(root)
+        self.execution = Execution(self.checked)
         self.levels = levels
         self.goals: list[Node] = []
         """Terminal states that the task accepts as solutions, in the order in which they were found."""

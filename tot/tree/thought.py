@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 from tot.decoders.request import UnicodeText
 
 
-class Drawn(BaseModel):
+class SampledText(BaseModel):
     """A text as sampled by a decoder, before parsing, with its tokens."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -38,7 +38,7 @@ class Thought(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     parts: dict[str, str]
-    drawn: dict[str, Drawn] = {}
+    drawn: dict[str, SampledText] = {}
     """The sampled tokens of parts, so that a local model can continue exactly these tokens."""
     ended: bool = False
     """Whether it ends the model's message. The thoughts of the path together are then the whole message."""

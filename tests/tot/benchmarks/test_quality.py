@@ -23,7 +23,7 @@ from tot.decoders.request import ChoiceLogprob
 from tot.evaluation.folder import read_leaves, read_samples
 from tot.llm.backend import Backend
 from tot.search.votes import Ballot, stays_ahead
-from tot.tree.thought import Drawn, State, Thought
+from tot.tree.thought import SampledText, State, Thought
 from tot.tree.tree import Node, ThoughtTree
 
 ROWS = [{"question": f"{word} is?", "answer": f"#### {i}"} for i, word in enumerate(("Ada", "Bo", "Cy", "Di"), 1)]
@@ -310,7 +310,7 @@ def test_thoughts_of_a_tree_are_judged_once_each(tmp_path: Path) -> None:
 def test_a_message_is_split_into_its_paragraphs(text: str, pieces: list[str]) -> None:
     """A token across a paragraph break belongs to the next paragraph."""
     tokens = tuple(map(ord, text))
-    whole = Drawn(text=text, tokens=tokens, logprobs=tuple(-float(token) for token in tokens))
+    whole = SampledText(text=text, tokens=tokens, logprobs=tuple(-float(token) for token in tokens))
 
     def decode(ids: Sequence[int]) -> str:
         return "".join(map(chr, ids))
