@@ -100,15 +100,6 @@ def test_a_larger_budget_finds_better_thoughts(value: Callable[[State], float]) 
     assert found[0] < found[1] < found[2]
 
 
-def test_where_depth_pays_it_beats_sampling_at_the_root() -> None:
-    drafts = sum(max(climbing_draft(seed, i) for i in range(64)) for seed in range(30)) / 30
-    assert sum(best_found(64, seed, climbing) for seed in range(30)) / 30 > 2 * drafts
-
-
-def climbing_draft(seed: int, number: int) -> float:
-    return 0.2 * random.Random(f"{seed} {number}").random()
-
-
 @pytest.mark.parametrize("together", [1, 5, 100])
 def test_the_number_of_thoughts_is_limited(together: int) -> None:
     search = ABMCTS(iterations=7, together=together).start(Hidden(), "?")

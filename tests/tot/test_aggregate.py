@@ -23,7 +23,7 @@ from tot import (
     Value,
     solve,
 )
-from tot.decoders import OptionError, RequestError
+from tot.decoders import RequestError
 from tot.decoders.request import ChoiceLogprob
 
 FOUR = {"grow": ["a", "b", "c", "d"], "value a": "9", "value b": "5", "value c": "6", "value d": "2"}
@@ -52,29 +52,9 @@ def test_complete_states_vote_with_their_values_and_may_outvote_the_best(letters
     assert (best.answer, best.value, chosen(best)) == ("1", 9, "a")
 
 
-def test_equal_answers_are_one_candidate(letters: Any, scripted: Any) -> None:
-    task = type("Numbers", (letters,), {"canonical": lambda self, answer: float(answer)})
-    replies = {"answer a": "1", "answer b": "2.0", "answer c": "2", "answer d": "3"}
-    solution = grow(task, scripted(FOUR | replies))
-    assert (solution.answer, solution.value) == ("2", 6)
-    plain = grow(letters, scripted(FOUR | replies))
-    assert plain.answer == "1"  # different texts, and 9 is the largest single value
-
-
 def test_an_answer_cut_off_by_a_budget_has_no_vote(letters: Any, scripted: Any) -> None:
     replies = {"answer a": scripted.completion("1", "budget"), "answer b": "2", "answer c": "3", "answer d": "2"}
     assert grow(letters, scripted(FOUR | replies)).answer == "2"  # 5 + 2 against 6
-
-
-def test_states_that_ended_early_vote_with_the_deepest(letters: Any, scripted: Any) -> None:
-    task = type("Ending", (letters,), {"is_terminal": lambda self, state: state.text.endswith("!")})
-    table = {"grow": ["a!", "b"], "value a!": "4", "value b": "3", "grow b": ["c", "d!"]}
-    table |= {"value b/c": "9", "value b/d!": "3", "answer a!": "1", "answer b/d!": "2", "answer b/c": "2"}
-    decoder = scripted(table)
-    search = BFS(thoughts=2, breadth=2, depth=3, aggregate="vote")
-    solution = solve(task, "q", decoder=decoder, search=search, evaluator=Value())
-    assert sorted(decoder.prompts[-1]) == ["answer a!", "answer b/c", "answer b/d!"]
-    assert (solution.answer, solution.value) == ("2", 9)
 
 
 def test_a_verified_answer_needs_no_votes(letters: Any, scripted: Any) -> None:
@@ -117,22 +97,6 @@ def test_the_likeliest_choice_is_the_answer(choosing: Any, scripted: Any) -> Non
     assert solution.answer == "no"
     assert decoder.requests[-1].choices == ("yes", "no", "maybe not")
     assert decoder.requests[-1].purpose == "answer"
-
-
-def test_choices_after_a_prefix_start_with_a_space_and_the_answer_does_not(choosing: Any, scripted: Any) -> None:
-    prefixed = "{% block user %}u{% endblock %}{% block assistant %}It is{% endblock %}"
-    task = type("Prefixed", (choosing,), {"templates": choosing.templates | {"answer": prefixed}})
-    decoder = scripted(FOUR | {"It is": likelihoods(scripted, 0.1, 0.2, 0.5)})
-    assert grow(task, decoder, aggregate="best").answer == "maybe not"
-    assert decoder.requests[-1].choices == (" yes", " no", " maybe not")
-
-
-def test_choices_can_be_votes(choosing: Any, scripted: Any) -> None:
-    yes, no = likelihoods(scripted, 0.5, 0.1, 0.1), likelihoods(scripted, 0.1, 0.5, 0.1)
-    decoder = scripted(FOUR | {"answer a": yes, "answer b": no, "answer c": no, "answer d": yes})
-    assert grow(choosing, decoder).answer == "yes"  # 9 + 2 against 5 + 6: the first of equals
-    decoder = scripted(FOUR | {"answer a": yes, "answer b": no, "answer c": no, "answer d": no})
-    assert grow(choosing, decoder).answer == "no"
 
 
 # -- no model ---------------------------------------------------------------------------------------------------
@@ -192,17 +156,6 @@ def test_an_option_that_needs_a_model_is_rejected_without_one(options: Any) -> N
     task = type("Templated", (Countdown,), {"templates": every})
     with pytest.raises(RequestError, match=r"the search needs a model, but none was given: give model="):
         solve(task, "5", **{"model": None, "search": BFS(thoughts=2), "evaluator": Prior()} | options)
-
-
-def test_without_a_model_the_text_of_the_best_state_is_the_answer(letters: Any) -> None:
-    task = type("Acting", (letters,), {"actions": lambda self, state: ["a", "b"]})
-    options = {"generator": Enumerate(prior="uniform"), "evaluator": Prior(), "search": BFS(thoughts=2, depth=2)}
-    assert solve(task, "q", model=None, **options).answer == "a"  # type: ignore[arg-type]
-
-
-def test_a_decoder_by_purpose_is_checked_without_a_model() -> None:
-    with pytest.raises(OptionError, match="unknown purpose 'judge'"):
-        solve(Countdown, "5", model=None, decoder={"judge": "ar"}, generator=Enumerate(prior="uniform"))
 
 
 def test_negative_values_vote_by_their_exponentials(letters: Any, scripted: Any) -> None:

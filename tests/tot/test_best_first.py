@@ -5,29 +5,19 @@ The roads of a place are thoughts: "b" leads to the place b, at the cost that th
 
 from __future__ import annotations
 
-import csv
 import heapq
 import itertools
 import random
-import re
-from collections.abc import Callable, Mapping, Sequence
-from fractions import Fraction
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tot import DFS, BestFirst, Enumerate, Expand, Heuristic, Node, SearchState, State, Task, Thought, solve
+from tot import BestFirst, Expand, SearchState, State, Task, Thought
 from tot.decoders import OptionError
-from tot.evaluators.base import Evaluator
-from tot.llm.context import Context
-from tot.llm.replies import Evaluation, Proposal
-from tot.tasks.arithmetic import evaluate
-from tot.tasks.blocks_planner import generate, shortest_plan
-from tot.tasks.blocksworld import Blocksworld, render
-from tot.tasks.game24 import Game24
+from tot.llm.replies import Proposal
 
 Map = Mapping[str, Mapping[str, float]]
 HILLS: Map = {"s": {"a": 1, "b": 4}, "a": {"b": 2, "c": 5, "g": 12}, "b": {"c": 2}, "c": {"g": 3}}
@@ -198,55 +188,3 @@ def test_by_prior_a_thought_without_a_prior_is_rejected() -> None:
     search.tell([["a"]])
     with pytest.raises(OptionError, match=r"rank=prior needs a thought generator that returns priors: use Enumerate"):
         search.ask()
-
-
-# -- real puzzles without a model -------------------------------------------------------------------------------
-
-
-def test_plans_for_200_block_puzzles_are_shortest() -> None:
-    task = Blocksworld()
-    for seed in range(200):
-        ctx = generate(seed, 3 + seed % 3, 2 + 2 * (seed % 4))
-        optimal = shortest_plan(ctx)
-        assert optimal is not None
-        question = render(ctx)
-        options: dict[str, Any] = {"generator": Enumerate(prior="uniform"), "evaluator": Heuristic()}
-        solution = solve(task, question, model=None, search=BestFirst(), **options)
-        assert solution.solved
-        assert isinstance(solution.answer, list)
-        assert len(solution.answer) == len(optimal), question
-        assert (solution.calls, solution.usage.forwards) == (0, 0)
-
-
-class Plain(Evaluator):
-    """Two numbers that do not make 24 are impossible. Divisors of 24 are good; fractions and zeros are bad."""
-
-    async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[Evaluation]:
-        worlds: list[Any] = [node.world for node in nodes]
-        return [Evaluation(self.worth(world["left"])) for world in worlds]
-
-    def worth(self, left: list[str]) -> float:
-        if len(left) == 2:
-            a, b = map(Fraction, left)
-            reached = [a + b, a - b, b - a, a * b, a / b if b else 0, b / a if a else 0]
-            return 100.0 if 24 in reached else -100.0
-        return sum(
-            -2.0 if "/" in number or number == "0" else -1.0 if number[0] == "-" else float(24 % int(number) == 0)
-            for number in left
-        )
-
-
-@pytest.mark.parametrize("every", [20, pytest.param(1, marks=pytest.mark.slow)])
-def test_all_game24_puzzles_are_solved_without_a_model(data: Path, every: int) -> None:
-    with (data / "game24.csv").open(encoding="utf-8") as file:
-        puzzles = [row["Puzzles"] for row in csv.DictReader(file)]
-    assert len(puzzles) == 1362
-    options: dict[str, Any] = {"generator": Enumerate(prior="uniform"), "evaluator": Plain()}
-    task = Game24()
-    for puzzle in puzzles[::every]:
-        solution = solve(task, puzzle, model=None, search=DFS(thoughts=None, threshold=-50), **options)
-        assert solution.solved, puzzle
-        used = sorted(map(int, re.findall(r"\d+", str(solution.answer))))
-        assert used == sorted(map(int, puzzle.split()))
-        assert evaluate(str(solution.answer)) == 24
-        assert solution.calls == 0

@@ -5,7 +5,6 @@ Thoughts are letters; a path of them reads "ab".
 
 from __future__ import annotations
 
-import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -50,9 +49,6 @@ def one_level(search: BFS, values: dict[str, float | None], seed: int = 0) -> li
     return kept_by(search, lambda _: list(values), lambda p: values[p], seed)[0][0]
 
 
-# -- the best ---------------------------------------------------------------------------------------------------
-
-
 # -- sampling ---------------------------------------------------------------------------------------------------
 
 
@@ -73,34 +69,7 @@ def test_samples_are_weighted_by_value_without_replacement() -> None:
     assert chi_square < 20.5  # 5 degrees of freedom: passed by chance 999 times in 1000
 
 
-def test_the_sample_depends_on_the_seed_alone() -> None:
-    search = BFS(breadth=3, select="sample", depth=4)
-
-    def grown(seed: int) -> list[list[str]]:
-        return kept_by(search, lambda _: "abc", lambda p: float(len(p)), seed)[0]
-
-    assert grown(1) == grown(1)
-    assert len({str(grown(seed)) for seed in range(20)}) > 15
-    assert len({str(level) for level in ([p[-1] for p in level] for level in grown(1))}) > 1  # each level its own
-
-
 # -- all --------------------------------------------------------------------------------------------------------
-
-
-def test_children_divide_the_shares_of_their_state() -> None:
-    """An ended branch leaves its shares unused: the others do not depend on it."""
-    search = BFS(thoughts=2, breadth=5, select="all", depth=4).start(Letters(), "q")
-    counts: dict[str, int | None] = {}
-    while (step := search.ask()) is not None:
-        (at,) = [path(search, node) for node in step.nodes[:1]]
-        if isinstance(step, Expand):
-            counts[at] = step.count
-            search.tell([[Thought(parts={"thought": "z"}, ended=True)] if at == "ab" else list("ab"[: step.count])])
-        else:
-            search.tell([0.0] * len(step.nodes))
-    assert counts == {"": 2, "a": 2, "b": 2, "aa": 2, "ab": 1, "ba": 1, "bb": 1}
-    leaves = [path(search, node) for node in search.complete()]
-    assert leaves == ["aaa", "aab", "abz", "baa", "bba"]
 
 
 @given(st.data(), st.integers(1, 3), st.integers(1, 7))
@@ -182,10 +151,3 @@ def test_a_merged_state_takes_one_place_of_the_breadth() -> None:
         worlds: list[Any] = [state.world for state in step.states]
         search.tell([tables.get(world, []) if isinstance(step, Expand) else 1 for world in worlds])
     assert levels == [["x", "y"], ["x", "z"]]
-
-
-def test_infinite_values_are_sampled_before_finite_ones() -> None:
-    search = BFS(thoughts=2, breadth=1, select="sample")
-    for seed in range(5):
-        levels, _ = kept_by(search, lambda text: "ab", lambda text: math.inf if text.endswith("b") else 1.0, seed)
-        assert levels[0] == ["b"]

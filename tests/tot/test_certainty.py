@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -19,9 +18,7 @@ from tot.cli.output import answer_line
 from tot.decoders import OptionError
 from tot.decoders.models.weights import Weights
 from tot.evaluation.calibration import Vote, cross_validated, fit
-from tot.evaluation.estimate import reliability, surest
-from tot.evaluation.results import summarise
-from tot.llm.family import family_of, identity_of
+from tot.llm.family import identity_of
 from tot.search.certainty import Curve, Features, curve_for, curves_for, features, to_json
 from tot.search.votes import Ballot
 from tot.tasks.gsm8k import GSM8K
@@ -64,39 +61,12 @@ def test_features_are_shares_of_the_weight_with_one_more_ballot_for_no_answer() 
     assert features(ballots[:2]).model_dump() == pytest.approx({"share": 0.6 / 1.65, "agree": 0, "weight": 0.6})
 
 
-def test_two_models_are_not_two_sources() -> None:
-    assert features([Ballot("a", 0.5, "chain@small"), Ballot("a", 0.5, "chain@large")]).agree == 0
-
-
-@pytest.mark.parametrize("weights", [(1.0, 1.0), (2.0, 1.0), (0.0, 0.0), (math.inf, 1.0)])
-def test_weights_that_are_not_probabilities_count_as_unknown(weights: tuple[float, float]) -> None:
-    seen = features([Ballot("a", weight) for weight in weights])
-    assert (seen.share, seen.weight) == (pytest.approx(2 / 3), 0.0)
-
-
 def test_a_curve_clips_weights_to_the_range_of_its_fit() -> None:
     own = curve(coefficients=Features(share=1, agree=3, weight=4))
     seen = Features(share=0.5, agree=1, weight=0.7)
     assert own.certainty(seen) == pytest.approx(logistic(-1 + 0.5 + 3 + 4 * 0.7))
     for weight, used in ((0.1, 0.4), (0.95, 0.8), (0.0, 0.6)):
         assert own.certainty(seen.model_copy(update={"weight": weight})) == pytest.approx(logistic(2.5 + 4 * used))
-
-
-def test_shipped_curves_are_surer_of_more_agreement() -> None:
-    (shipped,) = curves_for(GSM8K(), None)
-    both, *votes = [Ballot("a", 0.88, source) for source in ("chain", "program") * 8]
-    sure = [
-        shipped.certainty(features(ballots))
-        for ballots in (
-            [both, Ballot("b", 0.88, "program")],
-            [both, Ballot("a", 0.88, "chain")],
-            [both, votes[0]],
-            [both, *votes[:3]],
-            [both, *votes],
-        )
-    ]
-    assert sure == sorted(sure)
-    assert 0.05 < sure[0] < sure[-1] < 0.99
 
 
 def test_a_curve_counts_for_its_task_and_model_only(tmp_path: Path, tiny: Any) -> None:
@@ -118,16 +88,6 @@ def test_without_a_fitted_curve_the_certainty_is_not_known(tiny: Any) -> None:
     for task in (GSM8K(), Riddle()):
         for decoder in (tiny(), object()):
             assert curve_for(task, SelfConsistency(), {"generate": decoder}, None) is None
-
-
-def test_versions_of_a_model_with_and_without_an_output_head_are_one_family() -> None:
-    config, shapes = SimpleNamespace(model_type="qwen2"), {"model.embed_tokens.weight": (150_000, 10_000)}
-    tied, untied = (
-        SimpleNamespace(config=config, weights=SimpleNamespace(shapes=shapes | head))
-        for head in ({}, {"lm_head.weight": (150_000, 10_000)})
-    )
-    assert family_of(tied) == family_of(untied) == "qwen2-1.5b"  # type: ignore[arg-type]
-    assert family_of(None) is None
 
 
 def test_the_identity_of_a_model_survives_quantization_and_not_fine_tuning() -> None:
@@ -168,14 +128,6 @@ def test_a_vote_has_the_certainty_of_its_curve(scripted: Any, tmp_path: Path) ->
     assert answer_line(solution) == "Answer (2 of 3 votes, 50% sure): yes"
     tie = voted(scripted, ["so yes", "no"], certainty=path)
     assert (tie.answer, tie.certainty) == ("yes", pytest.approx(logistic(2 / 3 - 1)))
-
-
-def test_one_answer_among_several_samples_is_a_vote(scripted: Any, tmp_path: Path) -> None:
-    path = written(tmp_path / "c.json", curve())
-    lonely, agreed = (voted(scripted, replies, certainty=path) for replies in (["...", "so yes"], ["yes", "so yes"]))
-    assert lonely.certainty is not None
-    assert agreed.certainty is not None
-    assert 0 < lonely.certainty < agreed.certainty < 1
 
 
 @pytest.mark.parametrize(
@@ -258,45 +210,6 @@ def test_shipped_curves_can_be_read() -> None:
     assert keys == [("gsm8k", "qwen2-0.5b-9eaaaeb0")]
 
 
-# -- reliability ------------------------------------------------------------------------------------------------
-
-
-def test_the_calibration_error_is_weighted_by_bin_and_the_coverage_takes_the_most_certain() -> None:
-    found = reliability([0.95, 0.95, 1.0, 0.25, None], [1, 1, 0, 0, 1])
-    assert found is not None
-    assert found.samples == 4
-    assert [(round(one.certainty, 3), round(one.score, 3), one.samples) for one in found.bins] == [
-        (0.25, 0, 1),
-        (0.967, 0.667, 3),
-    ]
-    assert found.error == pytest.approx((0.25 + 3 * 0.3) / 4)
-    assert found.score_at_coverage == {100: 3 / 5, 75: 2 / 4, 50: 1 / 2, 25: 0.0}
-    assert reliability([None, None], [1, 0]) is None
-
-
-def test_equal_certainties_share_their_mean_score() -> None:
-    assert surest([0.5] * 4, [1, 0, 0, 0], 25) == 0.25
-    assert surest([0.9, 0.5, 0.5, 0.1], [1, 1, 0, 0], 50) == pytest.approx(1.5 / 2)
-
-
-def test_results_and_their_figures_report_certainties() -> None:
-    usage = {"generate": {"calls": 1, "prompt_tokens": 1, "new_tokens": 1}}
-    measured = {"seconds": 1.0, "forwards": 1, "drafted": 0, "accepted": 0}
-    line = {"parse_failure": False, "solved": False, "error": None, "thoughts": 1, "unreadable": 0, "usage": usage}
-    lines = [line | {"index": i, "score": float(i > 1), "certainty": 0.25 * i, "measured": measured} for i in range(4)]
-    results = summarise(lines)
-    assert results.certainty is not None
-    assert results.certainty.error == pytest.approx((0 + 0.25 + 0.5 + 0.25) / 4)
-    figures = {name: value for name, value, _ in results.figures}
-    assert figures["Calibration error"] == "25.0%"
-    assert figures["Score by coverage"] == "50.0% / 66.7% / 100.0% / 100.0%"
-    stored = json.loads(json.dumps(results.to_json()))["certainty"]
-    assert stored["score_at_coverage"] == {"100": 0.5, "75": pytest.approx(2 / 3), "50": 1.0, "25": 1.0}
-    without = summarise([{name: value for name, value in one.items() if name != "certainty"} for one in lines])
-    assert without.certainty is None
-    assert "Calibration error" not in {name for name, *_ in without.figures}
-
-
 # -- fitting ----------------------------------------------------------------------------------------------------
 
 
@@ -321,17 +234,6 @@ def test_a_fit_recovers_the_curve_of_its_votes() -> None:
     measured = cross_validated(votes, "riddle")
     assert measured.error < 0.04
     assert measured.score_at_coverage[50] - measured.score_at_coverage[100] > 0.1
-
-
-def test_repeated_votes_of_a_question_count_once() -> None:
-    votes = drawn(200)
-    doubled = fit([*votes, *votes], "riddle")
-    assert doubled.intercept == pytest.approx(fit(votes, "riddle").intercept, abs=2e-3)
-
-
-def test_votes_that_are_all_right_do_not_reach_certainty() -> None:
-    votes = [replace(vote, score=1.0) for vote in drawn(30)]
-    assert 0.9 < fit(votes, "riddle").certainty(votes[0].seen) < 0.99  # 31 of 32, Platt's target
 
 
 def test_too_few_questions_are_refused() -> None:

@@ -74,12 +74,6 @@ def test_every_step_is_a_line(record: Any, path: Path) -> None:
     assert path.read_text().endswith("\n")
 
 
-def test_a_step_is_on_disk_before_the_next_request(record: Any, path: Path) -> None:
-    line_counts: list[int] = []
-    record(watch=lambda problem: line_counts.append(path.read_text().count("\n")))
-    assert line_counts == [2, 3, 4, 5, 6]
-
-
 def test_the_last_line_of_a_finished_run_is_its_end(letters: Any, scripted: Any, two_levels: Any, path: Path) -> None:
     trace = Checkpoint.create(path)
     solution = solve(letters, "q", decoder=scripted(two_levels), search=SEARCH, evaluator=Value(), checkpoint=trace)
@@ -135,14 +129,6 @@ def test_the_tree_of_a_killed_run_has_all_its_completed_steps(
     assert len(pairs) >= 4
     for number, (read, grown) in enumerate(pairs):
         assert read == grown, f"after step {number}"
-
-
-def test_a_half_written_last_line_is_ignored(record: Any, path: Path) -> None:
-    record()
-    whole = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(whole[:-2]) + whole[-2][:40])
-    tree = ThoughtTree.load(path)
-    assert [node.value for node in tree] == [None, 3, 7, None, None, None, None]
 
 
 # -- rejected files ---------------------------------------------------------------------------------------------

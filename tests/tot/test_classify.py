@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from tot import BFS, Classify, Likelihood, Node, Solution, Task, solve
-from tot.decoders.request import ChoiceLogprob
+from tot import BFS, Classify, Node, Solution, Task, solve
 from tot.llm.context import Context
 from tot.llm.replies import Evaluation
 
@@ -56,24 +55,6 @@ def test_a_reply_without_a_label_is_the_default_and_counted(judged: Any, scripte
     solution = evaluate(judged, scripted({"grow": "a", "value a": reply}), Classify())
     assert solution.tree[1].value == 0.25
     assert solution.parse_failures == solution.tree[1].parse_failures == 1
-
-
-# -- Likelihood with labels -------------------------------------------------------------------------------------
-
-
-def likelihoods(scripted: Any, *probabilities: float) -> Any:
-    """A decoder that gives the labels these probabilities."""
-    scores = tuple(ChoiceLogprob(math.log(p), 1) for p in probabilities)
-    return scripted({"grow": "a", "value a": scripted.completion("", "stop", 0, choice_logprobs=scores)})
-
-
-def test_the_likelihood_of_yes_is_relative_to_no(letters: Any, scripted: Any) -> None:
-    decoder = likelihoods(scripted, 0.06, 0.02)  # the remaining probability is on other tokens
-    solution = evaluate(letters, decoder, Likelihood(labels={"Yes": 1.0, "No": 0.0}))
-    assert solution.tree[1].value == pytest.approx(0.75)
-    (request,) = [request for request in decoder.requests if request.purpose == "evaluate"]
-    assert request.choices == ("Yes", "No")
-    assert request.close_choices
 
 
 # -- values that are not numbers --------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from tot import (
     Prior,
     Solution,
     Task,
-    Value,
     solve,
 )
 from tot.decoders import OptionError
@@ -102,10 +101,6 @@ def test_numbers_of_evaluators_and_weights_must_match(count: int, weights: tuple
         Combine(evaluators=tuple(table(str(i), 1) for i in range(count)), weights=weights)
 
 
-def test_a_part_cut_off_by_a_budget_leaves_no_value(letters: Any, scripted: Any) -> None:
-    assert value(letters, scripted, Combine(evaluators=(table("x", 3), table("y", None)), weights=(1, 1))) is None
-
-
 # -- shared evaluations -----------------------------------------------------------------------------------------
 
 
@@ -118,14 +113,6 @@ def test_parts_are_evaluated_once_for_equal_states(letters: Any, scripted: Any) 
     assert sorted(first.evaluated) == sorted(second.evaluated) == ["a", "b", "c"]
     texts = {"/".join(t.text for t in solution.tree.state(node).thoughts): node.value for node in solution.tree}
     assert texts == {"": None, "a": 11, "b": 22, "a/b": 22, "a/c": 33, "b/a": 11, "b/c": 33}
-
-
-def test_a_repeated_part_is_evaluated_once(letters: Any, scripted: Any) -> None:
-    decoder = scripted({"grow": ["a", "b"], "value a": "3", "value b": "4"})
-    solution = grow(letters, decoder, Combine(evaluators=(Value(), Value()), weights=(1, 10)))
-    assert [node.value for node in solution.tree] == [None, 33, 44]
-    evaluated = [request.prompt[-1].content for request in decoder.requests if request.purpose == "evaluate"]
-    assert sorted(evaluated) == ["value a", "value b"]
 
 
 # -- without a model --------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tot import BFS, Continue, LogProb, Propose, Random, Sample, SelfConsistency, Solution, Task, solve
+from tot import BFS, Continue, LogProb, Random, SelfConsistency, Solution, Task, solve
 from tot.decoders import Completion, Usage
 from tot.decoders.request import Part
 from tot.tasks import GSM8K
@@ -106,15 +106,6 @@ def test_thinking_that_the_chat_template_opened_is_not_an_answer(scripted: Any, 
     assert [node.thought.thinking for node in solution.tree if node.thought] == [len(first), len(thinking)]
 
 
-@pytest.mark.parametrize(("cut", "depth"), [("<think>\nIs it 5?\n\n", 3), ("Is it 5?\n\n", 1)])
-def test_pieces_of_thinking_share_the_token_limit(scripted: Any, cut: str, depth: int) -> None:
-    """The first piece has all the tokens of a message."""
-    long = Completion(cut, tuple(range(40)), -1.0, "stop", Usage(new_tokens=40))
-    rest = "No.</think>\n\n"
-    decoder = scripted({"why": long, cut: scripted.completion(rest, "stop"), cut + rest: "It is 7."})
-    assert len(path(grown(decoder))) == depth
-
-
 @pytest.mark.parametrize(
     ("chains", "answer"),
     [
@@ -145,37 +136,3 @@ def test_texts_are_valued_by_their_own_probability(scripted: Any, window: int | 
     values = {node.thought.text: node.value for node in solution.tree if node.thought}
     assert values["a"] == pytest.approx(0.3679, abs=1e-4)
     assert values["b"] == pytest.approx(0.4493 if window is None else 0.2231, abs=1e-4)
-
-
-class Numbers(Letter):
-    """The answer is a number."""
-
-    def parse_answer(self, text: str) -> str | None:
-        return text.split()[-1]
-
-
-@pytest.mark.parametrize(
-    ("weighted", "aggregate", "answer"),
-    [(False, "vote", "7"), (True, "vote", "8"), (True, "majority", "7"), (True, "best", "8")],
-)
-def test_votes_can_be_weighted(scripted: Any, weighted: bool, aggregate: Any, answer: str) -> None:
-    decoder = scripted({"why": [completion("So 7", -3.0), completion("Thus 7", -3.0), completion("So 8", -0.1)]})
-    search = SelfConsistency(samples=3, weighted=weighted, aggregate=aggregate)
-    solution = solve(Numbers(), "why", decoder=decoder, search=search, generator=Sample(), evaluator=LogProb())
-    assert solution.answer == answer
-
-
-# -- several pieces in one reply ----------------------------------------------------------------------------------
-
-
-def test_listed_thoughts_are_lines_of_the_message(scripted: Any) -> None:
-    """Listing has its own prompt, and the answer continues after the selected lines."""
-    first = "How many?\n\nGive 2 different next steps of the answer, each in one line, with its calculation."
-    then = first.replace("Give", "This is how the answer begins:\n\nHalf is 3.\n\nGive")
-    decoder = scripted({first: "1. Half is 3.", then: "- Twice is 6.", "Half is 3.\nTwice is 6.\n": "So \\boxed{9}."})
-    search = BFS(thoughts=2, breadth=1, depth=3)
-    solution = solve(
-        GSM8K(), "How many?", decoder=decoder, prompts="chat", search=search, generator=Propose(), evaluator=Random()
-    )
-    assert path(solution) == ["Half is 3.\n", "Twice is 6.\n"]
-    assert solution.answer == "9"

@@ -155,19 +155,3 @@ def test_a_visited_place_is_not_expanded_again(tour: Any) -> None:
     roads = {"start": ["a", "bb"], "a": ["ccc"], "bb": ["dddd"], "dddd": ["ccc"]}
     assert tour(DFS().start(Roads(), "q"), roads) == ["start", "a", "ccc", "bb", "dddd"]
     assert tour(DFS(merge=False).start(Roads(), "q"), roads) == ["start", "a", "ccc", "bb", "dddd", "ccc"]
-
-
-def test_a_place_first_reached_too_deep_is_expanded_again_on_a_shorter_path(tour: Any) -> None:
-    """Five levels: start-a-x-bb-ccc-dd ends one short of the goal, which start-zzzz-bb-ccc-dd-goal reaches."""
-    roads = {
-        "start": ["a", "zzzz"],
-        "a": ["x"],
-        "x": ["bb"],
-        "bb": ["ccc"],
-        "ccc": ["dd"],
-        "dd": ["goal"],
-        "zzzz": ["bb"],
-    }
-    search = DFS(depth=6).start(Roads(), "q")
-    assert tour(search, roads) == ["start", "a", "x", "bb", "ccc", "zzzz", "bb", "ccc", "dd"]
-    assert [node.world for node in search.goals] == ["goal"]

@@ -90,20 +90,6 @@ def test_a_wrong_result_of_a_task_names_its_method(method: str, result: Any) -> 
         solved(faulty(method, result), search=search)
 
 
-@pytest.mark.parametrize(
-    ("method", "result", "evaluator"),
-    [
-        ("parse_value", "x", "value"),
-        ("parse_vote", 9, "vote"),
-        ("parse_vote", "1", "vote"),
-        ("candidate", None, "vote"),
-    ],
-)
-def test_a_wrong_parsed_value_names_its_method(method: str, result: Any, evaluator: str) -> None:
-    with pytest.raises(TaskError, match=rf"^Faulty\.{method} gave "):
-        solved(faulty(method, result), evaluator=evaluator)
-
-
 @pytest.mark.parametrize("question", [5, None, b"q", ["q"]])
 def test_a_question_that_is_not_a_text_is_rejected(question: Any) -> None:
     with pytest.raises(TaskError, match="not text: give text"):

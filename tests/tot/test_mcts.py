@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -57,36 +57,7 @@ def learnt(search: SearchState) -> dict[str, tuple[int, float | None]]:
     return {path(search, node): (node.visits, node.q) for node in search.tree if node.visits}
 
 
-def arms(values: Mapping[str, float]) -> tuple[Any, Any]:
-    return (lambda p: list(values)), (lambda p: values[p])
-
-
 # -- by hand ----------------------------------------------------------------------------------------------------
-
-ARMS = {"a": 0.5, "b": 0.4, "c": 0.0}
-
-
-def test_uct_by_hand_with_fast_rewards_for_unvisited_children(drive: Drive) -> None:
-    """Scores before each visit, for a, b and c, after 0 to 6 visits to their parent; sqrt(ln 2) = 0.833.
-
-    1, 2: 0.5, 0.4, 0 (ln 1 = 0)     3: 1.089, 1.233, 0.833    4: 1.241, 1.448, 1.048
-    5: 1.333, 1.233, 1.177           6: 1.233, 1.297, 1.269    7: 1.273, 1.173, 1.339
-    """
-    search, ends = drive(MCTS(depth=2, iterations=7), *arms(ARMS))
-    assert "".join(ends) == "aabbabc"
-    assert {name: stats[0] for name, stats in learnt(search).items()} == {"": 7, "a": 3, "b": 3, "c": 1}
-    assert search.tree[1].q == 0.5
-    assert search.tree.root.q == pytest.approx((3 * 0.5 + 3 * 0.4 + 0) / 7)
-
-
-def test_puct_by_hand(drive: Drive) -> None:
-    """a: 1 + 0.2 sqrt(N) / (1 + n), b: 0.8 sqrt(N) / (1 + n), with N = 1 for a parent that was not visited yet.
-
-    1: 1.2, 0.8    2: 1.1, 0.8    3: 1.094, 1.131    4: 1.115, 0.693    5: 1.1, 0.8
-    """
-    drafts = [Proposal(Thought(parts={"thought": text}), prior=prior) for text, prior in (("a", 0.2), ("b", 0.8))]
-    _, ends = drive(MCTS(depth=2, iterations=5, rule="puct"), lambda p: drafts, lambda p: {"a": 1.0, "b": 0.0}[p])
-    assert "".join(ends) == "aabaa"
 
 
 def test_a_visited_leaf_is_expanded_only_at_its_next_visit(drive: Drive) -> None:
@@ -124,9 +95,6 @@ def test_the_reward_of_a_state_is_its_value_plus_the_reward_of_the_task(drive: D
     search, _ = drive(MCTS(iterations=2, cum_reward="sum"), *CHAIN, task)
     assert [node.reward for node in search.tree] == [None, 3, 105]
     assert learnt(search) == {"": (2, (3 + 108) / 2), "a": (2, (3 + 108) / 2), "ab": (1, 105)}
-
-
-# -- bandits ----------------------------------------------------------------------------------------------------
 
 
 # -- a second UCT -----------------------------------------------------------------------------------------------

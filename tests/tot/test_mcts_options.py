@@ -65,14 +65,6 @@ def visits(search: SearchState) -> dict[str, int]:
 # -- depth and terminal states ----------------------------------------------------------------------------------
 
 
-def test_without_a_terminal_state_the_best_state_is_kept_and_reported(drive: Drive) -> None:
-    """Visits: b, then bb, which has the higher Q."""
-    search = MCTS(iterations=2, cum_reward="mean", exploration=0)
-    search, _ = drive(search, lambda p: ["a", "b"], lambda p: p.count("b") * 1.0, Named())
-    assert path(search, search.best) == "bb"
-    assert search.stopped == "no terminal state was reached in 2 iterations"
-
-
 def test_a_verified_answer_ends_the_search_at_once(drive: Drive) -> None:
     """x! exists from the start, with the lowest value."""
     table = lambda p: [] if p else ["y!", "x!"]  # noqa: E731
@@ -104,13 +96,6 @@ def test_a_greedy_rollout_follows_the_best_child_to_a_terminal_state(drive: Driv
 # -- batched leaves ---------------------------------------------------------------------------------------------
 
 
-def test_leaves_of_a_batch_are_distinct_and_the_number_of_iterations_is_unchanged(drive: Drive) -> None:
-    search = MCTS(thoughts=None, iterations=5, fast=None, leaves=2)
-    search, requests = drive(search, lambda p: list("abcde"), lambda p: 1.0)
-    assert requests == ["expand", "evaluate a b", "evaluate c d", "evaluate e"]  # the fifth alone: five in all
-    assert visits(search) == {"": 5} | dict.fromkeys("abcde", 1)
-
-
 def test_a_pending_visit_counts_as_the_worst_reward_so_far(drive: Drive) -> None:
     """One at a time, a is visited three times; in a batch of three, each arm once."""
     worth = {"a": 5.0, "b": 1.0, "c": 0.5}.__getitem__
@@ -119,14 +104,6 @@ def test_a_pending_visit_counts_as_the_worst_reward_so_far(drive: Drive) -> None
     together, _ = drive(MCTS(iterations=3, exploration=0.1, leaves=3), lambda p: list("abc"), worth)
     assert visits(together) == {"": 3, "a": 1, "b": 1, "c": 1}
     assert [node.q for node in together.tree][1:] == [5, 1, 0.5]  # the virtual loss is removed
-
-
-@pytest.mark.parametrize("leaves", [1, 2, 3, 7, 50])
-@pytest.mark.parametrize("rollout", ["none", "greedy"])
-def test_all_iterations_run_for_any_batch_of_leaves(leaves: int, rollout: Any, drive: Drive) -> None:
-    mcts = MCTS(depth=4, iterations=20, leaves=leaves, rollout=rollout)
-    search, _ = drive(mcts, lambda p: list("abcdef"), lambda p: len(p) + p.count("b") / 10)
-    assert search.tree.root.visits == 20
 
 
 @pytest.mark.parametrize("leaves", [1, 2, 7])

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from tot import BFS, DFS, MCTS, BestFirst, Expand, State, Task, Thought
-from tot.decoders import Usage
-from tot.llm.replies import Proposal
 
 
 class Places(Task):
@@ -33,18 +31,6 @@ class Places(Task):
 
 
 # -- redundant thoughts -----------------------------------------------------------------------------------------
-
-
-def test_siblings_that_lead_to_one_state_are_merged_and_their_priors_added() -> None:
-    proposals = [Proposal(Thought(parts={"thought": text}), Usage(new_tokens=4), prior=prior)
-            for text, prior in (("go-x", 0.5), ("y", 0.2), ("x", 0.25), ("jump-x", 0.05))]  # fmt: skip
-    task = type("Free", (Places,), {"cost": lambda self, state, thought: 1.0})()
-    search = BFS().start(task, "q")
-    search.ask()
-    x, y = search.tell([proposals])
-    assert [(node.world, node.merged, node.usage.new_tokens) for node in (x, y)] == [("x", 2, 12), ("y", 0, 4)]
-    assert (x.prior, y.prior) == pytest.approx((0.8, 0.2))
-    assert len(search.tree) == 3
 
 
 @pytest.mark.parametrize("back", ["start", "x"])
@@ -106,33 +92,6 @@ def test_equal_states_are_merged_and_the_other_way_in_is_a_link() -> None:
     (x,) = search.tell([["x"], ["x"]])
     assert (x.parent, x.merged, x.cost) == (v.id, 1, 2)
     assert [(tail.id, head.id, thought.text) for tail, head, thought in search.tree.links()] == [(w.id, x.id, "x")]
-
-
-def test_a_cheaper_way_moves_the_state_with_its_subtree() -> None:
-    search = DFS(merge=True, thoughts=None).start(Places(), "q")
-    search.ask()
-    search.tell([["5-v", "1-w"]])
-    search.ask()
-    search.tell([9, 1])  # v first
-    search.ask()
-    (x,) = search.tell([["5-x"]])  # 10
-    search.ask()
-    search.tell([9])
-    search.ask()
-    (y,) = search.tell([["1-y"]])  # 11
-    assert (x.cost, y.cost) == (10, 11)
-    search.ask()
-    search.tell([1])
-    while isinstance(step := search.ask(), Expand) and step.states[0].world != "w":
-        search.tell([[]])
-    (moved,) = search.tell([["2-x"]])
-    assert moved is x
-    assert (x.cost, search.tree.path(x)[1].world) == (3, "w")
-    assert [thought.text for thought in search.tree.state(x).thoughts] == ["1-w", "2-x"]
-    assert [thought.text for thought in search.tree.state(y).thoughts] == ["1-w", "2-x", "1-y"]
-    assert [(tail.world, head.world, thought.text) for tail, head, thought in search.tree.links()] == [
-        ("v", "x", "5-x")
-    ]
 
 
 def test_a_moved_state_has_the_world_of_its_new_way() -> None:

@@ -168,12 +168,6 @@ def test_an_object_is_used_as_is_and_accepts_no_other_options() -> None:
         named(MCTS(), SEARCHES, breadth=3)
 
 
-def test_separate_options_override_options_in_the_text() -> None:
-    assert named("bfs:breadth=2,depth=5", SEARCHES, depth=3, thoughts=None) == BFS(breadth=2, depth=3)
-    with pytest.raises(OptionError, match="search mcts, option breadth: "):
-        named("mcts", SEARCHES, breadth=3)
-
-
 # -- the parts of a run -----------------------------------------------------------------------------------------
 
 
@@ -196,15 +190,6 @@ def test_rap_sets_search_generator_and_evaluator(letters: Any) -> None:
     assert parts["search"] == MCTS(thoughts=4, rollout="greedy", cum_reward="mean", calc_q="max", fast=judged)
     assert parts["generator"] == Sample(samples=8)
     assert parts["evaluator"] == Combine(evaluators=(judged, Confidence()), weights=(0.5, 0.5), rule="product")
-
-
-def test_rap_with_a_world_adds_log_likelihoods(letters: Any) -> None:
-    fields = {"actions": lambda self, state: ["a"], "labels": {"good": 1.0, "bad": 0.0}}
-    parts = parts_of(type("World", (letters,), fields)(), search="rap")
-    judged = Likelihood(template="self_eval", labels={"good": 1.0, "bad": 0.0})
-    assert parts["search"] == MCTS(thoughts=None, rollout="greedy", cum_reward="sum", calc_q="mean")
-    assert parts["generator"] == Enumerate()
-    assert parts["evaluator"] == Combine(evaluators=(Prior(), judged), weights=(0.5, 0.5), rule="log")
 
 
 def test_rap_accepts_options_and_may_be_the_search_of_a_task(letters: Any) -> None:
@@ -394,3 +379,17 @@ def test_a_decoder_in_a_file_is_created_once(letters: Any, parts: str, tmp_path:
     assert config.decoders["generate"] is config.decoders["evaluate"]
     assert "decoders" not in vars(pickle.loads(pickle.dumps(config)))
     assert SearchConfig.of(config, {"seed": 3}).to_json()["decoder"] == config.decoder
+
+    assert spec_of(Sample()) == "sample"
+
+
+class Unnamed(BFS):
+    """A search without a name."""
+
+
+COMBINED = Combine(evaluators=(Prior(),), weights=(1.0,))
+
+
+@pytest.mark.parametrize("part", [Unnamed(thoughts=2), COMBINED, MCTS(fast=COMBINED)])
+def test_an_object_that_no_text_can_make_has_no_text(part: BFS | Combine | MCTS) -> None:
+    assert spec_of(part) is None

@@ -145,21 +145,6 @@ def test_requests_before_the_kill_are_not_repeated(letters: Any, scripted: Any, 
     assert all(seeds[request.prompt[-1].content] == request.sampling.seed for request in decoder.requests)
 
 
-def test_an_evaluated_part_of_a_combination_is_not_evaluated_again(
-    letters: Any, scripted: Any, killed: Any, tmp_path: Path
-) -> None:
-    task = type("LastOnly", (letters,), {"templates": letters.templates | {"value": "value {{ thought }}"}})
-    table = {"grow": ["a", "b"], "grow a": ["b", "a"], "grow b": ["a", "b"], "value a": "3", "value b": "7"}
-    evaluator = Combine(evaluators=(Value(), Prior()), weights=(1, 1))
-    options = {"search": BFS(thoughts=2, breadth=2, depth=3), "evaluator": evaluator}
-    whole = tmp_path / "whole.jsonl"
-    expected = run(task, scripted(table), Checkpoint.create(whole), **options)
-    decoder = scripted(table)
-    resumed = run(task, decoder, killed(whole, 4), **options)
-    assert {request.purpose for request in decoder.requests} == {"generate", "answer"}
-    assert [node.value for node in resumed.tree] == [node.value for node in expected.tree]
-
-
 def test_a_run_ended_by_a_budget_resumes_with_a_larger_one(letters: Any, scripted: Any, tmp_path: Path) -> None:
     table = {"grow": ["a", "b"], "value a": "3", "value b": "7", "grow b": ["c", "d"], "value b/c": "2"}
     table |= {"value b/d": "9", "answer b/d": "the end"}

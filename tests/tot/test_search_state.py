@@ -12,7 +12,7 @@ import pytest
 
 from tot import BFS, DFS, MCTS, BestFirst, Evaluate, Expand, SearchState, SelfConsistency, State, Task, Thought, World
 from tot.decoders import TaskError, Usage
-from tot.llm.replies import Evaluation, Proposal
+from tot.llm.replies import Proposal
 from tot.search import base
 
 
@@ -117,18 +117,6 @@ def test_tell_accepts_texts_thoughts_and_proposals() -> None:
     assert (search.tree.root.parse_failures, search.tree.root.usage.new_tokens, search.tree.root.rejected) == (3, 2, 0)
 
 
-def test_a_value_may_be_a_number_an_evaluation_or_none_and_nan_is_the_default() -> None:
-    task = type("Careful", (Paths,), {"scale": (2.5, 10)})()
-    search = BFS().start(task, "q")
-    search.ask()
-    search.tell([["a", "b", "c", "d"]])
-    search.ask()
-    a, b, c, d = search.tell([4, Evaluation(6.0, Usage(new_tokens=9), 1), None, float("nan")])
-    assert [node.value for node in (a, b, c, d)] == [4, 6, None, 2.5]
-    assert [node.parse_failures for node in (a, b, c, d)] == [0, 1, 0, 1]
-    assert b.usage.new_tokens == 9
-
-
 @pytest.mark.parametrize("results", [[], [["a"], ["b"]]])
 def test_a_wrong_number_of_results_is_rejected_and_the_step_remains(results: list[Any]) -> None:
     search = BFS().start(Paths(), "q")
@@ -177,19 +165,6 @@ def test_stop_ends_the_search_in_its_current_state() -> None:
     search.stop("enough")
     assert search.ask() is None
     assert (search.stopped, search.best) == ("enough", a)
-
-
-def test_only_answers_checked_by_the_task_are_verified() -> None:
-    class Proved(Paths):
-        def answer_at(self, state: State) -> str:
-            return state.text
-
-        def verify(self, question: str, answer: str) -> bool:
-            return answer == "right!!"
-
-    search = DFS(thoughts=2).start(Proved(), "q")
-    nodes = [search.inject(search.tree.root, text) for text in ("end!", "goal!!", "right!!")]
-    assert [(node.goal, node.verified) for node in nodes if node] == [(False, False), (True, False), (True, True)]
 
 
 def test_an_injected_thought_is_an_ordinary_child(drive: Any) -> None:
@@ -250,9 +225,6 @@ def test_a_world_that_is_not_json_is_rejected(world: Any) -> None:
         TaskError, match=r"Broken\.step gave a world that is not JSON data, .*: use text, numbers, lists"
     ):
         after_tell(broken(step=lambda state, thought: state.then(thought, world)))
-
-
-# -- illegal thoughts -------------------------------------------------------------------------------------------------
 
 
 # -- empty searches ---------------------------------------------------------------------------------------------

@@ -58,13 +58,6 @@ def test_solved_means_that_the_task_verified_the_answer(letters: Any, scripted: 
     assert not solve(strict, "q", decoder=wrong, search=search, evaluator=Value()).solved
 
 
-def test_an_answer_is_parsed_together_with_its_prefix(letters: Any, scripted: Any) -> None:
-    prefixed = "{% block user %}answer{% endblock %}{% block assistant %}The answer is{% endblock %}"
-    task = type("Prefixed", (letters,), {"templates": letters.templates | {"answer": prefixed}})
-    decoder = scripted(ONE_LEVEL | {"The answer is": "5."})
-    assert solve(task, "q", decoder=decoder, search=BFS(depth=1), evaluator=Value()).answer == "The answer is 5."
-
-
 def test_text_before_the_continued_line_is_not_an_answer(scripted: Any) -> None:
     """GSM8K numbers its steps: if a reply has no number, the number of a step must not become the answer."""
 
@@ -248,16 +241,6 @@ def test_an_unknown_name_is_rejected_with_the_choices(letters: Any, options: dic
 def test_an_unknown_model_is_rejected_with_the_known_ones(letters: Any) -> None:
     with pytest.raises(ModelError, match=r"unknown model 'smollm2' \(did you mean smollm2-135m\?\)"):
         solve(letters, "q", model="smollm2")
-
-
-def test_a_model_object_needs_its_tokenizer(letters: Any, tiny: Any) -> None:
-    with tiny() as decoder, pytest.raises(OptionError, match="without a tokenizer: pass tokenizer= as well"):
-        solve(letters, "q", model=decoder.model)
-
-
-def test_a_decoder_object_accepts_no_model_options(letters: Any, scripted: Any) -> None:
-    with pytest.raises(OptionError, match="dtype, kv_budget: a decoder object has its own model"):
-        solve(letters, "q", decoder=scripted({}), dtype="fp32", kv_budget=100)
 
 
 def test_a_prompt_longer_than_the_context_is_rejected_with_the_numbers(letters: Any, tiny: Any) -> None:

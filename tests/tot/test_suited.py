@@ -96,30 +96,6 @@ def test_fastcot_uses_chat_prompts_and_cuts_their_whole_solutions(tiny: Any) -> 
             assert task.triggers["chain"] not in whole.tree[1].thought.text  # the model announces the answer itself
 
 
-def test_a_task_without_chat_prompts_uses_its_own(tiny: Any) -> None:
-    class Mine(GSM8K):
-        templates = {"chain": "my {{ question }}"}  # noqa: RUF012
-
-    with tiny() as decoder:
-        assert prompts(Mine, decoder=decoder) == "papers"
-        with pytest.raises(OptionError, match="no prompts for chat models"):
-            prompts(Mine, decoder=decoder, prompts="chat")
-
-
-def test_files_of_a_model_determine_the_prompt_style(smollm2: str, tmp_path: Path) -> None:
-    assert has_chat_template(smollm2)
-    assert not has_chat_template(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
-    assert has_chat_template(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text("[")
-    assert not has_chat_template(tmp_path)
-    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
-    assert has_chat_template(tmp_path)
-    base = tmp_path / "base.gguf"
-    base.write_bytes(b"GGUF and no template")
-    assert not has_chat_template(base)
-
-
 def named(key: bytes, value: bytes) -> bytes:
     return struct.pack("<Q", len(key)) + key + struct.pack("<IQ", 8, len(value)) + value
 

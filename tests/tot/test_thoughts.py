@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tot import BFS, Enumerate, Prior, Propose, Random, Sample, Solution, State, Task, Thought, solve
+from tot import BFS, Enumerate, Propose, Random, Sample, Solution, State, Task, Thought, solve
 from tot.decoders import Request, TaskError
 from tot.decoders.request import ChoiceLogprob
 
@@ -77,22 +77,6 @@ class Steps(Task):
     templates: ClassVar = {"ask": "ask", "tell": "tell {{ ask }}", "propose": "list {{ count }}", "answer": "answer"}
     thought = ("ask", "tell")
     depth = 2
-
-
-def test_only_the_last_template_is_sampled_for_votes(scripted: Any) -> None:
-    second_replies = {"tell why": ["so", "thus", "thus"], "tell how": ["well", "well", "well"]}
-    decoder = scripted({"ask": ["why", "how"]} | second_replies)
-    solution = grow(Steps, decoder, Sample(thoughts=2, samples=3))
-    assert [(request.prompt[-1].content, request.sampling.n) for request in generations(decoder)] == [
-        ("ask", 2),
-        ("tell why", 3),
-        ("tell how", 3),
-    ]
-    assert [node.thought.parts for node in solution.tree if node.thought] == [
-        {"ask": "why", "tell": "thus"},
-        {"ask": "how", "tell": "well"},
-    ]
-    assert [node.confidence for node in solution.tree][1:] == pytest.approx([2 / 3, 1])
 
 
 # -- Propose ----------------------------------------------------------------------------------------------------
@@ -209,34 +193,6 @@ def test_priors_are_normalized_likelihoods_of_the_actions_in_descending_order(wa
     assert {node.decoder for node in solution.tree if node.thought} == {type(decoder).__name__}
 
 
-@pytest.mark.parametrize(
-    ("template", "space"), [("at", ""), ("{% block user %}u{% endblock %}{% block assistant %}at{% endblock %}", " ")]
-)
-def test_an_action_is_scored_as_a_line_of_the_models_text(walk: Any, weighed: Any, template: str, space: str) -> None:
-    decoder = weighed(0.1, 0.3, 0.6)
-    grow(walk(templates=Walk.templates | {"thought": template}), decoder, Enumerate())
-    (request,) = generations(decoder)
-    assert request.choices == (f"{space}left\n", f"{space}right\n", f"{space}stay\n")
-    assert not request.close_choices
-
-
-def grow_without_a_model(task: Any, prior: Any, seed: int = 0) -> Solution:
-    generator = Enumerate(prior=prior)
-    return solve(task, "q", model=None, search=ONE_LEVEL, generator=generator, evaluator=Prior(), seed=seed)
-
-
-def test_random_priors_depend_on_the_seed_and_need_no_model(walk: Any) -> None:
-    solutions = [grow_without_a_model(walk(), "random", seed) for seed in range(8)]
-    assert all(sum(node.prior or 0 for node in solution.tree) == pytest.approx(1) for solution in solutions)
-    assert all(
-        thoughts(solution) == sorted(priors(solution), key=lambda text: -(priors(solution)[text] or 0))
-        for solution in solutions
-    )
-    assert priors(solutions[3]) == priors(grow_without_a_model(walk(), "random", 3))
-    assert len({str(sorted(priors(solution).items())) for solution in solutions}) == 8
-    assert len({thoughts(solution)[0] for solution in solutions}) > 1
-
-
 def test_a_task_without_actions_is_rejected_with_a_remedy(letters: Any, scripted: Any) -> None:
     with pytest.raises(TaskError, match=r"task Letters has no `actions`: define it, or sample thoughts"):
         grow(letters, scripted({}), Enumerate())
@@ -246,10 +202,3 @@ def test_a_task_without_actions_is_rejected_with_a_remedy(letters: Any, scripted
 def test_a_missing_template_of_a_generator_is_named(generator: Any, scripted: Any) -> None:
     with pytest.raises(TaskError, match=r"task Bare has no template 'thought': define it"):
         grow(type("Bare", (Task,), {}), scripted({}), generator)
-
-
-@pytest.mark.parametrize("generator", [Propose(), Enumerate(prior="uniform")])
-def test_generators_without_votes_give_no_confidence(listing: Any, scripted: Any, generator: Any) -> None:
-    task = type("Either", (listing,), {"actions": lambda self, state: ["a", "b"]})
-    solution = grow(task, scripted({"list 3": "a\nb"}), generator)
-    assert [node.confidence for node in solution.tree] == [None] * 3

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from datetime import date, timedelta
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,12 +11,10 @@ import pytest
 
 from tot import Checkpoint, Task, solve
 from tot.decoders.errors import OptionError
-from tot.decoders.request import Message
 from tot.generators import tool_calls as tools_module
 from tot.generators.tool_calls import Tool, run_call, tools_prompt
-from tot.llm.prefix import as_written
 from tot.tasks.arithmetic import calculator
-from tot.tree.thought import Observation, SampledText, Thought
+from tot.tree.thought import Observation
 
 CALLED: list[tuple[Any, ...]] = []
 
@@ -137,14 +133,6 @@ def test_a_long_result_is_truncated_and_marked() -> None:
     assert result("lots()", lots) == "x" * 1000 + "… (cut: 10000000 characters)"
 
 
-def test_a_tool_may_be_a_coroutine() -> None:
-    async def double(x: int) -> int:
-        await asyncio.sleep(0)
-        return 2 * x
-
-    assert result("double(21)", double) == "42"
-
-
 @pytest.mark.parametrize(
     ("function", "expected"),
     [
@@ -230,14 +218,6 @@ def test_a_result_is_inserted_after_its_call_and_the_message_continues(scripted:
     assert second.ended
 
 
-def test_only_whole_lines_are_calls(scripted: Any) -> None:
-    solution = run(
-        scripted({ASKED: "In Python >>> ", "In Python >>> ": "power(3.0)\n"}), search="bfs:thoughts=1,depth=2"
-    )
-    assert CALLED == []
-    assert [node.thought.observation for node in solution.tree if node.thought] == [None]
-
-
 def test_a_resumed_run_calls_no_tool_twice(scripted: Any, tmp_path: Path) -> None:
     whole = tmp_path / "whole.jsonl"
     trace = Checkpoint.create(whole)
@@ -250,15 +230,6 @@ def test_a_resumed_run_calls_no_tool_twice(scripted: Any, tmp_path: Path) -> Non
     assert run(scripted(SCRIPT), checkpoint=trace).answer == "9"
     trace.close()
     assert CALLED == []
-
-
-def test_sampled_tokens_are_separated_from_inserted_results() -> None:
-    drawn = {"step": SampledText(text="  So\n>>> power(3.0)\n", tokens=(5, 6, 7))}
-    called = Thought(parts={"step": "So\n>>> power(3.0)\n9.0\n"}, drawn=drawn, observation=Observation(text="9.0"))
-    plain = Thought(parts={"step": "It is 9."}, drawn={"step": SampledText(text="It is 9.", tokens=(8, 9))})
-    message = "  So\n>>> power(3.0)\n9.0\nIt is 9."
-    (last,) = as_written((Message(role="assistant", content=message),), [called, plain])
-    assert last.written == ((0, (5, 6, 7)), (message.index("It"), (8, 9)))
 
 
 @pytest.mark.parametrize(
@@ -288,17 +259,3 @@ def test_the_command_line_accepts_tools_by_name_and_from_files(
     assert "tool bare has no type for 'x'" in capsys.readouterr().err
     assert main(["solve", "gsm8k", "--tool", "calculater", "q"]) == 2
     assert "unknown tool 'calculater' (did you mean calculator?)" in capsys.readouterr().err
-
-
-def test_dates_and_decimals_are_rendered_as_text() -> None:
-    def due(day: date, after: timedelta | None = None, price: Decimal = Decimal(0), count: int = 0) -> str:
-        return f"{day + (after or timedelta(0))} {price} {count}"
-
-    async def later(day: date) -> str:
-        return str(day + timedelta(days=1))
-
-    assert result("due('2024-01-31', 'P1D', price='3.10')", due) == "2024-02-01 3.10 0"
-    assert result("later('2024-01-31')", later) == "2024-02-01"
-    assert result("due(5)", due) == "due: 0 = 5: Input should be a valid date"
-    assert "Input should be" in result("due('2024-01-31', count='5')", due)
-    assert "Input should be a valid date" in result("due('tomorrow')", due)

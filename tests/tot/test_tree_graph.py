@@ -78,16 +78,6 @@ def grow() -> Callable[..., Named]:
 # -- links ------------------------------------------------------------------------------------------------------
 
 
-def test_a_link_is_another_way_in_and_changes_no_path(grow: Any) -> None:
-    tree, node = grow("a", "b", "b/c")
-    tree.link(node["a"], node["b/c"], thought("x"))
-    assert ways(tree) == {(1, 3, "x")}
-    assert node["b/c"].parent == node["b"].id
-    assert tree.state(node["b/c"]).text == "b\nc"
-    assert tree.place(node["b/c"]) == "0.1.0"
-    assert {child.id for child in tree.children(node["a"])} == {3}
-
-
 def test_a_moved_node_has_a_new_edge_and_keeps_the_old_one_as_a_link(grow: Any) -> None:
     tree, node = grow("a", "b", "b/c", "b/c/d", "b/c/d/e")
     tree.move(node["b/c/d"], node["a"], thought("y"))
@@ -96,14 +86,6 @@ def test_a_moved_node_has_a_new_edge_and_keeps_the_old_one_as_a_link(grow: Any) 
     assert (node["b/c/d"].depth, node["b/c/d"].parent) == (2, 1)
     assert ways(tree) == {(3, 4, "d")}
     assert [step.id for step in tree.path(node["b/c/d/e"])] == [0, 1, 4, 5]
-
-
-@given(graphs())
-def test_places_are_unique(tree: ThoughtTree) -> None:
-    for node in list(tree):
-        tree.add(node, thought("new"))
-    places = [tree.place(node) for node in tree]
-    assert len(set(places)) == len(places)
 
 
 # -- JSON -------------------------------------------------------------------------------------------------------
@@ -120,15 +102,6 @@ def test_json_keeps_links_worlds_and_every_field(tree: ThoughtTree) -> None:
     assert [read.place(node) for node in read] == [tree.place(node) for node in tree]
     assert {node.id for node in read.leaves()} == {node.id for node in tree.leaves()}
     assert read.to_json() == tree.to_json()
-
-
-@given(graphs())
-def test_a_loaded_graph_grows_like_the_saved_one(tree: ThoughtTree) -> None:
-    read = ThoughtTree.from_json(tree.to_json())
-    for one in (tree, read):
-        for node in list(one):
-            one.add(node, thought("new"))
-    assert [read.place(node) for node in read] == [tree.place(node) for node in tree]
 
 
 def test_every_non_default_field_of_a_node_is_in_the_json() -> None:
@@ -186,15 +159,6 @@ def test_pruning_marks_descendants_but_not_linked_nodes(grow: Any) -> None:
     tree.prune(node["b"])
     assert {path for path, one in node.items() if one.pruned} == {"b", "b/c", "b/c/d", "b/e"}
     assert [one.id for one in tree.leaves()] == [node["a/f"].id]
-
-
-def test_a_moved_node_is_pruned_with_its_new_parent_only(grow: Any) -> None:
-    tree, node = grow("a", "b", "b/c", "b/c/d")
-    tree.move(node["b/c"], node["a"], thought("y"))
-    tree.prune(node["b"])
-    assert [one.pruned for one in tree] == [False, False, True, False, False]
-    tree.prune(node["a"])
-    assert [one.pruned for one in tree] == [False, True, True, True, True]
 
 
 def test_the_best_leaf_is_a_goal_then_terminal_then_the_most_valuable(grow: Any) -> None:

@@ -16,7 +16,7 @@ from tot import BFS, TotError, close_models, evaluate, solve
 from tot.cli.output import usage_line
 from tot.config import SearchConfig
 from tot.decoders import ModelError, OptionError, RequestError
-from tot.decoders.engine import open_models, runner
+from tot.decoders.engine import open_models
 from tot.decoders.models import memory
 from tot.generators.base import Generator
 from tot.llm.backend import models_of
@@ -175,18 +175,6 @@ def test_both_engines_stay_open_for_the_next_search(letters: Any, saved: Callabl
     assert loads == ["small", "large", "small"]
 
 
-def test_the_same_files_share_one_engine(saved: Callable[..., str], loads: list[str]) -> None:
-    path = Path(saved("small"))
-    again = path.parent / ".." / path.parent.name / "small"
-    config = SearchConfig(model=str(path), escalate=str(again), decoder="generate=ar,escalate=jacobi", kv_budget="400")
-    with ExitStack() as stack:
-        decoders: Any = config.open(stack)
-        assert decoders["generate"].engine is decoders["escalate"].engine is decoders["answer"].engine
-        assert (decoders["escalate"].name, decoders["answer"].name) == ("jacobi", "auto")
-        assert models_of(decoders) == {}
-    assert loads == ["small"]
-
-
 def test_models_by_purpose_have_an_engine_each_with_the_options_of_both(saved: Callable[..., str]) -> None:
     config = SearchConfig.of(
         None,
@@ -208,13 +196,6 @@ def test_a_decoder_object_escalates_for_a_named_model(letters: Any, scripted: An
     assert [decoder for _, decoder in written(solution)] == ["auto@small", "Scripted"] * 2
     with pytest.raises(OptionError, match="escalate=x has no effect, because its decoder has its own model"):
         solve(letters, "q", model=saved("small"), decoder={"escalate": judge}, escalate="x", **SEARCH)
-
-
-def test_a_named_model_escalates_for_a_decoder_object(letters: Any, scripted: Any, saved: Callable[..., str]) -> None:
-    decoder = scripted({})
-    solution = solve(letters, "q", decoder=decoder, escalate=saved("large"), **SEARCH)
-    assert {request.purpose for request in decoder.requests} == {"generate", "answer"}
-    assert [name for _, name in written(solution)] == ["Scripted", "auto@large"] * 2
 
 
 def test_a_generator_that_asks_a_missing_second_model_is_told_to_give_one(letters: Any, scripted: Any) -> None:
@@ -239,20 +220,6 @@ def test_models_that_do_not_fit_are_refused_with_numbers_before_loading(
     monkeypatch.setattr(open_models, "free_memory", lambda device: 0)  # open models need no more
     solve(letters, "q", model=small, escalate=large, **options)
     assert loads == ["small", "large"]
-
-
-def test_two_default_caches_take_no_more_than_one(saved: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    small, large = saved("small"), saved("large", seed=3)
-    free, weights = 2**24, 2 * (Path(small) / "model.safetensors").stat().st_size
-    monkeypatch.setattr(open_models, "free_memory", lambda device: free)
-    monkeypatch.setattr(runner, "free_memory", lambda device: free)
-    with ExitStack() as stack:
-        decoders: Any = SearchConfig(model=small, escalate=large, dtype="fp32").open(stack)
-        engines = [decoders["generate"].engine, decoders["escalate"].engine]
-        capacities = [engine.cache.capacity for engine in engines]
-        taken = sum(engine.cache.capacity * engine.runner.slot_bytes for engine in engines)
-    assert capacities[0] == capacities[1]
-    assert (free - weights) / 4 - 4096 < taken <= (free - weights) / 4
 
 
 # -- prompts, filters and seeds -----------------------------------------------------------------------------------

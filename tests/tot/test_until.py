@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 import math
-import random
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tot import BFS, MCTS, Refine, SelfConsistency, Task, solve
+from tot import BFS, Refine, SelfConsistency, Task, solve
 from tot.decoders import Completion, Meter, OptionError, Request, Usage
 from tot.search.certainty import Curve, Features, to_json
 from tot.search.checkpoint import Checkpoint
@@ -98,13 +97,6 @@ def test_a_decoder_that_delivers_all_at_once_gives_the_same_answer(chained: Any)
     search = SelfConsistency(samples=4, until=0.9)
     solution, decoder = vote(chained, "so 1", "so 2", "thus 2", "so 2", search=search, at_once=True)
     assert (solution.answer, solution.votes, decoder.batches) == ("2", (3, 4), [4])
-
-
-def test_templates_take_turns(chained: Any, scripted: Any) -> None:
-    decoder = scripted({"chain": ["so 1", "so 1"], "program": ["print 1", "print 1"]})
-    search = SelfConsistency(samples=4, until=1.0, solutions=("chain", "program"))
-    solve(chained, "q", decoder=decoder, search=search)
-    assert decoder.prompts == [["chain", "program", "chain", "program"]]
 
 
 def test_a_program_that_never_ends_does_not_delay_an_agreed_answer(letters: Any) -> None:
@@ -209,17 +201,6 @@ def test_a_tree_stops_when_the_vote_of_its_leaves_is_sure(
     assert (solution.answer, len(ended)) == ("7", leaves)
 
 
-def test_a_monte_carlo_search_stops_when_the_vote_of_its_leaves_is_sure(letters: Any, scripted: Any) -> None:
-    def visits(until: float | None) -> int:
-        fields = {"is_terminal": lambda self, state: bool(state.thoughts), "answer_at": lambda self, state: "7"}
-        search = MCTS(iterations=12, thoughts=6, aggregate="majority", until=until)
-        replies = {"grow": list("abcdef")}
-        task = type("Ending", (letters,), fields)
-        return solve(task, "q", decoder=scripted(replies), search=search, evaluator="random").tree.root.visits
-
-    assert visits(0.9) < visits(None) == 12
-
-
 @pytest.fixture
 def drafted(letters: Any) -> type[Task]:
     """A task whose thoughts are answers, and are executed."""
@@ -305,12 +286,6 @@ def test_the_smaller_model_decides_if_the_larger_has_no_answer(chained: Any) -> 
     assert escalated(chained, small, large).answer == "3"
 
 
-def test_the_smaller_model_stops_once_it_cannot_become_sure(chained: Any) -> None:
-    small, large = Streamed("a 1", "b 2", "c 1", "d 1"), Streamed("e 3", "f 3", "g 3", "h 3", "i 3", "j 3")
-    solution = escalated(chained, small, large)
-    assert len([node for node in solution.tree if node.pruned]) == 2  # the other two cannot make it sure
-
-
 def test_a_killed_escalation_resumes_with_the_larger_model(chained: Any, tmp_path: Path) -> None:
     replies = ("e 3", "f 3", "g 3", "h 3", "i 3", "j 3")
     small, large = Streamed("a 1", "b 2", "c 1", "d 1"), Streamed(*replies)
@@ -325,21 +300,6 @@ def test_a_killed_escalation_resumes_with_the_larger_model(chained: Any, tmp_pat
 
 
 # -- the posterior ------------------------------------------------------------------------------------------------
-
-
-def test_the_posterior_equals_a_simulation() -> None:
-    ballots, remaining, rng = [Ballot("a")] * 4 + [Ballot("b")] * 2 + [Ballot("c")], 9, random.Random(1)
-    wins = 0.0
-    for _ in range(40_000):
-        urn = [5, 3, 2]
-        counts = [0, 0, 0]
-        for _ in range(remaining):  # Polya's urn draws from the Dirichlet-multinomial distribution
-            (answer,) = rng.choices(range(3), urn)
-            urn[answer] += 1
-            counts[answer] += 1
-        margin = 4 + counts[0] - 2 - counts[1]
-        wins += 1.0 if margin > 0 else 0.5 * (margin == 0)
-    assert stays_ahead(ballots, remaining) == pytest.approx(wins / 40_000, abs=0.01)
 
 
 def test_the_posterior_of_many_ballots_equals_its_definition() -> None:

@@ -70,11 +70,6 @@ def test_every_ballot_has_every_candidate_once_in_its_own_order(election: Any) -
     assert {ballot[1] for ballot in voter.ballots} == set("abcde")  # every candidate appears in every position
 
 
-def test_votes_are_mapped_back_through_the_order_of_the_ballot(election: Any) -> None:
-    voter = Voter("abcde", lambda ballot: str(place(ballot, "d")))
-    assert values(hold(election, voter)) == {"a": 0, "b": 0, "c": 0, "d": 1, "e": 0}
-
-
 def test_a_value_is_a_share_of_the_votes(election: Any) -> None:
     wanted = iter("dbdbd")
     voter = Voter("abcde", lambda ballot: f"The best choice is {place(ballot, next(wanted))}")
@@ -133,12 +128,3 @@ def test_a_vote_is_the_candidate_that_the_reply_calls_best(
     election: Any, reply: str, candidates: int, choice: int | None
 ) -> None:
     assert election().parse_vote(reply, candidates) == choice
-
-
-def test_states_of_a_level_are_compared_across_parents(election: Any) -> None:
-    voter = Voter("ab", lambda ballot: "1")
-    search = BFS(thoughts=2, breadth=2, depth=3)
-    solution = solve(election, "q", decoder=voter, search=search, evaluator=Vote(samples=4))
-    assert [len(ballot) for ballot in voter.ballots] == [2] * 4 + [4] * 4
-    for level in (1, 2):
-        assert sum(node.value or 0 for node in solution.tree if node.depth == level) == pytest.approx(1)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tot import Solution, Task
+from tot import Solution
 
 
 def test_equal_thoughts_of_a_state_are_one_node_evaluated_once(
@@ -33,18 +33,6 @@ def test_equal_thoughts_of_a_state_are_one_node_evaluated_once(
         15,
     ]
     assert sum(node.usage.new_tokens for node in solution.tree) + 5 == solution.usage.new_tokens
-
-
-def test_the_task_can_reject_thoughts(
-    letters: Any, scripted: Any, grow: Callable[..., Solution], values: Callable[..., dict[str, float | None]]
-) -> None:
-    def parse_thought(self: Task, template: str, text: str) -> str | None:
-        return text.upper() if template == "thought" and text != "b" else None
-
-    shouting = type("Shouting", (letters,), {"parse_thought": parse_thought})
-    solution = grow(shouting, scripted({"grow": ["a", "b"], "value A": "4"}), depth=2)
-    assert values(solution.tree) == {"A": 4}
-    assert solution.parse_failures == 1
 
 
 def test_without_any_parsed_thought_the_answer_is_asked_at_the_root(

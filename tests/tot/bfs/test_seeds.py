@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from tot import Solution
 
 
@@ -21,17 +19,6 @@ def test_equal_run_seeds_make_equal_requests(
     grow(letters, first, seed=3)
     grow(letters, second, seed=3)
     assert first.batches == second.batches
-
-
-@pytest.mark.parametrize("other", [{"seed": 4}, {"question": "p"}])
-def test_another_run_seed_or_question_changes_every_seed(
-    letters: Any, scripted: Any, other: Any, grow: Callable[..., Solution], two_levels: Any
-) -> None:
-    first, second = scripted(two_levels), scripted(two_levels)
-    grow(letters, first, **{"seed": 3} | other)
-    grow(letters, second, seed=3)
-    assert first.prompts == second.prompts
-    assert not {r.sampling.seed for r in first.requests} & {r.sampling.seed for r in second.requests}
 
 
 def test_the_seed_of_a_thought_depends_on_its_place_in_the_tree(
