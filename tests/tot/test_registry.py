@@ -380,6 +380,9 @@ def test_a_decoder_in_a_file_is_created_once(letters: Any, parts: str, tmp_path:
     assert "decoders" not in vars(pickle.loads(pickle.dumps(config)))
     assert SearchConfig.of(config, {"seed": 3}).to_json()["decoder"] == config.decoder
 
+
+def test_a_temperature_that_was_given_is_in_the_text_even_if_it_is_the_default() -> None:
+    assert spec_of(Sample(temperature=0.7)) == "sample:temperature=0.7"
     assert spec_of(Sample()) == "sample"
 
 

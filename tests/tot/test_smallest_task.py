@@ -64,7 +64,12 @@ def test_the_self_evaluation_prompt_names_the_scored_labels(labels: Any, names: 
             return self.completion("a piano", choice_logprobs=scores)
 
     decoder = Rated({})
-    solve(type("Own", (Riddle,), {"labels": labels}), "keys?", decoder=decoder, search=IN_SHORT["rap"])
+    solve(
+        type("Own", (Riddle,), {"labels": labels}),
+        "keys?",
+        decoder=decoder,
+        search="rap:thoughts=2,depth=2,iterations=1",
+    )
     request = next(request for request in decoder.requests if request.choices)
     prompt = f"keys?\n\na piano\n\nIs the last step right, and does it help to answer the question? Reply with {names}."
     assert request.prompt[-1].content == prompt
