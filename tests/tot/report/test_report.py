@@ -158,7 +158,7 @@ def test_the_suffix_selects_the_picture_format(report: Any, saved: Path, tmp_pat
         ),
         (
             "trace.jsonl",
-            '{"format": "tot.checkpoint", "version": 1}\n{"step": "expand", "tree": [3]}\n',
+            '{"format": "tot.checkpoint", "version": 2}\n{"step": "expand", "tree": [3]}\n',
             "trace.jsonl is damaged: ",
         ),
     ],
