@@ -33,6 +33,12 @@ _TAIL = 32
 """Characters or tokens at the end of a prompt without messages in which a tag may open the thinking."""
 
 
+class Encoded(tuple[int, ...]):
+    """A prompt of token ids that are valid: a model may sample ids that its tokenizer lacks."""
+
+    __slots__ = ()
+
+
 class TextCodec:
     """Encode prompts and decode outputs for one tokenizer, ours or a fast one of transformers. Thread-safe.
 
@@ -120,6 +126,8 @@ class TextCodec:
         """Return the token ids of a prompt. Raises RequestError for unknown ids, or if the template refuses."""
         if isinstance(prompt, str):
             return self._checked([*self._opening(), *self.encode(prompt, continues=False)])
+        if isinstance(prompt, Encoded):
+            return list(prompt)
         messages = [part for part in prompt if isinstance(part, Message)]
         if messages:
             return self._checked(self._encode_chat(messages))

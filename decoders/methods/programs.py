@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from tot.decoders.budget import Account, Meter
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.sequence import Handle, PolicyFactory
-from tot.decoders.engine.text import TextCodec, TextStream
+from tot.decoders.engine.text import Encoded, TextCodec, TextStream
 from tot.decoders.errors import ModelError, TotError, describe
 from tot.decoders.methods.choices import ScoreChoices
 from tot.decoders.methods.method import OpenedMethod
@@ -61,7 +61,7 @@ class Sample:
         """Return a call that continues the prompt and the tokens `after` it, `drawn` of which were sampled."""
         own = self.request.sampling
         place = {"n": 1, "sample": own.sample + self.index, "drawn": own.drawn + drawn, "thinking_tokens": 0}
-        changes = {"prompt": (*self.prompt, *after), "sampling": own.model_copy(update={**place, **sampling})}
+        changes = {"prompt": Encoded((*self.prompt, *after)), "sampling": own.model_copy(update={**place, **sampling})}
         changes |= {"answer_trigger": None, "choices": (), "close_choices": False, "steps": ()}
         return Call(self.request.model_copy(update=changes), policy or self.policy, streamed)
 

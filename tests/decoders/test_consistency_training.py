@@ -31,8 +31,13 @@ pytestmark = pytest.mark.training
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: "
 WORDS = ("alpha", "bravo", "delta", "gamma", "omega", "sigma", "theta", "kappa")
-SMALL = TrainOptions(epochs=3, learning_rate=3e-3, accumulate=3, checkpoint_every=2)
+SMALL = TrainOptions(epochs=3, learning_rate=3e-3, accumulate=3)
 """For the ten texts of `data`: twelve steps."""
+
+
+@pytest.fixture(autouse=True)
+def _checkpoint_after_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tot.decoders.training.cllm.train._MOST_LOST", 0.0)
 
 
 class Folders(NamedTuple):
@@ -249,13 +254,9 @@ def test_a_stopped_run_ends_like_an_uninterrupted_one(
     assert not (out / CHECKPOINT).exists()
 
 
-def test_a_long_run_saves_checkpoints_by_time_too(
-    fresh: Any, data: Path, stopped: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tot.decoders.training.cllm.train._MOST_LOST", 0.0)
+def test_a_killed_run_resumes_after_its_last_checkpoint(fresh: Any, data: Path, stopped: Any) -> None:
     heard: list[int] = []
-    options = SMALL.model_copy(update={"checkpoint_every": 1000})
-    train(fresh(), data, stopped(4, checkpoint_every=1000), options, lambda step, *_: heard.append(step))
+    train(fresh(), data, stopped(4), SMALL, lambda step, *_: heard.append(step))
     assert heard[0] == 4  # after step 3, the weights are known to be finite
 
 
@@ -295,14 +296,6 @@ def test_lora_saves_a_plain_model(fresh: Any, data: Path, tmp_path: Path, model:
     assert len(got.tokens) == 8
 
 
-def test_gradient_checkpointing_changes_no_loss(fresh: Any, data: Path, tmp_path: Path) -> None:
-    for name, checkpointing in (("less", True), ("more", False)):
-        options = SMALL.model_copy(update={"epochs": 1, "gradient_checkpointing": checkpointing})
-        train(fresh(), data, tmp_path / name, options)
-    losses = [[line["loss"] for line in curve(tmp_path / name)] for name in ("less", "more")]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
-
-
 def test_the_model_object_equals_the_saved_model_afterwards(
     fresh: Any, data: Path, tmp_path: Path, logits_alone: Callable[..., Tensor]
 ) -> None:
@@ -331,7 +324,7 @@ def test_a_poisoned_run_stops_and_keeps_the_last_good_checkpoint(fresh: Any, dat
     checkpoint = weights(tmp_path / CHECKPOINT)
     assert all(value.isfinite().all() for value in checkpoint.values())
     with safe_open(tmp_path / CHECKPOINT, "pt") as file:
-        assert file.metadata()["step"] == "4"
+        assert file.metadata()["step"] == "5"
     assert not (tmp_path / "model.safetensors").exists()
     train(fresh(), data, tmp_path / "whole", SMALL)
     train(fresh(), data, tmp_path, SMALL)
@@ -339,7 +332,7 @@ def test_a_poisoned_run_stops_and_keeps_the_last_good_checkpoint(fresh: Any, dat
 
 
 def test_a_learning_rate_that_is_too_high_leaves_no_damaged_checkpoint(fresh: Any, data: Path, tmp_path: Path) -> None:
-    options = SMALL.model_copy(update={"learning_rate": 1e36, "checkpoint_every": 1})
+    options = SMALL.model_copy(update={"learning_rate": 1e36})
     with pytest.raises(ModelError, match=r"\(gradient nan\) at step 2: .* with a learning rate below 1e\+36"):
         train(fresh(), data, tmp_path / "out", options)
     assert not (tmp_path / "out" / CHECKPOINT).exists()

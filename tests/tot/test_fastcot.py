@@ -163,7 +163,7 @@ def test_an_unparsed_answer_is_asked_again_after_the_whole_rationale(scripted: A
     assert solution.answer == "yes"
     assert solution.parse_failures == 1
     assert solution.usage.new_tokens == 10
-    assert solution.tree[1].undecoded_tokens == 9
+    assert solution.tree[1].usage.undecoded_tokens == 9
 
 
 def test_explanations_are_rationales_with_expected_values(letters: Any, scripted: Any) -> None:

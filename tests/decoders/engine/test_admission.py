@@ -110,13 +110,9 @@ def test_a_paused_request_that_is_cancelled_keeps_its_text(
     assert cancelled.tokens == whole[: len(cancelled.tokens)]
 
 
-@pytest.mark.parametrize("trigger", [None, " So"])
-def test_slots_used_by_choices_are_not_reserved_again(
-    serve: Serve, trigger: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slots_used_by_choices_are_not_reserved_again(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = serve(kv_budget=3000).engine
-    sampling = Sampling(max_tokens=9, temperature=1.0, seed=3, n=1 if trigger is None else 2)
-    request = Request(prompt="abc", sampling=sampling, choices=("ten " * 20, "the " * 20), answer_trigger=trigger)
+    request = Request(prompt="abc", choices=("ten " * 20, "the " * 20))
     needed: list[int] = []
     admit = scheduler.Scheduler.admit
 

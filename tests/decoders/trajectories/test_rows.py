@@ -142,5 +142,7 @@ def test_a_folder_without_trajectories_is_refused(
     engine: Engine, tmp_path: Path, rows: Callable[..., list[dict[str, Any]]]
 ) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(OptionError, match=f"{folder} holds no trajectories: give a folder that `tot cllm collect`"):
+        with pytest.raises(
+            OptionError, match=f"{folder} holds no trajectories: give a folder that `tot train collect`"
+        ):
             rows(folder, engine)
