@@ -82,7 +82,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "is_goal": _TRUTH,
     "verify": _TRUTH,
 }
-"""For each method: a function that converts its result or raises, and what to return instead of an invalid result."""
+"""For each method: a function that converts its result or raises, and the remedy for an invalid result."""
 
 if TYPE_CHECKING:
 

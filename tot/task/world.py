@@ -13,7 +13,7 @@ from tot.tree.thought import Observation, State, Thought
 
 
 class World:
-    """Methods that a task may define, with what a search does for a task without them.
+    """Methods and attributes that a task may define, with the defaults of a task without them.
 
     A task defines them without inheriting from this class. A task whose thoughts are actions stores its world as JSON
     data in `State.world`, and defines `step`.
