@@ -57,7 +57,7 @@ def mixed_ids(tokenizer: Any, length: int = 1000) -> list[int]:
 
     Its continuation is unpredictable, so samples differ and an engine cannot share their computation.
     """
-    words = [word for entry in load_task("gsm8k").data("demonstrations") for word in entry["question"].split()]
+    words = [word for entry in load_task("gsm8k").prompts.data("demonstrations") for word in entry["question"].split()]
     text = " ".join(random.Random(0).choices(words, k=length))
     ids: list[int] = tokenizer.encode(text)[:length]
     return ids
