@@ -133,7 +133,7 @@ class Answers:
         """Return the answer that the best state contains, without asking the model."""
         search, best = self.search, self.search.best
         answer = search.answer_at(best)
-        if answer is None and best.thought is not None and self.asks and not search.checked.came_of(best.thought):
+        if answer is None and best.thought is not None and self.asks and not search.checked.is_executed(best.thought):
             truncated = self.truncated or best.thought.truncated
             return search.checked.answer_in(search.tree.state(best).text, truncated)
         return answer

@@ -83,7 +83,7 @@ def _functions_to_decoders(fields: dict[str, Any]) -> None:
     model = fields.get("model")
     models = dict(model) if isinstance(model, Mapping) else dict.fromkeys(_ALWAYS, model)
     models["escalate"] = fields.get("escalate")
-    functions = {purpose: one for purpose, one in models.items() if is_function(one)}
+    functions: dict[str, Any] = {purpose: one for purpose, one in models.items() if is_function(one)}
     if not functions:
         return
     if (decoder := fields.get("decoder")) is not None and by_purpose("decoder", decoder) is None:

@@ -181,7 +181,7 @@ class CheckedTask(_Methods):
         """Return whether a thought is a whole solution or the end of one."""
         return thought is not None and (thought.ended or "chain" in thought.parts)
 
-    def came_of(self, thought: Thought) -> bool:
+    def is_executed(self, thought: Thought) -> bool:
         """Return whether a solution was executed: its answer is then in the observation, not in its text."""
         solution = not thought.parts.keys() <= set(self.task.thought)
         return solution and thought.observation is not None and isinstance(self.task, HasAnswer)
@@ -189,7 +189,7 @@ class CheckedTask(_Methods):
     def answer_at(self, state: State) -> Any | None:
         """Return the answer that a state contains, in its text or its observation, or None."""
         last = state.thoughts[-1] if state.thoughts else None
-        if last is not None and self.is_whole(last) and not self.came_of(last):
+        if last is not None and self.is_whole(last) and not self.is_executed(last):
             return self.answer_in(last.parts.get("chain") or state.message, last.truncated)
         return self._call("answer_at", state)
 
