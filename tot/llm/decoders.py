@@ -86,10 +86,11 @@ def _functions_to_decoders(fields: dict[str, Any]) -> None:
     functions: dict[str, Any] = {purpose: one for purpose, one in models.items() if is_function(one)}
     if not functions:
         return
-    if (decoder := fields.get("decoder")) is not None and by_purpose("decoder", decoder) is None:
-        raise OptionError(f"decoder={decoder} has no effect, because the model is a function: leave it out")
+    decoders = by_purpose("decoder", fields.get("decoder"))
+    if decoders is None and fields.get("decoder") is not None:
+        raise OptionError(f"decoder={fields['decoder']} has no effect, because the model is a function: leave it out")
     made = {one: FunctionDecoder(one) for one in functions.values()}
-    fields["decoder"] = {**(decoder or {}), **{purpose: made[one] for purpose, one in functions.items()}}
+    fields["decoder"] = {**(decoders or {}), **{purpose: made[one] for purpose, one in functions.items()}}
     for name in ("model", "escalate"):
         if is_function(fields.get(name)):
             del fields[name]
