@@ -258,3 +258,51 @@ def test_a_depth_without_thoughts_is_reported_once(caplog: pytest.LogCaptureFixt
     BFS(depth=2).start(Task(), "q")
     SelfConsistency(depth=1).start(Task(), "q")
     assert [record.message.partition(":")[0] for record in caplog.records] == ["depth 1 has no level of thoughts"]
+
+
+# -- forks ------------------------------------------------------------------------------------------------------
+
+
+class Forking(BFS):
+    """Grow a child of the root in each of three branches; the branch of `last` returns True after a second level."""
+
+    last: str = ""
+
+    def steps(self, search: SearchState) -> Any:
+        yield search.fork(*(self._branch(search) for _ in range(3)))
+        search.best = (yield search.expand([search.tree.root], 1))[0]
+
+    def _branch(self, search: SearchState) -> Any:
+        (child,) = yield search.expand([search.tree.root], 1)
+        yield search.fork(self._deeper(search, child))
+        return texts([child]) == [self.last]
+
+    def _deeper(self, search: SearchState, node: Any) -> Any:
+        yield search.expand([node], 1)
+
+
+def test_a_fork_ends_with_its_last_branch_and_the_search_continues(drive: Any) -> None:
+    search = Forking().start(Paths(), "q")
+    assert len(search.pending()) == 3
+    for step, text in zip(search.pending(), "abc", strict=True):
+        search.tell([[text]], step=step)
+    assert [step.nodes[0].depth for step in search.pending()] == [1, 1, 1]
+    assert drive(search, {"a": ["d"], "b": ["d"], "c": ["d"], "": ["e"]}) == [
+        "expand a",
+        "expand b",
+        "expand c",
+        "expand",
+    ]
+    assert search.tree.state(search.best).text == "e"
+
+
+def test_a_branch_that_returns_true_cancels_the_others_of_its_fork(drive: Any) -> None:
+    search = Forking(last="b").start(Paths(), "q")
+    for step, text in zip(search.pending(), "abc", strict=True):
+        search.tell([[text]], step=step)
+    second = search.pending()[1]
+    search.tell([["d"]], step=second)
+    (step,) = search.pending()  # the requests after a and c are dropped
+    assert step.nodes == (search.tree.root,)
+    assert drive(search, {"": ["e"]}) == ["expand"]
+    assert texts(list(search.tree)) == ["a", "b", "c", "d", "e"]
