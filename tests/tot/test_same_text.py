@@ -14,7 +14,7 @@ DECODERS: list[Any] = [
     ("sd", {"draft": "smollm2-135m"}),
     pytest.param("mcsd", {"draft": "smollm2-135m"}, marks=pytest.mark.slow),
     pytest.param("seed", {}, marks=pytest.mark.slow),
-    ("seed", {"policy": "rounds", "draft": "lookup,smollm2-135m"}),
+    ("seed", {"policy": "rounds", "draft": "smollm2-135m"}),
     ("auto", {}),
     ("jacobi", {}),
     ("lookahead", {"adapt": False, "window": 3, "ngram": 3, "guesses": 2}),
