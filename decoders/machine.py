@@ -1,8 +1,4 @@
-"""Properties of the machine: processor or GPU, free memory, container limits, and the roofline of a forward pass.
-
-A forward pass takes at least as long as reading its weights once, and as its multiplications: `limit` returns the
-longer of the two. Bandwidth and operations per second are the best of a few runs.
-"""
+"""Properties of the machine: processor or GPU, free memory, and limits of the container."""
 
 from __future__ import annotations
 
