@@ -154,7 +154,7 @@ def hold_beginnings(decoder: LocalDecoder, prompts: Sequence[Sequence[int]]) -> 
 def search(decoder: LocalDecoder, serial: bool, temperature: float, task: Task, question: str, seed: int) -> Measured:
     """Search a question, and return the tokens, the drafts and the seconds of the target by purpose."""
     watched = Watched(decoder, serial)
-    options = {
+    options: dict[str, Any] = {
         "search": BFS(thoughts=_THOUGHTS, breadth=1, depth=task.depth),
         "generator": Sample(temperature=temperature),
         "evaluator": Explain(temperature=temperature),
