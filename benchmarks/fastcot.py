@@ -230,7 +230,7 @@ def _masked(bench: Bench, engine: Engine, rationales: Sequence[Question], seeds:
 
 def _times(bench: Bench, engine: Engine, rationales: Sequence[Question], window: int, caps: Mapping[str, int]) -> None:
     """Tables 1 and 2: the same questions one at a time and packed."""
-    fastcot: Callable[..., LocalDecoder] = partial(load_decoder, "fastcot", engine=engine)
+    fastcot: Callable[..., Any] = partial(load_decoder, "fastcot", engine=engine)
     ar, no_rationale, cap = load_decoder("ar", engine=engine), fastcot(cap=0), caps["FastCoT"]
     packed = {"CoT": ar, **{rule: fastcot(window=window, cap=limit) for rule, limit in caps.items()}}
     alone = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 from random import Random
@@ -54,8 +54,8 @@ class Schedule:
     """Candidates at each drafted position, as in the decoders' option. Empty: no drafts, as in `ar`."""
     adapt: bool = False
     """Draft only as deep as pays."""
-    overlap: bool | None = True
-    """For rounds: draft while the target verifies. None: the faster of both."""
+    overlap: bool = True
+    """For rounds: draft while the target verifies."""
 
     def rows(self, depth: int) -> int:
         """Return the rows that verify the first `depth` positions."""
@@ -70,9 +70,6 @@ class Schedule:
 
 def simulate(schedule: Schedule, waves: Sequence[Wave], machine: Machine, chance: float, seed: int = 0) -> float:
     """Return the seconds of the waves, one after another. `chance`: share of drafted positions that are accepted."""
-    if schedule.overlap is None:
-        both = (replace(schedule, overlap=overlap) for overlap in (True, False))
-        return min(simulate(one, waves, machine, chance, seed) for one in both)
     rng, total = Random(seed), 0.0
 
     def accepted(depth: int) -> int:
