@@ -112,10 +112,10 @@ def _reached(name: str, spent: float, limit: float | None) -> str | None:
 
 @dataclass
 class Account:
-    """What the requests of one purpose decoded on one engine."""
+    """Tokens and skeletons of the requests of one purpose on one engine."""
 
     tokens: int = 0
-    """New tokens, including those of requests that are still running."""
+    """New tokens. Requests that are still running are included."""
     skeletons: int = 0
     """Skeletons of parallel steps that were started."""
     broken: int = 0

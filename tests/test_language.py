@@ -28,7 +28,7 @@ PARTS = (
     "CHANGELOG.md",
 )
 QUOTED = {
-    "decoders/methods/pdos/steps_format.py": ("go on",),
+    "decoders/methods/steps_format.py": ("go on",),
     "benchmarks/word_problems.py": ("as many",),
     "tests/tasks/test_instances.py": ("as many",),
 }

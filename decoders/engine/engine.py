@@ -75,7 +75,7 @@ class Engine:
         self.chunk = chunk or (128 if loaded.device == "cpu" else 512)
         self.forwards = 0
         self.accounts: defaultdict[Purpose, Account] = defaultdict(Account)
-        """What the requests so far decoded, by purpose."""
+        """Tokens and skeletons of the requests so far, by purpose."""
         self.timeline: Timeline | None = None
         """Set a timeline to record spans on it."""
         self.drafters: LastOpen[Any] = LastOpen(lambda drafter: drafter.close(), lambda drafter: not self._closed)

@@ -112,7 +112,7 @@ class Job:
     head: int = 0
     """Number of leading positions of `branch` that are known to be computed."""
     account: Account = field(default_factory=Account)
-    """What the requests of the same purpose decoded."""
+    """Tokens and skeletons of the requests of the same purpose."""
     computed: int = 0
     """Prompt tokens computed for this job, including those computed again after a pause."""
     kept: bool = False

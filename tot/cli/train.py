@@ -1,4 +1,4 @@
-"""`tot train`: what the papers' decoders need: consistency models, FastCoT's caps and PDOS' format."""
+"""`tot train`: train consistency models, choose caps for FastCoT, and write texts in the format of PDOS."""
 
 from __future__ import annotations
 
