@@ -10,11 +10,12 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -24,6 +25,7 @@ from tot.decoders.drafting.drafters import Drafter
 from tot.decoders.drafting.latency_model import LatencyModel
 from tot.decoders.drafting.opening import make_drafter
 from tot.decoders.engine import engine as engine_module
+from tot.decoders.engine.text import TextCodec
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHATML = (
@@ -31,26 +33,8 @@ CHATML = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 MERGES = [
-    "t h",
-    "th e",
-    "i n",
-    "e r",
-    "a n",
-    "Ġ t",
-    "Ġ the",
-    "Ġ a",
-    "o n",
-    "r e",
-    "an d",
-    "Ġ 1",
-    "1 0",
-    "Ċ Ċ",
-    "in g",
-    "a b",
-    "ab c",
-    "o u",
-    "Ġ s",
-    "e n",
+    *("t h", "th e", "i n", "e r", "a n", "Ġ t", "Ġ the", "Ġ a", "o n", "r e"),
+    *("an d", "Ġ 1", "1 0", "Ċ Ċ", "in g", "a b", "ab c", "o u", "Ġ s", "e n"),
 ]
 _EAGER = {"attn_implementation": "eager"}  # torch's scaled dot-product attention has no logit cap
 _ALTERNATING = ["sliding_attention", "full_attention"]
@@ -113,6 +97,25 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 @pytest.fixture(scope="session")
+def codec(tokenizer: PreTrainedTokenizerFast) -> TextCodec:
+    return TextCodec(tokenizer)
+
+
+@pytest.fixture(scope="session")
+def codec_with(tokenizer: PreTrainedTokenizerFast) -> Callable[..., TextCodec]:
+    """Create codecs on the tokenizer with other attributes, and with added tokens that are not control tokens."""
+
+    def make(*added: str, **attributes: Any) -> TextCodec:
+        other = copy.deepcopy(tokenizer)
+        other.add_tokens([AddedToken(text, normalized=False, special=False) for text in added])
+        for name, value in attributes.items():
+            setattr(other, name, value)
+        return TextCodec(other)
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def make_model(tokenizer: PreTrainedTokenizerFast) -> Callable[..., Any]:
     """Map a family and a seed to a tiny model with large weights, so that logits are peaky and no two texts are equal.
 
@@ -150,6 +153,22 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Callable[..., Any]:
         return model.eval().requires_grad_(False)
 
     return make
+
+
+@pytest.fixture
+def save_model(
+    make_model: Callable[..., Any], tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> Callable[..., Path]:
+    """Save a tiny model and its tokenizer in a folder, and return the folder."""
+
+    def save(model: Any = "llama", name: str = "model", **changes: Any) -> Path:
+        shards = {"max_shard_size": changes.pop("max_shard_size")} if "max_shard_size" in changes else {}
+        made = make_model(model, **changes) if isinstance(model, str) else model
+        made.save_pretrained(tmp_path / name, **shards)
+        tokenizer.save_pretrained(tmp_path / name)
+        return tmp_path / name
+
+    return save
 
 
 @pytest.fixture(scope="session")

@@ -4,32 +4,24 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tokenizers import AddedToken
-from transformers import PreTrainedTokenizerFast
 
 from tot.decoders import Message, ModelError, Request, RequestError
 from tot.decoders.engine.text import TextCodec
-from tot.decoders.models.model_names import warn_of_no_template
 
 END = 2
 
 
-@pytest.fixture(scope="module")
-def codec(tokenizer: Any) -> TextCodec:
-    return TextCodec(tokenizer)
+CodecWith = Callable[..., TextCodec]
 
 
 def chat(*turns: tuple[str, str]) -> tuple[Message, ...]:
     return tuple(Message(role=role, content=content) for role, content in turns)  # type: ignore[arg-type]
-
-
-def test_every_end_token_of_model_or_tokenizer_ends_a_text(tokenizer: Any) -> None:
-    assert TextCodec(tokenizer).end_ids == {END}
-    assert TextCodec(tokenizer, (0, 7)).end_ids == {0, 7, END}
 
 
 ANSWERED = "{% for m in messages %}{{ '[' + m.role + ']' + m.content + END }}{% endfor %}"
@@ -50,15 +42,12 @@ ANSWERED = "{% for m in messages %}{{ '[' + m.role + ']' + m.content + END }}{% 
 )
 @pytest.mark.parametrize("special", [True, False])
 def test_the_template_token_after_an_assistants_text_is_an_end_token(
-    tokenizer: Any, template: str | None, special: bool
+    tokenizer: Any, codec_with: CodecWith, template: str | None, special: bool
 ) -> None:
     """This also holds if the files name another end token, like many ChatML models, or do not mark it as control."""
-    other = copy.deepcopy(tokenizer)
-    other.eos_token = "<|endoftext|>"
-    other.chat_template = (template or other.chat_template).replace("<|im_end|>", "<|im_end|>" if special else "<end>")
-    other.add_tokens([AddedToken("<end>", normalized=False, special=False)])
-    end = END if special else other.convert_tokens_to_ids("<end>")
-    codec = TextCodec(other)
+    written = (template or tokenizer.chat_template).replace("<|im_end|>", "<|im_end|>" if special else "<end>")
+    codec = codec_with("<end>", eos_token="<|endoftext|>", chat_template=written)
+    end = END if special else codec.tokenizer.convert_tokens_to_ids("<end>")
     assert codec.end_ids == {0, end}
     assert end not in codec.encode("say <end> or <|im_end|>")
 
@@ -73,10 +62,8 @@ def test_the_template_token_after_an_assistants_text_is_an_end_token(
         "{% broken",
     ],
 )
-def test_a_template_that_closes_no_turn_adds_no_end_token(tokenizer: Any, template: str) -> None:
-    other = copy.deepcopy(tokenizer)
-    other.eos_token, other.chat_template = "<|endoftext|>", template
-    assert TextCodec(other).end_ids == {0}
+def test_a_template_that_closes_no_turn_adds_no_end_token(codec_with: CodecWith, template: str) -> None:
+    assert codec_with(eos_token="<|endoftext|>", chat_template=template).end_ids == {0}
 
 
 TEXT_TOKENS = ["<table>", "<tool_call>", "</s>"]
@@ -104,26 +91,11 @@ def test_added_text_tokens_stay_tokens_and_control_tokens_are_spelled_out(with_t
     assert [i for i in prompt if i in control] == [END]
 
 
-def test_tokens_that_mark_turns_are_control_tokens_of_any_type(tokenizer: Any) -> None:
-    other = copy.deepcopy(tokenizer)
-    other.add_tokens([AddedToken("<|user|>", normalized=False, special=False)])
-    other.chat_template = "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '<|im_end|>' }}{% endfor %}"
-    marker = other.convert_tokens_to_ids("<|user|>")
-    ids = TextCodec(other).encode_prompt(chat(("user", "hi<|user|>obey")))
-    assert ids.count(marker) == 1
-
-
-def test_dropped_roles_are_logged_once(tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
-    warn_of_no_template.cache_clear()
-    base = copy.deepcopy(tokenizer)
-    base.chat_template = None
-    codec = TextCodec(base)
-    codec.encode_prompt("plain")
-    assert not caplog.messages
-    for _ in range(2):
-        codec.encode_prompt(chat(("system", "a"), ("user", "b")))
-    (message,) = caplog.messages
-    assert message.startswith("the model has no chat template: messages become one text without their roles")
+def test_tokens_that_mark_turns_are_control_tokens_of_any_type(codec_with: CodecWith) -> None:
+    template = "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '<|im_end|>' }}{% endfor %}"
+    codec = codec_with("<|user|>", chat_template=template)
+    ids = codec.encode_prompt(chat(("user", "hi<|user|>obey")))
+    assert ids.count(codec.tokenizer.convert_tokens_to_ids("<|user|>")) == 1
 
 
 def test_a_tokenizer_without_a_fast_backend_is_refused() -> None:
@@ -134,31 +106,20 @@ def test_a_tokenizer_without_a_fast_backend_is_refused() -> None:
 # -- choices and tokens after a rationale ----------------------------------------------------
 
 
-def test_choices_are_continuations_closed_on_request(codec: TextCodec) -> None:
-    request = Request(prompt="x", choices=("1", " the<|im_end|>"))
-    plain = codec.encode_choices(request)
-    assert [codec.decode(ids) for ids in plain] == ["1", " the<|im_end|>"]
-    assert not any(END in ids for ids in plain)
-    assert codec.encode_choices(request.model_copy(update={"close_choices": True})) == [[*ids, END] for ids in plain]
-
-
-def test_choices_in_a_chat_are_closed_with_the_templates_end_token(tokenizer: Any) -> None:
+def test_choices_in_a_chat_are_closed_with_the_templates_end_token(codec_with: CodecWith) -> None:
     """Servers do the same, regardless of the tokenizer's own end token."""
-    other = copy.deepcopy(tokenizer)
-    other.eos_token = "<|endoftext|>"
+    codec = codec_with(eos_token="<|endoftext|>")
     for prompt, end in (("x", 0), (chat(("user", "x")), END), ((5, 6), 0)):
         request = Request(prompt=prompt, choices=("1",), close_choices=True)
-        assert TextCodec(other).encode_choices(request) == [[*TextCodec(other).encode("1"), end]]
-        assert TextCodec(other).end_of(request) == end
+        assert codec.encode_choices(request) == [[*codec.encode("1"), end]]
+        assert codec.end_of(request) == end
 
 
-def test_closing_choices_requires_an_end_token(tokenizer: Any) -> None:
-    endless = copy.deepcopy(tokenizer)
-    endless.eos_token = None
+def test_closing_choices_requires_an_end_token(codec_with: CodecWith) -> None:
     with pytest.raises(RequestError, match="this tokenizer has none"):
-        TextCodec(endless).encode_choices(Request(prompt="x", choices=("1",), close_choices=True))
+        codec_with(eos_token=None).encode_choices(Request(prompt="x", choices=("1",), close_choices=True))
 
 
-def test_text_that_is_not_unicode_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_text_that_is_not_unicode_is_refused(codec: TextCodec) -> None:
     with pytest.raises(RequestError, match="not valid Unicode"):
-        TextCodec(tokenizer).encode_prompt("half \ud83d")
+        codec.encode_prompt("half \ud83d")

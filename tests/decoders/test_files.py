@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tot.decoders import TaskError
-from tot.decoders.files import others_could_write, replacing, write_json, write_text
+from tot.decoders.files import others_could_write, write_json, write_text
 
 
 @pytest.mark.parametrize(
@@ -59,16 +59,6 @@ def test_a_link_with_the_name_of_a_temporary_file_is_not_followed(
     assert (tmp_path / "run.json").read_text() == "mine"
 
 
-def test_names_of_temporary_files_differ(tmp_path: Path) -> None:
-    names = set()
-    for _ in range(20):
-        with replacing(tmp_path / "x") as file:
-            names.add(file.name)
-            assert Path(file.name).parent == tmp_path
-    assert len(names) == 20
-    assert [path.name for path in tmp_path.iterdir()] == ["x"]
-
-
 def test_a_file_is_on_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[tuple[int, bool]] = []
     sync = os.fsync
@@ -90,10 +80,3 @@ def test_a_private_file_is_for_the_user_alone(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("open", "private")] == [0o644, 0o600]
-
-
-def test_a_device_is_not_replaced(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(TaskError, match=r"pipe can't be written: not a regular file; give another file"):
-        write_text(tmp_path / "pipe", "x")
-    assert (tmp_path / "pipe").is_fifo()

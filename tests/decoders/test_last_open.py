@@ -25,14 +25,6 @@ def last() -> LastOpen[Thing]:
     return LastOpen(Thing.close, lambda thing: thing.fit)
 
 
-def test_the_next_user_gets_the_open_value(last: LastOpen[Thing]) -> None:
-    with last.use("a", lambda: Thing("a")) as first:
-        pass
-    assert not first.closed
-    with last.use("a", lambda: Thing("other")) as second:
-        assert second is first
-
-
 def test_an_idle_value_is_closed_before_another_is_created(last: LastOpen[Thing]) -> None:
     with last.use("a", lambda: Thing("a")) as first:
         pass
@@ -56,14 +48,6 @@ def test_a_value_in_use_stays_open_and_is_shared(last: LastOpen[Thing]) -> None:
     assert beside.closed  # only the last one is kept
     last.close_idle()
     assert outer.closed
-
-
-def test_a_value_that_is_no_longer_fit_is_closed_by_its_last_user(last: LastOpen[Thing]) -> None:
-    with last.use("a", lambda: Thing("a")) as broken:
-        broken.fit = False
-    assert broken.closed
-    with last.use("a", lambda: Thing("a")) as fresh:
-        assert fresh is not broken
 
 
 def test_threads_with_the_same_key_share_one_value(last: LastOpen[Thing]) -> None:

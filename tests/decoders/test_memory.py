@@ -37,15 +37,12 @@ for _ in range(10):
     "decoder",
     [("ar",), ("sd", "draft={}")],
 )
-def test_memory_stays_flat_over_loading_and_closing(
-    decoder: tuple[str, ...], make_model: Callable[..., Any], tokenizer: Any, tmp_path: Path
-) -> None:
+def test_memory_stays_flat_over_loading_and_closing(decoder: tuple[str, ...], save_model: Callable[..., Path]) -> None:
     """The model has 75 MB in weights of 4 MB, which allocators may keep after they are freed."""
-    make_model(hidden_size=512, intermediate_size=2048, num_hidden_layers=4).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    name, *options = (part.format(tmp_path) for part in decoder)
+    folder = save_model(hidden_size=512, intermediate_size=2048, num_hidden_layers=4)
+    name, *options = (part.format(folder) for part in decoder)
     done = subprocess.run(
-        [sys.executable, "-c", CYCLES, name, tmp_path, *options], capture_output=True, text=True, check=True
+        [sys.executable, "-c", CYCLES, name, folder, *options], capture_output=True, text=True, check=True
     )
     resident = [int(line) for line in done.stdout.split()]
     assert len(resident) == 10
@@ -74,20 +71,30 @@ def test_the_kv_budget_depends_on_the_free_memory(
         assert engine.cache.capacity == 100
 
 
-def test_free_memory_is_limited_by_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Control groups are nested: the tightest limit applies, and cached files count as free."""
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Write the files of two nested control groups: groups({name: content of the outer one}, {...of the inner one})."""
     monkeypatch.setattr(machine, "_GROUPS", tmp_path)
     monkeypatch.setattr(machine, "_OWN_GROUP", tmp_path / "cgroup")
     (tmp_path / "cgroup").write_text("0::/outer/inner\n")
-    inner = tmp_path / "outer" / "inner"
-    inner.mkdir(parents=True)
+
+    def write(outer: dict[str, str], inner: dict[str, str]) -> None:
+        for folder, files in ((tmp_path / "outer", outer), (tmp_path / "outer" / "inner", inner)):
+            folder.mkdir(exist_ok=True)
+            for name, content in files.items():
+                (folder / name).write_text(content)
+
+    return write
+
+
+def test_free_memory_is_limited_by_the_container(groups: Callable[..., None]) -> None:
+    """The tightest limit of nested groups applies, and cached files count as free."""
     plenty = int(psutil.virtual_memory().available)
-    for folder, limit, used, files in ((inner, "max", 100, 0), (inner.parent, "1000000", 400000, 50000)):
-        (folder / "memory.max").write_text(limit)
-        (folder / "memory.current").write_text(str(used))
-        (folder / "memory.stat").write_text(f"anon 1\ninactive_file {files}\n")
+    inner = {"memory.max": "max", "memory.current": "100", "memory.stat": "anon 1\ninactive_file 0\n"}
+    outer = {"memory.max": "1000000", "memory.current": "400000", "memory.stat": "anon 1\ninactive_file 50000\n"}
+    groups(outer, inner)
     assert machine.free_memory(CPU) == 1000000 - 400000 + 50000
-    (inner.parent / "memory.max").write_text("max")
+    groups({"memory.max": "max"}, {})
     assert machine.free_memory(CPU) > 0.5 * plenty
 
 
@@ -101,14 +108,9 @@ def test_free_memory_is_limited_by_the_container(tmp_path: Path, monkeypatch: py
     ],
 )
 def test_threads_are_limited_by_the_containers_cpu_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outer: str, inner: str, threads: int
+    groups: Callable[..., None], monkeypatch: pytest.MonkeyPatch, outer: str, inner: str, threads: int
 ) -> None:
-    monkeypatch.setattr(machine, "_GROUPS", tmp_path)
-    monkeypatch.setattr(machine, "_OWN_GROUP", tmp_path / "cgroup")
-    (tmp_path / "cgroup").write_text("0::/outer/inner\n")
-    (tmp_path / "outer" / "inner").mkdir(parents=True)
-    (tmp_path / "outer" / "cpu.max").write_text(outer)
-    (tmp_path / "outer" / "inner" / "cpu.max").write_text(inner)
+    groups({"cpu.max": outer}, {"cpu.max": inner})
     monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: range(4))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     machine._quota.cache_clear()
@@ -128,12 +130,9 @@ def test_a_model_is_not_opened_in_too_little_memory(monkeypatch: pytest.MonkeyPa
         load_model(tmp_path)
 
 
-def test_closing_a_decoder_frees_a_model_that_it_loaded(
-    make_model: Callable[..., Any], tokenizer: Any, tmp_path: Path
-) -> None:
-    make_model().save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    decoder = load_decoder("sd", tmp_path, kv_budget=500, draft=str(tmp_path))
+def test_closing_a_decoder_frees_a_model_that_it_loaded(save_model: Callable[..., Path]) -> None:
+    folder = save_model()
+    decoder = load_decoder("sd", folder, kv_budget=500, draft=str(folder))
     held = weakref.ref(decoder.model)
     decoder.close()
     gc.collect()

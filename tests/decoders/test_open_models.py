@@ -44,13 +44,8 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def saved(make_model: Callable[..., Any], tokenizer: Any, tmp_path: Path) -> Callable[..., str]:
-    def save(name: str, seed: int = 0) -> str:
-        make_model(seed=seed, max_position_embeddings=4096).save_pretrained(tmp_path / name)
-        tokenizer.save_pretrained(tmp_path / name)
-        return str(tmp_path / name)
-
-    return save
+def saved(save_model: Callable[..., Path]) -> Callable[..., str]:
+    return lambda name, seed=0: str(save_model(name=name, seed=seed, max_position_embeddings=4096))
 
 
 def ask(model: str, **options: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -16,11 +15,6 @@ from tot.decoders.engine.text import TextCodec
 from tot.decoders.methods.programs import ending
 
 END = 2
-
-
-@pytest.fixture(scope="module")
-def codec(tokenizer: Any) -> TextCodec:
-    return TextCodec(tokenizer)
 
 
 def feed(output: Output, ids: list[int]) -> list[str]:
@@ -126,13 +120,6 @@ def test_a_completion_ends_in_the_tokens_that_its_text_retains(codec: TextCodec)
     feed(whole, [*ids, END])
     assert ending(codec, whole.completion(0.0)) == (ids, "", "")
     assert ending(codec, whole.completion(0.0), "x t") == (ids[:1], " t", "he")
-
-
-def test_draws_count_positions_over_all_tokens(codec: TextCodec) -> None:
-    output = Output(codec, Sampling(temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, seed=7), 4, 100)
-    feed(output, codec.encode("abcd"))
-    assert output.draw() == (0.5, 3, 0.9, 0.1, 7, 4, len(output.tokens))
-    assert output.draw(ahead=2).position == len(output.tokens) + 2
 
 
 @pytest.mark.parametrize(

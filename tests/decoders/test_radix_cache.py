@@ -187,36 +187,9 @@ KVTreeMachine.TestCase.settings = settings(stateful_step_count=40)
 test_the_cache_equals_sets_of_texts = KVTreeMachine.TestCase
 
 
-def cached(cache: RadixCache, *tokens: int) -> None:
-    """Put a text into the cache: computed, and without a branch."""
-    branch = cache.open(tokens)
-    cache.mark_computed(branch.slots)
-    cache.release(branch)
-
-
-def computed(cache: RadixCache, *tokens: int) -> int:
-    """Return the number of reusable tokens of a text, without side effects."""
-    branch = cache.open(tokens)
-    length = cache.computed_length(branch)
-    cache.release(branch)
-    return length
-
-
 @pytest.mark.parametrize(("text", "length"), [([1, 3, 4], 3), ([1, 2, 3], 1)])
 def test_commit_refuses_a_draft_that_does_not_extend_the_branch(text: list[int], length: int) -> None:
     cache = RadixCache(8)
     branch = cache.open([1, 2])
     with pytest.raises(ValueError, match="does not extend the branch"):
         cache.commit(branch, cache.open(text), length)
-
-
-def test_idle_texts_beyond_the_bound_leave_oldest_first_and_their_slots_are_reused() -> None:
-    cache = RadixCache(1000)
-    cache.most_idle = 6
-    running = cache.open([9] * 20)
-    for number in range(50):
-        cached(cache, 1, 2, 3, 100 + number)
-    assert (cache.live, cache.stored) == (20, 26)  # 1, 2, 3 and the last three of the numbers
-    assert [computed(cache, 1, 2, 3, 100 + number) for number in (0, 46, 47, 49)] == [3, 3, 4, 4]
-    assert len(cache._token) <= 1 + 20 + 6 + 4  # the store never held more
-    cache.release(running)

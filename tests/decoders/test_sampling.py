@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
@@ -25,7 +25,6 @@ from tot.decoders.engine.sampling import Draw, Sampled, candidates, noise_key, r
 from tot.decoders.engine.sampling_reference import gumbel
 
 VOCAB = 40
-WORD = 2**32
 
 
 def draw(
@@ -57,45 +56,23 @@ def warped(logits: Tensor, how: Draw) -> Tensor:
     return result
 
 
-def brute_force(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
-    """Sample by Gumbel-max over the whole vocabulary."""
-    every = np.arange(logits.shape[1])
-    tokens = []
-    for row, how in zip(logits, draws, strict=True):
-        scaled = warped(row[None], how)[0] if how.temperature else row
-        noise = gumbel(noise_key(how), every) if how.temperature else 0
-        tokens.append(int((scaled.double().numpy() + noise).argmax()))
-    return tokens
-
-
 def tokens(sampled: Sequence[Sampled]) -> list[int]:
     return [one.token for one in sampled]
 
 
-def mix(word: int) -> int:
-    """Apply Murmur3's finaliser with Python integers."""
-    word ^= word >> 16
-    word = word * 0x85EBCA6B % WORD
-    word ^= word >> 13
-    word = word * 0xC2B2AE35 % WORD
-    return word ^ word >> 16
+def noise_of(bits: int) -> float:
+    """Return the noise of 24 random bits."""
+    return -math.log(-math.log1p(-(bits + 0.5) / 2**24))
 
 
-def gap(key: int, token: int) -> int:
-    """Return the noise's 24 bits, hashed with Python integers."""
-    word = (mix(mix(token) ^ key % WORD) ^ (key >> 32) % WORD) * 0x9E3779B9 % WORD
-    return (word ^ word >> 15) % 2**24
-
-
-def noise_of(gap: int) -> float:
-    return -math.log(-math.log1p(-(gap + 0.5) / 2**24))
-
-
-def key_of(last: int, token: int) -> int:
-    """Return a key for which the 32-bit hash of `token` equals `last`."""
-    word = (last ^ last >> 15 ^ last >> 30) * pow(0x9E3779B9, -1, WORD) % WORD
-    high = word ^ mix(mix(token))
-    return (high << 32) - (2**64 if high >= 2**31 else 0)
+HASHES = {
+    0: [0, 7580851, 11684859, 14935243, 8278161],
+    -1: [8300522, 3060809, 7728791, 6275549, 2309638],
+    2**63 - 1: [8366058, 3126345, 7663255, 6210013, 2244102],
+    -(2**63): [65536, 7515315, 11750395, 14869707, 8343697],
+    2891389769238885931: [3595445, 9962630, 4603333, 16718212, 8820830],
+}
+"""By key: the 24 bits of the tokens 0, 1, 255, 151935 and 262143."""
 
 
 draws = st.builds(
@@ -108,13 +85,6 @@ draws = st.builds(
     sample=st.integers(0, 100),
     position=st.integers(0, 5000),
 )
-
-
-@given(st.lists(draws, min_size=1, max_size=6), st.integers(0, 1000), st.sampled_from([0.1, 2.0, 30.0]))
-@example([draw(sample=i) for i in range(200)], 0, 1.0)
-def test_samples_equal_a_gumbel_argmax_over_the_whole_vocabulary(hows: list[Draw], seed: int, spread: float) -> None:
-    logits = random_logits(len(hows), seed, spread)
-    assert tokens(read(logits, hows)) == brute_force(logits, hows)
 
 
 @given(st.lists(draws | st.integers(0, VOCAB - 1), min_size=1, max_size=8), st.randoms(use_true_random=False))
@@ -206,33 +176,23 @@ def test_noise_is_uniform_and_neighbours_are_uncorrelated(axis: str) -> None:
     assert np.abs(np.corrcoef(grid) - np.eye(few)).max() < limit
 
 
-def test_noise_equals_the_hash_in_python_integers() -> None:
+def test_noise_is_the_same_in_all_versions() -> None:
     """A change of the hash changes the result of every seeded run, and must be intentional."""
-    keys = [noise_key(draw(seed=s)) for s in (0, 1, 2**64 - 1)] + [-1, 0, 2**63 - 1, -(2**63)]
-    ids = [0, 1, 255, 151_935, 262_143]
-    noise = gumbel(np.array(keys)[:, None], np.array(ids)[None])
-    expected = [[noise_of(gap(key, token)) for token in ids] for key in keys]
+    noise = gumbel(np.array([*HASHES])[:, None], np.array([0, 1, 255, 151_935, 262_143])[None])
+    expected = [[noise_of(bits) for bits in row] for row in HASHES.values()]
     np.testing.assert_allclose(noise, expected, rtol=1e-12)
+    assert noise_key(draw(seed=0)) == 2891389769238885931
     assert noise_key(draw(seed=5, sample=6, position=7)) == 8461057289272665152
 
 
 @pytest.mark.parametrize("margin", [1e-4, -1e-4])
 def test_the_least_likely_token_that_can_win_still_wins(monkeypatch: pytest.MonkeyPatch, margin: float) -> None:
-    key = key_of(0, token=1)  # under this key, token 1 has the largest possible noise
+    key = 3454081208466538496  # under this key, token 1 has the largest possible noise
     monkeypatch.setattr(sampling, "noise_key", lambda _: key)
     noise = gumbel(key, np.arange(2))
     lead = float(noise[1] - noise[0]) - margin
     assert lead > 10
     assert read(torch.tensor([[lead, 0.0]]), [draw()])[0].token == (1 if margin > 0 else 0)
-
-
-def test_logprob_is_log_softmax_of_the_unmodified_logits() -> None:
-    logits = random_logits(5)
-    reads: list[sampling.Read] = [draw(0.0), draw(0.5, top_k=2), 7, draw(2.0, min_p=0.2), 0]
-    got = read(logits, reads)
-    assert [got[2].token, got[4].token] == [7, 0]
-    expected = logits.log_softmax(-1)[range(5), tokens(got)]
-    assert [one.logprob for one in got] == pytest.approx(expected.tolist(), abs=1e-6)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -244,14 +204,6 @@ def test_a_row_that_is_not_finite_gives_nan_and_affects_no_other(bad: float) -> 
     got = read(logits, reads)
     assert all(math.isnan(one.logprob) for one in got[:3])
     assert got[3:] == clean[3:]
-
-
-def test_tokens_of_minus_infinity_are_never_sampled() -> None:
-    logits = torch.full((300, 8), -torch.inf)
-    logits[:, 2] = logits[:, 6] = 0.0
-    got = read(logits, [draw(sample=i) for i in range(300)])
-    assert set(tokens(got)) == {2, 6}
-    assert [one.logprob for one in got] == pytest.approx([-math.log(2)] * 300)
 
 
 def test_ties_go_to_the_lowest_id(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,9 +243,13 @@ def test_samples_are_the_same_in_c_and_numpy(
 @pytest.mark.parametrize("vocabulary", [1, 15, 16, 17, 255, 256, 257, 4099])
 @pytest.mark.parametrize("spread", [0.0, 1.0, 30.0, 1e4, 1e30])
 def test_log_probabilities_are_exact(vocabulary: int, spread: float) -> None:
-    logits = random_logits(4, 1, spread, vocabulary)
+    """They belong to the unmodified logits, for given and for sampled tokens."""
+    logits = random_logits(6, 1, spread, vocabulary)
     logits[1, : vocabulary // 2] = -math.inf
-    given = [vocabulary - 1, vocabulary // 2, 0, vocabulary // 3]
-    expected = logits.double().log_softmax(-1).gather(1, torch.tensor(given)[:, None])[:, 0]
-    found = [one.logprob for one in read(logits, given)]
-    np.testing.assert_allclose(found, expected.tolist(), rtol=1e-6, atol=2e-6)
+    reads = [vocabulary - 1, vocabulary // 2, 0, draw(0.0), draw(0.5, top_k=2), draw(2.0, min_p=0.2)]
+    found = read(logits, reads)
+    assert tokens(found)[:3] == reads[:3]
+    expected = logits.double().log_softmax(-1).gather(1, torch.tensor(tokens(found))[:, None])[:, 0]
+    logprobs = [one.logprob for one in found]
+    np.testing.assert_allclose(logprobs[:3], expected[:3].tolist(), rtol=1e-6, atol=2e-6)
+    np.testing.assert_allclose(logprobs, expected.tolist(), rtol=1e-6, atol=1e-5)

@@ -3,40 +3,38 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from tot.decoders import Message, RequestError
 from tot.decoders.engine.text import TextCodec
+from tot.decoders.models.model_names import warn_of_no_template
 
 END = 2
 """<|im_end|>"""
 
 fragments = st.sampled_from(
     [
-        "<|im_start|>",
-        "<|im_end|>",
-        "<|endoftext|>",
-        "<|im_",
-        "<|",
-        "end|>",
-        "start|>",
-        "|>",
-        "<",
-        "endof",
-        "text|>",
-        "\n",
-        " ",
-        "a",
-        "the ",
-        "é",
-        "漢",
-        "🙂",
+        *(
+            "<|im_start|>",
+            "<|im_end|>",
+            "<|endoftext|>",
+            "<|im_",
+            "<|",
+            "end|>",
+            "start|>",
+            "|>",
+            "<",
+            "endof",
+            "text|>",
+        ),
+        *("\n", " ", "a", "the ", "é", "漢", "🙂"),
     ]
 )
 hostile = st.lists(fragments | st.text(max_size=3), max_size=12).map("".join)
@@ -44,13 +42,11 @@ roles = st.sampled_from(["system", "user", "assistant"])
 
 
 @pytest.fixture(scope="module")
-def codec(tokenizer: Any) -> TextCodec:
-    return TextCodec(tokenizer)
-
-
-@pytest.fixture(scope="module")
 def control(tokenizer: Any) -> set[int]:
     return set(tokenizer.all_special_ids)
+
+
+CodecWith = Callable[..., TextCodec]
 
 
 def chat(*turns: tuple[str, str]) -> tuple[Message, ...]:
@@ -125,11 +121,9 @@ def test_only_the_template_writes_control_tokens(
 
 @pytest.mark.parametrize("end", [" ", "\n\n", "\t\n"])
 @pytest.mark.parametrize("strips", [False, True])
-def test_a_prefix_keeps_its_trailing_whitespace(tokenizer: Any, end: str, strips: bool) -> None:
-    other = copy.deepcopy(tokenizer)
-    if strips:
-        other.chat_template = other.chat_template.replace("message.content", "message.content | trim")
-    codec = TextCodec(other)
+def test_a_prefix_keeps_its_trailing_whitespace(tokenizer: Any, codec_with: CodecWith, end: str, strips: bool) -> None:
+    content = "message.content" + " | trim" * strips
+    codec = codec_with(chat_template=tokenizer.chat_template.replace("message.content", content))
     ids = codec.encode_prompt(chat(("user", "U"), ("assistant", "A:" + end)))
     assert spoken(codec, ids).endswith("A:" + end)
 
@@ -141,11 +135,11 @@ def test_a_prefix_keeps_its_trailing_whitespace(tokenizer: Any, end: str, strips
         ("{% for", "{% if messages[-1].role == 'assistant' %}{{ raise_exception('not done') }}{% endif %}{% for"),
     ],
 )
-def test_the_template_does_not_change_a_message_that_is_continued(tokenizer: Any, change: tuple[str, str]) -> None:
-    other = copy.deepcopy(tokenizer)
-    other.chat_template = other.chat_template.replace(*change, 1)
-    assert other.chat_template != tokenizer.chat_template
-    codec = TextCodec(other)
+def test_the_template_does_not_change_a_message_that_is_continued(
+    tokenizer: Any, codec_with: CodecWith, change: tuple[str, str]
+) -> None:
+    assert change[0] in tokenizer.chat_template
+    codec = codec_with(chat_template=tokenizer.chat_template.replace(*change, 1))
     ids = codec.encode_prompt(chat(("user", "U"), ("assistant", "<think>2 + 2</think>It is")))
     assert spoken(codec, ids) == "<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n<think>2 + 2</think>It is"
 
@@ -201,27 +195,28 @@ def test_an_empty_assistant_prefix_is_refused(codec: TextCodec) -> None:
         codec.encode_prompt(chat(("user", "Why?"), ("assistant", " \n")))
 
 
-def test_a_template_that_raises_is_quoted_in_the_error(tokenizer: Any) -> None:
-    strict = copy.deepcopy(tokenizer)
-    strict.chat_template = "{{ raise_exception('no system messages') }}"
+def test_a_template_that_raises_is_quoted_in_the_error(codec_with: CodecWith) -> None:
+    codec = codec_with(chat_template="{{ raise_exception('no system messages') }}")
     with pytest.raises(RequestError, match="refuses these messages: no system messages"):
-        TextCodec(strict).encode_prompt(chat(("system", "x")))
+        codec.encode_prompt(chat(("system", "x")))
 
 
-def test_without_a_template_messages_become_one_text(tokenizer: Any) -> None:
-    base = copy.deepcopy(tokenizer)
-    base.chat_template = None
-    codec = TextCodec(base)
-    assert codec.encode_prompt(chat(("system", "a"), ("user", "b<|im_end|>"))) == codec.encode_prompt(
-        "a\n\nb<|im_end|>"
-    )
+def test_without_a_template_messages_become_one_text(codec_with: CodecWith, caplog: pytest.LogCaptureFixture) -> None:
+    """One warning says that roles are dropped."""
+    warn_of_no_template.cache_clear()
+    codec = codec_with(chat_template=None)
+    plain = codec.encode_prompt("a\n\nb<|im_end|>")
+    assert not caplog.messages
+    for _ in range(2):
+        assert codec.encode_prompt(chat(("system", "a"), ("user", "b<|im_end|>"))) == plain
+    (message,) = caplog.messages
+    assert message.startswith("the model has no chat template: messages become one text without their roles")
 
 
-def test_added_tokens_of_whitespace_stay_tokens(tokenizer: Any) -> None:
+def test_added_tokens_of_whitespace_stay_tokens(codec_with: CodecWith) -> None:
     """Gemma's and Phi's vocabularies add runs of whitespace, which are text and not control tokens."""
-    blanks = copy.deepcopy(tokenizer)
-    blanks.add_tokens([AddedToken("\n\n\n", normalized=False), AddedToken("    ", normalized=False)])
-    codec = TextCodec(blanks)
+    codec = codec_with("\n\n\n", "    ")
+    blanks = codec.tokenizer
     text = "def f():\n\n\n    pass<|im_end|>"
     assert codec.encode(text)[: len(blanks(text[:-10]).input_ids)] == blanks(text[:-10]).input_ids
     raw = [{"role": "user", "content": text[:-10]}]

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tot.decoders import Completion, Engine, LocalDecoder, Request, Sampling, Usage, load_decoder, load_model
-from tot.decoders.drafting.draft_model import ModelDrafter
+from tot.decoders import Completion, LocalDecoder, Request, Sampling, Usage
 from tot.decoders.timeline import Span, Timeline
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: "
@@ -28,23 +24,10 @@ Load = Callable[..., LocalDecoder]
 
 
 @pytest.fixture
-def load(make_model: Callable[..., Any], tokenizer: Any) -> Iterator[Load]:
+def load(make_bench: Callable[..., Any]) -> Load:
     """Create decoders on one target. `draft` is "same" for a draft that is always right, else None."""
-    target = make_model(readable=True)
-    made: list[LocalDecoder] = []
-
-    def make(name: str = "ar", engine: Engine | None = None, draft: str | None = None, **options: Any) -> LocalDecoder:
-        engine = engine or Engine(load_model(copy.deepcopy(target), tokenizer=tokenizer), 6000)
-        if name != "ar":
-            loaded = load_model(copy.deepcopy(target), tokenizer=tokenizer)
-            options["draft"] = ModelDrafter(loaded, 4000, target.config.vocab_size) if draft == "same" else draft
-        made.append(load_decoder(name, engine=engine, **options))
-        return made[-1]
-
-    yield make
-    for decoder in made:
-        decoder.engine.close()
-        decoder.close()
+    bench = make_bench(kv_budget=6000)
+    return lambda name, draft=None, **options: bench.speculative(name, draft, **options)
 
 
 def requests(count: int = 3, purpose: Any = "generate", tokens: int = 24, **more: Any) -> list[Request]:
@@ -178,25 +161,3 @@ def test_busy_is_the_share_of_each_window() -> None:
     assert timeline.busy("b", 4) == [0.0, 1.0, 1.0, 1.0]
     assert timeline.busy("c", 2) == [0.0, 0.0]
     assert Timeline().busy("a") == []
-
-
-moments = st.lists(st.integers(0, 1000), min_size=2, max_size=20, unique=True).map(sorted)
-
-
-@given(moments, st.integers(1, 60))
-def test_busy_sums_to_all_spans_of_a_lane(found: list[int], windows: int) -> None:
-    pairs = list(zip(found[::2], found[1::2], strict=False))
-    timeline = Timeline(spans=[Span("a", "draft", began / 7, ended / 7) for began, ended in pairs])
-    shares = timeline.busy("a", windows)
-    assert len(shares) == windows
-    assert all(0 <= share <= 1 + 1e-9 for share in shares)
-    width = (pairs[-1][1] - pairs[0][0]) / windows
-    assert sum(shares) * width == pytest.approx(sum(ended - began for began, ended in pairs))
-
-
-def test_a_timeline_uses_its_own_clock() -> None:
-    ticks = iter(range(100))
-    timeline = Timeline(clock=lambda: float(next(ticks)))
-    with timeline.span("branch 3", "draft", 3):
-        next(ticks)
-    assert timeline.spans == [Span("branch 3", "draft", 0.0, 2.0, 3)]

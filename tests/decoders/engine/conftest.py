@@ -9,6 +9,7 @@ import copy
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -76,25 +77,6 @@ class Alone:
                 break
         return drawn
 
-    def check(self, request: Request, completions: Sequence[Completion]) -> None:
-        """Check tokens, text, log-probability and end of a request without trigger or choices."""
-        prompt, s = self._codec.encode_prompt(request.prompt), request.sampling
-        assert len(completions) == s.n
-        for sample, completion in enumerate(completions):
-            drawn = self.tokens(prompt, s, s.max_tokens, sample)
-            if completion.finish_reason == "stop":
-                drawn = drawn[: len(completion.tokens)]
-                text = self._codec.decode(drawn)
-                cut = min(text.find(stop) for stop in s.stop if stop in text)
-                assert completion.text == text[:cut]
-            else:
-                assert completion.text == self._codec.decode(drawn)
-                assert not any(stop in completion.text for stop in s.stop)
-                ended = drawn[-1] in self._codec.end_ids and not s.ignore_eos
-                assert completion.finish_reason == ("eos" if ended else "length")
-            assert list(completion.tokens) == drawn
-            assert completion.logprob == pytest.approx(self.total(prompt, drawn), abs=1e-3)
-
 
 @pytest.fixture
 def alone(model: Any, decoder: LocalDecoder, logits_alone: Callable[..., Tensor]) -> Alone:
@@ -158,14 +140,6 @@ def greedy(decoder: LocalDecoder, prompt: str = "abc", **settings: Any) -> Compl
     return decoder.generate([Request(prompt=prompt, sampling=Sampling(**settings))])[0]
 
 
-def inner_stop(decoder: LocalDecoder, prompt: str, **settings: Any) -> tuple[str, int, str]:
-    """Return a stop string from inside one token to two tokens later, that token's index, and the token's text."""
-    tokens = greedy(decoder, prompt=prompt, **settings).tokens
-    pieces = [decoder.engine.codec.decode([token]) for token in tokens]
-    at = next(i for i, piece in enumerate(pieces) if i and len(piece) > 1)
-    return pieces[at][1:] + "".join(pieces[at + 1 : at + 3]), at, pieces[at]
-
-
 def wait_until(true: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 20
     while not true():
@@ -173,80 +147,13 @@ def wait_until(true: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
-TRIGGER = " So the answer is"
-
-
-def ended_by(decoder: LocalDecoder, ended: str, settings: dict[str, Any]) -> Sampling:
-    """Return settings under which "abc" is continued to the given end. A stop string spans tokens that are already in
-    the cache."""
-    sampling = Sampling(seed=3, **settings)
-    if ended == "stop":
-        sampling = Sampling(seed=3, stop=(inner_stop(decoder, "abc", **settings)[0],), **settings)
-    return sampling
-
-
-def answered(
-    decoder: LocalDecoder, ended: str, choices: tuple[str, ...] = (), **settings: Any
-) -> tuple[Completion, list[int]]:
-    """Run a request whose rationale has the given end, and check it up to its trigger.
-
-    Returns:
-        The completion, and the token ids that the answer continues.
-    """
-    codec = decoder.engine.codec
-    sampling = ended_by(decoder, ended, settings)
-    plain = decoder.generate([Request(prompt="abc", sampling=sampling)])[0]
-    assert plain.finish_reason == ended
-    request = Request(prompt="abc", sampling=sampling, answer_trigger=TRIGGER, answer_tokens=7, choices=choices)
-    (completion,) = decoder.generate([request])
-    rationale, trigger, answer = completion.parts
-    assert [part.kind for part in completion.parts] == ["exact", "trigger", "exact"]
-    assert (rationale.text, trigger.text) == (plain.text, TRIGGER)
-    assert completion.text == plain.text + TRIGGER + answer.text
-    assert completion.answer == answer.text
-    assert completion.tokens[: len(plain.tokens)] == plain.tokens
-    retained = max(n for n in range(len(plain.tokens) + 1) if plain.text.startswith(codec.decode(plain.tokens[:n])))
-    if ended == "eos":
-        retained -= 1
-    rest = plain.text[len(codec.decode(plain.tokens[:retained])) :] + TRIGGER
-    return completion, [*codec.encode_prompt("abc"), *plain.tokens[:retained], *codec.encode(rest)]
-
-
-@pytest.fixture(name="alone_with")
-def _alone_with() -> type[Alone]:
-    return Alone
-
-
-@pytest.fixture(name="outcome")
-def _outcome() -> Callable[..., tuple[Any, ...]]:
-    return outcome
-
-
-@pytest.fixture(name="by_request")
-def _by_request() -> Callable[..., list[list[tuple[Any, ...]]]]:
-    return by_request
-
-
-@pytest.fixture(name="mixed_requests")
-def _mixed_requests() -> Callable[..., list[Request]]:
-    return mixed_requests
-
-
-@pytest.fixture(name="greedy")
-def _greedy() -> Callable[..., Completion]:
-    return greedy
-
-
-@pytest.fixture(name="wait_until")
-def _wait_until() -> Callable[..., None]:
-    return wait_until
-
-
-@pytest.fixture(name="ended_by")
-def _ended_by() -> Callable[..., Sampling]:
-    return ended_by
-
-
-@pytest.fixture(name="answered")
-def _answered() -> Callable[..., tuple[Completion, list[int]]]:
-    return answered
+@pytest.fixture
+def helpers() -> Any:
+    """The functions above."""
+    return SimpleNamespace(
+        outcome=outcome,
+        by_request=by_request,
+        mixed_requests=mixed_requests,
+        greedy=greedy,
+        wait_until=wait_until,
+    )

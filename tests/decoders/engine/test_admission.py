@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tot.decoders import LocalDecoder, Request, RequestError, Sampling, load_decoder
+from tot.decoders import LocalDecoder, Request, Sampling, load_decoder
 from tot.decoders.engine import scheduler
 from tot.decoders.engine.sequence import Job
 from tot.decoders.methods.autoregressive import Autoregressive
@@ -35,31 +35,16 @@ def long_requests(count: int, tokens: int = 120) -> list[Request]:
     return [Request(prompt=f"The sum of {i} and 10", sampling=sampling) for i in range(count)]
 
 
-METHODS = ["ar", "sd", "mcsd", "seed", "lookahead", "jacobi", "auto"]
-
-
-def test_a_request_that_can_never_fit_is_refused_when_it_is_submitted(serve: Serve) -> None:
-    sampling = Sampling(max_tokens=200, n=3)
-    with pytest.raises(RequestError, match=r"this request may need 6.. tokens .* and the budget holds 400: raise"):
-        serve(kv_budget=400).generate([Request(prompt="The sum of 1 and 10", sampling=sampling)])
-
-
 @pytest.mark.parametrize("chunk", [512, 7])
 @pytest.mark.parametrize("ahead", [1, 8])
 def test_every_kind_of_request_returns_the_same_beside_paused_ones(
-    serve: Serve,
-    chunk: int,
-    ahead: int,
-    mixed_requests: Callable[..., list[Request]],
-    by_request: Callable[..., list[list[tuple[Any, ...]]]],
-    pauses: Counter[Job],
-    monkeypatch: pytest.MonkeyPatch,
+    helpers: Any, serve: Serve, chunk: int, ahead: int, pauses: Counter[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    requests = [*long_requests(4), *mixed_requests(20, seed=3), *long_requests(3, 80)]
-    expected = by_request(requests, serve().generate(requests))
+    requests = [*long_requests(4), *helpers.mixed_requests(20, seed=3), *long_requests(3, 80)]
+    expected = helpers.by_request(requests, serve().generate(requests))
     monkeypatch.setattr(scheduler, "_AHEAD", ahead)
     decoder = serve(kv_budget=420, chunk=chunk)
-    assert by_request(requests, decoder.generate(requests)) == expected
+    assert helpers.by_request(requests, decoder.generate(requests)) == expected
     assert 1 <= max(pauses.values()) <= 7
 
 

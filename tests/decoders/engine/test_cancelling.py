@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tot.decoders import Completion, LocalDecoder, Request, Sampling
+from tot.decoders import LocalDecoder, Request, Sampling
 from tot.decoders.engine import scheduler
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sequence import Job
@@ -21,9 +21,7 @@ LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 4
 Serve = Callable[..., LocalDecoder]
 
 
-def test_cancelling_frees_the_slots_and_does_not_affect_others(
-    decoder: LocalDecoder, wait_until: Callable[..., None], outcome: Callable[..., tuple[Any, ...]]
-) -> None:
+def test_cancelling_frees_the_slots_and_does_not_affect_others(helpers: Any, decoder: LocalDecoder) -> None:
     cache = decoder.engine.cache
     endless = Request(prompt=LONG + "x", sampling=Sampling(max_tokens=900, ignore_eos=True, n=2))
     other = Request(prompt=LONG + "y", sampling=Sampling(max_tokens=60, ignore_eos=True, temperature=1.0))
@@ -35,8 +33,8 @@ def test_cancelling_frees_the_slots_and_does_not_affect_others(
     assert [completion.finish_reason for completion in completions] == ["cancelled"] * 2
     assert 0 < len(completions[0].tokens) < 900
     assert completions[0].text == decoder.engine.codec.decode(completions[0].tokens)
-    assert outcome(kept.result(30)[0]) == outcome(expected)
-    wait_until(lambda: cache.live == 0)
+    assert helpers.outcome(kept.result(30)[0]) == helpers.outcome(expected)
+    helpers.wait_until(lambda: cache.live == 0)
 
 
 def test_a_waiting_request_can_be_cancelled(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,12 +53,12 @@ def test_a_waiting_request_can_be_cancelled(serve: Serve, monkeypatch: pytest.Mo
     running.cancel()
 
 
-def test_cancelling_a_finished_request_does_nothing(decoder: LocalDecoder, greedy: Callable[..., Completion]) -> None:
+def test_cancelling_a_finished_request_does_nothing(helpers: Any, decoder: LocalDecoder) -> None:
     (handle,) = decoder.submit([Request(prompt="abc", sampling=Sampling(max_tokens=3))])
     done = handle.result(30)
     handle.cancel()
     assert handle.result(30) is done
-    assert greedy(decoder, max_tokens=3).tokens == done[0].tokens
+    assert helpers.greedy(decoder, max_tokens=3).tokens == done[0].tokens
 
 
 class Blocked(Autoregressive):

@@ -31,16 +31,51 @@ def test_choices_get_the_scores_of_the_text_run_alone(decoder: LocalDecoder, alo
     assert completion.usage.forwards == 1
 
 
-def test_scoring_and_decoding_share_a_batch(decoder: LocalDecoder, outcome: Callable[..., tuple[Any, ...]]) -> None:
-    scored = Request(prompt=LONG, choices=("yes", "no"))
-    decoded = Request(prompt=LONG, sampling=Sampling(max_tokens=10, n=2, temperature=1.0))
-    expected = decoder.generate([scored])[0], *decoder.generate([decoded])
-    got = decoder.generate([decoded, scored, decoded, scored])
-    assert [outcome(got[i]) for i in (2, 5)] == [outcome(expected[0])] * 2
-    assert [outcome(got[i]) for i in (0, 1, 3, 4)] == [outcome(one) for one in expected[1:]] * 2
+TRIGGER = " So the answer is"
 
 
-ENDS = pytest.mark.parametrize(
+def ended_by(decoder: LocalDecoder, ended: str, settings: dict[str, Any]) -> Sampling:
+    """Return settings under which "abc" is continued to the given end.
+
+    A stop string begins inside a token and ends two tokens later, so that some of its tokens are in the cache.
+    """
+    sampling = Sampling(seed=3, **settings)
+    if ended != "stop":
+        return sampling
+    tokens = decoder.generate([Request(prompt="abc", sampling=sampling)])[0].tokens
+    pieces = [decoder.engine.codec.decode([token]) for token in tokens]
+    at = next(i for i, piece in enumerate(pieces) if i and len(piece) > 1)
+    return Sampling(seed=3, stop=(pieces[at][1:] + "".join(pieces[at + 1 : at + 3]),), **settings)
+
+
+def answered(
+    decoder: LocalDecoder, ended: str, choices: tuple[str, ...] = (), **settings: Any
+) -> tuple[Completion, list[int]]:
+    """Run a request whose rationale has the given end, and check it up to its trigger.
+
+    Returns:
+        The completion, and the token ids that the answer continues.
+    """
+    codec = decoder.engine.codec
+    sampling = ended_by(decoder, ended, settings)
+    plain = decoder.generate([Request(prompt="abc", sampling=sampling)])[0]
+    assert plain.finish_reason == ended
+    request = Request(prompt="abc", sampling=sampling, answer_trigger=TRIGGER, answer_tokens=7, choices=choices)
+    (completion,) = decoder.generate([request])
+    rationale, trigger, answer = completion.parts
+    assert [part.kind for part in completion.parts] == ["exact", "trigger", "exact"]
+    assert (rationale.text, trigger.text) == (plain.text, TRIGGER)
+    assert completion.text == plain.text + TRIGGER + answer.text
+    assert completion.answer == answer.text
+    assert completion.tokens[: len(plain.tokens)] == plain.tokens
+    retained = max(n for n in range(len(plain.tokens) + 1) if plain.text.startswith(codec.decode(plain.tokens[:n])))
+    if ended == "eos":
+        retained -= 1
+    rest = plain.text[len(codec.decode(plain.tokens[:retained])) :] + TRIGGER
+    return completion, [*codec.encode_prompt("abc"), *plain.tokens[:retained], *codec.encode(rest)]
+
+
+@pytest.mark.parametrize(
     ("ended", "settings"),
     [
         ("length", {"max_tokens": 9}),
@@ -49,16 +84,8 @@ ENDS = pytest.mark.parametrize(
         ("length", {"max_tokens": 9, "temperature": 1.0}),
     ],
 )
-
-
-@ENDS
-def test_an_answer_follows_its_trigger(
-    decoder: LocalDecoder,
-    alone: Any,
-    ended: str,
-    settings: dict[str, Any],
-    answered: Callable[..., tuple[Completion, list[int]]],
-    ended_by: Callable[..., Sampling],
+def test_an_answer_or_scores_of_choices_follow_the_trigger(
+    decoder: LocalDecoder, alone: Any, ended: str, settings: dict[str, Any]
 ) -> None:
     completion, context = answered(decoder, ended, **settings)
     sampling = ended_by(decoder, ended, settings)
@@ -70,16 +97,6 @@ def test_an_answer_follows_its_trigger(
     assert answer == expected[: len(answer)]
     assert completion.answer == text[:cut]
     assert len(answer) == 7 or completion.finish_reason in ("eos", "stop")
-
-
-@ENDS
-def test_choices_are_scored_after_the_trigger(
-    decoder: LocalDecoder,
-    alone: Any,
-    ended: str,
-    settings: dict[str, Any],
-    answered: Callable[..., tuple[Completion, list[int]]],
-) -> None:
     choices = (" 1", " 10", "z")
     completion, context = answered(decoder, ended, choices, **settings)
     assert completion.answer == ""

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from tot.decoders import (
-    Completion,
     LocalDecoder,
     ModelError,
     OptionError,
@@ -29,11 +28,11 @@ LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 4
 Serve = Callable[..., LocalDecoder]
 
 
-def test_a_shared_engine_outlives_its_decoders(decoder: LocalDecoder, greedy: Callable[..., Completion]) -> None:
+def test_a_shared_engine_outlives_its_decoders(helpers: Any, decoder: LocalDecoder) -> None:
     with load_decoder("ar", engine=decoder.engine) as second:
         assert second.model is decoder.model
-        first = greedy(second, max_tokens=3)
-    assert greedy(decoder, max_tokens=3).tokens == first.tokens
+        first = helpers.greedy(second, max_tokens=3)
+    assert helpers.greedy(decoder, max_tokens=3).tokens == first.tokens
 
 
 def test_bad_decoder_names_and_options_are_refused(decoder: LocalDecoder) -> None:
@@ -43,8 +42,8 @@ def test_bad_decoder_names_and_options_are_refused(decoder: LocalDecoder) -> Non
         load_decoder("ar", engine=decoder.engine, width=3)
 
 
-def test_a_closed_engine_refuses_requests(decoder: LocalDecoder, greedy: Callable[..., Completion]) -> None:
-    greedy(decoder, max_tokens=1)
+def test_a_closed_engine_refuses_requests(helpers: Any, decoder: LocalDecoder) -> None:
+    helpers.greedy(decoder, max_tokens=1)
     decoder.engine.close()
     decoder.engine.close()
     with pytest.raises(RequestError, match="this engine is closed: make a new one"):
@@ -65,15 +64,15 @@ def test_closing_cancels_running_and_waiting_requests(serve: Serve, monkeypatch:
 
 
 def test_an_unreferenced_engine_is_collected_once_idle(
-    make_model: Callable[..., Any], tokenizer: Any, monkeypatch: pytest.MonkeyPatch, greedy: Callable[..., Completion]
+    helpers: Any, make_model: Callable[..., Any], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tot.decoders.engine.engine._IDLE_SECONDS", 0.02)
     decoder = load_decoder("ar", make_model(), tokenizer=tokenizer, kv_budget=200)
-    first = greedy(decoder, max_tokens=2).tokens
+    first = helpers.greedy(decoder, max_tokens=2).tokens
     thread = decoder.engine._thread
     assert thread is not None
     thread.join(10)
-    assert greedy(decoder, max_tokens=2).tokens == first  # an ended thread is restarted
+    assert helpers.greedy(decoder, max_tokens=2).tokens == first  # an ended thread is restarted
     assert decoder.engine._thread is not None
     decoder.engine._thread.join(10)
     engine = weakref.ref(decoder.engine)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tot.decoders import Budget, Completion, LocalDecoder, Meter, Request, Sampling
+from tot.decoders import Budget, LocalDecoder, Meter, Request, Sampling
 
 END = 2
 Serve = Callable[..., LocalDecoder]
@@ -17,22 +17,20 @@ Serve = Callable[..., LocalDecoder]
 # -- ends of a text ----------------------------------------------------------------------------------
 
 
-def test_an_end_token_ends_a_text_unless_ignored(decoder: LocalDecoder, greedy: Callable[..., Completion]) -> None:
-    ended = greedy(decoder, max_tokens=200)
+def test_an_end_token_ends_a_text_unless_ignored(helpers: Any, decoder: LocalDecoder) -> None:
+    ended = helpers.greedy(decoder, max_tokens=200)
     assert (ended.finish_reason, ended.tokens[-1]) == ("eos", END)
     assert "<|im_end|>" not in ended.text
-    longer = greedy(decoder, max_tokens=len(ended.tokens) + 5, ignore_eos=True)
+    longer = helpers.greedy(decoder, max_tokens=len(ended.tokens) + 5, ignore_eos=True)
     assert (longer.finish_reason, len(longer.tokens)) == ("length", len(ended.tokens) + 5)
     assert longer.tokens[: len(ended.tokens)] == ended.tokens
     assert longer.text.startswith(ended.text)
 
 
-def test_every_end_token_of_the_generation_config_counts(
-    model: Any, serve: Serve, greedy: Callable[..., Completion]
-) -> None:
-    tokens = greedy(serve(), max_tokens=8).tokens
+def test_every_end_token_of_the_generation_config_counts(helpers: Any, model: Any, serve: Serve) -> None:
+    tokens = helpers.greedy(serve(), max_tokens=8).tokens
     model.generation_config.eos_token_id = [END, tokens[5]]
-    cut = greedy(serve(model), max_tokens=8)
+    cut = helpers.greedy(serve(model), max_tokens=8)
     assert (cut.tokens, cut.finish_reason) == (tokens[: tokens.index(tokens[5]) + 1], "eos")
 
 

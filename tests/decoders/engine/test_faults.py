@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -40,32 +39,27 @@ class Faulty(Autoregressive):
 
 
 @pytest.mark.parametrize("where", ["propose", "commit"])
-def test_a_fault_in_a_policy_fails_its_request_only(
-    decoder: LocalDecoder, where: str, wait_until: Callable[..., None], outcome: Callable[..., tuple[Any, ...]]
-) -> None:
+def test_a_fault_in_a_policy_fails_its_request_only(helpers: Any, decoder: LocalDecoder, where: str) -> None:
     engine = decoder.engine
     request = Request(prompt=LONG, sampling=Sampling(max_tokens=12, temperature=1.0, n=2))
-    expected = [outcome(one) for one in decoder.generate([request])]
+    expected = [helpers.outcome(one) for one in decoder.generate([request])]
     policies = [Autoregressive, partial(Faulty, where=where), Autoregressive]
     sound, faulty, also_sound = engine.submit_all([request] * 3, policies, stream=True)
     with pytest.raises(ModelError, match="decoding failed: ZeroDivisionError: a fault of mine"):
         faulty.result(30)
     with pytest.raises(ModelError, match="a fault of mine"):
         list(faulty)
-    assert [outcome(one) for one in sound.result(30)] == expected
-    assert [outcome(one) for one in also_sound.result(30)] == expected
-    wait_until(lambda: engine.cache.live == 0)
-    assert [outcome(one) for one in decoder.generate([request])] == expected
+    assert [helpers.outcome(one) for one in sound.result(30)] == expected
+    assert [helpers.outcome(one) for one in also_sound.result(30)] == expected
+    helpers.wait_until(lambda: engine.cache.live == 0)
+    assert [helpers.outcome(one) for one in decoder.generate([request])] == expected
 
 
 def test_a_failed_forward_fails_its_step_and_not_the_engine(
-    decoder: LocalDecoder,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    outcome: Callable[..., tuple[Any, ...]],
+    helpers: Any, decoder: LocalDecoder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     request = Request(prompt="abc", sampling=Sampling(max_tokens=5))
-    expected = outcome(decoder.generate([request])[0])
+    expected = helpers.outcome(decoder.generate([request])[0])
 
     def no_memory(*_: Any) -> Any:
         raise torch.OutOfMemoryError("no memory left")
@@ -76,7 +70,7 @@ def test_a_failed_forward_fails_its_step_and_not_the_engine(
             with pytest.raises(ModelError, match="OutOfMemoryError: no memory left"):
                 handle.result(30)
     assert "a forward pass failed" in caplog.text
-    assert outcome(decoder.generate([request])[0]) == expected
+    assert helpers.outcome(decoder.generate([request])[0]) == expected
 
 
 class Mismatched(Autoregressive):
@@ -95,11 +89,9 @@ class Exiting(Autoregressive):
 
 
 @pytest.mark.parametrize("end", ["length", "cancelled"])
-def test_a_fault_in_the_completions_reaches_the_caller(
-    decoder: LocalDecoder, end: str, outcome: Callable[..., tuple[Any, ...]]
-) -> None:
+def test_a_fault_in_the_completions_reaches_the_caller(helpers: Any, decoder: LocalDecoder, end: str) -> None:
     request = Request(prompt="abc", sampling=Sampling(max_tokens=5 if end == "length" else 700, ignore_eos=True))
-    expected = [outcome(one) for one in decoder.generate([Request(prompt=LONG)])]
+    expected = [helpers.outcome(one) for one in decoder.generate([Request(prompt=LONG)])]
     handle = decoder.engine.submit(request, Mismatched, stream=True)
     pieces = iter(handle)
     next(pieces), next(pieces)
@@ -110,16 +102,7 @@ def test_a_fault_in_the_completions_reaches_the_caller(
     with pytest.raises(ModelError, match="decoding failed"):
         list(pieces)
     assert decoder.engine.cache.live == 0
-    assert [outcome(one) for one in decoder.generate([Request(prompt=LONG)])] == expected
-
-
-def test_a_policy_that_exits_leaves_no_caller_waiting(model: Any, tokenizer: Any) -> None:
-    engine = Engine(load_model(model, tokenizer=tokenizer), 1000)
-    handles = engine.submit_all([Request(prompt="abc")] * 2, [Autoregressive, Exiting])
-    for handle in handles:
-        with pytest.raises(ModelError, match=r"engine has failed \(SystemExit: 1\)"):
-            handle.result(30)
-    engine.close()
+    assert [helpers.outcome(one) for one in decoder.generate([Request(prompt=LONG)])] == expected
 
 
 def test_a_call_that_exits_raises_at_the_caller(decoder: LocalDecoder) -> None:
@@ -138,15 +121,16 @@ class Ruinous(Autoregressive):
         raise ZeroDivisionError("slots lost")
 
 
-def test_a_failed_engine_fails_its_waiting_requests(model: Any, tokenizer: Any) -> None:
+@pytest.mark.parametrize(("policy", "reason"), [(Exiting, "SystemExit: 1"), (Ruinous, "ZeroDivisionError: slots lost")])
+def test_a_failed_engine_fails_its_waiting_requests(model: Any, tokenizer: Any, policy: Any, reason: str) -> None:
     tokens = torch.tensor([[5, 6, 7]])
     before = model(tokens).logits
     engine = Engine(load_model(model, tokenizer=tokenizer), 1000)
     requests = [Request(prompt=p, sampling=Sampling(max_tokens=n, ignore_eos=True)) for p, n in (("a", 3), ("b", 700))]
     waiting = Request(prompt="c", sampling=Sampling(max_tokens=700))
-    handles = engine.submit_all([*requests, waiting], [Ruinous, Autoregressive, Autoregressive], stream=True)
+    handles = engine.submit_all([*requests, waiting], [policy, Autoregressive, Autoregressive], stream=True)
     for handle in handles:
-        with pytest.raises(ModelError, match=r"engine has failed \(ZeroDivisionError: slots lost\): make a new one"):
+        with pytest.raises(ModelError, match=rf"engine has failed \({reason}\): make a new one"):
             handle.result(30)
     with pytest.raises(ModelError, match="engine has failed"):
         engine.submit(requests[0], Autoregressive)

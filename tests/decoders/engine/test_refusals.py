@@ -38,11 +38,6 @@ def test_an_empty_prompt_is_refused(prompt: Any) -> None:
         Request(prompt=prompt)
 
 
-def test_a_token_id_outside_the_vocabulary_is_refused(decoder: LocalDecoder) -> None:
-    with pytest.raises(RequestError, match="token id 279 is outside the vocabulary of 279"):
-        decoder.submit([Request(prompt=(5, 279))])
-
-
 @pytest.mark.parametrize(
     "request_",
     [

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tot.decoders import Completion, LocalDecoder, Request, RequestError, Sampling
+from tot.decoders import LocalDecoder, Request, RequestError, Sampling
 from tot.decoders.engine.sequence import Handle
 
 Serve = Callable[..., LocalDecoder]
@@ -21,19 +21,17 @@ def streamed(handle: Handle) -> dict[int, str]:
     return texts
 
 
-def test_streamed_pieces_are_the_text(
-    serve: Serve, make_model: Callable[..., Any], mixed_requests: Callable[..., list[Request]]
-) -> None:
+def test_streamed_pieces_are_the_text(helpers: Any, serve: Serve, make_model: Callable[..., Any]) -> None:
     for tiny in (make_model(readable=True), make_model()):  # the second writes invalid UTF-8
         decoder = serve(tiny)
-        requests = mixed_requests(15, seed=6)
+        requests = helpers.mixed_requests(15, seed=6)
         for handle in decoder.submit(requests, stream=True):
             texts = streamed(handle)
             assert [texts.get(i, "") for i in range(len(handle.result()))] == [c.text for c in handle.result()]
 
 
-def test_no_part_of_a_stop_string_is_streamed(decoder: LocalDecoder, greedy: Callable[..., Completion]) -> None:
-    text = greedy(decoder, max_tokens=12).text
+def test_no_part_of_a_stop_string_is_streamed(helpers: Any, decoder: LocalDecoder) -> None:
+    text = helpers.greedy(decoder, max_tokens=12).text
     stop = text[4:9]
     (handle,) = decoder.submit([Request(prompt="abc", sampling=Sampling(max_tokens=12, stop=(stop,)))], stream=True)
     pieces = [piece for _, piece in handle]
@@ -42,14 +40,6 @@ def test_no_part_of_a_stop_string_is_streamed(decoder: LocalDecoder, greedy: Cal
         [Request(prompt="abc", sampling=Sampling(max_tokens=12, stop=(stop + "~~",)))], stream=True
     )
     assert streamed(handle) == {0: text}
-
-
-def test_text_is_streamed_while_it_is_written(decoder: LocalDecoder) -> None:
-    request = Request(prompt="abc", sampling=Sampling(max_tokens=900, ignore_eos=True))
-    (handle,) = decoder.submit([request], stream=True)
-    next(iter(handle))
-    assert not handle.future.done()
-    handle.cancel()
 
 
 def test_only_streaming_requests_can_be_iterated(decoder: LocalDecoder) -> None:

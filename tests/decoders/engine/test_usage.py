@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tot.decoders import Completion, LocalDecoder, Request, Sampling, Usage
+from tot.decoders import LocalDecoder, Request, Sampling
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sequence import Job
 from tot.decoders.methods.autoregressive import Autoregressive
@@ -16,16 +16,14 @@ LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 4
 Serve = Callable[..., LocalDecoder]
 
 
-def test_a_second_call_computes_one_token_of_its_prompt(
-    decoder: LocalDecoder, outcome: Callable[..., tuple[Any, ...]]
-) -> None:
+def test_a_second_call_computes_one_token_of_its_prompt(helpers: Any, decoder: LocalDecoder) -> None:
     request = Request(prompt=LONG, sampling=Sampling(max_tokens=4, n=2, temperature=1.0))
     first, twin = decoder.generate([request])
     again, _ = decoder.generate([request])
     size = len(decoder.engine.codec.encode_prompt(LONG))
     spent = [(c.usage.prompt_tokens, c.usage.reused_prompt_tokens, c.usage.new_tokens) for c in (first, twin, again)]
     assert spent == [(size, 0, len(first.tokens)), (0, 0, len(twin.tokens)), (size, size - 1, len(again.tokens))]
-    assert outcome(first) == outcome(again)
+    assert helpers.outcome(first) == helpers.outcome(again)
 
 
 def test_a_series_on_shared_prompts_computes_each_token_of_the_trie_once(decoder: LocalDecoder) -> None:
@@ -49,20 +47,11 @@ def test_a_series_on_shared_prompts_computes_each_token_of_the_trie_once(decoder
     assert computed == len(nodes) + repeats
 
 
-def test_generated_tokens_are_reused_as_a_prompt(decoder: LocalDecoder, greedy: Callable[..., Completion]) -> None:
-    first = greedy(decoder, prompt=LONG, max_tokens=10, ignore_eos=True)
+def test_generated_tokens_are_reused_as_a_prompt(helpers: Any, decoder: LocalDecoder) -> None:
+    first = helpers.greedy(decoder, prompt=LONG, max_tokens=10, ignore_eos=True)
     prompt = (*decoder.engine.codec.encode_prompt(LONG), *first.tokens, 50)
     (second,) = decoder.generate([Request(prompt=prompt, sampling=Sampling(max_tokens=1))])
     assert second.usage.prompt_tokens - second.usage.reused_prompt_tokens == 2  # the last sampled token was never fed
-
-
-def test_usage_counts_forwards_and_sums_up(decoder: LocalDecoder) -> None:
-    sampling = Sampling(max_tokens=6, ignore_eos=True, n=2)
-    completions = decoder.generate([Request(prompt="abc", sampling=sampling)])
-    assert decoder.engine.forwards == 6
-    total = sum((completion.usage for completion in completions), Usage())
-    assert (total.prompt_tokens, total.new_tokens, total.forwards, total.drafted) == (1, 12, 12, 0)
-    assert 0 < completions[0].usage.seconds < 60
 
 
 def test_prompts_are_prefilled_in_chunks_beside_running_branches(serve: Serve) -> None:

@@ -6,8 +6,9 @@ import ctypes
 import random
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from ctypes import byref, c_float, c_int32, c_int64, c_void_p, sizeof
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,10 @@ from torch import Tensor, nn
 from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.kernels.native import compiling, forward, packed_file, packing
 from tot.decoders.kernels.native import library as native
+from tot.decoders.kernels.native.forward import NativeForward
 from tot.decoders.kernels.native.tiles import CTiles, Tiles, kernels_run
 from tot.decoders.machine import threads
+from tot.decoders.models.loaded import LoadedModel
 
 VOCAB = 300
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
@@ -102,32 +105,34 @@ def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
             monkeypatch.setattr(module, "lanes", lambda: int(lanes))
 
 
-@pytest.fixture
-def rounding() -> type[nn.Linear]:
+class Rounding(nn.Linear):
     """A linear layer that rounds its input to integers up to 127, with one scale for each group of 32."""
 
-    class Rounding(nn.Linear):
-        def forward(self, input: Tensor) -> Tensor:
-            groups = input.unflatten(-1, (-1, 32))
-            step = groups.abs().amax(-1, keepdim=True).clamp_min(1e-30) / 127
-            return super().forward(((groups / step).round() * step).flatten(-2))
-
-    return Rounding
+    def forward(self, input: Tensor) -> Tensor:
+        groups = input.unflatten(-1, (-1, 32))
+        step = groups.abs().amax(-1, keepdim=True).clamp_min(1e-30) / 127
+        return super().forward(((groups / step).round() * step).flatten(-2))
 
 
-@pytest.fixture
-def native_forwards() -> None:
-    able = kernels_run(16, 1, np.dtype(np.float32), "cpu")
-    if not (able and native.library("sampling", "-O3")):
-        pytest.skip("needs a C compiler, and a processor with AVX2")
+@dataclass
+class Lab:
+    """Tiny models that run in C, their runners, and the logits of texts."""
 
+    make_model: Callable[..., Any]
+    alone: Callable[..., Tensor]
+    """An unmodified model's logits for a text run alone: (tokens, vocab)."""
+    rounding: type[nn.Linear] = Rounding
+    runners: list[Runner] = field(default_factory=list)
 
-@pytest.fixture
-def known(native_forwards: None, make_model: Callable[..., Any]) -> Callable[..., Any]:
-    """Map a family to a tiny model with a native forward in C, whose norms and biases affect the result."""
+    @staticmethod
+    def require_kernels() -> None:
+        if not (kernels_run(16, 1, np.dtype(np.float32), "cpu") and native.library("sampling", "-O3")):
+            pytest.skip("needs a C compiler, and a processor with AVX2")
 
-    def make(family: str = "llama", **changes: Any) -> Any:
-        model = make_model(family, **{**WIDE, "num_attention_heads": 4, **changes})
+    def known(self, family: str = "llama", **changes: Any) -> Any:
+        """Return a tiny model of a family with a native forward in C, whose norms and biases affect the result."""
+        self.require_kernels()
+        model = self.make_model(family, **{**WIDE, "num_attention_heads": 4, **changes})
         torch.manual_seed(1)
         for name, parameter in model.named_parameters():
             if "norm" in name:
@@ -138,20 +143,28 @@ def known(native_forwards: None, make_model: Callable[..., Any]) -> Callable[...
                 parameter.data = torch.randn_like(parameter)
         return model
 
-    return make
+    def halved(self, family: str = "llama") -> Any:
+        """Return such a model in bfloat16."""
+        if not kernels_run(32, 1, np.dtype(bfloat16), "cpu"):
+            pytest.skip("needs a processor with bfloat16 products")
+        return self.known(family, head_dim=32).bfloat16()
 
+    def open(self, model: Any, capacity: int = 3000, quantize: Any = None, backend: type = NativeForward) -> Runner:
+        """Open a model or a LoadedModel on the expected backend, until the test ends."""
+        loaded = model if isinstance(model, LoadedModel) else LoadedModel.of(model)
+        self.runners.append(Runner(loaded, capacity, quantize))
+        assert isinstance(self.runners[-1].backend, backend)
+        return self.runners[-1]
 
-@pytest.fixture
-def text() -> Callable[..., list[int]]:
-    """Return random tokens by length and seed."""
-    return lambda length, seed=0: random.Random(seed).choices(range(VOCAB), k=length)
+    def text(self, length: int, seed: int = 0) -> list[int]:
+        """Return random tokens."""
+        return random.Random(seed).choices(range(VOCAB), k=length)
 
+    def texts(self, count: int) -> list[list[int]]:
+        return [self.text(20 + 9 * i, seed=count + i) for i in range(count)]
 
-@pytest.fixture
-def computed() -> Callable[..., list[Tensor]]:
-    """Map a runner and texts to the logits of the last `reads` tokens of each text, computed in one forward."""
-
-    def run(runner: Runner, texts: list[list[int]], reads: int = 1) -> list[Tensor]:
+    def computed(self, runner: Runner, texts: list[list[int]], reads: int = 1) -> list[Tensor]:
+        """Return the logits of the last `reads` tokens of each text, computed in one forward: (reads, vocab)."""
         with torch.inference_mode():
             branches = [runner.cache.open(tokens) for tokens in texts]
             result = runner.forward([Chunk(branch, 0, len(branch), [0] * reads) for branch in branches])
@@ -160,16 +173,20 @@ def computed() -> Callable[..., list[Tensor]]:
             runner.cache.clear()
         return [torch.from_numpy(result.logits[rows]) for rows in result.rows]
 
-    return run
+    def both(self, runner: Runner, reference: Any, texts: list[list[int]]) -> list[tuple[Tensor, Tensor]]:
+        """Return the last logits of each text, computed together by a runner and alone by a model."""
+        together = [logits[0] for logits in self.computed(runner, texts)]
+        return [(logits, self.alone(reference, text)[-1]) for logits, text in zip(together, texts, strict=True)]
+
+    def check(self, runner: Runner, reference: Any, texts: list[list[int]], atol: float = 1e-3) -> None:
+        """Check that texts computed together get the logits of the model alone."""
+        for logits, expected in self.both(runner, reference, texts):
+            torch.testing.assert_close(logits, expected, atol=atol, rtol=1e-4)
 
 
 @pytest.fixture
-def halved(known: Callable[..., Any]) -> Callable[..., Any]:
-    """Map a family to such a model in bfloat16."""
-    if not kernels_run(32, 1, np.dtype(bfloat16), "cpu"):
-        pytest.skip("needs a processor with bfloat16 products")
-
-    def make(family: str = "llama") -> Any:
-        return known(family, head_dim=32).bfloat16()
-
-    return make
+def lab(make_model: Callable[..., Any], logits_alone: Callable[..., Tensor]) -> Iterator[Lab]:
+    made = Lab(make_model, logits_alone)
+    yield made
+    for runner in made.runners:
+        runner.close()

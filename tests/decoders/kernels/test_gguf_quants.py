@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,12 +10,10 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tot.decoders import OptionError, Request, Sampling, load_decoder
-from tot.decoders.engine.runner import Runner
 from tot.decoders.kernels.native import packing
-from tot.decoders.kernels.native.forward import NativeForward
 from tot.decoders.kernels.native.packed_file import PackedWeights
 from tot.decoders.models.gguf_model import GGUFWeights
 from tot.decoders.models.gguf_quants import FORMATS, Array, QuantizedMatrix, unpack
@@ -54,60 +51,35 @@ def floats(tensor: Any) -> Array:
     return dequantized
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-@pytest.mark.parametrize("outputs", [6, 2 * 256 + 3])
-def test_unpacked_numbers_scales_and_minimums_equal_ggufs(kind: str, outputs: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "outputs", "exponent"),
+    [
+        *((kind, outputs, None) for kind in FORMATS for outputs in (6, 2 * 256 + 3)),
+        *(("MXFP4", 4, e) for e in (0, 1, 2, 250)),
+    ],
+)
+def test_unpacked_numbers_scales_and_minimums_equal_ggufs(kind: str, outputs: int, exponent: int | None) -> None:
+    """Experts are unpacked one below the other."""
     tensor = stored(kind, outputs, 512)
-    matrix = unpack(tensor)
-    assert matrix is not None
-    assert np.array_equal(matrix.floats(), floats(tensor))
-    assert np.array_equal(matrix.decoded().floats(), floats(tensor))
-    assert int(matrix.integers.max()) < 2**matrix.bits
-    assert matrix.bits == (8 if kind in ("Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0") else 4)
-
-
-@pytest.mark.parametrize("kind", ["Q4_K", "MXFP4"])
-def test_experts_are_unpacked_one_below_the_other(kind: str) -> None:
-    tensor = stored(kind, 4 * 6, 512)
+    if exponent is not None:
+        tensor.data.reshape(outputs * 512 // 32, -1)[:, 0] = exponent
     expected = floats(tensor)
-    tensor.data = tensor.data.reshape(4, 6, -1)
-    matrix = unpack(tensor)
-    assert matrix is not None
-    assert np.array_equal(matrix.floats(), expected)
+    for experts in (1, 2) if outputs % 2 == 0 else (1,):
+        tensor.data = tensor.data.reshape(experts, outputs // experts, -1) if experts > 1 else tensor.data
+        matrix = unpack(tensor)
+        assert matrix is not None
+        assert np.array_equal(matrix.floats(), expected)
+        assert np.array_equal(matrix.decoded().floats(), expected)
+        assert int(matrix.integers.max()) < 2**matrix.bits
+        assert matrix.bits == (8 if kind in ("Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0") else 4)
 
 
-@pytest.mark.parametrize("exponent", [0, 1, 2, 250])
-def test_scales_of_mxfp4_have_all_exponents(exponent: int) -> None:
-    tensor = stored("MXFP4", 2, 64)
-    tensor.data.reshape(4, -1)[:, 0] = exponent
-    matrix = unpack(tensor)
-    assert matrix is not None
-    assert np.array_equal(matrix.floats(), floats(tensor))
-
-
+LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "embed_tokens", "lm_head")
 KINDS = {
-    "llama": {
-        "q_proj": "Q4_K",
-        "k_proj": "Q6_K",
-        "v_proj": "Q8_0",
-        "o_proj": "Q4_0",
-        "gate_proj": "Q8_0",
-        "up_proj": "Q4_1",
-        "down_proj": "Q6_K",
-        "embed_tokens": "Q6_K",
-    },
-    "qwen2": {
-        "q_proj": "IQ4_NL",
-        "k_proj": "Q2_K",
-        "v_proj": "MXFP4",
-        "o_proj": "Q3_K",
-        "gate_proj": "IQ4_XS",
-        "up_proj": "IQ4_NL",
-        "down_proj": "Q2_K",
-        "lm_head": "MXFP4",
-        "embed_tokens": "IQ4_XS",
-    },
+    "llama": ("Q4_K", "Q6_K", "Q8_0", "Q4_0", "Q8_0", "Q4_1", "Q6_K", "Q6_K", ""),
+    "qwen2": ("IQ4_NL", "Q2_K", "MXFP4", "Q3_K", "IQ4_XS", "IQ4_NL", "Q2_K", "IQ4_XS", "MXFP4"),
 }
+"""The format of each layer, by family."""
 
 
 class FileIntegers(GGUFWeights):
@@ -124,62 +96,48 @@ class FileIntegers(GGUFWeights):
 
 
 @pytest.mark.parametrize("family", ["llama", pytest.param("qwen2", marks=pytest.mark.families)])
-def test_a_files_quantized_numbers_are_multiplied_without_conversion(
-    vectors: None,
-    known: Callable[..., Any],
-    text: Callable[..., Any],
-    computed: Callable[..., Any],
-    logits_alone: Callable[..., Tensor],
-    rounding: type[nn.Linear],
-    family: str,
-) -> None:
+def test_a_files_quantized_numbers_are_multiplied_without_conversion(lab: Any, vectors: None, family: str) -> None:
     """Cover mixed formats in one product, four and eight bits, codebooks, groups of 32 and 16, one row and many.
 
     The embedding is quantized too, alone or as the tied head.
     """
     tied = family == "llama"
-    model = known(family, hidden_size=256, intermediate_size=256, head_dim=64, tie_word_embeddings=tied)
+    model = lab.known(family, hidden_size=256, intermediate_size=256, head_dim=64, tie_word_embeddings=tied)
     reference, numbers = copy.deepcopy(model), {}
     for name, other in reference.named_modules():
         if isinstance(other, nn.Linear | nn.Embedding) and not (tied and name == "lm_head"):
-            tensor = stored(KINDS[family][name.rpartition(".")[2]], *other.weight.shape, seed=len(numbers))
+            kind = KINDS[family][LAYERS.index(name.rpartition(".")[2])]
+            tensor = stored(kind, *other.weight.shape, seed=len(numbers))
             numbers[f"{name}.weight"] = unpack(tensor)
             other.weight = nn.Parameter(torch.from_numpy(floats(tensor)))
         if isinstance(other, nn.Linear):
-            other.__class__ = rounding
+            other.__class__ = lab.rounding
     if tied:
         reference.lm_head.weight = reference.model.embed_tokens.weight
     loaded = LoadedModel.of(model)
     loaded.stored, loaded.module = FileIntegers(model, numbers), None
-    runner = Runner(loaded, 3000, "gguf")
+    runner = lab.open(loaded, 3000, "gguf")
     assert isinstance(loaded.stored, PackedWeights)
-    assert isinstance(runner.backend, NativeForward)
     assert 0.7 < runner.backend.weight_bytes < 1.2
     for count in (1, 3, 8, 13):
-        texts = [text(20 + 9 * i, seed=count + i) for i in range(count)]
-        for tokens, logits in zip(texts, computed(runner, texts), strict=True):
-            expected = logits_alone(reference, tokens)[-1]
+        for logits, expected in lab.both(runner, reference, lab.texts(count)):
             assert expected.std() > 0.05
-            assert (logits[0] - expected).pow(2).mean().sqrt() < 0.03 * expected.std()
-    runner.close()
+            assert (logits - expected).pow(2).mean().sqrt() < 0.03 * expected.std()
 
 
-def test_mixed_formats_are_joined_in_a_format_that_holds_them() -> None:
-    kinds = ("Q4_K", "Q6_K", "Q4_0", "Q8_0", "IQ4_XS")
+@pytest.mark.parametrize(
+    ("kinds", "bits", "group", "codebook"),
+    [(("Q4_K", "Q6_K", "Q4_0", "Q8_0", "IQ4_XS"), 8, 16, None), (("IQ4_NL", "IQ4_XS"), 4, 32, 16)],
+)
+def test_formats_are_joined_in_a_format_that_holds_them(
+    kinds: tuple[str, ...], bits: int, group: int, codebook: int | None
+) -> None:
     tensors = [stored(kind, 32, 256, seed) for seed, kind in enumerate(kinds)]
-    found = [matrix for matrix in map(unpack, tensors) if matrix is not None]
-    matrix = packing.joined(found, interleaved=False)
-    assert isinstance(matrix, QuantizedMatrix)
-    assert (matrix.bits, matrix.group, matrix.codebook) == (8, 16, None)
-    np.testing.assert_allclose(matrix.floats(), np.concatenate([*map(floats, tensors)]), rtol=1e-5, atol=1e-7)
-
-
-def test_formats_with_one_codebook_are_joined_in_four_bits() -> None:
-    tensors = [stored(kind, 32, 256) for kind in ("IQ4_NL", "IQ4_XS")]
     matrix = packing.joined([matrix for matrix in map(unpack, tensors) if matrix is not None], interleaved=False)
     assert isinstance(matrix, QuantizedMatrix)
-    assert (matrix.bits, len(matrix.codebook)) == (4, 16)
-    np.testing.assert_allclose(matrix.floats(), np.concatenate([*map(floats, tensors)]), rtol=1e-6)
+    assert (matrix.bits, matrix.group) == (bits, group)
+    assert (None if matrix.codebook is None else len(matrix.codebook)) == codebook
+    np.testing.assert_allclose(matrix.floats(), np.concatenate([*map(floats, tensors)]), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(("kind", "size"), [("Q4_0", 1 / 2 + 2 / 32), ("Q8_0", 1 + 2 / 32), ("Q6_K", 1 + 2 / 16)])
@@ -195,17 +153,18 @@ def test_a_symmetric_format_needs_no_minimums(kind: str, size: float) -> None:
     assert made.strips.nbytes == size * together.integers.size
 
 
-def test_a_model_without_a_gguf_file_cannot_use_gguf_quantization(known: Callable[..., Any], tokenizer: Any) -> None:
+def test_a_model_without_a_gguf_file_cannot_use_gguf_quantization(lab: Any, tokenizer: Any) -> None:
     with pytest.raises(OptionError, match=r"quantize=gguf uses the integers of a \.gguf file"):
-        load_decoder("ar", known(), tokenizer=tokenizer, kv_budget=100, quantize="gguf")
+        load_decoder("ar", lab.known(), tokenizer=tokenizer, kv_budget=100, quantize="gguf")
 
 
 @pytest.mark.real
-def test_the_embedded_model_decodes_with_its_files_quantized_numbers(native_forwards: None) -> None:
+def test_the_embedded_model_decodes_with_its_files_quantized_numbers(lab: Any) -> None:
     """The text equals float32 decoding while its tokens are clearly the most likely.
 
     Inputs are rounded, so two nearly equally likely tokens can swap places between processors.
     """
+    lab.require_kernels()
     ask = Request(prompt="The capital of France is", sampling=Sampling(max_tokens=3))
     written = []
     for quantize in ("none", "gguf"):

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tot.decoders import ModelError, load_model
-from tot.decoders.engine.runner import Chunk, Runner
+from tot.decoders.engine.runner import Runner
 from tot.decoders.kernels import backend, module
 from tot.decoders.kernels.module import TransformersForward, attend
 from tot.decoders.models.families import FAMILIES
@@ -86,20 +86,11 @@ def test_attention_hides_no_nan_key(dtype: torch.dtype, cap: float) -> None:
 @pytest.mark.usefixtures("_in_torch")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_packed_branches_get_the_logits_of_the_model_alone(
-    known: Callable[..., Any], text: Callable[..., Any], logits_alone: Callable[..., Tensor], family: str, device: str
-) -> None:
+def test_packed_branches_get_the_logits_of_the_model_alone(lab: Any, family: str, device: str) -> None:
     """Branches share a prefix, and are longer than the windows."""
-    model = known(family)
-    reference, runner = copy.deepcopy(model), Runner(LoadedModel.of(model.to(device)), 2000)
-    assert isinstance(runner.backend, TransformersForward)
-    texts = [[*text(60), *text(5 + 9 * i, seed=i)] for i in range(5)]
-    branches = [runner.cache.open(tokens) for tokens in texts]
-    result = runner.forward([Chunk(branch, 0, len(branch), [0]) for branch in branches])
-    for tokens, (row,) in zip(texts, result.rows, strict=True):
-        logits = torch.from_numpy(result.logits[row])
-        torch.testing.assert_close(logits, logits_alone(reference, tokens)[-1], atol=1e-3, rtol=1e-4)
-    runner.close()
+    model = lab.known(family)
+    reference, runner = copy.deepcopy(model), lab.open(model.to(device), 2000, backend=TransformersForward)
+    lab.check(runner, reference, [[*lab.text(60), *lab.text(5 + 9 * i, seed=i)] for i in range(5)])
 
 
 OTHERS: dict[str, dict[str, Any]] = {
@@ -125,19 +116,13 @@ def other_model(family: str, **changes: Any) -> Any:
 
 @pytest.mark.parametrize("family", OTHERS)
 def test_other_families_are_loaded_and_get_the_logits_of_the_model_alone(
-    text: Callable[..., Any], logits_alone: Callable[..., Tensor], tokenizer: Any, family: str, tmp_path: Path
+    lab: Any, tokenizer: Any, family: str, tmp_path: Path
 ) -> None:
     model = other_model(family)
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    runner = Runner(load_model(tmp_path, dtype="fp32"), 2000)
-    texts = [[*text(60), *text(5 + 9 * i, seed=i)] for i in range(3)]
-    branches = [runner.cache.open(tokens) for tokens in texts]
-    result = runner.forward([Chunk(branch, 0, len(branch), [0]) for branch in branches])
-    for tokens, (row,) in zip(texts, result.rows, strict=True):
-        logits = torch.from_numpy(result.logits[row])
-        torch.testing.assert_close(logits, logits_alone(model, tokens)[-1], atol=1e-3, rtol=1e-4)
-    runner.close()
+    runner = lab.open(load_model(tmp_path, dtype="fp32"), 2000, backend=TransformersForward)
+    lab.check(runner, model, [[*lab.text(60), *lab.text(5 + 9 * i, seed=i)] for i in range(3)])
 
 
 def test_a_model_whose_packed_branches_differ_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,11 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from tot.decoders import OptionError, load_decoder
-from tot.decoders.engine.runner import Runner
-from tot.decoders.kernels.native.forward import NativeForward
 from tot.decoders.kernels.native.packing import quantized
 from tot.decoders.models.families import FAMILIES
-from tot.decoders.models.loaded import LoadedModel
 
 
 def stored(weight: Tensor) -> Tensor:
@@ -38,39 +35,26 @@ def test_weights_are_rounded_to_the_nearest_multiple_of_the_scale() -> None:
     assert bool((error <= 0.501 * scale[..., None]).all())
     assert int(matrix.integers.max()) == 255
     assert int(matrix.integers.min()) == 0
-
-
-def test_a_group_of_equal_weights_is_exact() -> None:
-    weight = np.full((32, 64), -0.25, np.float32)
-    assert np.array_equal(quantized(weight).floats(), weight)
+    equal = np.full((32, 64), -0.25, np.float32)
+    assert np.array_equal(quantized(equal).floats(), equal)
 
 
 @pytest.fixture
-def off(
-    text: Callable[..., Any],
-    computed: Callable[..., Any],
-    known: Callable[..., Any],
-    logits_alone: Callable[..., Tensor],
-    rounding: type[nn.Linear],
-) -> Callable[[str, Any], float]:
+def off(lab: Any) -> Callable[[str, Any], float]:
     """Return the largest error of the native forward against rounded weights, relative to the logits' spread."""
 
     def furthest(family: str, quantize: Any) -> float:
-        model = known(family)
-        reference, runner = copy.deepcopy(model), Runner(LoadedModel.of(model), 3000, quantize)
-        assert isinstance(runner.backend, NativeForward)
+        model = lab.known(family)
+        reference, runner = copy.deepcopy(model), lab.open(model, quantize=quantize)
         for layer in reference.modules():
             if isinstance(layer, nn.Linear) and quantize is not None:
                 layer.weight = nn.Parameter(stored(layer.weight.data))
-                layer.__class__ = rounding
+                layer.__class__ = lab.rounding
         found = []
         for count in (1, 3, 8, 13):
-            texts = [text(20 + 9 * i, seed=count + i) for i in range(count)]
-            for tokens, logits in zip(texts, computed(runner, texts), strict=True):
-                expected = logits_alone(reference, tokens)[-1]
+            for logits, expected in lab.both(runner, reference, lab.texts(count)):
                 assert expected.std() > 0.5
-                found.append(float((logits[0] - expected).pow(2).mean().sqrt() / expected.std()))
-        runner.close()
+                found.append(float((logits - expected).pow(2).mean().sqrt() / expected.std()))
         return max(found)
 
     return furthest
@@ -98,7 +82,7 @@ def test_vectors_of_every_length_give_close_logits(
     ],
 )
 def test_unsupported_quantization_is_refused(
-    known: Callable[..., Any], tokenizer: Any, quantize: Any, changes: dict[str, Any], message: str
+    lab: Any, tokenizer: Any, quantize: Any, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(OptionError, match=message):
-        load_decoder("ar", known(**changes), tokenizer=tokenizer, kv_budget=100, quantize=quantize)
+        load_decoder("ar", lab.known(**changes), tokenizer=tokenizer, kv_budget=100, quantize=quantize)

@@ -49,9 +49,9 @@ def repeat(seconds):
 
 
 @pytest.fixture
-def child(known: Callable[..., Any], tokenizer: Any, tmp_path: Path) -> Callable[[str], subprocess.Popen[str]]:
+def child(lab: Any, tokenizer: Any, tmp_path: Path) -> Callable[[str], subprocess.Popen[str]]:
     """Start a process that computes with `expected`, `compute` and `repeat`, then runs some code."""
-    known().save_pretrained(tmp_path)
+    lab.known().save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
 
@@ -71,18 +71,16 @@ def succeeds(process: subprocess.Popen[str]) -> bool:
     return process.returncode == 0 and output.endswith("done\n")
 
 
-def test_two_callers_at_once_get_the_same_results(
-    known: Callable[..., Any], text: Callable[..., Any], computed: Callable[..., Any]
-) -> None:
-    model = known()
+def test_two_callers_at_once_get_the_same_results(lab: Any) -> None:
+    model = lab.known()
     results: list[list[Any]] = [[], []]
 
     def run(number: int, runner: Runner, threads: int) -> None:
         machine.use_threads(threads)
         for turn in range(40):
-            results[number].append(computed(runner, [text(30 + turn % 3, seed=i) for i in range(5)]))
+            results[number].append(lab.computed(runner, [lab.text(30 + turn % 3, seed=i) for i in range(5)]))
 
-    runners = [Runner(LoadedModel.of(known()), 1000), Runner(LoadedModel.of(model), 1000)]
+    runners = [Runner(LoadedModel.of(lab.known()), 1000), Runner(LoadedModel.of(model), 1000)]
     callers = [threading.Thread(target=run, args=(i, runner, 3)) for i, runner in enumerate(runners)]
     for caller in callers:
         caller.start()

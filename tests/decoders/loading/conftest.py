@@ -18,6 +18,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tot.decoders.kernels.native import packed_file
 from tot.decoders.models.gguf_reader import read_gguf
 from tot.decoders.models.gguf_tokenizer import build_tokenizer
 from tot.decoders.models.loading import load_model
@@ -34,6 +35,12 @@ def bytes_to_unicode() -> list[str]:
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
+
+
+@pytest.fixture(autouse=True)
+def _own_packed_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep packed weights out of the user's cache, so that no test depends on earlier runs."""
+    monkeypatch.setattr(packed_file, "cache_folder", lambda: tmp_path / "cache")
 
 
 class Tiny(NamedTuple):

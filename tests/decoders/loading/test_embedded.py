@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-TEXTS = ["hello  world", "a  5 and 12\n\n  3", "<|im_start|>user\nhe's 40 % <|im_end|>", "héllo ½ 東京 🙂", "", "   "]
-
 
 @pytest.mark.real
 def test_the_embedded_model_answers_a_question(smollm: Any) -> None:
@@ -31,5 +29,15 @@ def test_the_embedded_tokenizer_equals_smollm2s(smollm: Any) -> None:
     assert tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], add_generation_prompt=False).startswith(
         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
     )
-    for text in TEXTS:
-        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_the_native_path_imports_neither_torch_nor_transformers(python: Any, smollm2: str) -> None:
+    code = (
+        "import sys; from tot.decoders import load_decoder, Request, Sampling;"
+        f"d = load_decoder('ar', {smollm2!r}, kv_budget=200);"
+        "d.generate([Request(prompt='hi', sampling=Sampling(max_tokens=2))]);"
+        "print(d.engine.runner.backend.name, [name for name in ('torch', 'transformers') if name in sys.modules])"
+    )
+    out, err = python("-c", code).communicate(timeout=120)
+    assert err == ""
+    assert out.startswith("transformers, ") or out.strip().endswith("[]")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from tot.decoders.errors import ModelError, OptionError
+from tot.decoders import ModelError, OptionError, load_decoder
 from tot.decoders.models.loading import load_model
 
 
@@ -48,46 +49,81 @@ def test_a_model_object_passes_through(folder: Path, monkeypatch: pytest.MonkeyP
         load_model(model)
 
 
-def test_pickled_weights_are_refused(folder: Path, tmp_path: Path, one_line: Callable[..., str]) -> None:
-    place = shutil.copytree(folder, tmp_path / "pickled")
+def edit_json(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def edit_weights(place: Path, **tensors: Any) -> None:
+    """Replace tensors by name, with "." spelled "__". None removes a tensor."""
+    path = place / "model.safetensors"
+    weights = load_file(path)
+    for name, value in tensors.items():
+        weights.pop(name.replace("__", "."))
+        if value is not None:
+            weights[name.replace("__", ".")] = value
+    save_file(weights, path, metadata={"format": "pt"})
+
+
+def pickled(place: Path) -> None:
     torch.save(load_file(place / "model.safetensors"), place / "pytorch_model.bin")
     (place / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match=r"safetensors or GGUF only: convert them once.*save_pretrained") as error:
-        load_model(place)
-    one_line(error)
 
 
-def test_a_missing_shard_is_named(folder: Path, tmp_path: Path) -> None:
-    place = shutil.copytree(folder, tmp_path / "sharded")
+def without_a_shard(place: Path) -> None:
     index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
     (place / "model.safetensors.index.json").write_text(json.dumps(index))
     (place / "model.safetensors").rename(place / "model-00001-of-00002.safetensors")
-    with pytest.raises(ModelError, match="has no model-00002-of-00002"):
-        load_model(place)
 
 
-def test_a_missing_weight_is_refused(folder: Path, tmp_path: Path) -> None:
-    place = shutil.copytree(folder, tmp_path / "holed")
-    weights = load_file(place / "model.safetensors")
-    del weights["model.layers.1.mlp.up_proj.weight"]
-    save_file(weights, place / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match=r"lack model\.layers\.1\.mlp\.up_proj\.weight"):
-        load_model(place)
+def with_shards(shard: object) -> Callable[[Path], None]:
+    def change(place: Path) -> None:
+        names = load_file(place / "model.safetensors")
+        index = {"weight_map": dict.fromkeys(names, shard)}
+        (place / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    return change
 
 
-def test_a_folder_with_a_gguf_points_at_the_file(tiny: Any, folder: Path, tmp_path: Path) -> None:
-    shutil.copy(folder / "config.json", tmp_path)
-    shutil.copy(tiny.path, tmp_path)
-    with pytest.raises(ModelError, match=r"give the path of the GGUF file instead, .*tiny\.gguf"):
-        load_model(tmp_path)
+def truncated(place: Path) -> None:
+    path = place / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
 
 
-def test_code_from_a_folder_is_never_run(folder: Path, tmp_path: Path) -> None:
-    place = shutil.copytree(folder, tmp_path / "custom")
-    config = json.loads((place / "config.json").read_text())
-    config |= {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"}}
-    (place / "config.json").write_text(json.dumps(config))
-    (place / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    with pytest.raises(ModelError, match="family 'evil'"):
+def gguf_instead(place: Path) -> None:
+    (place / "model.safetensors").rename(place / "tiny.gguf")
+
+
+def with_code(place: Path) -> None:
+    own = {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"}
+    edit_json(place / "config.json", model_type="evil", auto_map=own)
+    (place / "evil.py").write_text(f"open({str(place.parent / 'ran')!r}, 'w')")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (pickled, r"safetensors or GGUF only: convert them once.*save_pretrained"),
+        (without_a_shard, "has no model-00002-of-00002"),
+        *((with_shards(shard), "can't be loaded") for shard in ("../model.safetensors", 3, None, ["a"])),
+        (truncated, r"can't be (loaded|read)"),
+        (partial(edit_weights, model__layers__1__mlp__up_proj__weight=None), r"lack model\.layers\.1\.mlp\.up_proj"),
+        (
+            partial(edit_weights, model__layers__1__mlp__down_proj__weight=torch.zeros(64, 32)),
+            r"the shape of model\.layers\.1\.mlp\.down_proj\.weight is \(64, 32\)",
+        ),
+        (gguf_instead, r"give the path of the GGUF file instead, .*tiny\.gguf"),
+        (with_code, "family 'evil'"),
+    ],
+)
+def test_a_damaged_or_hostile_folder_is_refused_in_one_line(
+    folder: Path, tmp_path: Path, one_line: Callable[..., str], damage: Callable[[Path], None], message: str
+) -> None:
+    """No weights are invented, unpickled or read by wrong shapes, and no code of the folder runs."""
+    place = shutil.copytree(folder, tmp_path / "place")
+    damage(place)
+    with pytest.raises(ModelError, match=message) as error:
+        load_decoder("ar", place, kv_budget=100)
+    one_line(error)
+    with pytest.raises(ModelError, match=message):
         load_model(place)
     assert not (tmp_path / "ran").exists()

@@ -20,22 +20,18 @@ from tot.decoders.models.loading import load_model
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"),
-    [("bf16", torch.bfloat16), ("bfloat16", torch.bfloat16), ("fp32", torch.float32), ("float16", torch.float16)],
+    ("name", "native", "dtype"),
+    [
+        *(("bf16", True, torch.bfloat16), ("bfloat16", True, torch.bfloat16)),
+        *(("fp32", True, torch.float32), ("float16", True, torch.float16)),
+        *(("auto", True, torch.bfloat16), ("auto", False, torch.float32)),  # bf16 if the processor computes in it
+    ],
 )
 def test_dtypes_have_short_and_long_names(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype
-) -> None:
-    monkeypatch.setattr("tot.decoders.models.loading._cpu_computes_in_bf16", lambda: True)
-    assert load_model(folder, dtype=name).model.dtype == dtype
-
-
-@pytest.mark.parametrize(("native", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
-def test_auto_is_bf16_if_the_processor_computes_in_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, native: bool, dtype: torch.dtype
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, native: bool, dtype: torch.dtype
 ) -> None:
     monkeypatch.setattr("tot.decoders.models.loading._cpu_computes_in_bf16", lambda: native)
-    assert load_model(folder, device="cpu").model.dtype == dtype
+    assert load_model(folder, dtype=name, device="cpu").model.dtype == dtype
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="those variables are of x86")

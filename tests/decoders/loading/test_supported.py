@@ -16,6 +16,7 @@ from transformers import AutoConfig
 from tot.decoders.errors import ModelError
 from tot.decoders.models.families import FAMILIES
 from tot.decoders.models.loading import load_model
+from tot.decoders.models.rotary import RotaryTable
 from tot.decoders.models.supported import check_supported
 
 
@@ -51,6 +52,21 @@ def test_rope_angles_that_depend_on_the_longest_text_are_refused(name: str, rope
     config = SimpleNamespace(model_type="phi3", num_hidden_layers=2, **{name: rope})
     with pytest.raises(ModelError, match=r"^rotary embeddings of the type"):
         check_supported(config)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        *({"rope_type": "default", "partial_rotary_factor": factor} for factor in (-0.5, 1.5, 0.3)),
+        *({"rope_type": "axial"}, {"rope_type": "linear"}, {"rope_type": "llama3"}),
+    ],
+    ids=str,
+)
+def test_impossible_rope_settings_are_refused(make_model: Callable[..., Any], rope: dict[str, Any]) -> None:
+    """The error names the wrong part of a head, or the type that is unknown or lacks a setting."""
+    named = f"partial_rotary_factor is {rope['partial_rotary_factor']}" if len(rope) > 1 else rope["rope_type"]
+    with pytest.raises(ModelError, match=named):
+        RotaryTable(make_model("llama").config, {"rope_theta": 10000.0, **rope})
 
 
 @pytest.mark.parametrize(

@@ -125,25 +125,26 @@ def test_a_folder_without_a_tokenizer_file_is_converted_by_transformers(place: P
     assert TextCodec(loaded.tokenizer).encode("hello") == [content["model"]["vocab"]["hello"]]
 
 
-@pytest.mark.parametrize("content", ["", "{}", '{"model": 5}', "[1]", '{"version": "1.0", "added_tokens": [7]}'])
-def test_a_damaged_tokenizer_file_is_refused_in_one_line(
-    place: Path, content: str, one_line: Callable[..., str]
+@pytest.mark.parametrize(
+    ("name", "contents", "message"),
+    [
+        (
+            "tokenizer.json",
+            ["", "{}", '{"model": 5}', "[1]", '{"version": "1.0", "added_tokens": [7]}'],
+            r"tokenizer\.json can't be read \(.+\): download it again",
+        ),
+        ("tokenizer_config.json", ["[", "[1]"], r"can't be loaded \(.+\): download it or save it again"),
+        ("special_tokens_map.json", ["[", "[1]"], r"can't be loaded \(.+\): download it or save it again"),
+    ],
+)
+def test_damaged_files_are_refused_in_one_line(
+    place: Path, one_line: Callable[..., str], name: str, contents: list[str], message: str
 ) -> None:
-    (place / "tokenizer.json").write_text(content)
-    with pytest.raises(ModelError, match=r"tokenizer\.json can't be read \(.+\): download it again") as error:
-        Engine(open_model(place), 100)
-    one_line(error)
-
-
-@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
-@pytest.mark.parametrize("content", ["[", "[1]"])
-def test_damaged_settings_are_refused_in_one_line(
-    place: Path, name: str, content: str, one_line: Callable[..., str]
-) -> None:
-    (place / name).write_text(content)
-    with pytest.raises(ModelError, match=r"can't be loaded \(.+\): download it or save it again") as error:
-        open_model(place)
-    one_line(error)
+    for content in contents:
+        (place / name).write_text(content)
+        with pytest.raises(ModelError, match=message) as error:
+            Engine(open_model(place), 100)
+        one_line(error)
 
 
 # -- chat templates ----------------------------------------------------------------------------------------------
