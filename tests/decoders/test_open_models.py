@@ -155,9 +155,16 @@ def gguf_of(tmp_path: Path) -> Callable[[str], Path]:
             ("cpu", "qwen2", {"quantize": "gguf"}, "gguf"),
         ],
         ("cuda", "qwen2", {"quantize": "none"}, None),
+        *[
+            ("cpu", "smollm2-135m", {}, None),
+            ("cpu", "smollm2-135m", {"quantize": "gguf"}, "gguf"),
+        ],  # floats by default
+        *[("cpu", "qwen2", {"lacks": lacking}, None) for lacking in ("level", "library")],  # no kernels
     ],
 )
 def test_a_gguf_file_is_loaded_once_in_the_form_for_its_device(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
     load_calls: Loads,
     gguf_of: Callable[[str], Path],
     device: str,
@@ -165,31 +172,13 @@ def test_a_gguf_file_is_loaded_once_in_the_form_for_its_device(
     options: dict[str, Any],
     expected: str | None,
 ) -> None:
+    settings = {name: value for name, value in options.items() if name != "lacks"}
+    if "lacks" in options:
+        monkeypatch.setattr(open_models, options["lacks"], lambda *names: None)
+    model = request.getfixturevalue("smollm2") if architecture == "smollm2-135m" else gguf_of(architecture)
     with pytest.raises(ModelError, match="asked for"):
-        open_models.open_engine(gguf_of(architecture), device=device, **options)
+        open_models.open_engine(model, device=device, **settings)
     assert load_calls == [(device, expected)]
-
-
-@pytest.mark.parametrize(("quantize", "expected"), [("auto", None), ("gguf", "gguf")])
-def test_the_embedded_model_is_computed_in_floating_point_by_default(
-    load_calls: Loads, smollm2: str, quantize: Any, expected: str | None
-) -> None:
-    with pytest.raises(ModelError, match="asked for"):
-        open_models.open_engine(smollm2, device="cpu", quantize=quantize)
-    assert load_calls == [("cpu", expected)]
-
-
-@pytest.mark.parametrize("lacking", ["level", "library"])
-def test_without_kernels_a_gguf_file_is_loaded_once_and_completely(
-    load_calls: Loads,
-    gguf_of: Callable[[str], Path],
-    monkeypatch: pytest.MonkeyPatch,
-    lacking: str,
-) -> None:
-    monkeypatch.setattr(open_models, lacking, lambda *names: None)
-    with pytest.raises(ModelError, match="asked for"):
-        open_models.open_engine(gguf_of("qwen2"), device="cpu")
-    assert load_calls == [("cpu", None)]
 
 
 @pytest.mark.parametrize("quantize", ["gguf", "int8-dynamic"])
