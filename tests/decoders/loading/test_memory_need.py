@@ -11,7 +11,7 @@ import gguf
 import pytest
 
 from tot.decoders import ModelError
-from tot.decoders.models.memory import MAX_TOKENS, Need, split_budget
+from tot.decoders.models.memory import MAX_TOKENS, Need, check_memory, split_budget
 
 
 def test_a_folder_needs_the_size_of_its_weights(make_model: Callable[..., Any], tmp_path: Path) -> None:
@@ -44,6 +44,13 @@ def test_damaged_files_are_model_errors(make_model: Callable[..., Any], tmp_path
     writer.close()
     with pytest.raises(ModelError, match=rf"{tmp_path}/empty\.gguf can't be loaded"):
         Need.of(tmp_path / "empty.gguf", "auto", "cpu", integers=True)
+
+
+def test_models_that_do_not_fit_are_refused_with_their_sizes() -> None:
+    needs = [Need("small.gguf", 2**29, 1024), Need("large.gguf", 2**31, 2048)]
+    numbers = r"^the models need 2\.5 GiB \(small\.gguf 0\.5, large\.gguf 2\.0\) and 1\.0 GiB are free: free memory,"
+    with pytest.raises(ModelError, match=numbers):
+        check_memory(needs, 2**30)
 
 
 @pytest.mark.parametrize(("room", "tokens"), [(10_000 * 3072, 10_000), (1, 4096), (10 * MAX_TOKENS * 3072, MAX_TOKENS)])
