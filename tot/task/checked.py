@@ -15,7 +15,7 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 from tot.decoders.errors import TaskError, TotError, describe
 from tot.decoders.request import Message
 from tot.task.task import Task
-from tot.task.world import HasAct, HasAnswer, HasTerminal, World
+from tot.task.world import HasAct, HasAnswer, HasElection, HasTerminal, World
 from tot.tree.thought import Observation, State, Thought
 
 _WORLD: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
@@ -201,9 +201,9 @@ class CheckedTask(_Methods):
         self, question: str, answers: Sequence[Any], weights: Sequence[float]
     ) -> tuple[list[Hashable], int] | None:
         """Return a key for each answer and the index of the elected one; None if the task has no `elect`."""
-        result = self._call("elect", question, answers, weights) if answers else None
-        if result is None:
+        if not answers or not isinstance(self.task, HasElection):
             return None
+        result = self._call("elect", question, answers, weights)
         try:
             keys, index = list(result[0]), result[1]
             hash(tuple(keys))
