@@ -23,6 +23,7 @@ REMOVED = {
         (f"pdos:{name}" for name in ("marker", "terminator", "colon", "ellipsis", "max_steps", "title_tokens")),
         "the format of steps is fixed",
     ),
+    "openai:api": "start the server with a chat template (vLLM: --chat-template FILE), or give prompts as text",
     "served": "give the name of the model on the server as the model of that purpose: generate=NAME",
     "bench": "run python -m benchmarks in a clone of the repository",
     "format": "a run's folder has its rows as JSON lines (samples.jsonl) and a tree for each (trees/)",

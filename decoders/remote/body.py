@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from typing import Any
 
 from tot.decoders.errors import RequestError
@@ -13,6 +12,8 @@ from tot.decoders.request import Message, Sampling
 
 Prompt = str | tuple[Message, ...] | tuple[int, ...]
 CHAT, COMPLETIONS = "/chat/completions", "/completions"
+TOKENIZE = "/tokenize"
+"""vLLM's and SGLang's route, beside /v1."""
 
 
 def body_of(
@@ -20,9 +21,10 @@ def body_of(
 ) -> tuple[str, dict[str, Any]]:
     """Return the route and the body of a request for n samples, of which the first has this index.
 
-    Fields that only some servers support are included only if they have an effect.
+    Fields that only some servers support are included only if they have an effect. `tot serve` gets the fields that
+    make it draw the same samples as a local decoder, and returns token ids and their logprobs.
     """
-    path, body = address(prompt, options, server)
+    path, body = address(prompt, server)
     tokens = sampling.max_tokens + options.thinking_tokens
     body |= {"max_tokens": tokens, "temperature": sampling.temperature, "seed": seed_of(sampling.seed, index)}
     cut_here = options.thinking_tokens or (sampling.keep_stop and not server.reports_stops)
@@ -36,31 +38,20 @@ def body_of(
     }
     body |= {name: value for name, value in optional.items() if value}
     if server is SERVERS["tot"] and index == 0 and not options.thinking_tokens:
-        return path, body | _tot_fields(prompt, sampling)
-    if options.logprobs:
+        body |= sampling.model_dump(include={"seed", "top_k", "top_p", "min_p"}) | {"return_token_ids": True}
+        if messages := messages_of(prompt):  # with the tokens of the prefix that the model generated
+            body["messages"] = [message.model_dump(exclude_defaults=True) for message in messages]
+        body |= sampling.model_dump(include={"keep_stop", "drawn", "thinking_tokens"}, exclude_defaults=True)
+    elif options.logprobs:
         body["logprobs"] = True if path == CHAT else 0
     return path, body
 
 
-def _tot_fields(prompt: Prompt, sampling: Sampling) -> dict[str, Any]:
-    """Return the fields that make `tot serve` draw the same samples as a local decoder.
-
-    They hold the full seed, the number of tokens already drawn, and the tokens of the prompt that the model generated.
-    The reply then contains token ids and their logprobs.
-    """
-    body = sampling.model_dump(include={"seed", "top_k", "top_p", "min_p"}) | {"return_token_ids": True}
-    if messages := messages_of(prompt):
-        body["messages"] = [message.model_dump(exclude_defaults=True) for message in messages]
-    return body | sampling.model_dump(include={"keep_stop", "drawn", "thinking_tokens"}, exclude_defaults=True)
-
-
-def address(prompt: Prompt, options: RemoteOptions, server: Server) -> tuple[str, dict[str, Any]]:
+def address(prompt: Prompt, server: Server) -> tuple[str, dict[str, Any]]:
     """Return the route for a prompt and the body fields that contain the prompt."""
     messages = messages_of(prompt)
     if not messages:
         return COMPLETIONS, {"prompt": prompt if isinstance(prompt, str) else list(prompt)}
-    if options.api == "completions":
-        return COMPLETIONS, {"prompt": joined(messages)}
     fields: dict[str, Any] = {"messages": [{"role": m.role, "content": m.content} for m in messages]}
     if messages[-1].role == "assistant":
         if not messages[-1].content.strip():
@@ -77,9 +68,9 @@ def extended(prompt: Prompt, text: str) -> Prompt:
     messages = messages_of(prompt)
     if not messages:
         raise RequestError("cannot append text to a prompt of token ids: give the prompt as text or messages")
-    if messages[-1].role != "assistant":
+    if not (prefix := prefix_of(prompt)):
         return (*messages, Message(role="assistant", content=text))
-    return (*messages[:-1], Message(role="assistant", content=messages[-1].content + text))
+    return (*messages[:-1], Message(role="assistant", content=prefix + text))
 
 
 def messages_of(prompt: Prompt) -> tuple[Message, ...]:
@@ -91,11 +82,6 @@ def prefix_of(prompt: Prompt) -> str:
     """Return the assistant message that a prompt ends with; otherwise an empty string."""
     messages = messages_of(prompt)
     return messages[-1].content if messages and messages[-1].role == "assistant" else ""
-
-
-def joined(messages: Sequence[Message]) -> str:
-    """Join messages to one text, for models without a chat template, as local decoders do."""
-    return "\n\n".join(message.content for message in messages)
 
 
 def seed_of(seed: int, *place: object) -> int:

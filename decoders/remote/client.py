@@ -11,23 +11,21 @@ import logging
 import math
 import random
 import re
-import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 import httpx2
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from tot.decoders.errors import OptionError, RefusedError, ServerError, TotError
+from tot.decoders.remote.body import TOKENIZE
 from tot.decoders.remote.network import is_loopback, key_from, retry_after
 from tot.decoders.remote.options import KEY_VARIABLE, RemoteOptions
-from tot.decoders.remote.reply import ServerReply, TokenIds
 from tot.decoders.remote.servers import SERVERS, recognized
 
 log = logging.getLogger(__name__)
-_T = TypeVar("_T")
+_Reply = TypeVar("_Reply", bound=BaseModel)
 
 _CONNECT_SECONDS = 10.0
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 8.0
@@ -60,7 +58,9 @@ _ABOUT_AN_OUTAGE = re.compile(
     r"|time(?:d )?.?out)\b"
 )
 """Messages of temporary errors, of any status."""
-_UNKNOWN_MODEL = re.compile(r"(?i)\bmodel\b.*(?:not found|does not exist|doesn't exist|unknown)")
+_UNKNOWN_MODEL = re.compile(
+    r"(?i)\bmodel\b.*(?:not found|does not exist|doesn't exist|unknown)|model_not_found|; requested '"
+)
 
 
 @dataclass(eq=False)
@@ -92,7 +92,7 @@ class Client:
         self._where = f"the server at {options.base_url}"
         self._failed_in_a_row = 0
         """Failed requests that the server may have caused, since the last valid reply."""
-        self._failing, self._last_success = False, 0.0
+        self._warned: set[str] = set()
         host = urlsplit(options.base_url).hostname or ""
         # Requests to this machine bypass HTTP_PROXY.
         local = is_loopback(host) or host in ("0.0.0.0", "::")
@@ -113,13 +113,19 @@ class Client:
     def __repr__(self) -> str:
         return f"{self.model!r} at {self.options.base_url}"
 
+    def warn(self, message: str, *about: object) -> None:
+        """Log a warning once per message."""
+        if message not in self._warned:
+            self._warned.add(message)
+            log.warning(message, *about)
+
     async def check(self) -> None:
         """Read the list of models. Raises ServerError if the server does not answer or rejects the API key.
 
         The model's name is not checked: some servers list no models, or accept any name.
         """
         try:
-            response = await self._sent("GET", f"{self.options.base_url}/models")
+            response = await self._sent("GET", f"{self.options.base_url}/models", _CONNECT_SECONDS)
         except _AttemptError as error:
             does = f"lists no models: {error.why}" if error.request else f"does not answer ({error.why}): start it"
             raise ServerError(f"{self._where} {does}") from None
@@ -130,81 +136,38 @@ class Client:
         if self.options.server == "auto":
             self.server = recognized(listed)
 
-    async def post(self, path: str, body: dict[str, Any]) -> ServerReply:
+    async def post(self, path: str, body: dict[str, Any], reply: type[_Reply]) -> _Reply:
         """Send a body, with the retries of the options, and return the reply.
 
         Raises:
-            RefusedError: The server rejects the body, or fails only for this body.
+            RefusedError: The server rejects the body, fails only for this body, or has no tokenizer.
             ServerError: The server does not answer, rejects the API key, or does not have the model or the route.
         """
-
-        async def read(response: httpx2.Response) -> ServerReply:
-            if response.request.method != "POST":  # a 301 turns a POST into a GET without a body
-                address = self._plain(str(response.url.copy_with(query=None)))
-                raise ServerError(
-                    f"{self.options.base_url} is not the server's address: it redirects to {address}; set base_url to "
-                    "that address"
-                )
-            if not response.is_success:
-                raise await self._fault(response, path)
-            if "html" in _media_type(response):
-                raise ServerError(
-                    f"{self.options.base_url} replies with a web page: check base_url, which usually ends in /v1"
-                )
-            return self._read(response)
-
-        return await self._tried(self.options.base_url + path, body, read)
-
-    async def tokenize(self, body: dict[str, Any]) -> tuple[int, ...]:
-        """Return the token ids of a body by the server's /tokenize (vLLM, SGLang); empty if it has no such route.
-
-        Raises ServerError if the server does not answer.
-        """
-
-        async def read(response: httpx2.Response) -> tuple[int, ...]:
-            if response.status_code >= 500 and not self._rejects(response):
-                raise await self._fault(response, "/tokenize")
-            try:
-                return TokenIds.model_validate_json(response.content).tokens
-            except ValidationError:  # no such route, or a different one with the same name
-                return ()
-
-        url = f"{self.options.base_url.removesuffix('/v1')}/tokenize"
-        return await self._tried(url, {"model": self.model, **body}, read)
-
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._http.aclose()
-
-    # -- attempts -----------------------------------------------------------------------------------------------------
-
-    async def _tried(self, url: str, body: dict[str, Any], read: Callable[[httpx2.Response], Awaitable[_T]]) -> _T:
-        """Return what `read` makes of the response to a body. Tries again after each _AttemptError."""
+        base = self.options.base_url.removesuffix("/v1") if path == TOKENIZE else self.options.base_url
         failures: list[str] = []
         while True:
-            sent_at = time.monotonic()
             try:
-                result = await read(await self._sent("POST", url, self.options.timeout, body))
+                result = await self._read(
+                    await self._sent("POST", base + path, self.options.timeout, body), path, reply
+                )
             except _AttemptError as error:
                 failures.append(error.why)
                 repeated = failures[-_MAX_REPEATS:] == [error.why] * _MAX_REPEATS
                 permanent = error.request and repeated and not _ABOUT_AN_OUTAGE.search(error.why)
                 if permanent or not error.retried or len(failures) > self.options.retries:
                     raise self._given_up(error, len(failures), body) from None
-                if not self._failing and sent_at > self._last_success:  # once per outage, not once per request
-                    log.warning(
-                        "%s: %s; retrying up to %d times", self.options.base_url, error.why, self.options.retries
-                    )
-                    self._failing = True
+                self.warn(f"{self.options.base_url}: {error.why}; retrying up to {self.options.retries} times")
                 wait = min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** (len(failures) - 1))
                 await asyncio.sleep(error.wait or wait * random.uniform(0.75, 1.0))
             else:
-                self._failing, self._last_success, self._failed_in_a_row = False, time.monotonic(), 0
+                self._failed_in_a_row = 0
                 return result
 
-    async def _sent(
-        self, method: str, url: str, seconds: float = _CONNECT_SECONDS, body: dict[str, Any] | None = None
-    ) -> httpx2.Response:
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._http.aclose()
+
+    async def _sent(self, method: str, url: str, seconds: float, body: dict[str, Any] | None = None) -> httpx2.Response:
         """Return the whole response to one request.
 
         Raises _AttemptError if the connection fails, or the response takes too long or is too large.
@@ -225,9 +188,26 @@ class Client:
         headers = [(name, value) for name, value in response.headers.multi_items() if name not in _OF_THE_CONTENT]
         return httpx2.Response(response.status_code, headers=headers, content=bytes(content), request=response.request)
 
-    def _read(self, response: httpx2.Response) -> ServerReply:
-        """Parse the reply in a response. Raises _AttemptError if it is invalid."""
-        problem = f"cannot parse its reply ({_media_type(response)}): "
+    async def _read(self, response: httpx2.Response, path: str, reply: type[_Reply]) -> _Reply:
+        """Parse the reply in a response. Raises _AttemptError if another attempt may succeed."""
+        if path == TOKENIZE and response.status_code < 500:
+            try:
+                return reply.model_validate_json(response.content)
+            except ValidationError:  # no such route, or a different one with the same name
+                raise RefusedError(f"{self._where} has no tokenizer", "") from None
+        if response.request.method != "POST":  # a 301 turns a POST into a GET without a body
+            raise ServerError(
+                f"{self.options.base_url} is not the server's address: it redirects to "
+                f"{self._plain(str(response.url.copy_with(query=None)))}; set base_url to that address"
+            )
+        if not response.is_success:
+            raise await self._fault(response, path)
+        media = response.headers.get("content-type", "no content type").partition(";")[0]
+        if "html" in media:
+            raise ServerError(
+                f"{self.options.base_url} replies with a web page: check base_url, which usually ends in /v1"
+            )
+        problem = f"cannot parse its reply ({media}): "
         try:
             # Servers send NaN and invalid UTF-8, which this parser accepts.
             data = json.loads(response.text.removeprefix("\ufeff"))
@@ -236,7 +216,7 @@ class Client:
         if isinstance(data, dict) and not data.get("choices") and any(data.get(name) for name in _MESSAGE_FIELDS):
             raise _AttemptError(f"its reply is an error: {self._said(response)}", request=True)
         try:
-            return ServerReply.model_validate(data)
+            return reply.model_validate(data)
         except ValidationError as error:
             first = error.errors(include_input=False, include_url=False)[0]
             place, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
@@ -247,16 +227,15 @@ class Client:
     async def _fault(self, response: httpx2.Response, path: str) -> Exception:
         """Return the error for a status: an _AttemptError if another attempt may succeed."""
         status, said = response.status_code, self._said(response)
+        about_the_request = status in (500, 501) and _ABOUT_THE_REQUEST.search(said) is not None
         if status in (401, 403):
             return self._key_refused(status)
-        if status == 404 or (status in _REJECTIONS and self._names_the_model(response)):
+        if status == 404 or (status in _REJECTIONS and _UNKNOWN_MODEL.search(response.text)):
             try:
-                models = [
-                    str(model["id"]) for model in _listed(await self._sent("GET", f"{self.options.base_url}/models"))
-                ]
+                listed = _listed(await self._sent("GET", f"{self.options.base_url}/models", _CONNECT_SECONDS))
             except _AttemptError:
-                models = []
-            if self.model not in models:
+                listed = []
+            if self.model not in (models := [str(model["id"]) for model in listed]):
                 known = ", ".join(map(self._plain, models[:20])) or "none listed"
                 return ServerError(
                     f"{self._where} has no model {self.model!r}, or no {path} ({status}: {said}). Its models: {known}. "
@@ -264,7 +243,7 @@ class Client:
                 )
         if status == 404:
             return ServerError(f"{self._where} has no {path} (404: {said}): check base_url, which usually ends in /v1")
-        if self._rejects(response):
+        if about_the_request or status in _REJECTIONS:
             return RefusedError(f"{self._where} rejects the request ({status}): {said}", said)
         wait, passed_on = retry_after(response.headers), _PASSED_ON.get(status, 502)
         if (status < 500 and status not in (408, 409, 429)) or b"insufficient_quota" in response.content:
@@ -274,16 +253,6 @@ class Client:
             why += f"; its Retry-After is {wait:.0f} s, longer than the maximum of {_MAX_RETRY_AFTER} s"
         request = status in (500, 501) and said != _NO_MESSAGE and not _ABOUT_AN_OUTAGE.search(said) and not too_long
         return _AttemptError(why, passed_on, said, wait, retried=not too_long, request=request)
-
-    def _rejects(self, response: httpx2.Response) -> bool:
-        """Return True for a status, or a 500 with a message, about an error in the request."""
-        about = response.status_code in (500, 501) and _ABOUT_THE_REQUEST.search(self._said(response)) is not None
-        return about or response.status_code in _REJECTIONS
-
-    def _names_the_model(self, response: httpx2.Response) -> bool:
-        said = self._said(response)
-        named = b"model_not_found" in response.content or f"requested '{self.model}'" in said
-        return named or _UNKNOWN_MODEL.search(said) is not None
 
     def _key_refused(self, status: int) -> ServerError:
         """Return the error, without the server's message, which may contain the API key."""
@@ -310,7 +279,7 @@ class Client:
         try:
             data: Any = json.loads(response.content)
         except (ValueError, RecursionError):
-            data = "" if "html" in _media_type(response) else response.content.decode("utf-8", "replace")
+            data = "" if "html" in response.headers.get("content-type", "") else response.text
         for name in _MESSAGE_FIELDS:
             if isinstance(data, dict) and data.get(name):
                 data = data[name]
@@ -331,7 +300,3 @@ def _listed(response: httpx2.Response) -> list[dict[str, Any]]:
         return [model for model in response.json()["data"] if isinstance(model, dict) and "id" in model]
     except (ValueError, LookupError, TypeError, RecursionError):
         return []
-
-
-def _media_type(response: httpx2.Response) -> str:
-    return response.headers.get("content-type", "no content type").partition(";")[0]

@@ -51,11 +51,6 @@ class RemoteDecoder:
     def __repr__(self) -> str:
         return f"RemoteDecoder({self.model!r}, base_url={self.options.base_url!r})"
 
-    @property
-    def chats(self) -> bool:
-        """True if messages are sent to the chat route."""
-        return self.options.api == "chat"
-
     def check(self) -> None:
         """Raise ModelError if the server does not answer or rejects the API key."""
         self._loop.wait(self._client.check)

@@ -25,7 +25,6 @@ class LoopThread:
         """`cleanup` is awaited before the loop ends."""
         self._loop = asyncio.new_event_loop()
         self._lock = threading.Lock()
-        self._closed = False
         thread = threading.Thread(target=self._loop.run_forever, name="tot-remote", daemon=True)
         thread.start()
         self._end = weakref.finalize(self, _end, self._loop, thread, cleanup)
@@ -33,7 +32,7 @@ class LoopThread:
     def submit(self, work: _Work[_T]) -> Future[_T]:
         """Start the work. Cancelling the future cancels it. Raises RequestError after `close`."""
         with self._lock:
-            if self._closed:
+            if not self._end.alive:
                 raise RequestError("this decoder is closed: make a new one")
             return asyncio.run_coroutine_threadsafe(work(), self._loop)
 
@@ -48,8 +47,7 @@ class LoopThread:
     def close(self) -> None:
         """Cancel the work in progress and end the thread."""
         with self._lock:
-            self._closed = True
-        self._end()
+            self._end()
 
 
 def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread, cleanup: _Work[None]) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import email.utils
 import ipaddress
 import math
 import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from email.utils import parsedate_to_datetime
 
 from tot.decoders.errors import OptionError
 
@@ -33,22 +33,18 @@ def key_from(variable: str) -> str | None:
 
 def is_loopback(host: str) -> bool:
     """Return True for `localhost` and the addresses that reach only this machine."""
-    if host.lower() == "localhost":
-        return True
-    try:
+    with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return host.lower() == "localhost"
 
 
 def retry_after(headers: Mapping[str, str]) -> float:
     """Return the seconds of a reply's Retry-After, which may be a date; 0 if it has none."""
     given, seconds = headers.get("retry-after", ""), 0.0
+    with suppress(ValueError, OverflowError):
+        seconds = parsedate_to_datetime(given).timestamp() - time.time()
+    with suppress(ValueError):
+        seconds = float(given)
     with suppress(ValueError):
         seconds = float(headers.get("retry-after-ms", "")) / 1000
-    with suppress(ValueError):
-        seconds = seconds or float(given)
-    with suppress(ValueError, OverflowError):
-        if not seconds and (date := email.utils.parsedate_tz(given)) is not None:
-            seconds = email.utils.mktime_tz(date) - time.time()
     return seconds if 0 < seconds < math.inf else 0.0

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -19,7 +18,7 @@ TRANSPORT = ("base_url", "concurrency", "timeout", "retries")
 _SECRET = re.compile(
     r"(?i)api[_-]?key|passw|passphrase|secret|credential|authorization|bearer|(?:^|[_-])(?:key|auth|token)$|(?-i:Key|Token)$"
 )
-_RESERVED = ("model", "messages", "prompt", "n", "stream")
+_RESERVED = {"model", "messages", "prompt", "n", "stream"}
 
 
 def _object(given: Any) -> Any:
@@ -29,14 +28,6 @@ def _object(given: Any) -> Any:
         return json.loads(given)
     except ValueError:
         raise ValueError('not JSON: write {"name": value}') from None
-
-
-def _names(given: Any) -> Iterator[str]:
-    """Yield the names of all fields in JSON data, nested ones too."""
-    if isinstance(given, dict):
-        yield from given
-    for value in given.values() if isinstance(given, dict) else given if isinstance(given, list) else ():
-        yield from _names(value)
 
 
 class RemoteOptions(BaseModel):
@@ -49,9 +40,6 @@ class RemoteOptions(BaseModel):
     server: Literal["auto", "vllm", "sglang", "llama-server", "ollama", "tot", "openai"] = "auto"
     """The kind of server, whose differences from OpenAI's protocol are known; auto reads it from the server's list
     of models. Set it for a server behind a proxy."""
-    api: Literal["chat", "completions"] = "chat"
-    """The route for messages: chat applies the server's template; completions joins them to one text, for base models.
-    Prompts of text or token ids always use completions."""
     concurrency: Annotated[int, Field(ge=1, le=1000)] = 64
     """Requests in flight at once."""
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
@@ -86,10 +74,9 @@ class RemoteOptions(BaseModel):
     @field_validator("extra")
     @classmethod
     def _harmless(cls, given: dict[str, Any]) -> dict[str, Any]:
-        for name in _names(given):
+        for name in re.findall(r'"((?:[^"\\]|\\.)*)":', json.dumps(given)):  # nested ones, too
             if _SECRET.search(name):
                 raise ValueError(f"{name} looks like a secret: set the API key in {KEY_VARIABLE}")
-        for name in given:
-            if name in _RESERVED:
-                raise ValueError(f"the decoder sets {name} itself: remove it")
+        if reserved := given.keys() & _RESERVED:
+            raise ValueError(f"the decoder sets {min(reserved)} itself: remove it")
         return given

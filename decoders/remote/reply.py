@@ -1,4 +1,4 @@
-"""Pydantic models of the replies of OpenAI-compatible servers, with the fields that the client reads.
+"""Read the replies of OpenAI-compatible servers, and convert them to completions.
 
 Servers omit fields, set them to null or spell them differently, so fields that do not affect the text are parsed
 leniently. A reply without text is invalid. Thinking arrives in a separate field (`reasoning_content`, `reasoning`), as
@@ -7,52 +7,55 @@ parts of the content, or between tags in the text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import zip_longest
-from typing import Annotated, Any
+import logging
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, cast, get_args
 
-from pydantic import (
-    AfterValidator,
-    AliasChoices,
-    AliasPath,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    model_validator,
-)
+from pydantic import AliasChoices, AliasPath, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from tot.decoders.request import ChoiceLogprob
+from tot.decoders.errors import RequestError
+from tot.decoders.request import ChoiceLogprob, Completion, FinishReason, Part, Sampling, Usage, before_stop
 from tot.decoders.thinking import split
 
-_FILTERED = {
-    *("content_filter", "content_filtered", "safety", "recitation", "blocklist", "prohibited_content", "spii"),
-    *("error_toxic", "guardrail_intervened", "refusal", "sensitive"),
+log = logging.getLogger(__name__)
+
+# Finish reasons of OpenAI, TGI, Anthropic, Cohere, Gemini, Mistral and Bedrock. "stop" may be a stop string or the
+# model's own end.
+_FILTERED = re.compile(r"filter|safety|recitation|blocklist|prohibited|spii|toxic|guardrail|refusal|sensitive")
+_TOOLS = re.compile(r"tool|function_call")
+_BROKEN_OFF = re.compile(r"abort|cancel|error|failed|timeout")
+_LENGTH = re.compile(r"length|limit|max_|incomplete|exceeded")
+_STOP = re.compile(r"stop_(?:seq|str|word)")
+_EOS = re.compile(r"eos|end_?of|end_turn|complete")
+_MIN_LOGPROB = -9999.0
+"""OpenAI's logprob for very unlikely tokens. It replaces minus infinity, which other servers return."""
+_PARTS = {
+    **dict.fromkeys(("text", "output_text", "str"), "text"),
+    **dict.fromkeys(("thinking", "reasoning", "reasoning_text", "redacted_thinking"), "reasoning"),
+    "refusal": "refusal",
 }
-_TOOLS = {"tool_calls", "tool_call", "tool_use", "function_call"}
-_BROKEN_OFF = {"abort", "aborted", "cancelled", "error", "failed", "timeout"}
-"""Finish reasons of a server that stopped or failed during a reply."""
+"""The field for each type of content part."""
 
 
 def _count(given: Any) -> int | None:
     """Parse a number of tokens; None for null, negative numbers and anything else that is not a count."""
-    if isinstance(given, bool) or not isinstance(given, int | float | str):
-        return None
     try:
-        count = int(float(given))
-    except (ValueError, OverflowError):
+        count = -1 if isinstance(given, bool) else int(float(given))
+    except (TypeError, ValueError, OverflowError):
         return None
     return count if count >= 0 else None
 
 
-def _without_surrogates(given: Any) -> Any:
+def _text(given: Any) -> Any:
     """Replace lone surrogates in a text, as they cannot be encoded as UTF-8."""
     return given.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if isinstance(given, str) else given
 
 
 _Count = Annotated[int | None, BeforeValidator(_count)]
-_Text = BeforeValidator(_without_surrogates)
-_MaybeText = Annotated[str | None, BeforeValidator(lambda given: given if isinstance(given, str) else None), _Text]
+_MaybeText = Annotated[str | None, BeforeValidator(lambda given: _text(given) if isinstance(given, str) else None)]
 _MaybeFields = BeforeValidator(lambda given: given if isinstance(given, Mapping) else None)
 _NullAsEmpty = BeforeValidator(lambda given: () if given is None else given)
 
@@ -69,39 +72,33 @@ class Tokens(_Reply):
     cached_tokens: Annotated[_Count, Field(validation_alias=AliasPath("prompt_tokens_details", "cached_tokens"))] = None
 
 
-class Place(_Reply):
-    """One new token."""
-
-    token: _MaybeText = None
-    logprob: float | None = None
-
-
 class Logprobs(_Reply):
-    """Logprobs of new tokens: `content` from the chat route, the other fields (one entry a token) from completions."""
+    """Logprobs of new tokens, one entry a token, as in the completions route."""
 
-    content: tuple[Place, ...] | None = None
-    tokens: tuple[_MaybeText, ...] | None = None
-    token_logprobs: tuple[float | None, ...] | None = None
-    top_logprobs: tuple[dict[str, float] | None, ...] | None = None
+    tokens: Annotated[tuple[_MaybeText, ...], _NullAsEmpty] = ()
+    token_logprobs: Annotated[tuple[float | None, ...], _NullAsEmpty] = ()
+    top_logprobs: Annotated[tuple[dict[str, float] | None, ...], _NullAsEmpty] = ()
 
-    @property
-    def drawn(self) -> tuple[tuple[str | None, float | None], ...]:
-        """The text and the logprob of each token."""
-        if self.content is not None:
-            return tuple((place.token, place.logprob) for place in self.content)
-        logprobs = self.token_logprobs or ()
-        return tuple(zip_longest((self.tokens or ())[: len(logprobs)], logprobs))
+    @model_validator(mode="before")
+    @classmethod
+    def _of_chat(cls, given: Mapping[str, Any]) -> Any:
+        """Convert the chat route's list of tokens."""
+        if not isinstance(content := given.get("content"), list):
+            return given
+        places = [place for place in content if isinstance(place, Mapping)]
+        return {"tokens": [at.get("token") for at in places], "token_logprobs": [at.get("logprob") for at in places]}
 
 
 class Choice(_Reply):
     """One sample."""
 
     index: _Count = None
-    text: Annotated[str, _Text]
+    text: Annotated[str, BeforeValidator(_text)]
     """The text, which may still contain thinking between tags."""
     reasoning: _MaybeText = None
     """The thinking, if it has a field of its own."""
-    finish_reason: Annotated[_MaybeText, AfterValidator(lambda given: given and given.lower())] = None
+    finish_reason: _MaybeText = None
+    """In lower case."""
     stop_reason: Any = Field(None, validation_alias=AliasChoices("stop_reason", "matched_stop"))
     """vLLM and SGLang: the stop string that ended the text; None if the model ended it. Other servers omit it."""
     logprobs: Annotated[Logprobs | None, _MaybeFields] = None
@@ -120,13 +117,14 @@ class Choice(_Reply):
         """Return the fields with the text and the thinking of the message, if the choice has one."""
         if not isinstance(given, Mapping):
             return given
-        finish, message = given.get("finish_reason"), given.get("message", given.get("delta"))
-        if isinstance(finish, str) and finish.lower() in _BROKEN_OFF:
+        finish, message = str(given.get("finish_reason") or "").lower(), given.get("message", given.get("delta"))
+        if _BROKEN_OFF.search(finish) and not _FILTERED.search(finish):
             raise ValueError(f"the server aborted the reply ({finish})")
+        given = {**given, "finish_reason": finish, "reasoning": None}
         if not isinstance(message, Mapping):
             if given.get("text") is None:
                 raise ValueError("a choice has neither a message nor a text")
-            return {**given, "reasoning": None}
+            return given
         text, texts = message.get("content"), {"text": "", "reasoning": "", "refusal": ""}
         if isinstance(text, list):
             for part in text:
@@ -139,11 +137,6 @@ class Choice(_Reply):
         return {**given, "text": text or texts["refusal"] or message.get("refusal") or "", "reasoning": reasoning}
 
     @property
-    def tells_stops(self) -> bool:
-        """True if the server reports which stop string ended a text."""
-        return "stop_reason" in self.model_fields_set
-
-    @property
     def stopped_blank(self) -> bool:
         """True if a stop string ended the text before anything but whitespace."""
         return self.finish is None and isinstance(self.stop_reason, str) and not self.text.strip()
@@ -151,9 +144,9 @@ class Choice(_Reply):
     @property
     def problem(self) -> str:
         """Why the choice has no usable text; empty if it has one."""
-        if self.finish_reason in _FILTERED:
+        if _FILTERED.search(self.finish_reason or ""):
             return f"its content filter cut the reply ({self.finish_reason})"
-        if self.finish_reason in _TOOLS and not (self.text or self.reasoning):
+        if _TOOLS.search(self.finish_reason or "") and not (self.text or self.reasoning):
             return f"the reply is a tool call without a text ({self.finish_reason})"
         return ""
 
@@ -181,14 +174,6 @@ class TokenIds(_Reply):
     tokens: tuple[int, ...]
 
 
-_PARTS = {
-    **dict.fromkeys(("text", "output_text", "str"), "text"),
-    **dict.fromkeys(("thinking", "reasoning", "reasoning_text", "redacted_thinking"), "reasoning"),
-    "refusal": "refusal",
-}
-"""The field for each type of content part."""
-
-
 def _text_of(part: Any) -> str:
     """Return the text of one part, which may contain nested parts."""
     if isinstance(part, list):
@@ -196,3 +181,105 @@ def _text_of(part: Any) -> str:
     if isinstance(part, Mapping):
         return "".join(_text_of(part[name]) for name in ("text", "thinking", "reasoning", "refusal") if name in part)
     return part if isinstance(part, str) else ""
+
+
+def completions_of(
+    reply: ServerReply, sampling: Sampling, logprobs: bool, used: Usage, stops_sent: bool = True, prefix: str = ""
+) -> list[Completion]:
+    """Return one completion per choice, in order: its thinking, if there is any, and its text.
+
+    The first one has the usage of the prompt. New tokens are split evenly, as servers report their total. `prefix` is
+    the assistant message to continue, which is removed if the server repeated it.
+
+    Raises:
+        RequestError: Requested logprobs are missing, or the reply has no text: it was filtered, or is a tool call.
+    """
+    choices = list(reply.choices)
+    if all(choice.index is not None for choice in choices):
+        choices.sort(key=lambda choice: choice.index or 0)
+    if all(choice.problem for choice in choices):
+        raise no_text(choices[0])
+    share, rest = divmod(used.new_tokens, len(choices))
+    samples = []
+    for i, choice in enumerate(choices):
+        whole, thinking = choice.apart(sampling.keep_stop)
+        for repeated in (prefix.lstrip(), prefix.strip()):
+            if prefix and whole.lstrip().startswith(repeated):
+                whole = whole.lstrip().removeprefix(repeated)
+                break
+        text, reason = _ended(choice, whole, sampling, stops_sent)
+        if choice.problem:
+            log.warning('one of %d samples gets the finish reason "length": %s', len(choices), choice.problem)
+            text, reason = whole, "length"
+        new = share + (i < rest)
+        usage = replace(used, new_tokens=new) if i == 0 else Usage(new_tokens=new, seconds=used.seconds)
+        values: tuple[float, ...] | None = choice.token_logprobs
+        if not choice.token_ids:
+            values = _logprobs(choice, whole, text) if logprobs else None
+        total = math.nan if values is None else math.fsum(values)
+        exact = Part("exact", text.removeprefix(thinking) if sampling.keep_stop else text, new)
+        parts: tuple[Part, ...] = (Part("thinking", thinking), exact) if thinking else (exact,)
+        if sampling.keep_stop and not thinking:  # the search finds the thinking of a piece
+            parts = ()
+        samples.append(Completion(text, choice.token_ids, total, reason, usage, parts=parts, logprobs=values or ()))
+    return samples
+
+
+def no_text(choice: Choice) -> RequestError:
+    """Return the error for a choice with a problem."""
+    return RequestError(f"the server returned no text: {choice.problem}")
+
+
+def _ended(choice: Choice, text: str, sampling: Sampling, stops_sent: bool) -> tuple[str, FinishReason]:
+    """Truncate the text at its end and return it with the finish reason."""
+    if choice.finish in get_args(FinishReason):
+        return text, cast(FinishReason, choice.finish)
+    reason = _reason(choice, bool(sampling.stop) and stops_sent)
+    if sampling.keep_stop:
+        return _with_stop(choice, text, sampling.stop, reason, stops_sent)
+    cut = before_stop(text, sampling.stop)
+    return (text, reason) if cut == text else (cut, "stop")  # some servers keep stop strings
+
+
+def _with_stop(
+    choice: Choice, text: str, stops: Sequence[str], reason: FinishReason, stops_sent: bool
+) -> tuple[str, FinishReason]:
+    """Truncate a text after its stop string, and return it with the finish reason.
+
+    The server reports the stop string; a text requested without stop strings is truncated here. As in
+    `Sampling.keep_stop`, a stop string after nothing but whitespace does not end a text. A text ends between two
+    tokens, and a space belongs to the word after it.
+    """
+    begin = len(text) - len(text.lstrip())
+    spans = [(at, at + len(stop)) for stop in stops if (at := text.find(stop, begin + 1)) >= 0]
+    if spans:
+        rest = text[min(spans)[1] :].lstrip()
+        ended_by_stop = rest or stops_sent  # otherwise the model ended the text there
+        return (text[: len(text) - len(rest)].rstrip(" "), "stop") if ended_by_stop else (text, reason)
+    if stops_sent and reason != "length" and isinstance(choice.stop_reason, str):
+        return (text + choice.stop_reason).rstrip(" "), "stop"
+    return text, reason
+
+
+def _reason(choice: Choice, may_be_stopped: bool) -> FinishReason:
+    finish = choice.finish_reason or ""
+    if _LENGTH.search(finish):
+        return "length"
+    if _EOS.search(finish):
+        return "eos"
+    tells_stops = "stop_reason" in choice.model_fields_set
+    stopped = isinstance(choice.stop_reason, str) or (may_be_stopped and not tells_stops)
+    return "stop" if stopped or _STOP.search(finish) else "eos"
+
+
+def _logprobs(choice: Choice, whole: str, text: str) -> tuple[float, ...]:
+    """Return the logprobs of the tokens of `text`, a prefix of the `whole` text. Raises RequestError without them."""
+    given = choice.logprobs or Logprobs()
+    values = [max(one, _MIN_LOGPROB) for one in given.token_logprobs if one is not None and not math.isnan(one)]
+    if len(values) < len(given.token_logprobs) or (not values and (whole or choice.logprobs is None)):
+        raise RequestError("the server returned no log-probabilities: remove the option logprobs or use another server")
+    length = count = 0
+    while len(text) < len(whole) and count < len(values) and length < len(text):
+        length += len(given.tokens[count] or "") if count < len(given.tokens) else 0
+        count += 1
+    return tuple(values if len(text) >= len(whole) else values[:count])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import time
 from dataclasses import replace
@@ -14,14 +13,11 @@ from tot.decoders.budget import Meter
 from tot.decoders.errors import OptionError, RefusedError
 from tot.decoders.remote.body import CHAT, Prompt, body_of, messages_of, prefix_of
 from tot.decoders.remote.loop import together
-from tot.decoders.remote.reply import ServerReply
-from tot.decoders.remote.samples import completions_of
+from tot.decoders.remote.reply import ServerReply, completions_of
 from tot.decoders.request import Completion, Part, Sampling, Usage
 
 if TYPE_CHECKING:
     from tot.decoders.remote.client import Client
-
-log = logging.getLogger(__name__)
 
 CUT = Completion("", (), 0.0, "budget", Usage(), parts=(Part("exact", ""),))
 """The completion of a request whose budget was spent before the reply."""
@@ -43,32 +39,18 @@ class Sampler:
     def __init__(self, client: Client) -> None:
         self.client = client
         self.options = client.options
-        self._slots = asyncio.Semaphore(self.options.concurrency)
+        self.slots = asyncio.Semaphore(self.options.concurrency)
         self._takes_n = True
         """Whether the server returns several samples per request; otherwise one request is sent per sample."""
         self._renamed: dict[str, str] = {}
         """Fields that the server refuses, and their other names; an empty name leaves the field out."""
-        self._warned: set[str] = set()
-
-    def warn(self, message: str, *about: object) -> None:
-        """Log a warning once per message."""
-        if message not in self._warned:
-            self._warned.add(message)
-            log.warning(message, *about)
-
-    # -- one request --------------------------------------------------------------------------------------------------
-
-    async def tokenize(self, body: dict[str, Any]) -> tuple[int, ...]:
-        """Return the token ids of a body; empty if the server has no tokenizer."""
-        async with self._slots:
-            return await self.client.tokenize(body)
 
     async def ask(self, meter: Meter, path: str, body: dict[str, Any]) -> tuple[ServerReply, Usage]:
         """Send a body, adapted to the server, and return the reply and its usage, which `meter` counts.
 
         Raises SpentError if the meter's budget is spent, RefusedError or ModelError.
         """
-        async with self._slots:
+        async with self.slots:
             reply = await self._reply(meter, path, body)
         longest = max(len(choice.text) + len(choice.reasoning or "") for choice in reply.choices)
         if longest > _LONGEST_TOKEN * (body["max_tokens"] + 1) and not body.get("echo"):
@@ -83,11 +65,10 @@ class Sampler:
         while True:
             if meter.overspent() is not None:
                 raise SpentError
-            sent = self._fitted(body)
-            limit = meter.budget.seconds
+            sent, limit = self._fitted(body), meter.budget.seconds
             try:
                 async with asyncio.timeout(None if limit is None else limit - meter.seconds):
-                    return await self.client.post(path, sent)
+                    return await self.client.post(path, sent, ServerReply)
             except TimeoutError:
                 raise SpentError from None
             except RefusedError as error:
@@ -95,7 +76,7 @@ class Sampler:
                     self._renamed["max_tokens"] = "max_completion_tokens"
                 elif "seed" in sent and re.search(r"\bseed\b", error.said):  # Mistral's API
                     self._renamed["seed"] = ""
-                    self.warn("this server does not accept a seed: its samples are not reproducible")
+                    self.client.warn("this server does not accept a seed: its samples are not reproducible")
                 elif self.options.logprobs and "logprob" in error.said:
                     message = f"{error}: remove the option logprobs, or use another server"
                     raise RefusedError(message, error.said) from None
@@ -111,17 +92,15 @@ class Sampler:
         """Return the usage of a reply; 0 for counts that the server does not report."""
         tokens, client = reply.usage, self.client
         if tokens is None or tokens.completion_tokens is None:
-            self.warn("%s does not report the number of new tokens: a budget estimates them from the texts", client)
+            client.warn("%s does not report the number of new tokens: a budget estimates them from the texts", client)
         if tokens is None:
             return Usage()
         prompt, texts = tokens.prompt_tokens or 0, [message["content"] for message in body.get("messages", ())]
         characters = sum(map(len, texts)) or (len(body["prompt"]) if isinstance(body.get("prompt"), str) else 0)
         if characters > _LONG_PROMPT and 0 < prompt * _MAX_CHARACTERS_PER_TOKEN < characters:
             message = "%s counts %d prompt tokens in %d characters: it may have truncated the prompt"
-            self.warn(message, client, prompt, characters)
+            client.warn(message, client, prompt, characters)
         return Usage(prompt, min(prompt, tokens.cached_tokens or 0), tokens.completion_tokens or 0)
-
-    # -- samples ------------------------------------------------------------------------------------------------------
 
     async def samples(self, prompt: Prompt, sampling: Sampling, meter: Meter) -> list[Completion]:
         """Draw n samples of a prompt.
@@ -145,18 +124,18 @@ class Sampler:
             done += [samples[0] for samples in await together(rest)]
         if n > 2 and len({sample.text for sample in done}) == 1 and len(done[0].text) > _MAX_COINCIDENCE:
             message = "all %d samples at temperature %g have the same text: check whether the server caches its replies"
-            self.warn(message, n, sampling.temperature)
+            self.client.warn(message, n, sampling.temperature)
         return done + [replace(done[0], usage=Usage(seconds=done[0].usage.seconds))] * (sampling.n - n)
 
     def _check(self, prompt: Prompt, sampling: Sampling) -> None:
         """Refuse options that the server ignores, or warn if that is not known."""
-        server, where = self.client.server, self.options.base_url
+        server, where, warn = self.client.server, self.options.base_url, self.client.warn
         for name in ("top_k", "min_p"):
             if sampling.temperature and getattr(sampling, name) and not server.filters:
                 if server.filters is False:
                     raise OptionError(f"{server.title} ignores {name}: leave {name} out")
-                self.warn(f"the server at {where} may ignore {name}, which is not in OpenAI's protocol")
-        if server.continues or self.options.api != "chat" or not messages_of(prompt):
+                warn(f"the server at {where} may ignore {name}, which is not in OpenAI's protocol")
+        if server.continues or not messages_of(prompt):
             return
         problem = f"the server at {where} is not known to continue an assistant message"
         if sampling.keep_stop:
@@ -165,7 +144,7 @@ class Sampler:
                 "Ollama or tot serve (behind a proxy, name it by the option server)"
             )
         if prefix_of(prompt):
-            self.warn(f"{problem}: it may start a new reply instead")
+            warn(f"{problem}: it may start a new reply instead")
 
     async def _drawn(self, prompt: Prompt, sampling: Sampling, index: int, n: int, meter: Meter) -> list[Completion]:
         """Draw n samples, or fewer if the server returns fewer; the first has this index."""

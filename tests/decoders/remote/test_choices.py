@@ -6,13 +6,12 @@ by its position. So every score is a short sum.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from typing import Any
 
 import pytest
 
-from tot.decoders import Budget, Completion, Message, Meter, ModelError, Request, RequestError, Sampling
+from tot.decoders import Message, ModelError, Request, RequestError, Sampling
 from tot.decoders.remote.choices import by_text
 
 START, END = 1, 2
@@ -154,12 +153,6 @@ def test_a_prompt_that_every_way_refuses_does_not_change_the_way(server: Any, re
     assert totals(completion) == pytest.approx([scored(HEADS["text"], encode(one)) for one in ("1", "2")])
 
 
-def test_prompts_of_token_ids_are_scored_unchanged(server: Any, remote: Any) -> None:
-    server.reply = Toy("tokenize", "next")
-    (completion,) = remote(server="vllm").generate([Request(prompt=(5, 6, 7), choices=("1", "2"))])
-    assert totals(completion) == pytest.approx([-ord("1") / 3, -ord("2") / 3])
-
-
 def test_shared_prefixes_of_choices_are_requested_once(server: Any, remote: Any) -> None:
     server.reply = Toy("tokenize", "next")
     remote(server="vllm").generate([Request(prompt=CHAT, choices=("aa", "ab", "ac", "b"))])
@@ -191,12 +184,6 @@ def test_a_server_without_logprobs_is_scored_by_its_text(server: Any, remote: An
     assert "from the generated text" in caplog.text
 
 
-def test_a_filtered_reply_chooses_nothing(server: Any, remote: Any) -> None:
-    server.reply = lambda path, body: [{"text": "", "finish_reason": "content_filter"}]
-    with pytest.raises(RequestError, match="its content filter cut the reply"):
-        remote().generate([Request(prompt=CHAT, choices=("1", "2"))])
-
-
 def test_an_outage_does_not_change_the_way_of_scoring(server: Any, remote: Any, fault: Any) -> None:
     server.reply = Toy("tokenize", "echo", "next")
     server.faults += [fault(503), fault(reset=True), fault(keep=0.5), fault(500)] * 2
@@ -217,21 +204,6 @@ def test_choices_after_a_rationale_are_scored_after_the_trigger(server: Any, rem
     head = [*HEADS[CHAT], *encode("10 it is So")]
     assert totals(completion) == pytest.approx([scored(head, encode(one)) for one in ("1", "2")])
     assert (completion.text, completion.answer) == ("10 it is So", "")
-
-
-def test_a_spent_budget_leaves_no_scores(server: Any, remote: Any) -> None:
-    async def complete() -> list[Completion]:
-        (pending,) = remote().start([Request(prompt=CHAT, choices=("1", "2"))], Meter(Budget(tokens=0)))
-        return list(await pending)
-
-    (completion,) = asyncio.run(complete())
-    assert (completion.choice_logprobs, completion.finish_reason) == ((), "budget")
-
-
-def test_usage_of_choices_is_the_servers_count(server: Any, remote: Any) -> None:
-    server.reply = Toy("tokenize", "echo")
-    (completion,) = remote(server="sglang").generate([Request(prompt="text", choices=("1", "xyz"))])
-    assert (completion.usage.prompt_tokens, completion.usage.new_tokens) == (6 + 8, 2)
 
 
 @pytest.mark.parametrize(

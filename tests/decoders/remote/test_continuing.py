@@ -119,16 +119,6 @@ def test_a_piece_that_reaches_its_limit_reports_length(server: Any, remote: Any,
     assert (completion.text, completion.finish_reason, len(server.posts)) == ("So 3", "length", 1)
 
 
-def test_several_samples_each_keep_their_stop(server: Any, remote: Any) -> None:
-    server.reply = lambda path, body: [
-        {"text": f"{i}", "finish_reason": "stop", "stop_reason": "ab"[i]} for i in range(body.get("n", 1))
-    ]
-    prompt = (Message(role="user", content="why"),)
-    sampling = Sampling(keep_stop=True, stop=("a", "b"), temperature=1, n=2)
-    completions = remote(server="vllm").generate([Request(prompt=prompt, sampling=sampling)])
-    assert [one.text for one in completions] == ["0a", "1b"]
-
-
 def test_continue_is_refused_on_a_server_that_is_not_known_to_continue(server: Any, remote: Any) -> None:
     with pytest.raises(OptionError, match=r"is not known to continue an assistant message.*use generator=sample") as e:
         solved(remote())

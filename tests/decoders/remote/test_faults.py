@@ -38,13 +38,6 @@ def error(message: str, **fields: Any) -> bytes:
 # -- retries ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("status", PASSING)
-def test_a_transient_status_is_retried(server: Any, remote: Any, fault: Any, status: int) -> None:
-    server.faults += [fault(status, raw=error("busy"))] * 3
-    (completion,) = remote().generate([ask()])
-    assert (completion.text, len(server.posts)) == (text_of(server), 4)
-
-
 @pytest.mark.parametrize("name", LOST + UNREADABLE)
 def test_a_broken_reply_is_retried(server: Any, remote: Any, broken: Any, name: str) -> None:
     server.faults += [broken[name]] * 2
@@ -237,18 +230,6 @@ def test_a_redirect_that_loses_the_prompt_is_reported_with_its_address(
     with pytest.raises(ModelError, match=rf"it redirects to {server.url}/models; set base_url to that address"):
         remote().generate([ask()])
     assert len([asked for asked in server.asked if asked.body]) == 1
-
-
-def test_a_redirected_tokenize_route_counts_as_missing(server: Any, remote: Any) -> None:
-    server.reply = lambda path, body: (301, {}) if path.endswith("/tokenize") else [{"text": "2"}]
-    (completion,) = remote(server="vllm").generate([Request(prompt="q", choices=("1", "2"))])
-    assert [one.total for one in completion.choice_logprobs] == [-100.0, 0.0]
-
-
-def test_a_redirect_that_keeps_the_body_is_followed(server: Any, remote: Any, fault: Any) -> None:
-    server.faults.append(fault(307, {"location": f"{server.url}/chat/completions"}, raw=b""))
-    (completion,) = remote().generate([ask()])
-    assert completion.text == text_of(server)
 
 
 # -- replies to the clients of a proxy ---------------------------------------------------------------------------

@@ -32,11 +32,6 @@ def test_a_refused_connection_is_reported_at_once(monkeypatch: pytest.MonkeyPatc
             load_decoder("openai", "tiny", base_url=f"http://127.0.0.1:{port}/v1")
 
 
-def test_a_host_without_an_address_is_reported_at_once() -> None:
-    with pytest.raises(ModelError, match=r"no-such-host\.invalid/v1 does not answer"):
-        load_decoder("openai", "tiny", base_url="http://no-such-host.invalid/v1")
-
-
 @pytest.mark.parametrize("has_key", [True, False])
 def test_a_wrong_key_is_reported_before_any_request(
     server: Any, remote: Any, monkeypatch: pytest.MonkeyPatch, has_key: bool
@@ -75,43 +70,7 @@ def test_with_all_faults_at_once_no_reply_is_lost_or_doubled(
     assert sum(one.usage.new_tokens for one in done) == 360
 
 
-def test_an_outage_is_logged_once_not_once_per_request(server: Any, remote: Any, fault: Any, caplog: Any) -> None:
-    decoder = remote()
-    for outages in (1, 2):
-        server.faults += [fault(503, raw=b'{"error": "restarting"}')] * 10
-        decoder.generate([ask(f"q{i}") for i in range(10)])
-        messages = [record.message for record in caplog.records if "retrying" in record.message]
-        assert messages == [f"{server.url}: 503: restarting; retrying up to 10 times"] * outages
-
-
-def test_a_late_failure_after_a_good_reply_is_no_new_outage(server: Any, remote: Any, fault: Any, caplog: Any) -> None:
-    server.wait_for = 2
-    server.faults += [fault(503, raw=b"{}"), fault(503, raw=b"{}", delay=0.5)]
-    remote().generate([ask("q0"), ask("q1")])
-    assert (len(server.posts), caplog.text.count("retrying")) == (4, 1)
-
-
-def test_one_refused_request_ends_the_call_and_drops_the_others(server: Any, remote: Any, fault: Any) -> None:
-    def reply(path: str, body: dict[str, Any]) -> Any:
-        return (400, {"error": "too long"}) if body["messages"][0]["content"] == "q3" else server.hashed(path, body)
-
-    server.reply = reply
-    server.wait_for = 5
-    with pytest.raises(RequestError, match="too long"):
-        remote().generate([ask(f"q{i}") for i in range(5)])
-    (completion,) = remote().generate([ask("q9")])
-    assert completion.text == text_of(server)
-
-
 # -- slow servers ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("slow", ["headers alone", "slow body"])
-def test_a_slow_reply_times_out_and_is_retried(server: Any, remote: Any, fault: Any, slow: str) -> None:
-    server.faults.append(fault(delay=30.0, keep=1.0 if slow == "slow body" else 0.0))
-    (completion,) = remote(timeout=0.3).generate([ask()])
-    assert completion.text == text_of(server)
-    assert len(server.posts) >= 2  # the second reply may be late too on a busy machine
 
 
 @pytest.mark.parametrize("slow", [{"delay": 30.0}, {"drip": 0.02}])  # a drip has short gaps between bytes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -84,15 +83,6 @@ def test_a_local_model_escalates_to_a_server(
     close_models()
 
 
-def test_a_search_returns_its_tree_on_a_server(server: Any, options: dict[str, Any]) -> None:
-    solution = solve(Letters, "q", **SEARCH, **options)
-    assert re.fullmatch("q [bcd]/[bcd]", solution.answer)
-    assert solution.calls == sum(requested.body.get("n", 1) for requested in server.posts)
-    assert solution.usage.new_tokens == 3 * solution.calls
-    best = ["".join(node.thought.parts.values()) for node in solution.tree if node.thought is not None and node.chosen]
-    assert solution.answer == f"q {'/'.join(best)}"
-
-
 def test_searches_run_in_a_notebooks_loop_and_side_by_side_on_one_decoder(
     server: Any, remote: Any, options: dict[str, Any]
 ) -> None:
@@ -138,34 +128,6 @@ def test_votes_are_weighted_by_log_probabilities_if_the_server_gives_them(
     assert [len(part.logprobs) for node in solution.tree if node.thought for part in node.thought.drawn.values()] == (
         [1, 1, 1] if requested else []
     )
-
-
-def test_a_levels_requests_are_sent_together(server: Any, options: dict[str, Any]) -> None:
-    def wide(path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-        if body["messages"][-1]["content"].startswith("grow"):
-            return [{"text": f"{body['seed']} {i}"} for i in range(body.get("n", 1))]
-        return [{"text": "5"}]
-
-    server.reply = wide
-    server.held, server.wait_for = "value", 6  # no thought is valued before all six evaluations have been requested
-    solve(Letters, "q", search=BFS(thoughts=6, breadth=6, depth=3), evaluator=Value(), **options)
-    assert sum(requested.body["messages"][-1]["content"].startswith("value") for requested in server.posts) == 6 + 36
-    assert server.most_in_flight >= 6
-
-
-def test_a_search_uses_a_server_and_a_local_model_by_purpose(
-    server: Any, options: dict[str, Any], smollm2: str
-) -> None:
-    server.reply = lambda path, body: [{"text": "b"}] * body.get("n", 1)
-    mixed = {
-        **options,
-        "model": {"generate": "tiny", "evaluate": smollm2, "answer": smollm2},
-        "decoder": {"generate": "openai"},
-    }
-    solution = solve(Letters, "q", **{**SEARCH, "search": BFS(thoughts=1, breadth=1, depth=2)}, **mixed)
-    assert {requested.body["messages"][-1]["content"].split()[0] for requested in server.posts} == {"grow"}
-    assert {requested.body["model"] for requested in server.posts} == {"tiny"}
-    assert solution.usage.forwards > 0
 
 
 @pytest.mark.parametrize("decoder", ["openai", {"evaluate": "openai"}, None])
@@ -244,17 +206,6 @@ def test_a_question_at_which_the_server_always_fails_fails_alone_and_is_asked_ag
     assert len(server.posts) > posts
 
 
-def test_a_token_budget_ends_searches_on_a_server(
-    server: Any, options: dict[str, Any], rows: Path, tmp_path: Path
-) -> None:
-    from tot import Budget
-
-    results = evaluate(Letters, rows, out=tmp_path / "out", budget=Budget(tokens=10), **SEARCH, **options)
-    samples = [json.loads(line) for line in lines_whole(tmp_path / "out")]
-    assert {sample["stopped"].split(" (")[0] for sample in samples} == {"budget: tokens"}
-    assert results.errors == 0
-
-
 def lines_whole(folder: Path) -> list[str]:
     return (folder / "samples.jsonl").read_text().splitlines()
 
@@ -325,15 +276,6 @@ def test_invalid_options_are_reported_in_one_line(command: Any, option: str, com
     assert (status, output, errors.count("\n")) == (2, "", 1)
     assert complaint in errors
     assert "sk-hidden" not in errors + written(Path())
-
-
-def test_an_unknown_model_is_reported_in_one_line_with_the_servers_models(command: Any, server: Any) -> None:
-    server.models = ["big"]
-    server.reply = lambda path, body: (404, {"error": {"message": "The model `tiny` does not exist."}})
-    status, _, errors = command("solve", "letters.py:Letters", "q")
-    assert (status, errors.count("\n")) == (2, 1)
-    assert "has no model 'tiny'" in errors
-    assert "Its models: big" in errors
 
 
 # -- imports -------------------------------------------------------------------------------------------------------

@@ -38,12 +38,6 @@ def test_a_server_is_recognized_by_its_list_of_models(models: list[dict[str, Any
     assert recognized(models) is SERVERS[name]
 
 
-def test_the_kind_of_server_is_read_from_it_or_from_the_option(server: Any, remote: Any) -> None:
-    server.owner = "sglang"
-    assert remote().server is SERVERS["sglang"]
-    assert remote(server="vllm").server is SERVERS["vllm"]
-
-
 @pytest.mark.parametrize(("name", "value"), [("top_k", 5), ("min_p", 0.1)])
 def test_a_filter_is_sent_refused_or_sent_with_one_warning(
     server: Any, remote: Any, caplog: Any, name: str, value: float
@@ -56,11 +50,6 @@ def test_a_filter_is_sent_refused_or_sent_with_one_warning(
     with pytest.raises(OptionError, match=f"Ollama ignores {name}: leave {name} out"):
         remote(server="ollama").generate([ask(**{name: value})])
     assert len(server.posts) == 4
-
-
-def test_a_filter_without_effect_is_not_refused(server: Any, remote: Any) -> None:
-    greedy = Request(prompt="q", sampling=Sampling(top_k=5))
-    assert len(remote(server="ollama").generate([ask(), greedy])) == 2
 
 
 @pytest.mark.parametrize(

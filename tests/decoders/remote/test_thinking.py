@@ -39,12 +39,6 @@ def test_thinking_is_not_part_of_the_text(
     assert [part.kind for part in completion.parts] == (["thinking"] if thinking else []) + ["exact"]
 
 
-def test_completions_of_text_prompts_are_read_in_the_same_way(server: Any, remote: Any) -> None:
-    server.reply = lambda path, body: [{"text": "<think>hm</think>7"}]
-    (completion,) = remote().generate([Request(prompt="q")])
-    assert thought(completion) == ("hm", "7")
-
-
 def test_thinking_has_its_own_token_limit_and_ignores_stop_strings(server: Any, remote: Any) -> None:
     server.reply = lambda path, body: [{"text": "<think>a\n\nb</think>7\n\n8", "finish_reason": "stop"}]
     request = Request(prompt=QUESTION, sampling=Sampling(max_tokens=16, stop=("\n\n",)))
