@@ -35,6 +35,8 @@ class RemoteDecoder:
     """
 
     name = "openai"
+    chats = True
+    """Messages get the server's chat template."""
 
     def __init__(self, model: str, options: RemoteOptions) -> None:
         """Send nothing yet. Raises OptionError if the API key or a proxy in the environment is invalid."""

@@ -56,10 +56,9 @@ def test_a_model_without_a_chat_template_gets_few_shot_prompts_with_one_warning(
             assert "few-shot prompts, by default in many calls (search='cot' makes one)" in message
 
 
-def test_a_server_gets_chat_prompts_unless_it_uses_the_completions_api() -> None:
+def test_a_server_gets_chat_prompts() -> None:
     where = {"base_url": "http://127.0.0.1:1/v1"}
     assert prompts(decoder="openai", model_options=where) == "chat"
-    assert prompts(decoder="openai", model_options={**where, "api": "completions"}) == "papers"
     with RemoteDecoder("m", RemoteOptions(**where)) as decoder:
         assert prompts(decoder=decoder) == "chat"
 

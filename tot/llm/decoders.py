@@ -249,7 +249,7 @@ def uses_chat_format(decoder: str | Decoder, model: Any, options: Mapping[str, A
             warn_of_no_template()
         return getattr(decoder, "chats", None)
     if decoder in REMOTE:
-        return bool(options.get("api", "chat") == "chat")
+        return RemoteDecoder.chats
     if model is None:
         return None
     try:
