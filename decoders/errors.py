@@ -16,6 +16,7 @@ REMOVED = {
     "ab-mcts:prior": "the prior is gaussian",
     "agreement": "choose logprob",
     "best-first:weight": "estimates have the weight 1",
+    **dict.fromkeys(("best-first:merge", "bfs:merge", "dfs:merge"), "equal states of a task with a world are merged"),
     "cached_price": "multiply the tokens of results.json by your prices",
     "input_price": "multiply the tokens of results.json by your prices",
     "output_price": "multiply the tokens of results.json by your prices",

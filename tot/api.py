@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Unpack
 
 from tot.config import SearchConfig
-from tot.evaluators.noise import warn_if_noisy
 from tot.run import Run, Watcher
 from tot.running import run_to_end
 from tot.search.certainty import curves_for
@@ -69,10 +68,9 @@ async def asolve(
     task = config.suited(task)
     parts, filters = config.parts(task), config.filters_for(task)
     CheckedTask(task).start(question)  # reject an invalid question before a model is loaded
-    curves_for(task, config.certainty)
+    if config.certainty is not None:
+        curves_for(task, config.certainty)
     with ExitStack() as stack:
         decoders = await config.aopen(stack)
         about: dict[str, Any] = {"hooks": hooks, "checkpoint": checkpoint, "watch": watch}
-        run = Run(task, question, config, decoders, parts, filters, **about)
-        warn_if_noisy(task, parts["search"], parts["evaluator"], run.backend.loaded("evaluate"))
-        return await run.solve(keep_best)
+        return await Run(task, question, config, decoders, parts, filters, **about).solve(keep_best)

@@ -48,14 +48,14 @@ def named(spec: Any, known: Registry, **options: Any) -> Any:
             text, name = ", ".join(f"{option}={value!r}" for option, value in overrides.items()), type(spec).__name__
             remedy = f"give {name}({text})" if overrides.keys() <= type(spec).model_fields.keys() else "leave it out"
             raise OptionError(f"{text} can't be set on a {kind} object: {remedy}")
-        return _complete(_checked(kind, spec))
+        return _checked(kind, spec)
     name, given = split_spec(spec, kind)
     found = known.find(name)
     if not isinstance(found, type):
         raise OptionError(f"{kind} {name} is not a class: give a class")
     if not issubclass(found, BaseModel):
         return _checked(kind, found(**given, **overrides))
-    return _complete(_checked(kind, validated(found, given | overrides, f"{kind} {name}")))
+    return _checked(kind, validated(found, given | overrides, f"{kind} {name}"))
 
 
 def spec_of(part: BaseModel) -> str | None:
@@ -84,11 +84,6 @@ def _checked(kind: str, part: Any) -> Any:
     if missing:
         raise OptionError(f"{kind}={part!r} has no method {missing[0]!r}: give a {kind}, or the name of one")
     return part
-
-
-def _complete(part: Any) -> Any:
-    """Replace evaluator names in a search by evaluators."""
-    return part.resolved(lambda name: named(name, EVALUATORS)) if isinstance(part, Search) else part
 
 
 def parts_of(

@@ -88,7 +88,8 @@ class Run:
         self.search: SearchState = search.start(task, root, seed=seed, hooks=hooks, resources=resources)
         """The running search, which yields the steps."""
         self.context = Context(self.search.checked, self.tree, self.backend, seed=seed, max_tokens=config.max_tokens)
-        curve = curve_for(task, search, decoders, config.certainty)
+        certain = search.whole or config.certainty is not None
+        curve = curve_for(task, decoders, config.certainty) if certain else None
         self.answers = Answers(self.search, self.context.to("answer"), curve)
         self._evaluating = self.context.to("evaluate")
         if checkpoint is not None:
@@ -288,7 +289,7 @@ class Run:
         if isinstance(step, Evaluate):
             return await judge(self._evaluating, self._evaluator_of(step), step.nodes)
         proposals = await self._proposals(step)
-        await self.search.execution.execute(step.nodes, step.states, proposals)
+        await self.search.execute(step.nodes, step.states, proposals)
         return proposals
 
     async def _proposals(self, step: Expand) -> list[list[Proposal]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tot import Combine, Likelihood, LogProb
+from tot import MCTS, Combine, Likelihood, LogProb, Random
 
 NUMBERS = "5 5 14 20"
 STOCK = "A shop sells pencils at 3 for $2. How much do 12 pencils cost?\nA) $6\nB) $8\nC) $12\nD) $18\nE) $24"
@@ -80,7 +80,7 @@ Run = tuple[str, str, str, dict[str, Any]]
 """Task, question, kind of texts and options of `solve`."""
 
 
-def _words(search: str, **options: Any) -> Run:
+def _words(search: Any, **options: Any) -> Run:
     return "gsm8k", TULIPS, "words", {"search": search, "prompts": "papers", **options}
 
 
@@ -123,7 +123,10 @@ GROUPS: dict[str, dict[str, Run]] = {
         "uct": _words("mcts:iterations=8,thoughts=3,depth=4"),
         "puct": _blocks("mcts:iterations=8,thoughts=none,rule=puct,depth=4", generator="enumerate", evaluator="prior"),
         "leaves": _chat("mcts:iterations=6,thoughts=2,leaves=2,calc_q=max,cum_reward=sum", evaluator="likelihood"),
-        "rollout": _words("mcts:iterations=4,thoughts=2,rollout=greedy,fast=random,depth=4", evaluator="value"),
+        "rollout": _words(
+            MCTS(iterations=4, thoughts=2, rollout="greedy", fast=Random(), depth=4),
+            evaluator="value",
+        ),
     },
     "rap": {
         "words": ("gsm8k", TULIPS, "words", {"rap": {"iterations": 4, "depth": 3}, "prompts": "papers"}),

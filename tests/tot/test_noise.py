@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tot import BFS, DFS, MCTS, BestFirst, Likelihood, LogProb, SelfConsistency, solve
-from tot.evaluators import noise
+from tot import BFS, DFS, MCTS, BestFirst, Likelihood, SelfConsistency
 from tot.evaluators.heuristic import Heuristic, Random
 from tot.evaluators.noise import Auroc, table, warn_if_noisy
 from tot.registry import EVALUATORS, TASKS
@@ -30,14 +29,6 @@ def of_size(size: int, model_type: str = "qwen2") -> Any:
 SMALL = of_size(494_000_000)
 
 
-@pytest.fixture(autouse=True)
-def _first_time() -> Iterator[None]:
-    """Each test is a new process to the warnings."""
-    noise._warn.cache_clear()
-    yield
-    noise._warn.cache_clear()
-
-
 @pytest.mark.parametrize("row", table(), ids=lambda row: f"{row.task}-{row.model}-{row.evaluator}")
 def test_each_row_names_known_parts_and_a_page_with_its_numbers(row: Auroc) -> None:
     assert row.task in {TASKS[name].__name__ for name in TASKS}
@@ -52,11 +43,8 @@ def test_each_row_names_known_parts_and_a_page_with_its_numbers(row: Auroc) -> N
     [BFS(), BFS(select="sample"), DFS(), BestFirst(rank="value"), MCTS()],
     ids=lambda search: f"{type(search).__name__}-{getattr(search, 'select', '')}",
 )
-def test_a_search_that_prunes_by_a_noisy_evaluator_is_warned_of_once(
-    search: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    for _ in range(2):
-        warn_if_noisy(GSM8K(), search, Likelihood(), SMALL)
+def test_a_search_that_prunes_by_a_noisy_evaluator_is_warned_of(search: Any, caplog: pytest.LogCaptureFixture) -> None:
+    warn_if_noisy(GSM8K(), search, Likelihood(), SMALL)
     assert caplog.messages == [
         "Likelihood is too noisy to prune by on GSM8K with qwen2-0.5b (AUROC 0.49, 0.44 to 0.55; "
         "docs/benchmarks/answers.md): keep all branches (bfs:select=all) or vote (self-consistency)"
@@ -87,8 +75,13 @@ def test_other_searches_evaluators_and_models_are_not(
     assert caplog.messages == []
 
 
-def test_solve_warns(scripted: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_command_warns(
+    scripted: Any, tot: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("tot.evaluators.noise.family_of", lambda model: "qwen2-0.5b")
-    solve("gsm8k", "1 + 1?", decoder=scripted({}), search=BFS(thoughts=2, depth=2), evaluator=LogProb())
-    (message,) = (text for text in caplog.messages if "too noisy" in text)
-    assert message.startswith("LogProb is too noisy to prune by on GSM8K with qwen2-0.5b (AUROC 0.57, ")
+    monkeypatch.setattr("tot.decoders.engine.open_models.shared_engines", lambda *_, **__: nullcontext([None]))
+    monkeypatch.setattr("tot.llm.decoders.load_decoder", lambda *_, **__: nullcontext(scripted({})))
+    monkeypatch.setattr("tot.llm.decoders.has_chat_template", lambda _: False)
+    status, _, err = tot("solve", "gsm8k", "1 + 1?", "--search", "bfs:thoughts=2,depth=2", "--evaluator", "logprob")
+    assert status == 0
+    assert "LogProb is too noisy to prune by on GSM8K with qwen2-0.5b (AUROC 0.57, " in err + "".join(caplog.messages)

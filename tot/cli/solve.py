@@ -18,6 +18,7 @@ from tot.config import SearchConfig
 from tot.decoders.errors import OptionError, TaskError
 
 if TYPE_CHECKING:
+    from tot.run import Run
     from tot.search.checkpoint import Checkpoint
     from tot.task.task import Task
 
@@ -181,6 +182,7 @@ def _run(
     from tot.api import solve
     from tot.cli.output import show
     from tot.decoders.files import write_json
+    from tot.evaluators.noise import warn_if_noisy
     from tot.report.terminal import complain, progress
     from tot.search.checkpoint import Checkpoint
     from tot.serving.live import LiveSearches
@@ -188,7 +190,7 @@ def _run(
     about: dict[str, Any] = {name: settings.get(name) for name in ("task", "question", "reference", "out")}
     config = SearchConfig.of(None, {name: value for name, value in settings.items() if name not in about})
     task = config.suited(about["task"])
-    config.parts(task)  # refuse parts that do not fit before a file is written
+    parts = config.parts(task)  # refuse parts that do not fit before a file is written
     task.start(about["question"])
     config = config.model_copy(update={"prompts": task.prompts.kind})
     stack, runs = ExitStack(), LiveSearches()
@@ -207,6 +209,12 @@ def _run(
     search = stack.enter_context(runs.run("tot solve", about["question"]))
     if live:
         complain(f"tot solve: the tree is shown at {address}#run-{search.id}")
+
+    def watch(run: Run) -> None:
+        if search.run is None:  # the search begins
+            warn_if_noisy(task, parts["search"], parts["evaluator"], run.backend.loaded("evaluate"))
+        search.watch(run)
+
     bars = progress(lambda: search.line or f"loading the model … {time.monotonic() - started:.0f} s", quiet=as_json)
     search.votes = live or not bars.disable
     with stack:
@@ -217,7 +225,7 @@ def _run(
                     about["question"],
                     config,
                     checkpoint=checkpoint,
-                    watch=search.watch,
+                    watch=watch,
                 )
         except BaseException:
             if checkpoint is not None:

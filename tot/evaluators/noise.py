@@ -7,16 +7,10 @@ import logging
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
-
-from tot.evaluators.base import Evaluator
 from tot.llm.family import family_of
 from tot.task.task import Task
-
-if TYPE_CHECKING:
-    from tot.decoders.models.loaded import LoadedModel
 
 log = logging.getLogger(__name__)
 
@@ -27,10 +21,8 @@ WEIGH = 0.5
 """AUROC of whole solutions above which weights improve a vote: chance."""
 
 
-class Auroc(BaseModel):
-    """A row of the table: the AUROC of an evaluator within a question, with the bounds of its 95% interval."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class Auroc(NamedTuple):
+    """A row of `measured.json`: the AUROC of an evaluator within a question, with the bounds of its 95% interval."""
 
     task: str
     """Class of the task."""
@@ -45,12 +37,7 @@ class Auroc(BaseModel):
 
 
 def use_of(unfinished: float | None, whole: float | None) -> Use:
-    """Return the use that an evaluator's AUROC allows.
-
-    Args:
-        unfinished: Lower bound of the AUROC of unfinished solutions; None if it is not known.
-        whole: Lower bound of the AUROC of whole solutions; None if it is not known.
-    """
+    """Return the use that the lower bounds of an evaluator's AUROC allow, of unfinished and of whole solutions."""
     if unfinished is not None and unfinished >= PRUNE:
         return "prune"
     return "weigh" if whole is not None and whole > WEIGH else "neither"
@@ -58,28 +45,19 @@ def use_of(unfinished: float | None, whole: float | None) -> Use:
 
 @cache
 def table() -> Sequence[Auroc]:
-    """Return the measured evaluators."""
     rows = json.loads(files(__package__).joinpath("measured.json").read_text(encoding="utf-8"))
     return [Auroc(**row) for row in rows]
 
 
-def warn_if_noisy(task: Task, search: Any, evaluator: Evaluator, model: LoadedModel | None) -> None:
-    """Warn if a search drops states by an evaluator that the table calls too noisy for the task and the model.
-
-    Each row warns once per process.
-    """
+def warn_if_noisy(task: Task, search: Any, evaluator: Any, model: Any) -> None:
+    """Warn if a search drops states by an evaluator that the table calls too noisy for the task and the model."""
     if not (prunes := getattr(search, "prunes", None)) or not prunes(task):
         return
     names = type(task).__name__, family_of(model), type(evaluator).__name__
     for row in table():
-        if (row.task, row.model, row.evaluator) == names and use_of(row.unfinished[1], None) != "prune":
-            _warn(row)
-
-
-@cache
-def _warn(row: Auroc) -> None:
-    log.warning(
-        "%s is too noisy to prune by on %s with %s (AUROC %.2f, %.2f to %.2f; %s): keep all branches (bfs:select=all) "
-        "or vote (self-consistency)",
-        *(row.evaluator, row.task, row.model, *row.unfinished, row.source),
-    )
+        if row[:3] == names and use_of(row.unfinished[1], None) != "prune":
+            log.warning(
+                "%s is too noisy to prune by on %s with %s (AUROC %.2f, %.2f to %.2f; %s): keep all branches "
+                "(bfs:select=all) or vote (self-consistency)",
+                *(row.evaluator, row.task, row.model, *row.unfinished, row.source),
+            )

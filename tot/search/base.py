@@ -10,11 +10,11 @@ import logging
 import math
 import random
 from abc import abstractmethod
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -24,10 +24,9 @@ from tot.evaluators.base import Evaluator
 from tot.llm.replies import Evaluation, as_evaluation, as_proposal, as_proposals
 from tot.llm.seeds import derive
 from tot.running import run_to_end
-from tot.search.branches import Branches
 from tot.search.growth import SearchTree
 from tot.search.hooks import Hooks
-from tot.search.steps import Evaluate, Expand, Fork, Step, Steps
+from tot.search.steps import Branches, Evaluate, Expand, Fork, Step, Steps
 from tot.task.checked import CheckedTask
 from tot.task.task import Task
 from tot.task.world import HasActions
@@ -37,9 +36,8 @@ from tot.tree.tree import Node
 log = logging.getLogger(__name__)
 
 _IDLE = 10_000
-"""Maximum number of steps in a row without progress."""
+"""Maximum number of steps in a row that add no node."""
 Count = Annotated[int, Field(ge=1)]
-Depth = Count | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,9 @@ class Search(BaseModel):
     """Whether the thought generator extends unfinished states. The parts of such a search are checked on the task."""
     wanders: ClassVar[bool] = False
     """Whether a path may return to a state that it has already visited."""
-    depth: Depth = None
+    merging: ClassVar[bool] = False
+    """Whether equal states of a world are merged, wherever they are in the tree (a graph of thoughts)."""
+    depth: Count | None = None
     """T: T - 1 levels of thoughts, then the answer. None uses the task's depth."""
     aggregate: Literal["best", "vote", "majority"] = "best"
     """How to pick the answer: from the best state, or by a vote of all complete states.
@@ -90,7 +90,10 @@ class Search(BaseModel):
         hooks: object | None = None,
         resources: Resources | None = None,
     ) -> SearchState:
-        """Start this search at the root of a new tree; drive it with `ask` and `tell`."""
+        """Start this search at the root of a new tree; drive it with `ask` and `tell`.
+
+        `hooks` are described in `tot.search.hooks`.
+        """
         return SearchState(self, task, question, seed=seed, hooks=hooks, resources=resources)
 
     @abstractmethod
@@ -103,10 +106,6 @@ class Search(BaseModel):
         The keys are "search", "generator" and "evaluator".
         """
         return {}
-
-    def resolved(self, find: Callable[[Any], Any]) -> Self:
-        """Return this search with its evaluators resolved: `find` turns a name into an object, and checks it."""
-        return self
 
     def evaluates(self, task: Task) -> bool:
         """Return whether the search needs values of states."""
@@ -142,18 +141,8 @@ class Search(BaseModel):
         return self.depth or task.depth
 
     def merges(self, root: State) -> bool:
-        """Return whether equal states are merged, wherever they are in the tree."""
-        return False
-
-
-class MergingSearch(Search):
-    """A search that can grow a graph of thoughts."""
-
-    merge: bool | None = None
-    """Merge equal states (a graph of thoughts). None merges them if the task has a world."""
-
-    def merges(self, root: State) -> bool:
-        return root.world is not None if self.merge is None else self.merge
+        """Return whether equal states of a tree with this root are merged."""
+        return self.merging and root.world is not None
 
 
 def by_value(nodes: Sequence[Node]) -> list[Node]:
@@ -190,7 +179,7 @@ class SearchState(SearchTree):
             levels=math.inf if depth is None else depth - 1,
             merge=options.merges(root),
             wanders=options.wanders,
-            accepts=lambda node: bool(self._hooks.emit("on_goal", self, [node])),
+            accepts=lambda node: bool(self.emit("on_goal", [node])),
         )
         if self.levels < 1 and not options.whole:
             _warn_of_depth()
@@ -201,14 +190,11 @@ class SearchState(SearchTree):
         self.stopped: str | None = None
         """Why the search ended early or without a goal, if it did."""
         self._seed = seed
-        self._hooks = Hooks(hooks)
+        self._hooks = None if hooks is None else Hooks(hooks)
         self._turns: defaultdict[int, int] = defaultdict(int)
         """By node: how often it was expanded."""
-        self._finished = False
-        self._reached: set[tuple[str | bool, int]] = set()
-        """The nodes that steps have expanded or evaluated, and the sizes of the tree at steps."""
-        self._idle = 0
-        """Number of steps since the last one that reached something new."""
+        self._steps: Counter[int] = Counter()
+        """Number of steps, by the size of the tree."""
         self._branches = Branches(type(options).__name__, options.steps(self), self._prepare)
         self.check_end(self.tree.root, root)
 
@@ -218,33 +204,29 @@ class SearchState(SearchTree):
 
     def pending(self) -> list[Step]:
         """Return the next step of every branch. They can run at the same time; `tell` takes them in any order."""
-        self._branches.advance(lambda: self._finished)
+        self._branches.advance()
         if not isinstance(self.best, Node):
             name = type(self.options).__name__
             raise TaskError(f"{name} set search.best to {self.best!r:.60}: set it to a node")
-        if self._finished:
+        if self._branches.stopped:
             return []
         steps = self._branches.pending
-        self._finished = not steps
-        if self._finished and self.stopped is None and self._has_terminal and not self.goals:
+        self._branches.stopped = not steps
+        if not steps and self.stopped is None and self._has_terminal and not self.goals:
             self.stopped = f"no goal among {len(self.tree) - 1} thoughts"
         return steps
 
     def _prepare(self, step: Step | Fork) -> Step | Fork:
-        """Call the hooks of an expansion, and number it. Stop the search after many steps that reach no new node."""
+        """Call the hooks of an expansion, and number it. Stop the search after many steps that add no node."""
         if isinstance(step, Expand):
-            nodes = self._hooks.emit("on_select", self, [node for node in step.nodes if not node.pruned])
+            nodes = self.emit("on_select", [node for node in step.nodes if not node.pruned])
             turn = 0
             if step.sample is None:
                 turn = max((self._turns[node.id] for node in nodes), default=0)
                 self._turns.update({node.id: turn + 1 for node in nodes})
             step = replace(step, nodes=tuple(nodes), states=tuple(map(self.tree.state, nodes)), turn=turn)
-        kind = step.fast if isinstance(step, Evaluate) else "expand"
-        nodes_of = () if isinstance(step, Fork) else step.nodes
-        reached = {(kind, node.id) for node in nodes_of} | {("node", len(self.tree))}
-        self._idle = self._idle + 1 if reached <= self._reached else 0
-        self._reached |= reached
-        if self._idle >= _IDLE:
+        self._steps[len(self.tree)] += 1
+        if self._steps[len(self.tree)] > _IDLE:
             self.stop(f"no progress in {_IDLE} steps")
         return step
 
@@ -268,31 +250,30 @@ class SearchState(SearchTree):
         if isinstance(step, Expand):
             proposals = [as_proposals(siblings, self.task) for siblings in results]
             if not executed:
-                run_to_end(self.execution.execute(step.nodes, step.states, proposals))
+                run_to_end(self.execute(step.nodes, step.states, proposals))
             children: dict[int, Node] = {}
             for node, siblings in zip(step.nodes, proposals, strict=True):
-                self.execution.remember(node, siblings)
                 for proposal in siblings:
                     if (child := self.add(node, proposal, step.whole)) is not None:
                         children[child.id] = child
-            nodes = self._hooks.emit("on_expand", self, list(children.values()))
+            nodes = self.emit("on_expand", list(children.values()))
         else:
             for node, evaluation in zip(step.nodes, list(map(as_evaluation, results)), strict=True):
                 self._value(node, evaluation, step.fast)
-            nodes = self._hooks.emit("on_evaluate", self, list(step.nodes))
+            nodes = self.emit("on_evaluate", list(step.nodes))
         self._branches.receive(step, nodes)
-        if self._finished:  # a hook stopped the search before the algorithm saw these nodes
+        if self._branches.stopped:  # a hook stopped the search before the algorithm saw these nodes
             self.best = max([self.best, *self.goals, *nodes], key=self._rank)
         return nodes
 
     def stop(self, why: str | None = None) -> None:
         """End the search and all of its branches; `search.best` stays as it is."""
-        self.stopped, self._finished = why, True
+        self.stopped, self._branches.stopped = why, True
 
     def inject(self, parent: Node, thought: str | Thought) -> Node | None:
         """Add the caller's thought as a child of `parent`. Return None if it is not legal or already exists."""
         proposal = as_proposal(thought, self.task)
-        run_to_end(self.execution.execute([parent], [self.tree.state(parent)], [[proposal]]))
+        run_to_end(self.execute([parent], [self.tree.state(parent)], [[proposal]]))
         return self.add(parent, proposal)
 
     def expand(
@@ -322,12 +303,12 @@ class SearchState(SearchTree):
         return ends or [node for node in leaves if node.depth == deepest] or [self.best]
 
     def emit(self, event: str, nodes: list[Node]) -> list[Node]:
-        """Call the hook of an event that the algorithm triggers. Return the nodes to continue with."""
-        return self._hooks.emit(event, self, nodes)
+        """Call the hook of an event. Return the nodes to continue with."""
+        return nodes if self._hooks is None else self._hooks.emit(event, self, nodes)
 
     def random(self, *about: object) -> random.Random:
         """Return a random generator seeded only by the run's seed, the question and `about`."""
-        return random.Random(derive(self._seed, self.tree.state(self.tree.root).question, *about))
+        return random.Random(derive(self._seed, self.tree.question, *about))
 
     def _rank(self, node: Node) -> tuple[bool, bool, float]:
         """Sort key: verified answers, then goals, then the value."""

@@ -12,14 +12,14 @@ from typing import Any, Literal
 
 from tot.decoders.errors import OptionError
 from tot.generators.enumerate import Enumerate
-from tot.search.base import Count, MergingSearch, SearchState
+from tot.search.base import Count, Search, SearchState
 from tot.search.steps import Steps
 from tot.task.task import Task
 from tot.task.world import HasHeuristic, HasTerminal
 from tot.tree.tree import Node
 
 
-class BestFirst(MergingSearch):
+class BestFirst(Search):
     """Best-first search. `rank` sets the order of the queue:
 
     cost    f = g + h, from the task's `cost` and `heuristic` (A*). The first goal is the cheapest if h never
@@ -34,7 +34,7 @@ class BestFirst(MergingSearch):
     unlimited unless `depth` is given.
     """
 
-    expands = True
+    expands = merging = True
     rank: Literal["auto", "cost", "value", "prior"] = "auto"
     thoughts: Count | None = None
     """Number of thoughts per state. None uses the generator's default; A* needs all actions."""
@@ -102,7 +102,7 @@ class BestFirst(MergingSearch):
     def _priority(self, rank: str, node: Node, search: SearchState) -> tuple[float, float]:
         """Return the queue's sort key and the estimated distance to a goal; lowest first."""
         if rank == "cost":
-            distance = search.heuristic(node)
+            distance = search.checked.heuristic(search.tree.state(node))
             return node.cost + distance, distance
         if rank == "value":
             distance = math.inf if node.value is None else -node.value

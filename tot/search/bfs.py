@@ -9,14 +9,14 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from tot.search.base import Count, MergingSearch, SearchState, by_value
+from tot.search.base import Count, SearchState, by_value
 from tot.search.steps import Steps
 from tot.search.votes import VotesUntilSure
 from tot.task.task import Task
 from tot.tree.tree import Node
 
 
-class BFS(MergingSearch, VotesUntilSure):
+class BFS(VotesUntilSure):
     """Breadth-first search.
 
     Expand each of the `breadth` (b) best states into `thoughts` (n) children, for `depth` (T) - 1 levels. Then answer
@@ -24,7 +24,7 @@ class BFS(MergingSearch, VotesUntilSure):
     ends the search.
     """
 
-    expands = True
+    expands = merging = True
     thoughts: Count | None = 3
     """Number of children per state. None uses the generator's default."""
     breadth: Count = 3

@@ -15,7 +15,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tot.decoders.errors import OptionError, readable, reason
 from tot.llm.family import identity_of
-from tot.search.base import Search
 from tot.search.votes import Ballot, elected
 from tot.task.task import Task
 
@@ -94,16 +93,13 @@ def curves_for(task: Task, path: str | Path | None) -> tuple[Curve, ...]:
     return found
 
 
-def curve_for(task: Task, search: Search, decoders: Mapping[Any, Any], path: str | Path | None) -> Curve | None:
+def curve_for(task: Task, decoders: Mapping[Any, Any], path: str | Path | None) -> Curve | None:
     """Return the curve for a task and the model of its decoders by purpose.
 
-    None if no shipped curve was fitted for the task and model, or the solutions of the search share thoughts: the
-    shipped curves are for independent solutions. If a search asks a larger model where it is not sure, the curve is the
-    larger model's, and the session drops it if that model gives no answer. Raises OptionError if the file can't be
-    read, or a given file has no curve for the task and model.
+    None if no shipped curve was fitted for the task and model. If a search asks a larger model where it is not sure,
+    the curve is the larger model's. Raises OptionError if the file can't be read, or a given file has no curve for the
+    task and model.
     """
-    if path is None and not search.whole:
-        return None
     decoder = decoders.get("escalate") or decoders.get("generate")
     curves, model = curves_for(task, path), identity_of(getattr(getattr(decoder, "engine", None), "loaded", None))
     found = next((curve for curve in curves if curve.model == model), None)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tot.search.base import Count, MergingSearch, SearchState, by_value
+from tot.search.base import Count, Search, SearchState, by_value
 from tot.search.steps import Steps
 from tot.tree.tree import Node
 
 
-class DFS(MergingSearch):
+class DFS(Search):
     """Depth-first search.
 
     A state's children are evaluated together and visited in descending order of value. The search ends at the first
@@ -20,7 +20,7 @@ class DFS(MergingSearch):
     defines no terminal states, every state at full depth is a goal.
     """
 
-    expands = True
+    expands = merging = True
     thoughts: Count | None = 3
     """Number of children per state. None uses the generator's default."""
     threshold: float | None = None

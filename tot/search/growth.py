@@ -11,42 +11,8 @@ from tot.llm.replies import Proposal
 from tot.task.checked import CheckedTask
 from tot.task.task import Task
 from tot.task.world import HasAct, HasTerminal
-from tot.tree.thought import Observation, State, Thought
+from tot.tree.thought import Observation, State
 from tot.tree.tree import Node, ThoughtTree
-
-
-class Execution:
-    """Executes thoughts. Equal thoughts after a node are executed once."""
-
-    def __init__(self, task: CheckedTask) -> None:
-        self._task = task
-        self._observations: dict[tuple[int, str], Observation | None] = {}
-        self._locks: defaultdict[tuple[int, str], asyncio.Lock] = defaultdict(asyncio.Lock)
-
-    async def execute(
-        self, nodes: Sequence[Node], states: Sequence[State], proposed: Sequence[Sequence[Proposal]]
-    ) -> None:
-        """Execute the thoughts proposed after each node, concurrently, and add their observations."""
-        if isinstance(self._task.task, HasAct):
-            places = zip(nodes, states, proposed, strict=True)
-            await asyncio.gather(*(self._execute(node, state, one) for node, state, some in places for one in some))
-
-    async def _execute(self, node: Node, state: State, proposal: Proposal) -> None:
-        thought = proposal.thought
-        if thought is None or thought.observation is not None:
-            return
-        key = node.id, thought.text
-        async with self._locks[key]:
-            if key not in self._observations:
-                self._observations[key] = await self._task.act(state, thought)
-        if (observation := self._observations[key]) is not None:
-            proposal.thought = thought.model_copy(update={"observation": observation})
-
-    def remember(self, node: Node, proposals: Sequence[Proposal]) -> None:
-        """Remember the observations of thoughts after a node, which an earlier run may have executed."""
-        for proposal in proposals:
-            if proposal.thought is not None:
-                self._observations.setdefault((node.id, proposal.thought.text), proposal.thought.observation)
 
 
 class SearchTree:
@@ -62,7 +28,6 @@ class SearchTree:
         self.task = task
         self.checked = CheckedTask(task)
         self.tree = ThoughtTree(root)
-        self.execution = Execution(self.checked)
         self.levels = levels
         self.goals: list[Node] = []
         """Terminal states that the task accepts as solutions, in the order in which they were found."""
@@ -72,21 +37,38 @@ class SearchTree:
         self._wanders = wanders
         self._accepts = accepts
         self._has_terminal = isinstance(task, HasTerminal)
+        self._observations: dict[tuple[int, str], Observation | None] = {}
+        """By node and thought after it."""
+        self._locks: defaultdict[tuple[int, str], asyncio.Lock] = defaultdict(asyncio.Lock)
         self._keys: dict[int, Hashable] = {0: self.checked.key(root)}
         self._siblings: dict[tuple[int, Hashable], Node] = {}
         self._first_nodes: dict[Hashable, Node] = {self._keys[0]: self.tree.root}
 
+    async def execute(
+        self, nodes: Sequence[Node], states: Sequence[State], proposed: Sequence[Sequence[Proposal]]
+    ) -> None:
+        """Execute the thoughts proposed after each node, concurrently, and add their observations.
+
+        Equal thoughts after a node are executed once.
+        """
+        if isinstance(self.task, HasAct):
+            places = zip(nodes, states, proposed, strict=True)
+            await asyncio.gather(*(self._execute(node, state, one) for node, state, some in places for one in some))
+
+    async def _execute(self, node: Node, state: State, proposal: Proposal) -> None:
+        thought = proposal.thought
+        if thought is None or thought.observation is not None:
+            return
+        key = node.id, thought.text
+        async with self._locks[key]:
+            if key not in self._observations:
+                self._observations[key] = await self.checked.act(state, thought)
+        if (observation := self._observations[key]) is not None:
+            proposal.thought = thought.model_copy(update={"observation": observation})
+
     def is_end(self, node: Node) -> bool:
         """Return whether the node can't be expanded: it is terminal or at full depth."""
         return node.terminal or node.depth >= self.levels
-
-    def heuristic(self, node: Node) -> float:
-        """Return the task's estimate of the remaining cost."""
-        return self.checked.heuristic(self.tree.state(node))
-
-    def reward(self, node: Node) -> float:
-        """Return the task's reward at a node."""
-        return self.checked.reward(self.tree.state(node))
 
     def answer_at(self, node: Node) -> Any | None:
         """Return the answer that a node's state contains, or None if the model must be asked for it."""
@@ -94,7 +76,7 @@ class SearchTree:
 
     def verify(self, answer: Any) -> bool:
         """Return whether the task verifies the answer."""
-        return self.checked.verify(self.tree.state(self.tree.root).question, answer)
+        return self.checked.verify(self.tree.question, answer)
 
     def add(self, parent: Node, proposal: Proposal, whole: bool = False) -> Node | None:
         """Add a proposal, which may be a whole solution.
@@ -102,12 +84,13 @@ class SearchTree:
         Return the new node, or the known node of an equal state that it reaches at a lower cost, or None.
         """
         parent.parse_failures += proposal.parse_failures
-        thought = proposal.thought
+        if (thought := proposal.thought) is not None:  # an earlier run may have executed it
+            self._observations.setdefault((parent.id, thought.text), thought.observation)
         before = self.tree.state(parent)
-        state = None
+        state = key = None
         if thought is not None:
             state = before.then(thought) if whole else self.checked.step(before, thought)
-        key = None if thought is None or state is None else thought.text if whole else self.checked.key(state)
+            key = thought.text if whole or state is None else self.checked.key(state)
         returns = not self._wanders and any(self._keys[step.id] == key for step in self.tree.path(parent))
         if state is None or returns:
             parent.rejected += thought is not None  # not legal, or back at a state on the path
@@ -116,9 +99,8 @@ class SearchTree:
         thought = state.thoughts[-1]  # the task may have changed it
         cost = parent.cost + (0.0 if whole else self.checked.cost(before, thought))
         duplicate = self._siblings.get((parent.id, key)) or (self._first_nodes.get(key) if self._merge else None)
-        duplicate = None if whole else duplicate  # equal solutions count as two votes
-        if duplicate is not None:
-            return self._merge_into(duplicate, parent, thought, state, cost, proposal)
+        if duplicate is not None and not whole:  # equal solutions count as two votes
+            return self._merge_into(duplicate, parent, state, cost, proposal)
         node = self.tree.add(parent, thought, state.world, cost=cost, prior=proposal.prior)
         node.confidence, node.decoder = proposal.confidence, proposal.decoder
         self.tree.spend(node, proposal.usage, proposal.calls)
@@ -130,11 +112,9 @@ class SearchTree:
         self.check_end(node, state, whole)
         return node
 
-    def _merge_into(
-        self, node: Node, parent: Node, thought: Thought, state: State, cost: float, proposal: Proposal
-    ) -> Node | None:
+    def _merge_into(self, node: Node, parent: Node, state: State, cost: float, proposal: Proposal) -> Node | None:
         """Merge a proposal into the node of an equal state. Return the node if the new path costs less."""
-        sibling = node.parent == parent.id
+        thought, sibling = state.thoughts[-1], node.parent == parent.id
         node.merged += 1
         self.tree.spend(node, proposal.usage, proposal.calls)
         if sibling and node.prior is not None and proposal.prior is not None:

@@ -1,7 +1,4 @@
-"""Hooks: user functions that watch a search, and may prune, re-rank, inject thoughts or stop it.
-
-Each is called with the running search (a SearchState) and the nodes of an event.
-"""
+"""Hooks: user functions that watch a search, and may prune, re-rank, inject thoughts or stop it."""
 
 from __future__ import annotations
 
@@ -27,17 +24,15 @@ class Hooks:
     on_simulate       MCTS: the path that a rollout took
     on_backpropagate  MCTS: the path along which a reward was backpropagated
 
-    A hook returns None to change nothing, or the nodes to continue with, in their new order. Omitted nodes are pruned;
-    an omitted goal is no longer a goal. Nodes from `search.inject(parent, "thought")` can be added.
-    on_simulate and on_backpropagate must return None. `search.stop("why")` ends the search.
+    Each is called with the running search (a SearchState) and the nodes. It returns None to change nothing, or the
+    nodes to continue with, in their new order. Omitted nodes are pruned; an omitted goal is no longer a goal. Nodes
+    from `search.inject(parent, "thought")` can be added. on_simulate and on_backpropagate must return None.
+    `search.stop("why")` ends the search.
     """
 
-    def __init__(self, hooks: object | Mapping[str, Hook] | None = None) -> None:
-        if hooks is None:
-            methods: dict[str, Any] = {}
-        elif isinstance(hooks, Mapping):
-            methods = dict(hooks)
-        else:
+    def __init__(self, hooks: object | Mapping[str, Hook]) -> None:
+        methods = hooks
+        if not isinstance(methods, Mapping):
             methods = {name: getattr(hooks, name) for name in dir(hooks) if name.startswith("on_")}
             if not methods:
                 raise OptionError(f"hooks={hooks!r} has none of the methods {', '.join(EVENTS)}: define at least one")
@@ -46,13 +41,14 @@ class Hooks:
                 raise OptionError(unknown("hook", str(name), EVENTS))
             if not callable(hook):
                 raise OptionError(f"hook {name} = {hook!r} can't be called: pass a function of (search, nodes)")
-        self._hooks: dict[str, Hook] = methods
+        self._hooks = methods
 
     def emit(self, event: str, search: Any, nodes: list[Node]) -> list[Node]:
         """Call the hook of `event`. Return the nodes to continue with."""
-        hook = self._hooks.get(event)
+        if event not in self._hooks or not nodes:
+            return nodes
         with user_code(f"hook {event}"):
-            result = hook(search, nodes) if hook is not None and nodes else None
+            result = self._hooks[event](search, nodes)
         if result is None:
             return nodes
         if event in ("on_simulate", "on_backpropagate"):
@@ -60,8 +56,7 @@ class Hooks:
         retained = list(result) if isinstance(result, Iterable) else [result]
         if not all(isinstance(node, Node) for node in retained):
             raise OptionError(f"hook {event} returned {result!r}: return nodes, or None")
-        retained_ids = {node.id for node in retained}
         for node in nodes:
-            if node.id not in retained_ids and event != "on_goal":
+            if node not in retained and event != "on_goal":
                 search.tree.prune(node)
         return retained

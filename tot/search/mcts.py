@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import fmean
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializeAsAny
 
 from tot.evaluators.base import Evaluator
 from tot.evaluators.combine import Combine
@@ -53,15 +53,11 @@ class MCTS(VotesUntilSure):
     cum_reward: Literal["sum", "mean"] = "mean"
     """How to aggregate the rewards of a path. mean keeps Q on the scale of the fast rewards of unvisited children."""
     calc_q: Literal["mean", "max"] = "mean"
-    fast: Any = "evaluator"
+    fast: Literal["evaluator"] | SerializeAsAny[Evaluator] | None = "evaluator"
     """Evaluator of all new children; its value is their Q until they are visited (RAP's fast reward).
 
     "evaluator" is the state evaluator; another evaluator may be cheaper. None evaluates states only when visited.
     """
-
-    def resolved(self, find: Callable[[Any], Any]) -> Self:
-        own = self.fast not in (None, "evaluator")
-        return self.model_copy(update={"fast": find(self.fast)}) if own else self
 
     @property
     def fast_evaluator(self) -> Evaluator | None:
@@ -93,7 +89,7 @@ class _Statistics:
         options, search = self.options, self.search
         yield from self._expand([search.tree.root])
         done = 0
-        while done < options.iterations and not self.is_exhausted() and search.solved is None:
+        while done < options.iterations and self.children.get(0) and 0 not in self.exhausted and search.solved is None:
             paths = self._select_paths(min(options.leaves, options.iterations - done))
             yield from self._expand([path[-1] for path in paths if path[-1].visits and not self._is_closed(path[-1])])
             for path in paths:
@@ -114,10 +110,6 @@ class _Statistics:
         elif not self.ends and not search.tree.root.goal:
             search.stop(f"no terminal state was reached in {done} iterations")
 
-    def is_exhausted(self) -> bool:
-        """Return whether more visits would find nothing."""
-        return not self.children.get(0) or 0 in self.exhausted
-
     def _select_paths(self, count: int) -> list[list[Node]]:
         """Select paths to different leaves. Earlier paths count as visits with the worst reward (virtual loss)."""
         paths: list[list[Node]] = []
@@ -133,8 +125,11 @@ class _Statistics:
             paths.append(path)
         return paths
 
+    def _children(self, node: Node) -> list[Node]:
+        return [child for child in self.children.get(node.id, ()) if not child.pruned]
+
     def _best_child(self, node: Node) -> Node | None:
-        children = [child for child in self.children.get(node.id, ()) if not child.pruned]
+        children = self._children(node)
         return max(children, key=lambda child: self._urgency(child, node, len(children)), default=None)
 
     def _urgency(self, node: Node, parent: Node, siblings: int) -> float:
@@ -181,7 +176,7 @@ class _Statistics:
         yield self.search.evaluate([node for node in unknown if node.value is None])
         for node in unknown:
             if node.value is not None:
-                node.reward = node.value + self.search.reward(node)
+                node.reward = node.value + self.search.checked.reward(self.search.tree.state(node))
 
     def _roll_out(self, paths: Sequence[list[Node]]) -> Steps:
         """Extend all paths to end states, one level at a time."""
@@ -191,17 +186,13 @@ class _Statistics:
             yield from self._expand([path[-1] for path in unfinished])
             extended = []
             for path in unfinished:
-                if (child := self._simulated_child(path[-1])) is not None:
-                    path.append(child)
+                if children := self._children(path[-1]):
+                    path.append(max(children, key=lambda child: _fast(child) or 0.0))
                     extended.append(path)
             yield from self._evaluate(list({path[-1].id: path[-1] for path in extended}.values()))
             unfinished = [path for path in extended if not self.search.is_end(path[-1])]
         for path, length in zip(paths, before, strict=True):
             self.search.emit("on_simulate", path[length - 1 :])
-
-    def _simulated_child(self, node: Node) -> Node | None:
-        children = [child for child in self.children.get(node.id, ()) if not child.pruned]
-        return max(children, key=lambda child: _fast(child) or 0.0, default=None)
 
     def _back_up(self, path: list[Node]) -> None:
         rewards: list[float] = []
@@ -229,9 +220,7 @@ class _Statistics:
             self.search.best = max(self.ends, key=lambda end: end[0])[1]
             return
         node = self.search.tree.root
-        while visited := [
-            child for child in self.children.get(node.id, ()) if child.q is not None and not child.pruned
-        ]:
+        while visited := [child for child in self._children(node) if child.q is not None]:
             node = max(visited, key=lambda child: child.q or 0.0)
         self.search.best = node
 

@@ -107,7 +107,7 @@ class ThoughtTree:
         self._nodes = [Node(id=0, world=root.world)]
         self._edges: list[dict[int, Thought | None]] = [{}]
         """By node: its children, with the thought of each link, or None if the node is their parent."""
-        self._question = root.question
+        self.question = root.question
         self._before = root.thoughts
         self.calls: dict[int, list[Call]] = {}
         """The calls about each node."""
@@ -179,7 +179,7 @@ class ThoughtTree:
     def state(self, node: Node) -> State:
         """Return the state of a node: the question, the thoughts on its path, and its world."""
         thoughts = (*self._before, *(step.thought for step in self.path(node) if step.thought is not None))
-        return State.model_construct(question=self._question, thoughts=thoughts, world=node.world)
+        return State.model_construct(question=self.question, thoughts=thoughts, world=node.world)
 
     def children(self, node: Node) -> list[Node]:
         return [self[i] for i in list(self._edges[node.id])]
@@ -207,13 +207,6 @@ class ThoughtTree:
     def leaves(self) -> list[Node]:
         """Return the nodes without children that are not pruned."""
         return [node for node in self if not self._edges[node.id] and not node.pruned]
-
-    def best(self) -> Node:
-        """Return the most valuable leaf: goals first, then other terminal states. The first wins a tie."""
-        return max(
-            self.leaves() or [self.root],
-            key=lambda node: (node.goal, node.terminal, float("-inf") if node.value is None else node.value),
-        )
 
     def prune(self, node: Node) -> None:
         """Mark a node and its descendants as pruned. They stay in the tree."""
