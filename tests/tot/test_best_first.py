@@ -110,14 +110,14 @@ def cheapest(roads: Map, start: str) -> float:
     return float("inf")
 
 
-@given(seed=st.integers(0, 10**6), batch=st.integers(1, 3), merge=st.booleans())
-def test_the_path_is_the_cheapest_on_any_map_with_any_admissible_estimate(seed: int, batch: int, merge: bool) -> None:
+@given(seed=st.integers(0, 10**6), batch=st.integers(1, 3))
+def test_the_path_is_the_cheapest_on_any_map_with_any_admissible_estimate(seed: int, batch: int) -> None:
     draw = random.Random(seed)
     places = "sabcdeg"
     roads = {a: {b: float(draw.randint(0, 9)) for b in places if b != a and draw.random() < 0.45} for a in places}
     true = {place: cheapest(roads, place) for place in places}
     ahead = {place: draw.choice([0.0, 0.5, 1.0]) * min(true[place], 30.0) for place in places}
-    search = BestFirst(batch=batch, merge=merge).start(Roads(roads, ahead), "q")
+    search = BestFirst(batch=batch).start(Roads(roads, ahead), "q")
     ride(search)
     if true["s"] == float("inf"):
         assert search.stopped == f"no goal: the queue is empty after {len(search.tree) - 1} thoughts"

@@ -12,7 +12,6 @@ import pytest
 from tot import BFS, DFS, MCTS, Evaluator, Generator, Search, Task, evaluate, solve
 from tot.decoders import Completion, Usage
 from tot.decoders.errors import OptionError, TaskError, TotError
-from tot.search.base import MergingSearch
 
 SEARCH = BFS(thoughts=2, breadth=1, depth=3)
 
@@ -147,7 +146,7 @@ def test_a_failing_generator_is_named(thoughts: Any, message: str) -> None:
         solved(generator=Writes(thoughts=thoughts))
 
 
-class Odd(MergingSearch):
+class Odd(Search):
     what: str
 
     def steps(self, search: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tot import SearchConfig, Solution, load_task, solve
+from tot import MCTS, Confidence, Heuristic, SearchConfig, Solution, load_task, solve
 from tot.decoders import Completion, OptionError, Request, TaskError, TotError, Usage
 from tot.decoders.request import ChoiceLogprob
 from tot.registry import EVALUATORS, GENERATORS, SEARCHES
@@ -31,8 +31,8 @@ SEARCH = {
     "best-first by value": "best-first:rank=value,thoughts=2,depth=3",
     "best-first by prior": "best-first:rank=prior,thoughts=2,depth=3",
     "mcts": "mcts:iterations=2,thoughts=2,depth=3",
-    "mcts with fast heuristics": "mcts:iterations=2,thoughts=2,depth=3,fast=heuristic",
-    "mcts with fast confidence": "mcts:iterations=2,thoughts=2,depth=3,fast=confidence",
+    "mcts with fast heuristics": MCTS(iterations=2, thoughts=2, depth=3, fast=Heuristic()),
+    "mcts with fast confidence": MCTS(iterations=2, thoughts=2, depth=3, fast=Confidence()),
     "ab-mcts": "ab-mcts:iterations=3,together=2,depth=3",
     "refine": "refine:thoughts=2,depth=3",
     "rap": "rap:iterations=2,depth=3",

@@ -30,12 +30,9 @@ class Places(Task):
         return state.world == "goal"
 
 
-# -- redundant thoughts -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("back", ["start", "x"])
 def test_a_thought_that_returns_to_its_own_path_is_dropped(back: str) -> None:
-    search = BFS(merge=False, breadth=1).start(Places(), "q")
+    search = BFS(breadth=1).start(Places(), "q")
     for place, more in (("start", ["x"]), ("x", ["y"]), ("y", [back, "z"])):
         step = search.ask()
         assert isinstance(step, Expand)
@@ -48,83 +45,59 @@ def test_a_thought_that_returns_to_its_own_path_is_dropped(back: str) -> None:
 
 
 SEARCHES = [
-    BFS(thoughts=None, breadth=99, depth=99, merge=False),
     BFS(thoughts=None, breadth=99, depth=99),
-    DFS(thoughts=None, merge=False, depth=99),
     DFS(thoughts=None, depth=99),
-    BestFirst(rank="value", merge=False),
     BestFirst(rank="value"),
     MCTS(thoughts=None, iterations=60, depth=99),
 ]
 
 
-@pytest.mark.parametrize("search", SEARCHES, ids=repr)
+@pytest.mark.parametrize("search", SEARCHES, ids=lambda search: type(search).__name__)
 def test_every_search_of_a_cyclic_graph_without_a_goal_ends_and_reports_it(search: Any) -> None:
     """Five places, each connected to all and to itself: no path may have a place twice."""
     places = ["start", "v", "w", "x", "y"]
-    search = search.start(Places(), "q")
+    running = search.start(Places(), "q")
     steps = 0
-    while (step := search.ask()) is not None:
+    while (step := running.ask()) is not None:
         steps += 1
         assert steps < 2000
-        search.tell([places if isinstance(step, Expand) else 1.0 for _ in step.nodes])
+        running.tell([places if isinstance(step, Expand) else 1.0 for _ in step.nodes])
     simple_paths = 4 + 4 * 3 + 4 * 3 * 2 + 4 * 3 * 2 * 1
-    assert len(search.tree) - 1 <= simple_paths
-    for node in search.tree:
-        worlds = [step.world for step in search.tree.path(node)]
+    assert len(running.tree) - 1 <= simple_paths
+    for node in running.tree:
+        worlds = [step.world for step in running.tree.path(node)]
         assert len(set(worlds)) == len(worlds)
-    if getattr(search, "merge", False) is None:
-        assert len(search.tree) == 5
-    assert search.stopped is not None
-    assert search.stopped.startswith("no ")
+    if search.merging:
+        assert len([node for node in running.tree if not node.pruned]) == 5
+    assert str(running.stopped).startswith("no ")
 
 
-# -- the graph of thoughts --------------------------------------------------------------------------------------
-
-
-def test_equal_states_are_merged_and_the_other_way_in_is_a_link() -> None:
-    search = BFS(merge=True).start(Places(), "q")
+@pytest.mark.parametrize("way", ["x", "9-x"])
+def test_equal_states_are_merged_and_the_other_way_in_is_a_link(way: str) -> None:
+    search = BFS().start(Places(), "q")
     search.ask()
     v, w = search.tell([["v", "w"]])
     search.ask()
     search.tell([2, 1])
     search.ask()
-    (x,) = search.tell([["x"], ["x"]])
+    (x,) = search.tell([["x"], [way]])
     assert (x.parent, x.merged, x.cost) == (v.id, 1, 2)
-    assert [(tail.id, head.id, thought.text) for tail, head, thought in search.tree.links()] == [(w.id, x.id, "x")]
+    assert [(tail.id, head.id, thought.text) for tail, head, thought in search.tree.links()] == [(w.id, x.id, way)]
 
 
-def test_a_moved_state_has_the_world_of_its_new_way() -> None:
-    """The world also records its path, which the key ignores."""
-
-    def step(self: Task, state: State, thought: Thought) -> State:
-        place = thought.text.rpartition("-")[2]
-        return state.then(thought, {"place": place, "came": [*(state.world or {}).get("came", ()), thought.text]})  # type: ignore[union-attr,misc,list-item]
-
-    members = {
-        "start": lambda self, question: State(question=question, world={"place": "start", "came": []}),
-        "step": step,
-        "key": lambda self, state: state.world["place"],
-        "is_terminal": lambda self, state: False,
-    }
-    search = BFS(merge=True).start(type("Noting", (Places,), members)(), "q")
+def test_a_cheaper_way_to_a_state_replaces_its_node() -> None:
+    search = BFS().start(Places(), "q")
     search.ask()
     search.tell([["9-v", "1-w"]])
     search.ask()
     search.tell([1, 1])
     search.ask()
-    (x,) = search.tell([["1-x"], ["2-x"]])
-    assert [thought.text for thought in search.tree.state(x).thoughts] == ["1-w", "2-x"]
-    assert search.tree.state(x).world == {"place": "x", "came": ["1-w", "2-x"]}
+    dear, cheap = search.tell([["1-x"], ["2-x"]])
+    assert [(node.cost, node.pruned) for node in (dear, cheap)] == [(10, True), (3, False)]
+    assert search.tree.state(cheap).text == "1-w\n2-x"
 
 
-def test_merging_is_the_default_only_for_tasks_with_a_world() -> None:
-    assert [search().merges(State(question="q", world=0)) for search in (BFS, DFS, BestFirst, MCTS)] == [
-        True,
-        True,
-        True,
-        False,
-    ]
-    assert not any(search().merges(State(question="q")) for search in (BFS, DFS, BestFirst, MCTS))
-    assert BFS(merge=True).merges(State(question="q"))
-    assert not BFS(merge=False).merges(State(question="q", world=0))
+def test_states_are_merged_only_in_a_world() -> None:
+    searches = (BFS(), DFS(), BestFirst(), MCTS())
+    assert [search.merges(State(question="q", world=0)) for search in searches] == [True, True, True, False]
+    assert not any(search.merges(State(question="q")) for search in searches)

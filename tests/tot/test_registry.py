@@ -84,8 +84,7 @@ KNOWN = {"search": SEARCHES, "generator": GENERATORS, "evaluator": EVALUATORS}
         ("search", " mcts : iterations = 20 , rule=puct ", MCTS(iterations=20, rule="puct")),
         ("search", "mcts:rollout=none,thoughts=none", MCTS(rollout="none", thoughts=None)),
         ("search", "mcts:fast=none", MCTS(fast=None)),
-        ("search", "mcts:fast=logprob:window=5", MCTS(fast=LogProb(window=5))),
-        ("search", "bfs:thoughts=None,merge=true,aggregate=vote", BFS(thoughts=None, merge=True, aggregate="vote")),
+        ("search", "bfs:thoughts=None,aggregate=vote", BFS(thoughts=None, aggregate="vote")),
         ("search", "bfs:", BFS()),
         ("search", "dfs:threshold=-0.5,depth=2", DFS(threshold=-0.5, depth=2)),
         ("search", "best-first:rank=prior,batch=4", BestFirst(rank="prior", batch=4)),
@@ -133,7 +132,7 @@ def test_an_installed_plug_in_is_known_to_programs_and_not_to_the_tests(tmp_path
         ("search", "", r"unknown search '': choose one of ab-mcts, act"),
         ("generator", "sampel:x=2", r"unknown generator 'sampel' \(did you mean sample\?\): choose one of continue, "),
         ("evaluator", "judge", r"unknown evaluator 'judge': choose one of classify, confidence, "),
-        ("search", "bfs:width=2", r"search bfs, option width: .* \(its options: depth, aggregate, until, merge, "),
+        ("search", "bfs:width=2", r"search bfs, option width: .* \(its options: depth, aggregate, until, thoughts, "),
         ("search", "bfs:breadth=0", r"search bfs, option breadth: .*greater than or equal to 1 \(its options: "),
         ("search", "bfs:breadth=many", r"search bfs, option breadth: .*valid integer"),
         ("search", "bfs:breadth", r"search 'bfs:breadth': 'breadth' is not an option: write bfs:option=value,"),
@@ -142,7 +141,7 @@ def test_an_installed_plug_in_is_known_to_programs_and_not_to_the_tests(tmp_path
         ("generator", "enumerate:prior=none", r"generator enumerate, option prior: Input should be 'model', 'uniform'"),
         ("search", "dfs:goals=2", r"search dfs, option goals: was removed: the search ends at its first goal"),
         ("evaluator", "reward-model:model=x", r"evaluator .* was removed: write an evaluator that calls it"),
-        ("search", "mcts:fast=nonsense", r"nonsense.*"),  # not the name of an evaluator
+        ("search", "mcts:fast=logprob", r"fast.*Evaluator"),  # only an object
     ],
 )  # fmt: skip
 def test_an_unknown_name_is_rejected_with_the_choices(kind: str, text: str, message: str) -> None:
@@ -294,8 +293,6 @@ class Half:
         ({"generator": 5}, "generator=5 has no method 'propose'"),
         ({"evaluator": Likelihood}, "evaluator=Likelihood is a class"),
         ({"evaluator": Half()}, "evaluator=.*Half.* has no method 'key'"),
-        ({"search": MCTS(fast=3)}, "evaluator=3 has no method 'evaluate'"),
-        ({"search": MCTS(fast=Likelihood)}, "evaluator=Likelihood is a class"),
         ({"budget": 3}, "budget = 3: Input should be a valid dictionary or instance of Budget"),
     ],
 )

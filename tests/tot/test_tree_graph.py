@@ -1,4 +1,4 @@
-"""ThoughtTree as a graph of thoughts: links, moves, worlds and all fields in JSON; pruning and leaves."""
+"""ThoughtTree as a graph of thoughts: links, worlds and all fields in JSON; pruning and leaves."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def thought(text: str) -> Thought:
 
 @st.composite
 def graphs(draw: st.DrawFn) -> ThoughtTree:
-    """Up to nine nodes with any fields, links between any of them, and some of them moved."""
+    """Up to nine nodes with any fields, and links between any of them."""
     tree = ThoughtTree(State(question=draw(texts), thoughts=(thought("before"),), world=draw(worlds)))
     for size in range(1, draw(st.integers(2, 9))):
         parent = tree[draw(st.integers(0, size - 1))]
@@ -47,17 +47,8 @@ def graphs(draw: st.DrawFn) -> ThoughtTree:
         tail, head = tree[draw(st.integers(0, len(tree) - 1))], tree[draw(st.integers(1, len(tree) - 1))]
         if tail.id == head.id:
             continue
-        ways_in = draw(st.sampled_from(["link", "move", "link, then move"]))
-        if "link" in ways_in:
-            tree.link(tail, head, thought(draw(texts)))
-        if "move" in ways_in and head not in tree.path(tail):
-            tree.move(head, tail, thought(draw(texts)))
+        tree.link(tail, head, thought(draw(texts)))
     return tree
-
-
-def ways(tree: ThoughtTree) -> set[tuple[int, int, str]]:
-    """Return links as (from, to, thought)."""
-    return {(tail.id, head.id, step.text) for tail, head, step in tree.links()}
 
 
 @pytest.fixture
@@ -73,19 +64,6 @@ def grow() -> Callable[..., Named]:
         return tree, named
 
     return make
-
-
-# -- links ------------------------------------------------------------------------------------------------------
-
-
-def test_a_moved_node_has_a_new_edge_and_keeps_the_old_one_as_a_link(grow: Any) -> None:
-    tree, node = grow("a", "b", "b/c", "b/c/d", "b/c/d/e")
-    tree.move(node["b/c/d"], node["a"], thought("y"))
-    assert tree.state(node["b/c/d"]).text == "a\ny"
-    assert tree.state(node["b/c/d/e"]).text == "a\ny\ne"
-    assert (node["b/c/d"].depth, node["b/c/d"].parent) == (2, 1)
-    assert ways(tree) == {(3, 4, "d")}
-    assert [step.id for step in tree.path(node["b/c/d/e"])] == [0, 1, 4, 5]
 
 
 # -- JSON -------------------------------------------------------------------------------------------------------
@@ -108,7 +86,7 @@ def test_every_non_default_field_of_a_node_is_in_the_json() -> None:
     other: dict[str, Any] = {
         "world": [1, {"a": None}], "cost": 2.5, "value": 0.5, "fast": 0.25, "prior": 0.1, "confidence": 0.75,
         "reward": -1.0, "visits": 3, "q": 0.125, "terminal": True, "goal": True, "verified": True,
-        "pruned": True, "chosen": True, "decoder": "ar", "merged": 5, "rejected": 6, "parse_failures": 7, "numbered": 8,
+        "pruned": True, "chosen": True, "decoder": "ar", "merged": 5, "rejected": 6, "parse_failures": 7,
         "answer": "x", "share": 0.5,
     }  # fmt: skip
     used = {
@@ -123,7 +101,7 @@ def test_every_non_default_field_of_a_node_is_in_the_json() -> None:
     assert (
         saved == {"id": 2, "parent": 0, "depth": 1, "index": 1, "thought": {"parts": {"thought": "a"}}} | other | used
     )
-    assert tree.to_json()["nodes"][0] == {"id": 0, "numbered": 2}
+    assert tree.to_json()["nodes"][0] == {"id": 0}
     assert ThoughtTree.from_json(tree.to_json())[2] == tree[2]
 
 
@@ -144,13 +122,17 @@ def test_a_damaged_link_is_rejected(grow: Any, link: Any) -> None:
         ThoughtTree.from_json(tree.to_json() | {"links": [link]})
 
 
-def test_a_tree_of_version_1_is_loaded_without_links(grow: Any) -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_trees_of_earlier_versions_are_loaded(grow: Any, version: int) -> None:
+    """Version 1 has no links, and version 2 had the field "numbered"."""
     tree, _ = grow("a", "b", "b/c")
-    old = {key: value for key, value in tree.to_json().items() if key != "links"} | {"version": 1}
-    assert ThoughtTree.from_json(old).to_json() == tree.to_json()
+    saved = tree.to_json()
+    old = {key: value for key, value in saved.items() if key != "links"} | {"version": version}
+    old["nodes"] = [node | {"numbered": 2} for node in saved["nodes"]]
+    assert ThoughtTree.from_json(old).to_json() == saved
 
 
-# -- pruning, leaves, the best ----------------------------------------------------------------------------------
+# -- pruning, leaves ----------------------------------------------------------------------------------
 
 
 def test_pruning_marks_descendants_but_not_linked_nodes(grow: Any) -> None:
@@ -159,19 +141,6 @@ def test_pruning_marks_descendants_but_not_linked_nodes(grow: Any) -> None:
     tree.prune(node["b"])
     assert {path for path, one in node.items() if one.pruned} == {"b", "b/c", "b/c/d", "b/e"}
     assert [one.id for one in tree.leaves()] == [node["a/f"].id]
-
-
-def test_the_best_leaf_is_a_goal_then_terminal_then_the_most_valuable(grow: Any) -> None:
-    tree, node = grow("a", "b", "c", "d", "d/e", "f")
-    for path, value in {"a": 3.0, "b": 5.0, "c": 5.0, "d": 99.0, "d/e": -1.0}.items():
-        node[path].value = value
-    assert tree.best() is node["b"]  # the first of equals; d is not a leaf
-    node["d/e"].terminal = True
-    assert tree.best() is node["d/e"]
-    node["f"].terminal = node["f"].goal = True
-    assert tree.best() is node["f"]  # regardless of its value
-    tree.prune(node["f"])
-    assert tree.best() is node["d/e"]
 
 
 def test_costs_of_calls_add_up_at_a_node() -> None:

@@ -61,28 +61,28 @@ class BestFirst(Search):
 
     def steps(self, search: SearchState) -> Steps:
         rank, order = self._rank_for(search.task), count()
-        queue: list[tuple[float, int, float, Node]] = []
+        queue: list[tuple[float, int, Node]] = []
         closest = math.inf
 
         def push(node: Node) -> None:
             nonlocal closest
             priority, distance = self._priority(rank, node, search)
-            heapq.heappush(queue, (priority, next(order), node.cost, node))
-            if distance < closest:
+            heapq.heappush(queue, (priority, next(order), node))
+            if distance < closest or search.best.pruned:
                 closest, search.best = distance, node
 
         push(search.tree.root)
         while queue:
             batch: list[Node] = []
             while queue and len(batch) < self.batch:
-                _, _, cost, node = queue[0]
+                node = queue[0][-1]
                 if node.goal and not node.pruned:
                     if batch:
                         break  # the states in the batch may still lead to a cheaper goal
                     search.best = node
                     return
                 heapq.heappop(queue)
-                if not (node.pruned or search.is_end(node) or cost != node.cost):  # skip entries with an outdated cost
+                if not (node.pruned or search.is_end(node)):
                     batch.append(node)
             children = yield search.expand(batch, self.thoughts)
             if search.solved is not None and rank != "cost":

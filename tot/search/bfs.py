@@ -53,7 +53,7 @@ class BFS(VotesUntilSure):
             if not children:
                 return
             children = yield search.evaluate(children)
-            ended = [node for node in frontier if node.terminal and node not in children]
+            ended = [node for node in frontier if node.terminal and not node.pruned]
             selected = self._select([*ended, *children], search)
             frontier = search.emit("on_level", selected)
             best = next(iter(by_value(frontier)), None)

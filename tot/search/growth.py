@@ -11,7 +11,7 @@ from tot.llm.replies import Proposal
 from tot.task.checked import CheckedTask
 from tot.task.task import Task
 from tot.task.world import HasAct, HasTerminal
-from tot.tree.thought import Observation, State
+from tot.tree.thought import Observation, State, Thought
 from tot.tree.tree import Node, ThoughtTree
 
 
@@ -79,9 +79,10 @@ class SearchTree:
         return self.checked.verify(self.tree.question, answer)
 
     def add(self, parent: Node, proposal: Proposal, whole: bool = False) -> Node | None:
-        """Add a proposal, which may be a whole solution.
+        """Add a proposal, which may be a whole solution. Return the new node, or None.
 
-        Return the new node, or the known node of an equal state that it reaches at a lower cost, or None.
+        A proposal that reaches a known state is merged into its node; at a lower cost it replaces the node, which is
+        pruned.
         """
         parent.parse_failures += proposal.parse_failures
         if (thought := proposal.thought) is not None:  # an earlier run may have executed it
@@ -98,40 +99,30 @@ class SearchTree:
             return None
         thought = state.thoughts[-1]  # the task may have changed it
         cost = parent.cost + (0.0 if whole else self.checked.cost(before, thought))
-        duplicate = self._siblings.get((parent.id, key)) or (self._first_nodes.get(key) if self._merge else None)
-        if duplicate is not None and not whole:  # equal solutions count as two votes
-            return self._merge_into(duplicate, parent, state, cost, proposal)
+        known = self._siblings.get((parent.id, key)) or (self._first_nodes.get(key) if self._merge else None)
+        if known is not None and not whole:  # equal solutions count as two votes
+            if cost >= known.cost:
+                self._merge_into(known, parent, thought, proposal)
+                return None
+            self.tree.prune(known)
         node = self.tree.add(parent, thought, state.world, cost=cost, prior=proposal.prior)
         node.confidence, node.decoder = proposal.confidence, proposal.decoder
         self.tree.spend(node, proposal.usage, proposal.calls)
         self._keys[node.id] = key
         self._siblings[parent.id, key] = node
-        self._first_nodes.setdefault(key, node)
+        self._first_nodes[key] = node
         verified = thought.observation is not None and thought.observation.verified
         node.terminal = whole or thought.ended or verified or self.checked.is_terminal(state)
         self.check_end(node, state, whole)
         return node
 
-    def _merge_into(self, node: Node, parent: Node, state: State, cost: float, proposal: Proposal) -> Node | None:
-        """Merge a proposal into the node of an equal state. Return the node if the new path costs less."""
-        thought, sibling = state.thoughts[-1], node.parent == parent.id
+    def _merge_into(self, node: Node, parent: Node, thought: Thought, proposal: Proposal) -> None:
+        """Merge a proposal into the node of an equal state."""
         node.merged += 1
         self.tree.spend(node, proposal.usage, proposal.calls)
-        if sibling and node.prior is not None and proposal.prior is not None:
+        if node.parent == parent.id and node.prior is not None and proposal.prior is not None:
             node.prior += proposal.prior
-        if not cost < node.cost or node.pruned:
-            self.tree.link(parent, node, thought)
-            return None
-        self.tree.move(node, parent, thought)
-        self._siblings[parent.id, self._keys[node.id]] = node
-        node.cost, node.world = cost, state.world
-        if not sibling:
-            node.prior = proposal.prior
-        for descendant in self.tree.below(node):  # a world may depend on the path, which has changed
-            if descendant is not node and descendant.parent is not None and descendant.thought is not None:
-                after = self.checked.step(self.tree.state(self.tree[descendant.parent]), descendant.thought)
-                descendant.world = descendant.world if after is None else after.world
-        return node
+        self.tree.link(parent, node, thought)
 
     def check_end(self, node: Node, state: State, whole: bool = False) -> None:
         """Set `terminal`, `goal` and `verified` of a new node. A whole solution is a goal only if verified."""

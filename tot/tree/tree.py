@@ -41,8 +41,6 @@ class Node(BaseModel):
     depth: int = 0
     index: int = 0
     """Number among its siblings, from 0."""
-    numbered: int = 0
-    """Number of sibling numbers given to its children, including children that moved to another parent."""
     thought: Thought | None = None
     world: JsonValue = None
     """The task's own state after the thought, if it has one."""
@@ -92,7 +90,8 @@ class Node(BaseModel):
     def from_json(cls, data: Mapping[str, Any]) -> Node:
         """Convert the result of `to_json` back. Raises ValidationError if it is invalid."""
         usage = _USAGE.validate_python({name: value for name, value in data.items() if name in USAGE_FIELDS})
-        return cls(usage=usage, **{name: value for name, value in data.items() if name not in USAGE_FIELDS})
+        others = {name: value for name, value in data.items() if name not in (*USAGE_FIELDS, "numbered")}
+        return cls(usage=usage, **others)  # "numbered" was a field in version 0.2
 
 
 def link_to_json(tail: Node, head: Node, thought: Thought) -> dict[str, Any]:
@@ -118,7 +117,7 @@ class ThoughtTree:
             id=len(self),
             parent=parent.id,
             depth=parent.depth + 1,
-            index=self._next_index(parent),
+            index=sum(link is None for link in self._edges[parent.id].values()),
             thought=thought,
             world=parent.world if world is None else world,
             **fields,
@@ -127,11 +126,6 @@ class ThoughtTree:
         self._nodes.append(node)  # before the edge, which another thread may follow
         self._edges[parent.id][node.id] = None
         return node
-
-    def _next_index(self, parent: Node) -> int:
-        """Return an unused sibling number. Seeds are derived from it, so numbers are not reused."""
-        parent.numbered += 1
-        return parent.numbered - 1
 
     def spend(self, node: Node, usage: Usage, calls: Sequence[Call]) -> None:
         """Add the usage and the calls about a node."""
@@ -147,18 +141,6 @@ class ThoughtTree:
     def link(self, parent: Node, node: Node, thought: Thought) -> None:
         """Add another edge to `node`: `thought` after `parent` leads to an equal state."""
         self._edges[parent.id].setdefault(node.id, thought)
-
-    def move(self, node: Node, parent: Node, thought: Thought) -> None:
-        """Make `parent` the parent of `node`, with `thought`. The old edge becomes a link."""
-        assert node.parent is not None
-        if node.parent != parent.id:
-            self._edges[node.parent][node.id] = node.thought
-            node.index = self._next_index(parent)
-            self._edges[parent.id][node.id] = None
-        node.parent, node.thought = parent.id, thought
-        for descendant in self.below(node):
-            if descendant.parent is not None:
-                descendant.depth = self[descendant.parent].depth + 1
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -255,9 +237,7 @@ class ThoughtTree:
             for node in nodes[1:]:
                 if node.parent is None or not 0 <= node.parent < len(nodes):
                     raise ValueError(f"node {node.id} has the parent {node.parent}, which does not exist")
-                parent = tree[node.parent]
-                tree._edges[parent.id][node.id] = None
-                parent.numbered = max(parent.numbered, node.index + 1)
+                tree._edges[node.parent][node.id] = None
             if sum(1 for _ in tree.below(tree.root)) < len(nodes):
                 raise ValueError("its parents form a cycle")
             for link in data.get("links", []):
