@@ -75,19 +75,19 @@ def test_a_curve_counts_for_its_task_and_model_only(tmp_path: Path, tiny: Any) -
     assert model.startswith("llama-0.0b-")
     path = written(tmp_path / "c.json", curve("gsm8k"), curve("gsm8k", model), curve("game24", model))
     for decoder, wanted in ((tiny(), model), (object(), None)):
-        found = curve_for(GSM8K(), SelfConsistency(), {"generate": decoder}, path)
+        found = curve_for(GSM8K(), {"generate": decoder}, path)
         assert found is not None
         assert (found.task, found.model) == ("gsm8k", wanted)
-    assert curve_for(GSM8K(), SelfConsistency(), {"generate": tiny(), "escalate": object()}, path) == curve("gsm8k")
+    assert curve_for(GSM8K(), {"generate": tiny(), "escalate": object()}, path) == curve("gsm8k")
     with pytest.raises(OptionError, match="certainty curves for game24, gsm8k, not for riddle"):
-        curve_for(Riddle(), SelfConsistency(), {"generate": tiny()}, path)
+        curve_for(Riddle(), {"generate": tiny()}, path)
 
 
 def test_without_a_fitted_curve_the_certainty_is_not_known(tiny: Any) -> None:
     """Five equal votes of a toy task, and a known task with a model that no curve was fitted for."""
     for task in (GSM8K(), Riddle()):
         for decoder in (tiny(), object()):
-            assert curve_for(task, SelfConsistency(), {"generate": decoder}, None) is None
+            assert curve_for(task, {"generate": decoder}, None) is None
 
 
 def test_the_identity_of_a_model_survives_quantization_and_not_fine_tuning() -> None:

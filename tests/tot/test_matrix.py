@@ -130,7 +130,7 @@ def works_or_is_refused(one: Combination) -> bool:
 
 
 def test_the_matrix_has_every_search() -> None:
-    assert {text.partition(":")[0] for text in SEARCH.values()} == set(SEARCHES)
+    assert {text.partition(":")[0] for text in SEARCH.values() if isinstance(text, str)} == set(SEARCHES)
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -89,7 +89,7 @@ class _Statistics:
         options, search = self.options, self.search
         yield from self._expand([search.tree.root])
         done = 0
-        while done < options.iterations and self.children.get(0) and 0 not in self.exhausted and search.solved is None:
+        while done < options.iterations and not self.is_exhausted() and search.solved is None:
             paths = self._select_paths(min(options.leaves, options.iterations - done))
             yield from self._expand([path[-1] for path in paths if path[-1].visits and not self._is_closed(path[-1])])
             for path in paths:
@@ -109,6 +109,10 @@ class _Statistics:
             search.best = search.solved
         elif not self.ends and not search.tree.root.goal:
             search.stop(f"no terminal state was reached in {done} iterations")
+
+    def is_exhausted(self) -> bool:
+        """Return whether more visits would find nothing."""
+        return not self.children.get(0) or 0 in self.exhausted
 
     def _select_paths(self, count: int) -> list[list[Node]]:
         """Select paths to different leaves. Earlier paths count as visits with the worst reward (virtual loss)."""
