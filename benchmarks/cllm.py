@@ -7,7 +7,7 @@ so no pool or statistics hold its answer. Then the convergence of whole Jacobi w
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import islice
@@ -24,7 +24,7 @@ from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import OptionError
 from tot.decoders.machine import describe
 from tot.decoders.models.loading import load_model
-from tot.decoders.training.cllm.trajectories import stationary, windows
+from tot.decoders.training.cllm.trajectories import windows
 from tot.decoders.training.question import Question
 from tot.evaluation.estimate import estimate
 from tot.evaluation.solutions import NO_QUESTIONS, solutions
@@ -131,6 +131,19 @@ def converged(decoder: LocalDecoder, question: Question) -> Measured:
     found = [stationary(points, fixed) for _, points, fixed in windows(completion, WINDOW) if len(fixed) == WINDOW]
     counts = {"tokens": len(completion.tokens), "forwards": completion.usage.forwards}
     return {"seconds": seconds, **counts, "stationary": fmean(found) if found else None}
+
+
+def stationary(points: Sequence[Sequence[int]], fixed: Sequence[int]) -> int:
+    """Count the stationary tokens of a window (section 3.3, Table 3).
+
+    They are guessed correctly while an earlier token is wrong, and never change again.
+    """
+    count = 0
+    for position, correct in enumerate(fixed):
+        wrong = [i for i, point in enumerate(points) if point[position] != correct]
+        early = [*points, fixed][wrong[-1] + 1 if wrong else 0]
+        count += list(early[:position]) != list(fixed[:position])
+    return count
 
 
 def _speed(cells: Cells, ar: list[str]) -> Table:

@@ -25,7 +25,7 @@ from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.decoders.engine.engine import Engine
 from tot.decoders.methods.fastcot import FastCoTOptions
 from tot.decoders.models.model_names import Quantize
-from tot.decoders.training.caps import Answers, answers_after, by_iteration, decode_whole
+from tot.decoders.training.caps import AGREEMENT, LOSS, Answers, answers_after, by_iteration, decode_whole
 from tot.decoders.training.question import Question
 from tot.evaluation.estimate import paired
 from tot.evaluation.solutions import against_whole, described_cap, sampled_rationales
@@ -37,9 +37,7 @@ TOGETHER = 8
 """Rationales per packed batch."""
 _BATCH = 16
 """Rationales that are decoded together."""
-LOSS = 0.03
-"""Accuracy that a cap may lose."""
-RULES = {"FastCoT": 0.9, "FastCoT, the paper's rule": None}
+RULES = {"FastCoT": AGREEMENT, "FastCoT, the paper's rule": None}
 """The stop rules: the minimum share of unchanged answers; the paper's rule has none."""
 Answering = Callable[[Sequence[Question]], list[Answers]]
 Curves = dict[str, list[Answers]]
@@ -67,7 +65,7 @@ class Options(BenchOptions):
 def run(asked: Options, console: Console) -> None:
     """Run the benchmark and print the tables."""
     most = asked.max_tokens
-    rationales = sampled_rationales(asked.task, asked.data, asked.limit, most, 0, asked.prompts == "chat")
+    rationales = sampled_rationales(asked.task, asked.data, asked.limit, most, asked.prompts == "chat")
     calibrating, testing = rationales[: len(rationales) // 2], rationales[len(rationales) // 2 :]
     with load_decoder("ar", asked.model, prefix_cache=False, dtype=asked.dtype, quantize=asked.quantize) as plain:
         engine = plain.engine

@@ -15,6 +15,9 @@ from tot.decoders.engine.engine import Engine
 from tot.decoders.request import Completion, Request
 from tot.decoders.training.question import Question
 
+LOSS, AGREEMENT = 0.03, 0.9
+"""Accuracy that a cap may lose, and the share of answers that must stay unchanged."""
+
 
 @dataclass
 class Answers:
@@ -39,7 +42,7 @@ class Answers:
     @classmethod
     def joined(cls, several: Sequence[Answers]) -> Answers:
         """Concatenate several batches of answers."""
-        return cls(*([value for answers in several for value in getattr(answers, field.name)] for field in fields(cls)))
+        return cls(*([value for one in several for value in getattr(one, field.name)] for field in fields(cls)))
 
     @property
     def unchanged(self) -> list[float]:
@@ -74,11 +77,9 @@ def by_iteration(
     """
 
     def cut(completion: Completion, cap: int) -> list[int] | None:
-        if cap == 0:
-            return []
         if cap > len(completion.trajectory):  # the rationale ended before the cap
             return None
-        exact, approximate = completion.trajectory[cap - 1]
+        exact, approximate = completion.trajectory[cap - 1] if cap else (0, ())
         return [*completion.tokens[:exact], *(approximate if glimpse else ())]
 
     pieces = [[cut(completion, cap) for completion in decoded] for cap in iterations]
@@ -106,17 +107,12 @@ def answers_after(
             requests.append(Request(prompt=ids, sampling=sampling, choices=request.choices, purpose=request.purpose))
     with load_decoder("ar", engine=engine) as decoder:
         completions = iter(decoder.generate(requests))
-    return [
-        Answers.of(
-            questions,
-            [
-                full if piece is None else question.answer(next(completions))
-                for question, full, piece in zip(questions, whole, row, strict=True)
-            ],
-            whole,
-        )
-        for row in pieces
-    ]
+    results = []
+    for row in pieces:
+        answers = zip(questions, whole, row, strict=True)
+        given = [full if piece is None else question.answer(next(completions)) for question, full, piece in answers]
+        results.append(Answers.of(questions, given, whole))
+    return results
 
 
 def find_cap(

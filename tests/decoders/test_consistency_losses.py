@@ -77,12 +77,11 @@ def test_a_text_may_have_no_windows() -> None:
 def test_one_packed_forward_equals_separate_forwards(
     make_model: Callable[..., Any], logits_alone: Callable[..., Tensor], family: str
 ) -> None:
-    from tot.decoders.training.cllm.train import _logits, text_attention
+    from tot.decoders.training.cllm.train import text_logits
 
     model = make_model(family)
     laid_out = layout(PROMPT, RESPONSE, [FIRST, SECOND, WHOLE])
-    with text_attention(model):
-        (packed,) = _logits(model, [laid_out], "cpu")
+    (packed,) = text_logits(model, [laid_out], "cpu")
     assert laid_out.first == len(PROMPT) - 1
     assert packed.shape == (len(laid_out.tokens) - laid_out.first, 300)
     for row in range(laid_out.first, len(laid_out.tokens)):
@@ -96,7 +95,7 @@ def test_one_packed_forward_equals_separate_forwards(
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_packed_texts_do_not_attend_to_each_other(make_model: Callable[..., Any], family: str) -> None:
-    from tot.decoders.training.cllm.train import _logits, text_attention
+    from tot.decoders.training.cllm.train import text_logits
 
     model = make_model(family)
     texts = [
@@ -104,9 +103,8 @@ def test_packed_texts_do_not_attend_to_each_other(make_model: Callable[..., Any]
         layout([5, 6], [7, 8, 9], []),
         layout(PROMPT, RESPONSE, [SECOND, WHOLE]),
     ]
-    with text_attention(model):
-        together = _logits(model, texts, "cpu")
-        alone = [_logits(model, [text], "cpu")[0] for text in texts]
+    together = text_logits(model, texts, "cpu")
+    alone = [text_logits(model, [text], "cpu")[0] for text in texts]
     for logits, expected in zip(together, alone, strict=True):
         assert torch.allclose(logits, expected, atol=1e-4, rtol=1e-4)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import chain, islice
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any, Literal
 
 import typer
@@ -22,6 +23,8 @@ Model = Annotated[str, typer.Option(help="A name, a hub id, a folder or a .gguf 
 Texts = Annotated[Path, typer.Option(help="The folder to write texts to; an incomplete one is resumed.")]
 _BATCH = 16
 """Questions of fastcot that are decoded together."""
+_EVERY = 4
+"""Iterations between the tested caps."""
 
 
 @app.command("collect")
@@ -135,44 +138,37 @@ def fastcot_command(
     limit: Annotated[int, typer.Option(min=2, help="Number of questions, sampled from the file.")] = 50,
     max_tokens: Annotated[int, typer.Option(min=2, help="Maximum number of tokens per rationale.")] = 128,
     window: Annotated[int, typer.Option(min=0, max=128, help="Context window c.")] = 2,
-    loss: Annotated[float, typer.Option(min=0, max=1, help="Maximum loss of accuracy, from 0 to 1.")] = 0.03,
-    agreement: Annotated[float, typer.Option(min=0, max=1, help="Minimum share of unchanged answers.")] = 0.9,
-    every: Annotated[int, typer.Option(min=1, help="Iterations between the tested caps.")] = 4,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the sample of questions.")] = 0,
     out: Annotated[Path, typer.Option(help="Write the curve to this .json file, and a plot beside it.")] = Path(
         "fastcot-calibration.json"
     ),
 ) -> None:
     """Find the smallest cap that keeps accuracy and answers, and save the curve. Reports the paper's cap, too."""
-    from statistics import fmean
-
     from tot.decoders.engine.open_models import open_engine
     from tot.decoders.files import write_json
-    from tot.decoders.training.caps import Answers, by_iteration, decode_whole
+    from tot.decoders.training.caps import AGREEMENT, LOSS, Answers, by_iteration, decode_whole
     from tot.evaluation.solutions import described_cap, sampled_rationales
     from tot.report.plots import curves, save
 
     out = writable(out)
-    rationales = sampled_rationales(task, data, limit, max_tokens, seed, prompts == "chat")
+    rationales = sampled_rationales(task, data, limit, max_tokens, prompts == "chat")
+    iterations = [*range(0, max_tokens + 1, _EVERY)]
+    batches = []
     with open_engine(model) as engine, counting("calibrating", len(rationales)) as tell:
-        iterations = [*range(0, max_tokens + 1, every)]
-        done: list[list[Answers]] = []
         for start in range(0, len(rationales), _BATCH):
             tell(start, f"{len(rationales)} questions")
             batch = rationales[start : start + _BATCH]
-            done.append(by_iteration(engine, batch, decode_whole(engine, batch, window), iterations))
-    answers = [Answers.joined(parts) for parts in zip(*done, strict=True)]
-    cap, note = described_cap(iterations, answers, loss, agreement)
+            batches.append(by_iteration(engine, batch, decode_whole(engine, batch, window), iterations))
+    answers = [Answers.joined(parts) for parts in zip(*batches, strict=True)]
+    cap, note = described_cap(iterations, answers, LOSS, AGREEMENT)
     full = fmean(answers[0].full)
     curve = {"accuracy": [one.accuracy for one in answers], "agreement": [one.agreement for one in answers]}
     about = {"model": model, "task": task, "prompts": prompts, "window": window, "note": note}
     write_json(out, {**about, "cap": cap, "iterations": iterations, **curve, "full": full})
-    names = {"accuracy": "accuracy", "agreement": "answers unchanged"}
-    lines = {names[name]: (iterations, [100 * value for value in values]) for name, values in curve.items()}
+    lines = {name: (iterations, [100 * value for value in values]) for name, values in curve.items()}
     save(curves(lines, "iterations", "%", {"accuracy with whole rationales": 100 * full}), out.with_suffix(".png"))
     output = console()
     output.print(f"{len(rationales)} questions, window {window}: {note}")
-    output.print(f"the paper's rule, which limits only the loss: {described_cap(iterations, answers, loss)[1]}")
+    output.print(f"the paper's rule, which limits only the loss: {described_cap(iterations, answers, LOSS)[1]}")
     if cap is not None:
         options = f"--decoder-option cap={cap} --decoder-option window={window}"
         output.print(f"use: --prompts {prompts} --decoder fastcot {options}")

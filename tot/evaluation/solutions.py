@@ -73,12 +73,10 @@ def rationales(task: Task, data: Sequence[dict[str, Any]], max_tokens: int, chat
     return result
 
 
-def sampled_rationales(
-    task: str, data: str, limit: int, max_tokens: int, seed: int, chat: bool = False
-) -> list[Question]:
+def sampled_rationales(task: str, data: str, limit: int, max_tokens: int, chat: bool = False) -> list[Question]:
     """Return the rationales of a random selection of rows. Raises OptionError for fewer than two rows."""
     shuffled = list(rows(data))
-    random.Random(seed).shuffle(shuffled)
+    random.Random(0).shuffle(shuffled)
     result = rationales(load_task(task), list(islice(shuffled, limit)), max_tokens, chat)
     if len(result) < 2:
         raise OptionError(f"{data} has {len(result)} rows, but at least 2 are needed: give a larger file")

@@ -56,24 +56,19 @@ def layout(prompt: Sequence[int], response: Sequence[int], windows: Sequence[Win
     """Build the input sequence of a text and its windows."""
     tokens, positions = [*prompt, *response], list(range(len(prompt) + len(response)))
     clean = len(tokens)
-    pieces: list[tuple[int, int, int]] = []  # (first row, rows, clean rows attended to)
+    length = clean + sum(len(window.point) for window in windows)
+    mask = torch.ones(length, length, dtype=torch.bool).tril()
     students: list[int] = []
     teachers: list[int] = []
     for window in windows:
-        attended = len(prompt) + window.start
-        pieces.append((len(tokens), len(window.point), attended))
-        first = len(tokens)
+        first, attended = len(tokens), len(prompt) + window.start
+        mask[first : first + len(window.point), attended:first] = False
         tokens += window.point
         positions += range(attended, attended + len(window.point))
         wrong = (i for i, pair in enumerate(zip(window.point, window.target, strict=True)) if pair[0] != pair[1])
         offsets = range(next(wrong, len(window.point)), len(window.point) - 1)  # y_<i of eq. 4, for i up to n
         students += [first + i for i in offsets]
         teachers += [attended + i for i in offsets]
-    mask = torch.zeros(len(tokens), len(tokens), dtype=torch.bool)
-    mask[:clean, :clean] = torch.ones(clean, clean, dtype=torch.bool).tril()
-    for first, rows, attended in pieces:
-        mask[first : first + rows, :attended] = True
-        mask[first : first + rows, first : first + rows] = torch.ones(rows, rows, dtype=torch.bool).tril()
     return Layout(
         torch.tensor(tokens),
         torch.tensor(positions),

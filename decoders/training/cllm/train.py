@@ -1,6 +1,6 @@
 """Train a model to map any point of its Jacobi trajectories to the fixed point (CLLM, Algorithm 2).
 
-A forward pass packs a few texts, each with several of its windows. The loss is the consistency loss plus w times the AR
+A forward pass has a few texts, each with several of its windows. The loss is the consistency loss plus w times the AR
 loss on the model's own text. Randomness depends only on seed, epoch and row, so a resumed run ends with the same
 weights.
 """
@@ -12,27 +12,25 @@ import math
 import random
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from tot.decoders.errors import ModelError, OptionError
-from tot.decoders.files import write_text
+from tot.decoders.files import replacing, write_text
 from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.models.loading import quiet_transformers, resolve_dtype
-from tot.decoders.training.cllm.checkpoint import load_checkpoint, save_checkpoint, set_learning_rate
 from tot.decoders.training.cllm.losses import Layout, Window, ar_loss, consistency_loss, layout
 from tot.decoders.training.cllm.settings import TrainOptions
 from tot.decoders.training.cllm.trajectories import trajectories
 
-CHECKPOINT = "checkpoint.safetensors"
-_ATTENTION = "tot_texts"
-"""The name under which transformers finds `_attention`."""
+CHECKPOINT = "checkpoint.pt"
 _MOST_LOST = 180.0
 """Maximum seconds of training, plus one step, that are lost if the run is killed."""
 CURVE = "losses.jsonl"
@@ -64,24 +62,21 @@ def train(
     optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=0.0)
     by_epoch = math.ceil(len(rows) / options.accumulate)
     steps = options.epochs * by_epoch
-    try:
-        done = load_checkpoint(model, optimizer, out / CHECKPOINT)
-    except (KeyError, RuntimeError) as error:  # weights with other names or shapes
-        raise OptionError(
-            f"{out} was started with other options: resume with the same options, or give another folder"
-        ) from error
+    done = _load_checkpoint(model, optimizer, out / CHECKPOINT)
     curve = out / CURVE
     known = curve.read_text().splitlines(keepends=True)[:done] if curve.exists() else []
     write_text(curve, known)  # drop the steps after the checkpoint
     model.train()
     last_saved = time.monotonic()
     for step in range(done, steps):
-        set_learning_rate(optimizer, options.learning_rate, step, steps)
+        # Warmup over 5% of the steps, then a cosine decay to a tenth.
+        warmup, decay = (step + 1) / max(1, steps // 20), 0.55 + 0.45 * math.cos(math.pi * step / steps)
+        for group in optimizer.param_groups:
+            group["lr"] = options.learning_rate * min(1.0, warmup) * decay
         epoch, at = step // by_epoch, step % by_epoch * options.accumulate
         numbers = _order(len(rows), f"{options.seed}/{epoch}")[at : at + options.accumulate]
         batch = [_text(rows[number], f"{options.seed}/{epoch}/{number}", options) for number in numbers]
-        with text_attention(model):
-            consistency, ar = _gradients(model, batch, loaded.device, options)
+        consistency, ar = _gradients(model, batch, loaded.device, options)
         loss = consistency + options.ar_weight * ar
         norm = float(nn.utils.clip_grad_norm_(model.parameters(), 1.0))
         if not math.isfinite(loss + norm):
@@ -91,7 +86,7 @@ def train(
             )
         if step > done and time.monotonic() - last_saved > _MOST_LOST:
             # The finite loss shows that the weights after the previous step are good.
-            save_checkpoint(model, optimizer, step, out / CHECKPOINT)
+            _save_checkpoint(model, optimizer, step, out / CHECKPOINT)
             last_saved = time.monotonic()
         optimizer.step()
         optimizer.zero_grad()
@@ -109,8 +104,7 @@ def _gradients(model: nn.Module, batch: Sequence[Layout], device: str, options: 
     for first in range(0, len(batch), options.together):
         texts = batch[first : first + options.together]
         with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=mixed):
-            logits = _logits(model, texts, device)
-        pairs = list(zip(logits, texts, strict=True))
+            pairs = list(zip(text_logits(model, texts, device), texts, strict=True))
         consistency_part = torch.stack([consistency_loss(*pair) for pair in pairs]).sum() / len(batch)
         ar_part = torch.stack([ar_loss(*pair) for pair in pairs]).sum() / len(batch)
         (consistency_part + options.ar_weight * ar_part).backward()  # type: ignore[no-untyped-call]
@@ -119,9 +113,26 @@ def _gradients(model: nn.Module, batch: Sequence[Layout], device: str, options: 
     return consistency, ar
 
 
+def text_logits(model: nn.Module, texts: Sequence[Layout], device: str) -> list[Tensor]:
+    """Return the logits (length - first, vocab) of each text, from one forward pass over a padded batch."""
+    longest, begin = max(len(text.tokens) for text in texts), min(text.first for text in texts)
+    rooms = [longest - len(text.tokens) for text in texts]
+    masks = torch.stack([pad(text.mask, (0, room, 0, room)) for text, room in zip(texts, rooms, strict=True)])
+    result = model(
+        input_ids=pad_sequence([text.tokens for text in texts], batch_first=True).to(device),
+        position_ids=pad_sequence([text.positions for text in texts], batch_first=True).to(device),
+        attention_mask=(masks | torch.eye(longest, dtype=torch.bool))[:, None].to(device),  # padding sees itself
+        use_cache=False,
+        logits_to_keep=longest - begin,
+    )
+    spans = [slice(text.first - begin, len(text.tokens) - begin) for text in texts]
+    return [logits[span] for logits, span in zip(result.logits, spans, strict=True)]
+
+
 def _trainable(loaded: LoadedModel, options: TrainOptions) -> Any:
     """Return the model in float32 with gradients for all weights, or only for LoRA's."""
     model: Any = loaded.model.float().requires_grad_(True)
+    model.set_attn_implementation("sdpa")  # takes masks of booleans
     if options.lora is not None:
         try:
             from peft import LoraConfig, get_peft_model
@@ -136,47 +147,28 @@ def _trainable(loaded: LoadedModel, options: TrainOptions) -> Any:
     return model
 
 
-def _logits(model: nn.Module, texts: Sequence[Layout], device: str) -> Sequence[Tensor]:
-    """Return the logits (length - first, vocab) of each text, packed into one row. Runs in `text_attention`."""
-    read = torch.cat([torch.arange(len(text.tokens)) >= text.first for text in texts])
-    result = model(
-        input_ids=torch.cat([text.tokens for text in texts])[None].to(device),
-        position_ids=torch.cat([text.positions for text in texts])[None].to(device),
-        use_cache=False,
-        logits_to_keep=read.nonzero().flatten().to(device),
-        masks=[text.mask.to(device) for text in texts],
-    )
-    return torch.split(result.logits[0], [len(text.tokens) - text.first for text in texts])
+def _save_checkpoint(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, path: Path) -> None:
+    """Replace the checkpoint: the trained weights, the optimizer's state and the step."""
+    trained = {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
+    with replacing(path) as file:
+        torch.save({"weights": trained, "optimizer": optimizer.state_dict(), "step": step}, file)
 
 
-@contextmanager
-def text_attention(model: Any) -> Iterator[None]:
-    """Let the model's forward take `masks`, the mask of each text that is packed into its row."""
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(_ATTENTION, _attention)
-    own = model.config._attn_implementation
-    model.set_attn_implementation(_ATTENTION)
+def _load_checkpoint(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path) -> int:
+    """Load a checkpoint. Returns the step to resume from, or 0 if there is none."""
+    if not path.exists():
+        return 0
+    saved = torch.load(path, weights_only=True)
     try:
-        yield
-    finally:
-        model.set_attn_implementation(own)
-
-
-def _attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, _: None, *, masks: Sequence[Tensor], **options: Any
-) -> tuple[Tensor, None]:
-    """Attend within each text of a packed sequence, in the form that transformers calls.
-
-    query is (1, heads, rows, head_dim), key and value (1, kv_heads, rows, head_dim), a mask (length, length) bool.
-    Returns (1, rows, heads, head_dim).
-    """
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    lengths = [len(mask) for mask in masks]
-    texts = zip(*(torch.split(states, lengths, dim=2) for states in (query, key, value)), masks, strict=True)
-    attended = [sdpa_attention_forward(module, *states, mask[None, None], **options)[0] for *states, mask in texts]
-    return torch.cat(attended, dim=1), None
+        unknown = model.load_state_dict(saved["weights"], strict=False).unexpected_keys
+    except RuntimeError as error:  # weights with other shapes
+        unknown = [str(error)]
+    if unknown:
+        raise OptionError(
+            f"{path.parent} was started with other options: resume with the same options, or give another folder"
+        )
+    optimizer.load_state_dict(saved["optimizer"])
+    return int(saved["step"])
 
 
 def _save(model: Any, loaded: LoadedModel, out: Path) -> None:

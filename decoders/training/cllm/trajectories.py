@@ -23,10 +23,9 @@ from tot.decoders.decoder import load_decoder
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.errors import ModelError, OptionError
-from tot.decoders.files import replacing
+from tot.decoders.files import replacing, write_json
 from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.request import Completion, Request
-from tot.decoders.training.cllm.checkpoint import check_settings
 from tot.decoders.training.cllm.settings import CollectOptions
 
 _T = TypeVar("_T")
@@ -71,7 +70,7 @@ def collect(
                     for i, (request, completion) in enumerate(zip(repeated, decoder.generate(batch), strict=True))
                 ]
                 _write([row for row in rows if row is not None], path)
-            counts = _window_counts(path)
+            counts = [len(starts) for starts in parquet.read_table(path, columns=["starts"])["starts"].to_pylist()]
             windows += sum(counts)
             dropped += len(repeated) - len(counts)
             tell(number * options.together + len(batch), windows, dropped)
@@ -155,33 +154,13 @@ def windows(completion: Completion, n: int) -> list[tuple[int, list[list[int]], 
     return [window for window in result if window[2]]
 
 
-def stationary(points: Sequence[Sequence[int]], fixed: Sequence[int]) -> int:
-    """Count the stationary tokens of a window (section 3.3, Table 3).
-
-    They are guessed correctly while an earlier token is wrong, and never change again.
-    """
-    count = 0
-    for position, correct in enumerate(fixed):
-        stable_from = 0  # index of a point
-        for i, point in enumerate(points):
-            if point[position] != correct:
-                stable_from = i + 1
-        early = points[stable_from] if stable_from < len(points) else fixed
-        count += list(early[:position]) != list(fixed[:position])
-    return count
-
-
 def repeats_itself(tokens: Sequence[int], text: str) -> bool:
     """Return True for a repetitive text.
 
     It has a run of 2 to 8 tokens four times in a row, one token eight times in a row, or a sentence three times.
     """
-    for size in range(1, 9):
-        times = 4 if size > 1 else 8  # four zeros are a number
-        for at in range(len(tokens) - times * size + 1):
-            run = tokens[at : at + size]
-            if all(list(tokens[at + k * size : at + (k + 1) * size]) == list(run) for k in range(1, times)):
-                return True
+    if re.search(r"(.)\1{7}|(.{2,8}?)\2{3}", "".join(map(chr, tokens)), re.DOTALL):  # four zeros are a number
+        return True
     sentences = [" ".join(sentence.lower().split()) for sentence in re.split(r"[.!?\n]+", text)]
     return any(len(sentence) > 12 and sentences.count(sentence) >= 3 for sentence in set(sentences))
 
@@ -224,11 +203,6 @@ def _shard(out: Path, number: int, batch: Sequence[object]) -> Path:
     return path
 
 
-def _window_counts(shard: Path) -> list[int]:
-    """Return the number of windows of each text in a shard."""
-    return [len(starts) for starts in parquet.read_table(shard, columns=["starts"])["starts"].to_pylist()]
-
-
 def _write(rows: list[dict[str, Any]], path: Path) -> None:
     """Write a shard atomically. A shard without rows records that its prompts are done."""
     with replacing(path) as file:
@@ -238,10 +212,16 @@ def _write(rows: list[dict[str, Any]], path: Path) -> None:
 def _begin(out: Path, options: dict[str, Any], model: LoadedModel) -> None:
     """Create a folder of trajectories, or check that it belongs to this model and these options."""
     path, settings = out / "settings.json", {"format": FORMAT, **options, **identity(model)}
-    if path.exists():
-        _check_model(out, json.loads(path.read_text()), settings)
+    saved = json.loads(path.read_text()) if path.exists() else settings
+    _check_model(out, saved, settings)
+    for name, value in settings.items():
+        if saved.get(name) != value:
+            raise OptionError(
+                f"{out} was started with {name}={saved.get(name)!r}, not {value!r}: resume with the same options, or "
+                "give another folder"
+            )
     out.mkdir(parents=True, exist_ok=True)
-    check_settings(path, settings)
+    write_json(path, settings)
 
 
 def _check_model(folder: Path, saved: dict[str, Any], current: dict[str, Any]) -> None:

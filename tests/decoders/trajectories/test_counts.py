@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.cllm import stationary
 from tot.decoders import Engine, OptionError, Request
 from tot.decoders.training.cllm.settings import CollectOptions
-from tot.decoders.training.cllm.trajectories import collect, given, repeats_itself, stationary
+from tot.decoders.training.cllm.trajectories import collect, given, repeats_itself
 
 pytestmark = pytest.mark.training
 
