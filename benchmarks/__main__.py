@@ -16,7 +16,7 @@ from tot.report.terminal import console
 
 NAMES = (
     *("answers", "cllm", "decoders", "fastcot", "neighbours", "optimize"),
-    *("pdos", "peers", "quality", "schedule", "start", "steps"),
+    *("pdos", "peers", "quality", "start", "steps"),
 )
 
 

@@ -132,7 +132,7 @@ def run(asked: Options, console: Console) -> None:
 
         cells = bench.compare(
             TITLE,
-            {name: settled(partial(graded, name)) for name in ways if name in answering},
+            {name: partial(settled, partial(graded, name)) for name in ways if name in answering},
             questions,
             partial(table, names=list(ways), title=f"{asked.task}, {asked.model}: {TITLE}"),
             warm_up=True,
@@ -227,9 +227,9 @@ class Reader:
     def ask(self, process: peer.PeerProcess, samples: int, question: Question) -> Measured:
         """Ask a question. Return the seconds, the number of new tokens and the answer. Raises SideError."""
         options = {**self.sampling, "seed": question.index} | ({"temperature": 0.0} if samples == 1 else {})
-        seconds, texts = process.complete(self.prompt(question.text), samples, **options)
-        answer = self.vote(question.text, [self.answer(question.text, tokens) for tokens in texts])
-        return {"seconds": seconds, "tokens": sum(map(len, texts)), "answer": answer}
+        reply = process.complete(self.prompt(question.text), samples, **options)
+        answer = self.vote(question.text, [self.answer(question.text, tokens) for tokens in reply["samples"]])
+        return {"seconds": reply["seconds"], "tokens": sum(map(len, reply["samples"])), "answer": answer}
 
 
 def open_peers(
@@ -252,14 +252,15 @@ def open_peers(
         room = max(map(len, prompts)) + way.samples * int(reader.sampling["max_tokens"])
         if way.peer == "vllm":
             return peer.vllm_process(asked.model, asked.vllm, own, setting, context=room)
-        return peer.llama_process(asked.model, asked.llama, own, setting, cells=peer.CELLS + room)
+        return peer.llama_process(asked.model, asked.llama, own, setting, cells=room)
 
     def trial(way: PeerWay, setting: peer.Setting) -> dict[str, float]:
         options = {**reader.sampling, "ends": []} | ({"temperature": 0.0} if way.samples == 1 else {})
         with ExitStack() as own:
             process = start(way, setting, own)
-            process.complete(prompts[0], way.samples, **{**options, "max_tokens": 1})
-            return {"": process.complete(prompts[0], way.samples, **{**options, "max_tokens": _TRIAL_TOKENS})[0]}
+            for tokens in (1, _TRIAL_TOKENS):
+                reply = process.complete(prompts[0], way.samples, **{**options, "max_tokens": tokens})
+            return {"": reply["seconds"]}
 
     processes: dict[Any, peer.PeerProcess] = {}
     settings: dict[str, Any] = bench.numbers.setdefault("settings", {})

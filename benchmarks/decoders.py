@@ -2,37 +2,37 @@
 
 The searches follow the paper, with few-shot prompts of our own: n thoughts per state, the best of which is expanded, to
 the task's depth, and a state evaluator that explains its value. Stop strings and end-of-text tokens apply. All sides
-take turns at each question. Their caches start with the prompt prefix that all questions of a task share. Serial sides
+take turns at each question. Their caches start with the prompts of a task's first question. Serial sides
 decode one sample at a time. In float32, sides without a rejection rule write equal texts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.engines import about, searched, timed_parts
-from benchmarks.forwards import forwards_table, measure
-from benchmarks.harness import RATE, Bench, BenchOptions, Cells, Measured, Metric, percent, times
-from benchmarks.simulation import Machine, Schedule, Wave, simulate
-from benchmarks.waves import questions
+from benchmarks.engines import about, forget, timed_parts
+from benchmarks.harness import RATE, Bench, BenchOptions, Cells, Measured, Metric, percent, timed, times
+from tot.api import asolve
 from tot.decoders.decoder import LocalDecoder, load_decoder
-from tot.decoders.engine.runner import Chunk, Runner
-from tot.decoders.methods.seed import SEEDOptions
-from tot.decoders.request import Completion, Purpose, Request, Usage
+from tot.decoders.errors import OptionError
+from tot.decoders.request import Completion, Message, Purpose, Request, Sampling, Usage
+from tot.evaluation.data import rows
 from tot.evaluators.likelihood import Explain
 from tot.generators.sample import Sample
 from tot.registry import load_task
+from tot.running import run_to_end
 from tot.search.bfs import BFS
+from tot.task.checked import CheckedTask
 from tot.task.task import Task
 from tot.tree.thought import Thought
 
@@ -41,9 +41,8 @@ PURPOSES: dict[Purpose, str] = {"generate": "thoughts", "evaluate": "evaluations
 _EVERY: tuple[Purpose, ...] = ("generate", "evaluate", "answer")
 _THOUGHTS = 3
 """Thoughts per state (n)."""
-_ROWS = 512
-"""Prompt tokens per forward during prefill."""
 KConfig = Annotated[str, Field(pattern=r"^[1-9]\d?(-[1-9]\d?){0,15}$")]
+Part = Literal["serial", "rounds", "packed"]
 
 
 class Options(BenchOptions):
@@ -60,7 +59,7 @@ class Options(BenchOptions):
         ("1-1-1", "2-1-1", "2-2-1", "4-2-1"),
         description="Comma-separated draft trees: candidates at each position, such as 2-2-1.",
     )
-    parts: tuple[Literal["serial", "rounds", "packed"], ...] = Field(
+    parts: tuple[Part, ...] = Field(
         ("serial", "rounds", "packed"), description="How texts are decoded: serial, rounds, packed; comma-separated."
     )
     temperatures: tuple[float, ...] = Field(
@@ -69,11 +68,11 @@ class Options(BenchOptions):
 
 
 class Way(NamedTuple):
-    """A decoding method, its options, and its schedule."""
+    """A decoding method, its options, and how texts are decoded together."""
 
     method: str
     options: dict[str, Any]
-    schedule: Schedule
+    part: Part
 
 
 def ways(k_configs: Sequence[str], parts: Sequence[str] = ("serial", "rounds", "packed")) -> dict[str, Way]:
@@ -83,7 +82,7 @@ def ways(k_configs: Sequence[str], parts: Sequence[str] = ("serial", "rounds", "
     (only drafts that pay). The first chain and the first tree also run with the papers' acceptance rules, serially and
     in rounds, and the first `k_config` in rounds also with overlap.
     """
-    sides = {SERIAL: Way("ar", {}, Schedule("serial")), PACKED: Way("ar", {}, Schedule("packed"))}
+    sides = {SERIAL: Way("ar", {}, "serial"), PACKED: Way("ar", {}, "packed")}
     rules: set[str] = set()
     for text in k_configs:
         config, label = tuple(map(int, text.split("-"))), text.replace("-", ",")
@@ -91,27 +90,24 @@ def ways(k_configs: Sequence[str], parts: Sequence[str] = ("serial", "rounds", "
         method, rule = ("sd", "leviathan") if chain else ("mcsd", "mcsd")
         options: dict[str, Any] = {"k": len(config)} if chain else {"k_config": config}
         rounds = {"policy": "rounds", "k_config": config, "adapt": False}
-        serial, apart = Schedule("serial", config), Schedule("rounds", config, overlap=False)
-        sides[f"{method} ({label}), serial"] = Way(method, options, serial)
-        sides[f"seed ({label}), rounds"] = Way("seed", rounds, apart)
+        sides[f"{method} ({label}), serial"] = Way(method, options, "serial")
+        sides[f"seed ({label}), rounds"] = Way("seed", rounds, "rounds")
         if rule not in rules:
-            sides[f"{method} ({label}), {rule}'s rule, serial"] = Way(method, {**options, "rule": rule}, serial)
-            sides[f"seed ({label}), {rule}'s rule, rounds"] = Way("seed", {**rounds, "rule": rule}, apart)
+            sides[f"{method} ({label}), {rule}'s rule, serial"] = Way(method, {**options, "rule": rule}, "serial")
+            sides[f"seed ({label}), {rule}'s rule, rounds"] = Way("seed", {**rounds, "rule": rule}, "rounds")
             rules.add(rule)
         if text == k_configs[0]:
-            beside = Way("seed", {**rounds, "overlap": True}, Schedule("rounds", config, overlap=True))
-            sides[f"seed ({label}), rounds, overlap"] = beside
-    sides["seed, packed"] = Way("seed", {}, Schedule("packed", SEEDOptions().k_config, adapt=True))
-    return {name: way for name, way in sides.items() if way.schedule.kind in parts or name == PACKED}
+            sides[f"seed ({label}), rounds, overlap"] = Way("seed", {**rounds, "overlap": True}, "rounds")
+    sides["seed, packed"] = Way("seed", {}, "packed")
+    return {name: way for name, way in sides.items() if way.part in parts or name == PACKED}
 
 
 @dataclass
 class Watched:
-    """A decoder that records the texts of each call. If `serial`, it decodes one sample at a time."""
+    """A decoder that counts the usage by purpose. If `serial`, it decodes one sample at a time."""
 
     decoder: LocalDecoder
     serial: bool = False
-    waves: list[Wave] = field(default_factory=list)
     usage: dict[Purpose, Usage] = field(default_factory=lambda: dict.fromkeys(_EVERY, Usage()))
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
@@ -119,8 +115,6 @@ class Watched:
         batches = [[one] for one in samples] if self.serial else [samples]
         done = [one for batch in batches for one in self.decoder.generate(batch)]
         self.usage[requests[0].purpose] += sum((one.usage for one in done), Usage())
-        prompt = sum(one.usage.prompt_tokens - one.usage.reused_prompt_tokens for one in done)
-        self.waves.append(Wave([one.usage.new_tokens for one in done], prompt))
         return done
 
 
@@ -130,89 +124,73 @@ def _alone(request: Request, i: int) -> Request:
     return request.model_copy(update={"sampling": sampling})
 
 
-def first_prompts(decoder: LocalDecoder, task: Task, question: str) -> list[list[int]]:
+def first_prompts(task: Task, question: str) -> list[tuple[Message, ...]]:
     """Return the first prompts of a question's thoughts and evaluations."""
     state = task.start(question)
     thought = state.then(Thought(parts=dict.fromkeys(task.thought, "-")))
-    prompts = task.prompt(task.thought[0], state), Explain().prompt(task, thought)
-    return [list(decoder.engine.codec.encode_prompt(prompt)) for prompt in prompts]
+    return [task.prompt(task.thought[0], state), Explain().prompt(task, thought)]
 
 
-def hold_beginnings(decoder: LocalDecoder, prompts: Sequence[Sequence[int]]) -> None:
-    """Prefill prompts, whose prefix other questions share, and keep them in the target's and the draft's cache."""
+def search(
+    decoder: LocalDecoder, serial: bool, temperature: float, prompts: Sequence[tuple[Message, ...]], work: Sequence[Any]
+) -> Measured:
+    """Search with `prompts` in the caches. Return the tokens, the drafts and the seconds of the target.
 
-    def hold(runner: Runner, tokens: Sequence[int]) -> None:
-        branch = runner.cache.open(tokens)
-        for start in range(runner.cache.computed_length(branch), len(tokens), _ROWS):
-            runner.forward([Chunk(branch, start, min(start + _ROWS, len(tokens)))])
-
-    for tokens in prompts:
-        for runner in filter(None, (decoder.engine.runner, getattr(decoder.drafter, "runner", None))):
-            decoder.engine.call(partial(hold, runner, tokens))
-
-
-def search(decoder: LocalDecoder, serial: bool, temperature: float, task: Task, question: str, seed: int) -> Measured:
-    """Search a question, and return the tokens, the drafts and the seconds of the target by purpose."""
-    watched = Watched(decoder, serial)
+    `work` has the task, the question and the seed.
+    """
+    watched, (task, question, seed) = Watched(decoder, serial), work
     options: dict[str, Any] = {
         "search": BFS(thoughts=_THOUGHTS, breadth=1, depth=task.depth),
         "generator": Sample(temperature=temperature),
         "evaluator": Explain(temperature=temperature),
     }
+    forget(decoder)
+    decoder.generate([Request(prompt=prompt, sampling=Sampling(max_tokens=4)) for prompt in prompts])
     with timed_parts(decoder.engine) as timeline:
-        seconds, _ = searched([decoder], task, question, decoder=watched, prompts="papers", seed=seed, **options)
-    tokens = sum(sum(wave.lengths) for wave in watched.waves)
+        solving = asolve(task, question, decoder=watched, prompts="papers", seed=seed, **options)
+        seconds, _ = timed(lambda: run_to_end(solving))
     counts = {
         name: [getattr(usage, name) for usage in watched.usage.values()] for name in ("drafted", "reached", "accepted")
     }
-    return {
-        "seconds": seconds,
-        "tokens": tokens,
-        "verified": timeline.seconds()["verify"],
-        **counts,
-        "waves": watched.waves,
-    }
+    tokens = sum(usage.new_tokens for usage in watched.usage.values())
+    return {"seconds": seconds, "tokens": tokens, "verified": timeline.seconds()["verify"], **counts}
 
 
 def run(asked: Options, console: Console) -> None:
-    """Run the benchmark and print the tables."""
+    """Run the benchmark and print the tables. Raises OptionError for a file without questions."""
     tasks: dict[str, tuple[Task, list[str]]] = {}
     for text in asked.questions:
         name, _, file = text.partition("=")
         task = load_task(name)
-        tasks[name] = task, questions(task, Path(file) if file else None, asked.limit)
+        found = rows(Path(file)) if file else task.prompts.data("questions")
+        texts = [CheckedTask(task).question_of(row) for row in itertools.islice(found, asked.limit)]
+        if not texts:
+            raise OptionError(f"{file} has no rows: give a file with questions")
+        tasks[name] = task, texts
     with ExitStack() as stack:
         plain = stack.enter_context(load_decoder("ar", asked.model, prefix_cache=False))
         bench = Bench(asked, console, f"{asked.model}, drafts by {asked.draft}; {about(plain.engine)}")
-        prompts = {name: first_prompts(plain, task, texts[0]) for name, (task, texts) in tasks.items()}
-        with load_decoder("sd", engine=plain.engine, draft=asked.draft) as drafting:
-            assert drafting.drafter is not None
-            context = round(fmean(len(prompt) for both in prompts.values() for prompt in both))
-            machine = measure(plain.engine, drafting.drafter, context)
-        bench.keep(forwards=asdict(machine))
-        bench.show(forwards_table(machine))
 
         def side(way: Way, temperature: float) -> Callable[[Any], Measured]:
             """Build a side with one decoder per task: statistics learned on one task do not apply to another."""
             options = way.options if way.method == "ar" else {"draft": asked.draft, **way.options}
-            decoders = {}
-            for name in tasks:
-                decoders[name] = stack.enter_context(load_decoder(way.method, engine=plain.engine, **options))
-                hold_beginnings(decoders[name], prompts[name])
-            serial = way.schedule.kind == "serial"
-            return lambda work: search(decoders[work[0]], serial, temperature, *work[1:])
+            searches = {}
+            for name, (task, texts) in tasks.items():
+                decoder = stack.enter_context(load_decoder(way.method, engine=plain.engine, **options))
+                prompts = first_prompts(task, texts[0])
+                searches[name] = partial(search, decoder, way.part == "serial", temperature, prompts)
+            return lambda work: searches[work[0]](work[1:])
 
-        compared = ways(asked.k_configs, asked.parts)
         for temperature in asked.temperatures:
             cells = bench.compare(
                 f"searches, T = {temperature}",
-                {name: side(way, temperature) for name, way in compared.items()},
+                {name: side(way, temperature) for name, way in ways(asked.k_configs, asked.parts).items()},
                 lambda name, turn: (name, tasks[name][0], tasks[name][1][turn % len(tasks[name][1])], turn),
                 partial(_speeds, title=f"new tokens/s, T = {temperature}"),
                 columns=list(tasks),
                 rounds=asked.limit,
             )
-            bench.show(_by_purpose(cells), _simulated(cells, compared, machine))
+            bench.show(_by_purpose(cells))
 
 
 # -- tables -------------------------------------------------------------------------------------------------------
@@ -255,26 +233,4 @@ def _by_purpose(cells: Cells) -> Table:
     for side in cells.sides:
         rates = [cells.values(_accepted([purpose]), side, column) for column, purpose in columns.values()]
         table.add_row(side, *(percent(found) if found else "" for found in rates))
-    return table
-
-
-def _simulated(cells: Cells, sides: Mapping[str, Way], machine: Machine) -> Table:
-    """Compare the measured speed of each side with the simulated one, both relative to the first side.
-
-    Only the acceptance, of all sides together, is taken from the measured searches. A machine's speed changes with the
-    time, so seconds are not compared.
-    """
-    accepted, reached = (sum(sum(cell[name]) for cell in cells.all) for name in ("accepted", "reached"))
-    chance = accepted / reached if reached else 0.0
-    speeds = {}
-    for side in cells.sides:
-        found = [cell for column in cells.columns for cell in cells.of(side, column).values()]
-        waves = [Wave(*wave) for cell in found for wave in cell["waves"]]
-        tokens, seconds = (sum(cell[name] for cell in found) for name in ("tokens", "seconds"))
-        speeds[side] = tokens / seconds, tokens / simulate(sides[side].schedule, waves, machine, chance)
-    base = cells.sides[0]
-    table = Table("", "measured", "simulated", "of measured", title=f"speed relative to {base}, simulated")
-    for side, rates in speeds.items():
-        measured, simulated = (rate / first for rate, first in zip(rates, speeds[base], strict=True))
-        table.add_row(side, *(f"{speed:.2f}x" for speed in (measured, simulated, simulated / measured)))
     return table

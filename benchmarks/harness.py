@@ -24,13 +24,8 @@ from rich.table import Table
 from tot.decoders.errors import OptionError, TotError
 from tot.decoders.files import write_json
 
-FORMAT = 7
+FORMAT = 8
 """Version of the results file format."""
-NOT_AT_ALL = 3.0
-"""A cell predicted to take longer than the patience runs in the first round only. Above this multiple of the patience,
-it does not run at all."""
-WARM_UP = 0.25
-"""A cell is warmed up only if that is predicted to take at most this fraction of the patience."""
 _WIDE = 400
 
 Measured = dict[str, Any]
@@ -102,20 +97,18 @@ SECONDS = Metric("seconds", lambda cell: cell["seconds"], less=True)
 
 @dataclass
 class Cells:
-    """The cells of one comparison. A skipped cell has only "predicted" seconds."""
+    """The cells of one comparison."""
 
     columns: Sequence[Any]
     rounds: int
     all: list[Measured]
-    warm: list[Measured] = field(default_factory=list)
-    """Cells of the warm-up."""
     failed: dict[str, str] = field(default_factory=dict)
     """Error messages of the sides that failed; they run again when the file is resumed."""
 
     def of(self, side: str, column: Any = None) -> dict[int, Measured]:
-        """Return a side's measured cells by round; by default at the first column. A file may have more rounds."""
+        """Return a side's cells by round; by default at the first column. A file may have more rounds."""
         column = self.columns[0] if column is None else column
-        here = (cell for cell in self.all if (cell["side"], cell["column"]) == (side, column) and "seconds" in cell)
+        here = (cell for cell in self.all if (cell["side"], cell["column"]) == (side, column))
         return {cell["round"]: cell for cell in here if cell["round"] < self.rounds}
 
     def values(self, metric: Metric, side: str, column: Any = None) -> list[float]:
@@ -133,18 +126,6 @@ class Cells:
         """Names of the sides with a cell."""
         return list(dict.fromkeys(cell["side"] for cell in self.all))
 
-    def skipped(self, column: Any) -> dict[str, float]:
-        """Return the predicted seconds of the sides that were skipped at a column."""
-        return {
-            cell["side"]: cell["predicted"] for cell in self.all if cell["column"] == column and "predicted" in cell
-        }
-
-    def predicted(self, side: str, column: Any, size: float) -> float:
-        """Predict seconds in proportion to size, from the side's last cell at this column, else at any; 0 if none."""
-        known = [cell for cell in (*self.warm, *self.all) if cell["side"] == side and "seconds" in cell]
-        last = ([cell for cell in known if cell["column"] == column] or known)[-1:]
-        return float(sum(cell["seconds"] * size / cell["size"] for cell in last))
-
 
 def by_metric(cells: Cells, metrics: Sequence[Metric], against: Sequence[str] = (), title: str = "") -> Table:
     """Build a table with one row per side: its metrics, and the first metric's ratios to the sides in `against`."""
@@ -159,29 +140,25 @@ def by_metric(cells: Cells, metrics: Sequence[Metric], against: Sequence[str] = 
     return table
 
 
-def by_column(cells: Cells, metrics: Sequence[Metric], title: str, ratios: Any = (), head: str = "") -> Table:
+def by_column(cells: Cells, metrics: Sequence[Metric], title: str, ratios: Any = ()) -> Table:
     """Build a table of metrics by side and column, each followed by the ratios of pairs of sides."""
-    table = Table("", *(f"{head}{column}" for column in cells.columns), title=title)
+
+    def shown(metric: Metric, side: str, column: Any) -> str:
+        values = cells.values(metric, side, column)
+        return metric.show(values) if values else "failed" if side in cells.failed else ""
+
+    table = Table("", *map(str, cells.columns), title=title)
     for metric in metrics:
         first = metric is metrics[0]
         suffix = "" if first else f": {metric.heading}"
         for side in dict.fromkeys([*cells.sides, *cells.failed]):
             if first or any(cells.values(metric, side, column) for column in cells.columns):
-                table.add_row(side + suffix, *(_shown(cells, metric, side, column) for column in cells.columns))
+                table.add_row(side + suffix, *(shown(metric, side, column) for column in cells.columns))
         for ours, theirs in ratios:
             found = [times(cells.ratios(metric, ours, theirs, column)) for column in cells.columns]
             if any(found):
                 table.add_row(f"{ours} / {theirs}{suffix}", *found)
     return table
-
-
-def _shown(cells: Cells, metric: Metric, side: str, column: Any) -> str:
-    """Format one cell: the metric, with the number of rounds if some are missing, or why it is empty."""
-    if values := cells.values(metric, side, column):
-        return metric.show(values) + (f", {len(values)} of {cells.rounds}" if len(values) < cells.rounds else "")
-    if side in cells.failed:
-        return "failed"
-    return f"(over {skipped[side]:.0f} s)" if side in (skipped := cells.skipped(column)) else ""
 
 
 class Bench:
@@ -243,9 +220,7 @@ class Bench:
         *,
         rounds: int = 0,
         columns: Sequence[Any] = ("",),
-        warm_up: Callable[[Any], Any] | bool = False,
-        size: Callable[[Any], float] = lambda work: 1.0,
-        patience: float = math.inf,
+        warm_up: bool = False,
     ) -> Cells:
         """Run every side at every column in each round; the first side changes from round to round.
 
@@ -255,55 +230,48 @@ class Bench:
             title: Key of the cells in the file.
             sides: By name, a function that does the work and returns its measurement, including "seconds".
             work: The work that every side gets in each round, or a function of column and round.
-            warm_up: column -> the work that every side does first, unmeasured. True: the work of the first round.
-            size: Returns the amount of work, from which times are predicted.
-            patience: Seconds; a cell predicted to take longer is skipped as described at `NOT_AT_ALL`.
+            table: Returns the table of the cells.
+            rounds: Number of rounds, if `work` is a function.
+            columns: What the sides are compared at.
+            warm_up: Whether every side first does the work of its first round, unmeasured.
         """
         stored, names = self.numbers.setdefault(title, []), list(sides)
         work_of = work if callable(work) else lambda _, turn: work[turn]
         rounds = rounds if callable(work) else len(work)
-        first_work = warm_up if callable(warm_up) else lambda column: work_of(column, 0)
         cells = Cells(columns, rounds, stored)
 
         def missing(column: Any, turn: int) -> list[str]:
             """Return the sides that have not run at this column and round, in the order of the round."""
             first = turn * max(1, len(names) // rounds) % len(names)
-            done = {*cells.skipped(column), *cells.failed, *(name for name in names if turn in cells.of(name, column))}
-            return [name for name in (*names[first:], *names[:first]) if name not in done]
+            return [name for name in (*names[first:], *names[:first]) if turn not in cells.of(name, column)]
 
-        def run(name: str, column: Any, turn: int, given: Any) -> None:
-            """Run one cell; round -1 is the warm-up."""
-            cell = {"side": name, "column": column, "round": turn, "size": size(given)}
+        def run(name: str, column: Any, turn: int, given: Any, measure: bool) -> None:
             label = f"{title}, round {turn + 1}: {name}" + (f", {column}" if column != "" else "")
-            predicted = cells.predicted(name, column, cell["size"])
-            if predicted > patience * (WARM_UP if turn < 0 else NOT_AT_ALL if turn == 0 else 1.0):
-                if turn == 0:
-                    stored.append({**cell, "predicted": predicted})
-                    self.say(f"{label}: skipped, it would take {predicted:.0f} s")
-                return
             try:
                 measured = sides[name](given)
             except SideError as error:
                 cells.failed[name] = str(error)
                 self.say(f"{name} failed: {error}")
             else:
-                (cells.warm if turn < 0 else stored).append({**cell, **measured})
-                self.say(f"{label}: {measured['seconds']:.2f} s{left()}")
+                if measure:
+                    stored.append({"side": name, "column": column, "round": turn, **measured})
+                self.say(f"{label}{'' if measure else ', warm-up'}: {measured['seconds']:.2f} s{left()}")
             self.keep()
 
         def left() -> str:
             """Format the minutes left if all other cells take the mean of the measured ones."""
-            mean = statistics.fmean(cell["seconds"] for cell in (*stored, *cells.warm) if "seconds" in cell)
+            mean = statistics.fmean(cell["seconds"] for cell in stored) if stored else 0.0
             minutes = mean * (len(names) * len(columns) * rounds - len(stored)) / 60
             return f", about {minutes:.0f} min left" if minutes >= 1 else ""
 
         try:
-            for turn in range(-1 if warm_up else 0, rounds):
-                for column in columns:
-                    if waiting := missing(column, turn if turn >= 0 else rounds - 1):
-                        given = work_of(column, turn) if turn >= 0 else first_work(column)
-                        for name in waiting:
-                            run(name, column, turn, given)
+            for measure in (False, True) if warm_up else (True,):
+                for turn in range(rounds) if measure else (rounds - 1,):
+                    for column in columns:
+                        if waiting := [name for name in missing(column, turn) if name not in cells.failed]:
+                            given = work_of(column, turn if measure else 0)
+                            for name in waiting:
+                                run(name, column, turn, given, measure)
         finally:
             self.keep()
             if stored:

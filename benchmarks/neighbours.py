@@ -16,9 +16,9 @@ from functools import partial
 from pydantic import Field
 from rich.console import Console
 
-from benchmarks.harness import RATE, Bench, Measured, SideError
+from benchmarks.branches import Branches, decoded, mixed_ids
+from benchmarks.harness import Bench, Measured, SideError
 from benchmarks.peers import LLAMA, OURS, BranchesOptions, Counts, Run, decode, open_llama, open_ours
-from benchmarks.waves import Waves, mixed_ids, replay
 from tot.decoders.machine import describe
 
 BUSY = "beside a busy core"
@@ -50,9 +50,9 @@ def busy_core() -> Iterator[None]:
             process.kill()
 
 
-def _disturbed(side: Run, waves: Waves) -> Measured:
+def _disturbed(side: Run, work: Branches) -> Measured:
     with busy_core():
-        return side(waves)
+        return side(work)
 
 
 def run(asked: Options, console: Console) -> None:
@@ -60,7 +60,7 @@ def run(asked: Options, console: Console) -> None:
     say = partial(console.print, style="dim")
     with ExitStack() as stack:
         decoder = open_ours(asked.model, stack, say)
-        sides: dict[str, Run] = {OURS: partial(replay, decoder)}
+        sides: dict[str, Run] = {OURS: partial(decoded, decoder)}
         try:
             sides[LLAMA] = open_llama(asked, stack).run
         except SideError as error:
@@ -68,4 +68,4 @@ def run(asked: Options, console: Console) -> None:
         pairs = [(f"{name}, {BUSY}", name) for name in sides]
         sides |= {busy: partial(_disturbed, sides[name]) for busy, name in pairs}
         bench = Bench(asked, console, describe(decoder.engine.loaded.device, decoder.engine.loaded.dtype))
-        decode(asked, bench, sides, mixed_ids(decoder.tokenizer, asked.prompt_tokens), [RATE], lambda cells: pairs)
+        decode(asked, bench, sides, mixed_ids(decoder.tokenizer, asked.prompt_tokens), lambda cells: pairs)

@@ -1,32 +1,29 @@
 """The benchmark `optimize`: searches for programs side by side, from the same start, with the same model and budget.
 
-Each round is a seed. The scorer of the search rates its best program, and so does one with other instances that the
-search has not seen: where a problem has `held_out.py`, it replaces `instances.py`. In comparisons, a program that fails
-on these instances counts as the start.
+Each round is a seed. Lower scores are better. The scorer of the search rates its best program, and so does one with
+other instances that the search has not seen: where a problem has `held_out.py`, it replaces `instances.py`. In
+comparisons, a program that fails on these instances counts as the start.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.engines import local_decoders, searched
-from benchmarks.harness import Bench, BenchOptions, Cells, Measured, SideError
-from benchmarks.peer_process import PeerProcess
+from benchmarks.harness import Bench, BenchOptions, Cells, Measured
 from benchmarks.ways import read_ways
 from tot.config import SearchConfig
 from tot.decoders.decoder import LocalDecoder
-from tot.decoders.errors import OptionError, validated
+from tot.decoders.errors import OptionError
 from tot.decoders.machine import describe
 from tot.decoders.models.loading import resolve_device
 from tot.evaluation.estimate import bootstrap
@@ -38,14 +35,13 @@ SEEDED = 1000
 
 
 class Options(BenchOptions):
-    """Compare searches for programs: scores on the search's instances and on others, at equal thoughts and tokens."""
+    """Compare searches for programs: scores on the instances of the search and on others."""
 
     extends: ClassVar = "seeds"
     problems: tuple[str, ...] = Field(
         ("bin-packing", "traveling-salesman", "sorting-network", "oscillator"),
         description="Comma-separated problems: names of shipped ones, or folders with score.py.",
     )
-    maximize: bool = Field(False, description="Higher scores are better; they are costs for the shipped problems.")
     way: list[str] = Field(
         [
             "best of n: search=best-of-n:samples=64",
@@ -53,29 +49,17 @@ class Options(BenchOptions):
             "refine: search=refine:thoughts=9,depth=9",
         ],
         description="A way to search, as 'NAME: option=value; option=value', with options of tot solve. Repeat for "
-        "more; each is compared with the first. 'NAME: peer=openevolve; iterations=64' is OpenEvolve's loop.",
+        "more; each is compared with the first.",
     )
     seeds: int = Field(5, ge=1, description="Searches of each way, with different seeds.")
-
-
-class EvolvingWay(BaseModel):
-    """OpenEvolve's loop. It has one process for each program that the searches write at the same time."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    peer: Literal["openevolve"]
-    iterations: int = Field(64, ge=1)
-    """Number of programs."""
-    seconds: float | None = Field(None, gt=0)
-    """Stop after this time."""
 
 
 class Problem:
     """A folder with a problem: its task, and the scores of programs."""
 
-    def __init__(self, folder: Path, minimize: bool) -> None:
-        self.folder, self.minimize = folder, minimize
-        self.task = Optimize(folder=folder, minimize=minimize)
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.task = Optimize(folder=folder, minimize=True)
         self.held_out = held_out_of(self.task, folder)
 
     def scores(self, program: str | None) -> dict[str, float | None]:
@@ -90,35 +74,17 @@ class Problem:
 
 
 def run(asked: Options, console: Console) -> None:
-    """Run the benchmark and print a table for each problem.
-
-    Raises OptionError for an unknown problem or way, and SideError if OpenEvolve is not installed.
-    """
+    """Run the benchmark and print a table for each problem. Raises OptionError for an unknown problem or way."""
+    common = {"model": asked.model, "prefix_cache": False}
+    configs = {name: SearchConfig.of(None, {**common, **way}) for name, way in read_ways(asked.way).items()}
+    problems = {place: Problem(_folder(place)) for place in asked.problems}
     with ExitStack() as stack:
         bench = Bench(asked, console, describe(resolve_device("auto")))
-        peers: dict[str, EvolvingWay] = {}
-        configs: dict[str, SearchConfig] = {}
-        for name, way in read_ways(asked.way).items():
-            if "peer" in way:
-                peers[name] = validated(EvolvingWay, way, f"--way {name}")
-            else:
-                configs[name] = SearchConfig.of(None, {"model": asked.model, "prefix_cache": False, **way})
-        if peers and not find_spec("openevolve"):
-            raise SideError("OpenEvolve is not installed: pip install openevolve")
         decoders = [decoder for config in configs.values() for decoder in local_decoders(config, stack)]
-        parallel = max((decoder.cheap_samples for decoder in decoders), default=8) if peers else 0
-        for place in asked.problems:
-            problem = Problem(_folder(place), not asked.maximize)
-            sides: dict[str, Any] = {}
-            for name in read_ways(asked.way):
-                if name in peers:
-                    load = {"model": asked.model, "parallel": parallel, **peers[name].model_dump()}
-                    sides[name] = partial(_evolved, problem, load)
-                else:
-                    sides[name] = partial(_searched, problem, configs[name], decoders)
+        for place, problem in problems.items():
             bench.compare(
                 place,
-                sides,
+                {name: partial(_searched, problem, config, decoders) for name, config in configs.items()},
                 range(0, SEEDED * asked.seeds, SEEDED),
                 partial(table, problem=problem, title=f"{place}, {asked.model}"),
             )
@@ -141,86 +107,54 @@ def _searched(problem: Problem, config: SearchConfig, decoders: Sequence[LocalDe
     return {"seconds": seconds, **described(problem, solution)}
 
 
-def _evolved(problem: Problem, load: dict[str, Any], seed: int) -> Measured:
-    """Run OpenEvolve in its own process, with the model behind `tot serve`. The seconds begin when all of them run."""
-    load |= {"folder": str(problem.folder.absolute()), "minimize": problem.minimize}
-    patience = max(3600.0, 2 * (load["seconds"] or 0))
-    process = PeerProcess(Path(sys.executable), "openevolve_worker.py", load, patience=patience)
-    try:
-        found = process.ask({"seed": seed})
-    finally:
-        process.close()
-    return found | problem.scores(found["program"]) | {"curve": []}
-
-
 def described(problem: Problem, solution: Solution) -> Measured:
-    """Return the result of a search: its best program, the scores, and the best score by new tokens."""
+    """Return the result of a search: its best program, the scores and the numbers of programs."""
     tree, task = solution.tree, problem.task
     nodes = [node for node in tree if node.parent is not None]
-    best = task.measured(tree.state(tree.root))
-    curve, tokens, failed = [[0, best]], 0, sum(node.rejected + node.merged + node.parse_failures for node in tree)
-    thoughts = len(nodes) + failed
-    for node in nodes:
-        value = task.measured(tree.state(node))
-        tokens += node.usage.new_tokens
-        failed += value is None
-        if value is not None and (best is None or value > best):
-            best = value
-            curve.append([tokens, value])
-    spent = {"tokens": solution.usage.new_tokens, "thoughts": thoughts, "failed": failed}
-    return {"program": solution.answer, **problem.scores(solution.answer), "curve": curve, **spent}
+    lost = sum(node.rejected + node.merged + node.parse_failures for node in tree)
+    failed = lost + sum(task.measured(tree.state(node)) is None for node in nodes)
+    spent = {"tokens": solution.usage.new_tokens, "thoughts": len(nodes) + lost, "failed": failed}
+    return {"program": solution.answer, **problem.scores(solution.answer), **spent}
 
 
 def table(cells: Cells, problem: Problem, title: str) -> Table:
     """Build a table with one row per way, after the start and the reference, compared with the first way by seed."""
-    ways = {name: list(cells.of(name).items()) for name in cells.sides}
+    ways = {name: cells.of(name) for name in cells.sides}
     first = next(iter(ways), "")
-    head = ["seeds", "score", "held out", f"minus {first}", "better than the reference", "at equal tokens"]
-    better = "lower" if problem.minimize else "higher"
-    rows = Table("", *head, "thoughts", "failed", "new tokens", "seconds", title=f"{title}; {better} is better")
-    known, sign = problem.known(), -1 if problem.minimize else 1
+    head = ["seeds", "score", "held out", f"minus {first}", "better than the reference"]
+    rows = Table("", *head, "thoughts", "failed", "new tokens", "seconds", title=title)
+    known = problem.known()
     for name, scores in known.items():
         rows.add_row(name, "", *(_shown([score]) for score in scores.values()))
     compared = "held out" if problem.held_out else "score"
     start = known.get("start", {}).get(compared)
     reference = known.get("reference", {}).get(compared, start)
-    ratings = {
-        name: {turn: start if cell[compared] is None else cell[compared] for turn, cell in found}
-        for name, found in ways.items()
-    }
+
+    def ratings(name: str) -> dict[int, float | None]:
+        """Return the compared score by seed."""
+        return {turn: start if cell[compared] is None else cell[compared] for turn, cell in ways[name].items()}
+
     for name, found in ways.items():
-        rated, base = ratings[name], ratings[first]
+        rated, base = ratings(name), ratings(first)
         pairs = [(rating, base.get(turn)) for turn, rating in rated.items()]
         differences = [one - other for one, other in pairs if one is not None and other is not None]
-        won = [one is not None and reference is not None and sign * one > sign * reference for one in rated.values()]
-        equal = [
-            _at(cell["curve"], min(dict(other)[turn]["tokens"] for other in ways.values() if turn in dict(other)), sign)
-            for turn, cell in found
-        ]
-
-        def mean(key: str, cells: Sequence[Any] = found) -> float:
-            return fmean(cell[key] for _, cell in cells)
-
+        won = [one is not None and reference is not None and one < reference for one in rated.values()]
+        thoughts, failed, tokens, seconds = (
+            fmean(cell[key] for cell in found.values()) for key in ("thoughts", "failed", "tokens", "seconds")
+        )
         rows.add_row(
             name,
             str(len(found)),
-            _shown([cell["score"] for _, cell in found]),
-            _shown([cell["held out"] for _, cell in found]),
+            _shown([cell["score"] for cell in found.values()]),
+            _shown([cell["held out"] for cell in found.values()]),
             bootstrap(differences).format("+.3g") if name != first and differences else "",
             f"{sum(won)} of {len(won)}" if reference is not None else "",
-            _shown(equal),
-            f"{mean('thoughts'):.0f}",
-            f"{mean('failed') / mean('thoughts'):.0%}" if mean("thoughts") else "",
-            f"{mean('tokens'):.0f}",
-            f"{mean('seconds'):.0f}",
+            f"{thoughts:.0f}",
+            f"{failed / thoughts:.0%}" if thoughts else "",
+            f"{tokens:.0f}",
+            f"{seconds:.0f}",
         )
     return rows
-
-
-def _at(curve: Sequence[Sequence[float]], tokens: int, sign: int) -> float | None:
-    """Return the best score within this number of new tokens; None if no program worked."""
-    found = [value for spent, value in curve if spent <= tokens and value is not None]
-    return sign * found[-1] if found else None
 
 
 def _shown(scores: Sequence[Any]) -> str:

@@ -20,8 +20,8 @@ from typing import Annotated, Any
 import psutil
 from pydantic import Field
 
+from benchmarks.branches import Branches
 from benchmarks.harness import Measured, SideError
-from benchmarks.waves import Waves, checked
 from tot.decoders.cache import cache_folder, hash_file
 from tot.decoders.machine import threads
 from tot.decoders.models.loading import load_model, resolve_device, resolve_dtype
@@ -31,7 +31,7 @@ LlamaPython = Annotated[Path, Field(description="Python interpreter with llama-c
 VLLMPython = Annotated[Path, Field(description="Python interpreter with vLLM (make peers installs it).")]
 LLAMA_PYTHON, VLLM_PYTHON = Path(".venv-llama/bin/python"), Path(".venv-vllm/bin/python")
 CELLS, _CONTEXT = 16384, 2048
-"""Tokens of llama.cpp's cache in addition to the prompts, and minimum context length of vLLM."""
+"""Tokens of llama.cpp's cache in addition to what a benchmark needs, and minimum context length of vLLM."""
 _LINES = 3
 """Lines of a failed worker's log to report."""
 
@@ -40,14 +40,14 @@ class PeerProcess:
     """A process with a loaded model."""
 
     def __init__(
-        self, python: Path, script: str, load: Mapping[str, Any], environment: Any = None, patience: float = 600.0
+        self, python: Path, worker: str, load: Mapping[str, Any], environment: Any = None, patience: float = 600.0
     ) -> None:
-        """Start a script of `workers` and load its model; each reply may take `patience` seconds. Raises SideError."""
+        """Start a module of `workers` and load its model; each reply may take `patience` seconds. Raises SideError."""
         self._patience = patience
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
         try:
             self._process = subprocess.Popen(
-                [str(python.absolute()), str(Path(__file__).parent / "workers" / script)],
+                [str(python.absolute()), str(Path(__file__).parent / "workers" / "serve.py"), worker],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
@@ -63,20 +63,22 @@ class PeerProcess:
             self.close()
             raise
 
-    def run(self, waves: Waves) -> Measured:
-        """Run all waves with an empty cache. Raises SideError."""
-        reply = self.ask({"waves": [[{"prompt": one.prompt, "new": one.samples} for one in wave] for wave in waves]})
-        measured = checked(float(reply["seconds"]), int(reply["tokens"]), waves, scores=False)
+    def run(self, work: Branches) -> Measured:
+        """Decode branches with an empty cache, and add the memory of the process. Raises SideError."""
+        reply = self.complete(work.prompt, work.count, max_tokens=work.new, ends=[], temperature=1.0)
         process = psutil.Process(self._process.pid)
         resident = sum(one.memory_info().rss for one in (process, *process.children(recursive=True)))
-        return measured | {"resident": resident, "prefill": float(reply["prefill"])}
+        return {**work.measured(reply["seconds"], reply["prefill"], reply["samples"]), "resident": resident}
 
-    def complete(self, prompt: Sequence[int], n: int, **options: Any) -> tuple[float, list[list[int]]]:
-        """Return the seconds and the token ids of n texts of a prompt, with an empty cache. Raises SideError."""
-        reply = self.ask({"complete": {"prompt": list(prompt), "n": n, **options}})
+    def complete(self, prompt: Sequence[int], n: int, **options: Any) -> dict[str, Any]:
+        """Sample n texts of a prompt with an empty cache. Raises SideError.
+
+        Return the "samples" (token ids), the "seconds", and those until every text had its first token ("prefill").
+        """
+        reply = self.ask({"prompt": list(prompt), "n": n, **options})
         if len(reply["samples"]) != n:
             raise SideError(f"it sampled {len(reply['samples'])} texts instead of {n}")
-        return float(reply["seconds"]), reply["samples"]
+        return reply
 
     def ask(self, command: Mapping[str, Any]) -> dict[str, Any]:
         """Return the reply to one command. A process that does not reply in time is killed. Raises SideError."""
@@ -139,20 +141,8 @@ EXACT = ("Q8_0", "F16", "BF16")
 """Precisions that keep the weights of a 4-bit file."""
 FILES = (*EXACT, "Q4_0", "IQ4_NL")
 FLASH, BOUND, LOOKUP = ("no flash attention",), ("bound threads",), ("2 lookup drafts", "5 lookup drafts")
-_CHANGES: dict[str, dict[str, Any]] = {
-    FLASH[0]: {"flash": False},
-    BOUND[0]: {"bound": True},
-    LOOKUP[0]: {"lookup": 2},
-    LOOKUP[1]: {"lookup": 5},
-}
-
-
-def _load(setting: Setting) -> dict[str, Any]:
-    """Return the options of a worker for a setting. Other names than these are precisions of llama.cpp."""
-    load: dict[str, Any] = {"precision": "own", "flash": True, "bound": False, "lookup": 0}
-    for name in setting:
-        load |= _CHANGES.get(name, {"precision": name})
-    return load
+_CHANGES: dict[str, dict[str, Any]] = {FLASH[0]: {"flash": False}, LOOKUP[0]: {"lookup": 2}, LOOKUP[1]: {"lookup": 5}}
+"""Options of a worker. Other names are precisions of llama.cpp."""
 
 
 def fastest(
@@ -187,8 +177,11 @@ def llama_process(model: str, python: Path, stack: ExitStack, setting: Setting, 
     file = find_model(model)
     if file.suffix != ".gguf":
         raise SideError(f"llama.cpp cannot read {model}: pass a .gguf file as --model")
-    load = {"model": str(file), "folder": str(cache_folder() / "peers"), "threads": threads(), "cells": cells}
-    return _start(stack, python, "llama", load | _load(setting), {})
+    load: dict[str, Any] = {"model": str(file), "folder": str(cache_folder() / "peers")}
+    load |= {"threads": threads(), "cells": CELLS + cells}
+    for name in setting:
+        load |= _CHANGES.get(name, {"precision": name})
+    return _start(stack, python, "llama", load, {})
 
 
 def vllm_process(model: str, python: Path, stack: ExitStack, setting: Setting, *, context: int) -> PeerProcess:
@@ -196,8 +189,10 @@ def vllm_process(model: str, python: Path, stack: ExitStack, setting: Setting, *
     path = find_model(model)
     folder = path if path.is_dir() else _as_folder(path)
     dtype = resolve_dtype("auto", resolve_device("auto")).name
-    load = {"model": str(folder), "dtype": dtype, "context": max(_CONTEXT, context), **_load(setting)}
-    processors = sorted(os.sched_getaffinity(0))[: threads()] if load["bound"] else []
+    load = {"model": str(folder), "dtype": dtype, "context": max(_CONTEXT, context)}
+    for name in setting:
+        load |= _CHANGES.get(name, {})
+    processors = sorted(os.sched_getaffinity(0))[: threads()] if {*setting} & {*BOUND} else []
     bind = ",".join(map(str, processors)) or "nobind"
     environment = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": bind, "VLLM_LOGGING_LEVEL": "ERROR"}
     return _start(stack, python, "vllm", load, environment)
@@ -217,6 +212,6 @@ def _as_folder(path: Path) -> Path:
 def _start(stack: ExitStack, python: Path, program: str, load: Mapping[str, Any], environment: Any) -> PeerProcess:
     if not python.exists():
         raise SideError(f"{python} does not exist: run `make peers`, or give an interpreter with --{program} PYTHON")
-    process = PeerProcess(python, f"{program}_worker.py", load, {"OMP_NUM_THREADS": str(threads()), **environment})
+    process = PeerProcess(python, f"{program}_worker", load, {"OMP_NUM_THREADS": str(threads()), **environment})
     stack.callback(process.close)
     return process

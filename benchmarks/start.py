@@ -23,17 +23,15 @@ from typing import Literal
 from pydantic import Field
 from rich.console import Console
 
+from benchmarks.branches import Branches
 from benchmarks.harness import Bench, BenchOptions, Measured, Metric, by_column, spread, timed
 from benchmarks.peer_process import LLAMA_PYTHON, LlamaPython, llama_process
 from benchmarks.peers import LLAMA, OURS
-from benchmarks.waves import branches
 from tot.decoders.errors import OptionError
 from tot.decoders.machine import describe
 from tot.decoders.models.model_names import find_model
 
 _SECONDS = Metric("seconds", lambda cell: cell["seconds"], partial(spread, form=".2f"), less=True)
-_CELLS = 2048
-"""Tokens of llama.cpp's cache."""
 _ENDED = Metric("to the end of its process", lambda cell: cell.get("ended"), _SECONDS.show, less=True)
 
 
@@ -91,7 +89,7 @@ def start_ours(model: str, kept: str, part: str) -> Measured:
 
 def start_llama(python: Path, model: str, prompt_tokens: int) -> Measured:
     """Start a process with llama.cpp, and sample one token."""
-    prompt = range(1000, 1000 + prompt_tokens)
+    work = Branches(range(1000, 1000 + prompt_tokens), 1, 1)
     with ExitStack() as stack:
-        seconds, _ = timed(lambda: llama_process(model, python, stack, (), cells=_CELLS).run(branches(prompt, 1, 1)))
+        seconds, _ = timed(lambda: llama_process(model, python, stack, (), cells=2048).run(work))
     return {"seconds": seconds}

@@ -1,78 +1,52 @@
-"""A vLLM worker, run by path in an environment with vLLM. It reads one JSON command per line and replies on stdout.
-
-All samples of a wave are in flight at once, with prefix caching on; the cache is emptied before each run.
-"""
+"""vLLM, for `serve.py`. All samples are in flight at once, with prefix caching on."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-import time
 from typing import Any
 
-
-def serve(replies: Any) -> None:
-    """The first command loads the model; each other command has waves to run, or a prompt to complete."""
-    import torch
-    import vllm  # type: ignore[import-not-found,unused-ignore]
-
-    load = json.loads(sys.stdin.readline())
-    options: dict[str, Any] = {}
-    if load["lookup"]:
-        drafts = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1}
-        options["speculative_config"] = {**drafts, "num_speculative_tokens": load["lookup"]}
-    if torch.cuda.is_available():  # vLLM refuses to start on more than other sides leave free
-        free, total = torch.cuda.mem_get_info()
-        options["gpu_memory_utilization"] = 0.8 * free / total
-    model = vllm.LLM(
-        load["model"],
-        dtype=load["dtype"],
-        max_model_len=load["context"],
-        enable_prefix_caching=True,
-        skip_tokenizer_init=True,
-        disable_log_stats=False,  # outputs have the seconds to their first tokens
-        **options,
-    )
-    replies({"about": f"vLLM {vllm.__version__}, {load['dtype']}"})
-    for line in sys.stdin:
-        try:
-            command = json.loads(line)
-            model.reset_prefix_cache()
-            began = time.perf_counter()
-            if "waves" in command:
-                waves = [sample(vllm, model, wave) for wave in command["waves"]]
-                done: dict[str, Any] = {name: sum(wave[name] for wave in waves) for name in waves[0]}
-            else:
-                done = {"samples": complete(vllm, model, **command["complete"])}
-            replies({"seconds": time.perf_counter() - began, **done})
-        except Exception as error:  # the benchmark continues without this side  # noqa: BLE001
-            replies({"error": f"{type(error).__name__}: {error}"})
+import torch
+import vllm  # type: ignore[import-not-found,unused-ignore]
 
 
-def sample(vllm: Any, model: Any, wave: list[dict[str, Any]]) -> dict[str, float]:
-    """Sample a wave. Return the number of tokens sampled, and the seconds until every sample had its first one."""
-    samples = [(request["prompt"], length) for request in wave for length in request["new"]]
-    options = {"temperature": 1.0, "ignore_eos": True, "detokenize": False}
-    outputs = model.generate(
-        [{"prompt_token_ids": prompt} for prompt, _ in samples],
-        [vllm.SamplingParams(max_tokens=length, **options) for _, length in samples],
-        use_tqdm=False,
-    )
-    return {
-        "tokens": sum(len(output.token_ids) for request in outputs for output in request.outputs),
-        "prefill": max(request.metrics.first_token_latency for request in outputs),
-    }
+class Engine:
+    """A model with a context of `context` tokens."""
 
+    def __init__(self, model: str, dtype: str, context: int, lookup: int = 0) -> None:
+        options: dict[str, Any] = {}
+        if lookup:
+            drafts = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+            options["speculative_config"] = {**drafts, "num_speculative_tokens": lookup}
+        if torch.cuda.is_available():  # vLLM refuses to start on more than other sides leave free
+            free, total = torch.cuda.mem_get_info()
+            options["gpu_memory_utilization"] = 0.8 * free / total
+        self.about = f"vLLM {vllm.__version__}, {dtype}"
+        self._llm = vllm.LLM(
+            model,
+            dtype=dtype,
+            max_model_len=context,
+            enable_prefix_caching=True,
+            skip_tokenizer_init=True,
+            disable_log_stats=False,  # outputs have the seconds to their first tokens
+            **options,
+        )
 
-def complete(vllm: Any, model: Any, prompt: list[int], ends: list[int], **sampling: float) -> list[list[int]]:
-    """Return the tokens of n texts of a prompt, each up to one of the tokens `ends`."""
-    options = vllm.SamplingParams(stop_token_ids=ends, detokenize=False, **sampling)
-    (request,) = model.generate([{"prompt_token_ids": prompt}], options, use_tqdm=False)
-    return [list(output.token_ids) for output in request.outputs]
+    def forget(self) -> None:
+        """Clear the key-value cache."""
+        self._llm.reset_prefix_cache()
 
+    def complete(
+        self, prompt: list[int], n: int, max_tokens: int, ends: list[int], seed: int | None = None, **sampling: Any
+    ) -> tuple[list[list[int]], float]:
+        """Sample n texts of a prompt, each up to one of the tokens `ends`.
 
-if __name__ == "__main__":
-    out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # keep library output out of the replies
-    serve(lambda reply: out.write(json.dumps(reply) + "\n"))
+        Return their tokens, and the seconds until every text had its first one.
+        """
+        seeds = [None if seed is None else seed + i for i in range(n)]
+        sampling |= {"max_tokens": max_tokens, "stop_token_ids": ends, "ignore_eos": not ends, "detokenize": False}
+        outputs = self._llm.generate(
+            [{"prompt_token_ids": prompt}] * n,
+            [vllm.SamplingParams(seed=one, **sampling) for one in seeds],
+            use_tqdm=False,
+        )
+        samples = [list(output.token_ids) for request in outputs for output in request.outputs]
+        return samples, max(request.metrics.first_token_latency for request in outputs)

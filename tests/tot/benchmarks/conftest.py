@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.branches import Branches
 from benchmarks.harness import Measured
-from benchmarks.waves import Waves, checked
 from tot.decoders import LocalDecoder
 
 
@@ -19,15 +19,14 @@ def log() -> list[tuple[str, int]]:
 
 
 @pytest.fixture
-def paced(log: list[tuple[str, int]]) -> Callable[..., Callable[[Waves], Measured]]:
+def paced(log: list[tuple[str, int]]) -> Callable[..., Callable[[Branches], Measured]]:
     """Make sides whose work takes `seconds(samples)`, or raises, and log their calls."""
 
-    def make(name: str, seconds: Callable[[int], float]) -> Callable[[Waves], Measured]:
-        def run(waves: Waves) -> Measured:
-            samples = [length for wave in waves for request in wave for length in request.samples]
-            log.append((name, len(samples)))
-            spent = seconds(len(samples))
-            return {**checked(spent, sum(samples), waves, scores=False), "prefill": spent / 2}
+    def make(name: str, seconds: Callable[[int], float]) -> Callable[[Branches], Measured]:
+        def run(work: Branches) -> Measured:
+            log.append((name, work.count))
+            spent = seconds(work.count)
+            return work.measured(spent, spent / 2, [[1] * work.new] * work.count)
 
         return run
 

@@ -1,22 +1,17 @@
-"""`python -m benchmarks decoders` measures the same search with every decoder; `schedule` simulates them."""
+"""`python -m benchmarks decoders` measures the same search with every decoding method."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.decoders import Watched, first_prompts, hold_beginnings, ways
-from benchmarks.engines import forget
-from benchmarks.simulation import Machine, Schedule, Wave, simulate
+from benchmarks.decoders import Watched, ways
 from tot.decoders import Request, Sampling, load_decoder
-from tot.decoders.drafting.latency_model import LatencyModel
-from tot.task.task import Task
 
 TASK = """
 from tot import Task
@@ -65,9 +60,8 @@ def test_every_side_decodes_a_search(compare: Callable[..., Any]) -> None:
         if cell["side"] != "seed, packed":  # which drafts only if that pays
             assert (drafted > 0) == (expected[cell["side"]].method != "ar")
         assert 0 < cell["verified"] < cell["seconds"]
-        assert sum(sum(lengths) for lengths, _ in cell["waves"]) == cell["tokens"] > 0
-    for title in ("forwards, alone", "speed relative to ar, serial, simulated", "acceptance by purpose"):
-        assert title in printed
+        assert cell["tokens"] > 0
+    assert "acceptance by purpose" in printed
 
 
 @pytest.mark.benches
@@ -81,21 +75,6 @@ def test_one_part_can_be_measured_alone_and_a_stopped_search_is_not_kept(
     (tmp_path / "count.py").write_text(TASK + STOPS)
     status, _, cells = compare(*options)
     assert (status, cells) == (130, [])
-
-
-@pytest.mark.benches
-def test_shared_prompt_prefixes_are_computed_once(tiny: Callable[..., Any]) -> None:
-    examples = {"thought": "{{ 'An example. ' * 20 }}{{ question }}", "value": "{{ 'Judge. ' * 9 }}{{ question }}"}
-    short = type("Short", (Task,), {"templates": examples})()
-    with tiny() as closed:
-        small = closed.model
-    with tiny() as plain, load_decoder("sd", engine=plain.engine, draft=small) as drafting:
-        hold_beginnings(drafting, first_prompts(drafting, short, "1 2"))
-        forget(drafting)
-        for runner in (drafting.engine.runner, drafting.drafter.runner):
-            prompt = plain.engine.codec.encode_prompt(short.prompt("thought", short.start("3 4")))
-            assert 240 <= runner.cache.computed_length(runner.cache.open(prompt)) < len(prompt)
-            assert runner.cache.stored > 300  # the value prompt's prefix, too
 
 
 @pytest.mark.benches
@@ -126,95 +105,3 @@ def test_the_papers_rules_run_serially_and_in_rounds_for_the_first_chain_and_tre
     assert {name: way.options["overlap"] for name, way in sides.items() if "overlap" in way.options} == {
         "seed (1,1), rounds, overlap": True,
     }
-
-
-# -- simulation ---------------------------------------------------------------------------------------------------
-
-ROWS = LatencyModel((1, 11), (1.0, 2.0))
-"""A tenth of a second for each further row."""
-CHAIN = (1, 1, 1)
-
-
-def flat(seconds: float) -> LatencyModel:
-    return LatencyModel((1,), (seconds,))
-
-
-def seconds(schedule: Schedule, machine: Machine, texts: int = 1, chance: float = 0.0, length: int = 300) -> float:
-    return simulate(schedule, [Wave([length] * texts)], machine, chance)
-
-
-@pytest.mark.parametrize(
-    ("draft", "verify", "texts", "devices", "times"),
-    [
-        (1.0, 1.0, 1, 1, 1.0),  # no draft work to overlap
-        (1.0, 1.0, 2, 1, 2.0),
-        (0.3, 1.0, 3, 1, 1.3),  # the target never waits
-        (2.0, 1.0, 3, 1, 1.5),  # the target waits for the draft
-        (2.0, 1.0, 3, 3, 3.0),
-        (4.0, 1.0, 3, 3, 3.0),  # few distinct texts
-    ],
-)
-def test_the_gain_of_overlap(draft: float, verify: float, texts: int, devices: int, times: float) -> None:
-    machine = Machine(flat(verify), flat(draft / 3), devices=devices)
-    apart, beside = (seconds(Schedule("rounds", CHAIN, overlap=overlap), machine, texts) for overlap in (False, True))
-    assert apart / beside == pytest.approx(times, rel=0.02)
-    assert apart == seconds(Schedule("serial", CHAIN), machine, texts)
-
-
-def test_rounds_lose_if_draft_and_target_slow_each_other_down() -> None:
-    machine = Machine(flat(0.05), flat(0.02), worker=1.5, draft_beside=2.2, verify_beside=1.9)
-    apart, beside = (seconds(Schedule("rounds", CHAIN, overlap=overlap), machine, 3) for overlap in (False, True))
-    # The draft of 60 ms takes 132 ms beside the target, which is always at work, since it takes 95 ms of them.
-    assert beside / apart == pytest.approx(0.12 / 0.11, rel=0.1)
-
-
-def test_forwards_and_prompts_of_packed_and_serial_texts() -> None:
-    machine = Machine(ROWS, flat(9.0))
-    assert seconds(Schedule("serial"), machine, 3, length=100) == pytest.approx(300 * 1.0)
-    assert seconds(Schedule("packed"), machine, 3, length=100) == pytest.approx(100 * 1.2)
-    assert simulate(Schedule("packed"), [Wave([10, 20])], machine, 0.0) == pytest.approx(10 * 1.1 + 10 * 1.0)
-    machine, prompt = Machine(LatencyModel((1, 64), (1.0, 64.0)), LatencyModel((1, 64), (0.5, 32.0))), [Wave([], 100)]
-    assert simulate(Schedule("packed"), prompt, machine, 0.0) == pytest.approx(100)
-    assert simulate(Schedule("packed", CHAIN), prompt, machine, 0.0) == pytest.approx(150)
-
-
-def test_accepted_drafts_save_forwards() -> None:
-    machine = Machine(ROWS, flat(0.1))
-    every = seconds(Schedule("serial", CHAIN), machine, chance=1.0, length=100)
-    assert every == pytest.approx(25 * (1.3 + 0.3))
-    some = seconds(Schedule("serial", CHAIN), machine, chance=0.5, length=30_000)
-    assert some == pytest.approx(30_000 / (1 + 0.5 + 0.25 + 0.125) * (1.3 + 0.3), rel=0.02)
-    tree = seconds(Schedule("serial", (2, 2)), Machine(ROWS, ROWS), chance=1.0, length=99)
-    assert tree == pytest.approx(33 * (ROWS.of(1 + 2 + 4) + ROWS.of(1) + ROWS.of(2)))
-
-
-def test_an_adaptive_schedule_drafts_only_what_pays() -> None:
-    machine = Machine(ROWS, flat(0.1))
-    packed = Schedule("packed", CHAIN, adapt=True)
-    assert seconds(packed, machine, 8, chance=0.0) == seconds(Schedule("packed"), machine, 8)
-    assert seconds(packed, machine, 1, chance=0.9) < 0.7 * seconds(Schedule("packed"), machine, 1)
-    slow = replace(machine, draft=flat(3.0))
-    assert seconds(packed, slow, 1, chance=0.9) == seconds(Schedule("packed"), slow, 1)
-
-
-@pytest.mark.benches
-def test_the_map_of_schedules(small: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    command = (
-        "schedule",
-        "--model",
-        str(small),
-        "--texts",
-        "1,8",
-        "--shares",
-        "0.1",
-        "--out",
-        str(tmp_path / "n.json"),
-    )
-    assert main([*command, "--draft", str(small)]) == 0
-    printed = capfd.readouterr().out
-    assert printed.count("rounds, of packed seed") == 4 * 2  # machines, shares
-    assert "a draft device per text, rows cost nothing" in printed
-    measured = json.loads((tmp_path / "n.json").read_text())["forwards"]
-    assert measured["target"]["seconds"][0] > 0 < measured["draft"]["seconds"][0]
-    assert main([*command, "--draft", "lookup"]) == 2
-    assert "'lookup' is no model" in capfd.readouterr().err

@@ -28,12 +28,10 @@ PROBLEMS = Path(__file__).parents[3] / "benchmarks" / "problems"
         ("traveling-salesman", 7.86, 7.86),
         ("sorting-network", 286, 205),
         ("oscillator", -0.47, -0.92),
-        (Path(__file__).parent / "weighted-tardiness", 0.5, 0.73),
     ],
 )
-def test_the_reference_is_at_least_as_good_as_the_start(problem: str | Path, start: float, reference: float) -> None:
-    folder = PROBLEMS / problem
-    known = Problem(folder, minimize=True).known()
+def test_the_reference_is_at_least_as_good_as_the_start(problem: str, start: float, reference: float) -> None:
+    known = Problem(PROBLEMS / problem).known()
     assert known["start"]["score"] == pytest.approx(start, abs=0.005)
     assert known["reference"]["score"] == pytest.approx(reference, abs=0.005)
     if problem in ("bin-packing", "traveling-salesman", "oscillator"):  # the other instances differ
@@ -95,13 +93,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_search_is_described_by_its_best_program(folder: Path) -> None:
-    problem = Problem(folder, minimize=True)
+    problem = Problem(folder)
     decoder = Numbers(3, "1 / 0", 9, 9, 4)
     search = "ab-mcts:iterations=5,together=1"
     found = described(problem, solve(problem.task, problem.task.example(), decoder=decoder, search=search))
     assert (found["score"], found["held out"]) == (1.0, 2.0)
     assert found["program"] == "def number():\n    return 9\n"
-    assert (found["curve"][0], found["curve"][-1][1]) == ([0, -9.0], -1.0)
     assert (found["thoughts"], found["tokens"]) == (5, 25)
     assert found["failed"] >= 1
 
@@ -125,45 +122,13 @@ def test_the_table_has_the_start_the_reference_and_all_ways(folder: Path, small:
     assert all(cell["score"] == 9.0 and cell["held out"] == 10.0 for cell in cells)  # the start
 
 
-@pytest.mark.slow
-@pytest.mark.real
-def test_openevolve_has_the_same_model_and_scorer(folder: Path, smollm2: str, tmp_path: Path) -> None:
-    out = tmp_path / "numbers.json"
-    ways = ["openevolve: peer=openevolve; iterations=3", "in time: peer=openevolve; seconds=5"]
-    assert "openevolve" in table_of(Path(smollm2), folder, ways, 1, out)
-    whole, stopped = json.loads(out.read_text())[str(folder)]
-    assert whole["thoughts"] <= 3
-    assert whole["tokens"] > 0
-    assert whole["score"] <= 9.0  # never worse than the start
-    assert whole["held out"] == whole["score"] + 1
-    assert stopped["seconds"] < 30
-
-
-def test_openevolve_gets_a_positive_fitness_that_grows_as_the_score_improves(folder: Path, tmp_path: Path) -> None:
-    from benchmarks.workers.openevolve_worker import Evaluator
-
-    def rated(returned: object) -> Any:
-        program = tmp_path / "program.py"
-        program.write_text(f"def number():\n    return {returned}\n")
-        return evaluator.evaluate(program)
-
-    evaluator = Evaluator(folder, True, tmp_path / "log")
-    fitness = [rated(number).metrics["combined_score"] for number in (9, 1, -99)]  # 1: the start
-    assert fitness[0] > fitness[1] == 1 > fitness[2] > 0
-    failed = rated("1 / 0")
-    assert failed.metrics["combined_score"] == 0
-    assert "ZeroDivisionError" in failed.artifacts["output"]
-    assert rated(4).artifacts["output"].startswith("Score: 6")
-    assert (tmp_path / "log").read_text() == "xxxx"  # four programs work
-
-
 def test_a_program_that_fails_on_the_held_out_instances_counts_as_the_start(folder: Path) -> None:
-    about = {"curve": [[0, -9.0]], "tokens": 10, "thoughts": 2, "failed": 0, "seconds": 1.0, "round": 0, "column": ""}
+    about = {"tokens": 10, "thoughts": 2, "failed": 0, "seconds": 1.0, "round": 0, "column": ""}
     cells = [
         {"side": side, "score": score, "held out": held_out, **about}
         for side, score, held_out in (("a", 1.0, 2.0), ("b", 0.0, None))
     ]
-    found = table(Cells([""], 1, cells), Problem(folder, minimize=True), "ten")
+    found = table(Cells([""], 1, cells), Problem(folder), "ten")
     rows = dict(zip(found.columns[0].cells, zip(*(c.cells for c in found.columns[1:]), strict=True), strict=True))
     assert rows["start"][2] == "10"
     assert rows["a"][4] == "1 of 1"  # better than 3, the reference
@@ -176,7 +141,6 @@ def test_a_program_that_fails_on_the_held_out_instances_counts_as_the_start(fold
         (("--problems", "knapsack"), "unknown problem 'knapsack': choose bin-packing, oscillator, sorting-network, "),
         (("--way", "search=bfs"), "can't be read: write 'NAME: option=value"),
         (("--way", "a: search=bfs:width=2"), "option width"),
-        (("--way", "a: peer=openevolve; islands=2"), "islands"),
         (("--seeds", "0"), "greater than or equal to 1"),
     ],
 )

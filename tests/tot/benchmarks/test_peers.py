@@ -1,4 +1,4 @@
-"""The benchmarks `peers`, `neighbours` and `start`, with scripted peers; worker processes and recorded searches."""
+"""The benchmarks `peers`, `neighbours` and `start`, with scripted peers; and worker processes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rich.console import Console
 
 from benchmarks import neighbours, peers, start
 from benchmarks.__main__ import main
+from benchmarks.branches import Branches, decoded, mixed_ids
 from benchmarks.harness import SideError
 from benchmarks.peer_process import PeerProcess
-from benchmarks.waves import WaveRequest, Waves, branches, checked, mixed_ids, record, replay, requests, rows
-from tot.decoders import LocalDecoder, load_decoder
+from tot.decoders import Request, Sampling, load_decoder
 
 pytestmark = pytest.mark.benches
 
@@ -30,8 +30,7 @@ load = json.loads(sys.stdin.readline())
 print("starting up: {{not JSON", flush=True)
 print(json.dumps({{"about": "fake 1.0 with " + load["model"]}}), flush=True)
 for line in sys.stdin:
-    waves = json.loads(line)["waves"]
-    tokens = sum(sum(asked["new"]) for wave in waves for asked in wave)
+    asked = json.loads(line)
     if load["model"] == "dies":
         print("out of memory", file=sys.stderr)
         sys.exit(3)
@@ -41,10 +40,12 @@ for line in sys.stdin:
         print(json.dumps({{"error": "too many sequences"}}), flush=True)
         continue
     print('"a string"', flush=True)
-    reply = {{"seconds": 0.5, "prefill": 0.25, "tokens": tokens - load["model"].startswith("short")}}
-    print(json.dumps(reply), flush=True)
+    samples = [[1] * asked["max_tokens"]] * asked["n"]
+    if load["model"].startswith("short"):
+        samples[0] = samples[0][1:]
+    print(json.dumps({{"seconds": 0.5, "prefill": 0.25, "samples": samples}}), flush=True)
 """
-WAVES = branches([1, 2, 3], 2, 4)
+WORK = Branches([1, 2, 3], 2, 4)
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def process(python: Path) -> Iterator[Callable[..., PeerProcess]]:
     with ExitStack() as stack:
 
         def run(model: str = "well", **options: Any) -> PeerProcess:
-            started = PeerProcess(python, "llama_worker.py", {"model": model}, **options)
+            started = PeerProcess(python, "llama_worker", {"model": model}, **options)
             stack.callback(started.close)
             return started
 
@@ -72,7 +73,7 @@ def process(python: Path) -> Iterator[Callable[..., PeerProcess]]:
 def test_replies_are_found_in_other_output(process: Any) -> None:
     side = process()
     assert side.about == "fake 1.0 with well"
-    for measured in (side.run(WAVES), side.run(WAVES)):
+    for measured in (side.run(WORK), side.run(WORK)):
         assert measured.pop("resident") > 2**20
         assert measured == {"seconds": 0.5, "prefill": 0.25, "tokens": 8}
 
@@ -90,15 +91,14 @@ def test_a_failing_worker_is_an_error_with_its_reason(process: Any, model: str, 
     side = process(model, **options)
     for _ in range(1 if options else 2):
         with pytest.raises(SideError, match=message):
-            side.run(WAVES)
+            side.run(WORK)
 
 
-def test_a_missing_interpreter_or_package_is_named(tmp_path: Path) -> None:
+def test_a_missing_interpreter_or_package_is_named() -> None:
     with pytest.raises(SideError, match="/nowhere/python can't be started"):
-        PeerProcess(Path("/nowhere/python"), "worker.py", {})
-    (tmp_path / "worker.py").write_text("import no_such_engine\n")
+        PeerProcess(Path("/nowhere/python"), "llama_worker", {})
     with pytest.raises(SideError, match="No module named 'no_such_engine'"):
-        PeerProcess(Path(sys.executable), str(tmp_path / "worker.py"), {})
+        PeerProcess(Path(sys.executable), "no_such_engine", {})
 
 
 @pytest.fixture
@@ -128,8 +128,8 @@ def test_rates_of_branches_are_written_and_ratios_printed(
     among: Any, paced: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     among(vLLM=paced("vLLM", lambda samples: 1000.0))
-    options: Any = {"branches": "1,15", "rounds": 2, "new_tokens": 3, "parts": "decode", "sides": "vllm"}
-    asked = peers.Options(out=tmp_path / "n.json", markdown=True, patience=1e9, **options)
+    options: Any = {"branches": "1,15", "rounds": 2, "new_tokens": 3, "sides": "vllm"}
+    asked = peers.Options(out=tmp_path / "n.json", markdown=True, **options)
     peers.run(asked, Console(width=150, highlight=False))
     decoded = cells_of(tmp_path / "n.json", "new tokens/s")
     assert sorted((cell["side"], cell["column"], cell["round"]) for cell in decoded) == [
@@ -145,27 +145,6 @@ def test_rates_of_branches_are_written_and_ratios_printed(
     assert all(0 < cell["prefill"] < cell["seconds"] for cell in decoded)
 
 
-def test_a_search_is_replayed_by_all_sides_and_the_fastest_llama(
-    among: Any, paced: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, letters: Any
-) -> None:
-    paces = {"vLLM": 0.5, "llama.cpp, A": 0.5, "llama.cpp, B": 0.4, "tot, quantize=none": 1.0}
-    among(**{name: paced(name, lambda samples, seconds=seconds: seconds) for name, seconds in paces.items()})
-    monkeypatch.setattr(peers, "THOUGHTS", (2,))
-    monkeypatch.setattr(peers, "DEPTH", 2)
-    monkeypatch.setattr(peers, "load_task", lambda name: letters())
-    monkeypatch.setattr(peers, "questions", lambda task, data, count: ["why?", "where?"][:count])
-    options: Any = {"branches": "1,4", "rounds": 1, "problems": 2, "patience": 1e9, "out": tmp_path / "n.json"}
-    peers.run(peers.Options(**options), Console(quiet=True))
-    searched = [
-        cell
-        for name, found in json.loads((tmp_path / "n.json").read_text()).items()
-        if name.startswith("seconds a GSM8K search")
-        for cell in found
-    ]
-    assert sorted({cell["side"] for cell in searched}) == ["llama.cpp, B", "tot", "vLLM"]
-    assert {cell["round"] for cell in searched} == {0, 1}
-
-
 def test_an_interrupted_run_prints_its_results(among: Any, paced: Any, capsys: pytest.CaptureFixture[str]) -> None:
     calls: list[int] = []
 
@@ -176,7 +155,7 @@ def test_an_interrupted_run_prints_its_results(among: Any, paced: Any, capsys: p
         return 2.0
 
     among(vLLM=paced("vLLM", interrupted))
-    options: Any = {"branches": "1,4", "rounds": 1, "new_tokens": 6, "parts": "decode", "patience": 1e9}
+    options: Any = {"branches": "1,4", "rounds": 1, "new_tokens": 6}
     with pytest.raises(KeyboardInterrupt):
         peers.run(peers.Options(**options), Console(width=150))
     (row,) = (line for line in capsys.readouterr().out.splitlines() if "│ vLLM " in line)
@@ -186,7 +165,6 @@ def test_an_interrupted_run_prints_its_results(among: Any, paced: Any, capsys: p
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--parts", "decode,speed"), "option parts: Input should be 'decode' or 'tree'"),
         (("--sides", "llama,sglang"), "option sides: Input should be 'none', "),
         (("--branches", "1,few"), "option branches: Input should be a valid integer"),
         (("--out", "nowhere/n.json"), "does not exist: create it first"),
@@ -219,14 +197,13 @@ def test_llama_runs_with_the_fastest_setting_of_each_number_of_branches(
     """F16 prefills faster, Q4_0 decodes faster."""
 
     def scripted(asked: Any, stack: Any, setting: tuple[str, ...]) -> Any:
-        def run(waves: Waves) -> dict[str, float]:
+        def run(work: Branches) -> dict[str, float]:
             if "BF16" in setting:
                 raise SideError("no such kernel")
             prefill = 1.0 if "F16" in setting else 2.0
             a_token = 0.001 if "Q4_0" in setting else 0.01 if "F16" in setting else 0.1
             a_token *= 0.5 if "no flash attention" in setting else 1
-            tokens = sum(sum(request.samples) for wave in waves for request in wave)
-            return {"seconds": prefill + a_token * tokens, "prefill": prefill}
+            return {"seconds": prefill + a_token * work.count * work.new, "prefill": prefill}
 
         return SimpleNamespace(run=run, about="scripted")
 
@@ -246,8 +223,9 @@ def test_llama_runs_with_the_fastest_setting_of_each_number_of_branches(
 def test_branches_share_almost_no_prefix(smollm2: str) -> None:
     """Shared beginnings of samples are computed once by tot alone, so they would favour it."""
     with load_decoder("ar", smollm2) as decoder:
-        (wave,) = branches(mixed_ids(decoder.tokenizer, 300), 8, 24)
-        texts = [one.tokens for one in decoder.generate(list(requests(wave)))]
+        sampling = Sampling(max_tokens=24, temperature=1.0, n=8, ignore_eos=True)
+        request = Request(prompt=tuple(mixed_ids(decoder.tokenizer, 300)), sampling=sampling)
+        texts = [one.tokens for one in decoder.generate([request])]
     assert len({text[:end] for text in texts for end in range(1, 25)}) > 0.9 * 8 * 24
 
 
@@ -268,7 +246,7 @@ def test_both_sides_run_idle_and_beside_a_busy_core(
     busy = neighbours.BUSY
     assert {cell["side"] for cell in cells} == {"tot", f"tot, {busy}", "llama.cpp", f"llama.cpp, {busy}"}
     assert {cell["tokens"] for cell in cells if cell["column"] == 3} == {9}
-    assert first_column(capsys)[-2:] == [f"tot, {busy} / tot", f"llama.cpp, {busy} / llama.cpp"]
+    assert {f"tot, {busy} / tot", f"llama.cpp, {busy} / llama.cpp"} <= {*first_column(capsys)}
 
 
 def test_a_busy_core_is_a_process_that_ends_with_the_block() -> None:
@@ -309,46 +287,10 @@ def test_a_command_that_fails_is_an_error_in_one_line(capfd: pytest.CaptureFixtu
     assert "--max-tokens 1 --json` failed with status 2: tot: " in err
 
 
-# -- recorded searches --------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def decoder(tiny: Any) -> Iterator[LocalDecoder]:
-    with tiny() as made:
-        yield made
-
-
-def test_a_recorded_search_is_replayed_with_the_same_prompts_and_numbers_of_tokens(
-    decoder: LocalDecoder, letters: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = sum(account.tokens for account in decoder.engine.accounts.values())
-    waves = record(decoder, letters(), "why?", 2, breadth=2, depth=3)
-    tokens = sum(account.tokens for account in decoder.engine.accounts.values()) - before
-    scored = [[bool(request.choices) for request in wave] for wave in waves]
-    # A level expands each state to two thoughts and scores the thoughts. The best one is asked for its answer.
-    assert [all(wave) for wave in scored[:4]] == [False, True, False, True]
-    assert all(len(set(wave)) == 1 for wave in scored)
-    assert [len(request.new) for request in waves[0]] == [2]
-    asked: list[Any] = []
-    generate = decoder.generate
-    monkeypatch.setattr(decoder, "generate", lambda batch: asked.extend(batch) or generate(batch))
-    assert replay(decoder, waves)["tokens"] == tokens > 0
-    every = [request for wave in waves for request in wave]
-    assert [one.choices for one in asked if one.choices] == [one.choices for one in every if one.choices]
-    assert {one.prompt for one in asked} == {one.prompt for one in every}
-
-
-def test_samples_of_equal_length_share_one_request() -> None:
-    wave = (
-        WaveRequest((1, 2), (3, 3), seed=7),
-        WaveRequest((4,), (2, 5), seed=9),
-        WaveRequest((6,), (), (" 1",), True),
-    )
-    made = list(requests(wave))
-    drawn = [(one.sampling.n, one.sampling.max_tokens, one.sampling.seed) for one in made[:3]]
-    assert drawn == [(2, 3, 7), (1, 2, 9), (1, 5, 10)]
-    assert all(one.sampling.ignore_eos and one.sampling.temperature == 1 for one in made[:3])
-    assert (made[3].choices, made[3].close_choices, made[3].purpose) == ((" 1",), True, "evaluate")
-    assert checked(1.0, 13, [wave])["tokens"] == 13
-    assert checked(1.0, 14, [wave], scores=False)["tokens"] == 14  # an engine that cannot score reads one token
-    assert rows([wave]) == 2 * (2 + 3) + (1 + 2) + (1 + 5) + (1 + 1)
+def test_branches_are_decoded_together_from_an_empty_cache(tiny: Any) -> None:
+    with tiny() as decoder:
+        for _ in range(2):
+            measured = decoded(decoder, Branches(range(10, 60), 3, 4))
+            assert measured["tokens"] == 12
+            assert 0 < measured["prefill"] < measured["seconds"]
+        assert decoder.engine.accounts["generate"].reused_prompt_tokens == 0

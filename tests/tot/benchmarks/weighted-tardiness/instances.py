@@ -1,3 +1,0 @@
-"""The seeds of the instances of a search."""
-
-SEEDS = range(5)
