@@ -2,25 +2,23 @@
 
 The ways compared are normal decoding and PDOS on the same prompt; both on a prompt that asks for drafts (CoD:
 chain-of-draft, Xu et al., 2025); and an outline whose points are one batch (SoT: skeleton-of-thought, Ning et al.,
-2024). Prompts explain the step format with our skeleton prompt (in the form of PDOS, appendix A), a worked example or
-both.
+2024). Prompts explain the step format with our skeleton prompt (in the form of PDOS, appendix A) and a worked example.
 
 Seconds are the total time at temperature 0, from an empty cache: the prefill of the prompt (one new token), then the
 answer from a cache with only the prompt. The rate of new tokens is of the second part, as the paper's. Tokens are
-counted in the finished text, without skeletons; "said" also leaves out titles and markers. Slots are the peak number of
-key-value slots relative to normal decoding of the same text.
+counted in the finished text, without skeletons. Slots are the peak number of key-value slots relative to normal
+decoding of the same text.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from statistics import fmean
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from rich.console import Console
@@ -30,7 +28,8 @@ from benchmarks.engines import about, forget
 from benchmarks.harness import Bench, BenchOptions, Cells, Measured, Metric, by_metric, percent, plain, timed, times
 from benchmarks.pdos_questions import PDOSQuestion, documents, listed, planning, retrieval
 from tot.decoders.decoder import Decoder, LocalDecoder, load_decoder
-from tot.decoders.methods.steps_format import COLON, END, MARKER, instructed
+from tot.decoders.errors import OptionError
+from tot.decoders.methods.steps_format import instructed
 from tot.decoders.request import Message, Request, Sampling
 from tot.evaluation.estimate import bootstrap, paired
 from tot.evaluators.likelihood import expected
@@ -52,7 +51,6 @@ METRICS = [
     Metric("prefill", lambda cell: cell["prefill"], plain(".1f")),
     _DECODING,
     Metric("new tokens/s", lambda cell: cell["tokens"] / cell["decoding"], plain(".1f")),
-    Metric("said, tokens/s", lambda cell: cell["said"] / cell["decoding"], plain(".1f")),
     Metric("right", lambda cell: cell["right"], percent),
     Metric("steps right", lambda cell: cell["right steps"], percent),
     Metric("mark", lambda cell: cell["mark"], lambda values: f"{fmean(values):.2f}"),
@@ -61,29 +59,25 @@ METRICS = [
 ]
 _QUALITY = {"right": (paired, "+.0%"), "steps right": (paired, "+.0%"), "mark": (bootstrap, "+.2f")}
 """The interval of a metric's differences, and their format."""
-Prompt = Literal["skeleton", "example", "both", "none"]
+
+
+_KINDS = {"retrieval": (retrieval, 4, 100), "planning": (planning, 2, 10), "qa": (documents, 4, 100)}
+"""For each kind of questions, the function that makes one, and the bounds of its size."""
 
 
 class Options(BenchOptions):
     """Compare parallel steps with normal decoding, skeleton-of-thought and chain-of-draft: quality, speed, memory."""
 
     extends: ClassVar = "rounds"
-    prompt: Prompt = Field(
+    prompt: Literal["both", "none"] = Field(
         "both",
-        description="How the prompt explains the step format: our skeleton prompt, a worked example, both, or not at "
-        "all, for a model that was trained on it.",
+        description="Whether the prompt explains the step format, by our skeleton prompt and a worked example: none is "
+        "for a model that was trained on it.",
     )
-    tasks: tuple[Literal["retrieval", "planning", "qa"], ...] = Field(
-        ("retrieval", "planning", "qa"), description="Comma-separated tasks; qa: questions about several documents."
-    )
-    people: tuple[Annotated[int, Field(ge=4, le=100)], ...] = Field(
-        (10,), description="Retrieval: comma-separated numbers of people, 4 to 100."
-    )
-    aspects: tuple[Annotated[int, Field(ge=2, le=10)], ...] = Field(
-        (2, 4, 6, 8, 10), description="Planning: comma-separated numbers of aspects, 2 to 10."
-    )
-    passages: tuple[Annotated[int, Field(ge=4, le=100)], ...] = Field(
-        (8,), description="QA: comma-separated numbers of passages, 4 to 100."
+    questions: tuple[str, ...] = Field(
+        ("retrieval=10", "planning=2", "planning=4", "planning=6", "planning=8", "planning=10", "qa=8"),
+        description="Comma-separated kinds of questions with their sizes: retrieval=PEOPLE (4 to 100), "
+        "planning=ASPECTS (2 to 10), qa=PASSAGES (4 to 100).",
     )
     judge: str | None = Field(
         None, description="Model that marks plans and answers from 1 to 5; by default the tested model."
@@ -101,21 +95,22 @@ class Way:
     outline: bool = False
     """Skeleton-of-thought: an outline, then all of its points as one batch, joined in order. The prompts of the points
     contain the outline; their prefill is part of the decoding."""
-    prompt: Prompt = "both"
+    explains: bool = True
+    """Whether the prompt explains the step format."""
 
     def messages(self, question: PDOSQuestion) -> tuple[Message, ...]:
-        """Return the prompt: the step format and the question."""
-        example, words = question.example, _DRAFTS if self.drafts else ""
-        answer = example.in_steps(self.drafts)
-        with_example, with_instructions = self.prompt in ("example", "both"), self.prompt in ("skeleton", "both")
-        if self.outline:
-            answer = _numbered([*(title for title, _, _ in example.steps), example.last])
-            with_example, with_instructions, words = True, False, _OUTLINE
-        texts = [f"{words}\n\n{text}".strip() for text in (example.text, question.text)[not with_example :]]
-        if with_instructions:
-            texts[0] = instructed(texts[0], given=False)
-        turns = tuple(Message(role="user", content=text) for text in texts)
-        return (turns[0], Message(role="assistant", content=answer), *turns[1:]) if with_example else turns
+        """Return the prompt: the step format and the question. An outline always gets an example."""
+        example, words = question.example, _OUTLINE if self.outline else _DRAFTS if self.drafts else ""
+        first, last = (f"{words}\n\n{text}".strip() for text in (example.text, question.text))
+        if not (self.explains or self.outline):
+            return (Message(role="user", content=last),)
+        points = [*(title for title, _, _ in example.steps), example.last]
+        answer = _numbered(points) if self.outline else example.in_steps(self.drafts)
+        return (
+            Message(role="user", content=first if self.outline else instructed(first, given=False)),
+            Message(role="assistant", content=answer),
+            Message(role="user", content=last),
+        )
 
     def ask(self, question: PDOSQuestion) -> Measured:
         """Answer a question with an empty cache."""
@@ -134,7 +129,6 @@ class Way:
             "prefill": prefill,
             "decoding": decoding,
             "tokens": tokens,
-            "said": len(engine.codec.encode(said(text))),
             "text": text,
             "slots": engine.cache.peak_live / (prompt + tokens - 1),  # the last token needs no slot
             "steps": steps,
@@ -168,59 +162,52 @@ class Way:
         return [f"{head} {one.text.strip()}" for head, one in zip(heads, completions, strict=True)]
 
 
-def said(text: str) -> str:
-    """Remove titles, numbers and markers from a text."""
-    title = rf"(?:{re.escape(MARKER)}|\d{{1,3}}\.)[^\n]*?{COLON}|{re.escape(END.strip())}"
-    return re.sub(rf"^[ \t]*(?:{title})[ \t]*", "", text, flags=re.MULTILINE)
-
-
 def _numbered(points: Sequence[str]) -> str:
     return "\n".join(f"{number}. {point}" for number, point in enumerate(points, 1))
 
 
-def ways(normal: LocalDecoder, steps: LocalDecoder, prompt: Prompt = "both") -> dict[str, Way]:
+def ways(normal: LocalDecoder, steps: LocalDecoder, explains: bool = True) -> dict[str, Way]:
     """Return the rows of Table 1 for the decoders `ar` and `pdos` of one engine.
 
     `pdos` runs with given titles and with its own skeletons. It must not add instructions, since the prompts already
     explain the step format.
     """
-    rows = {
-        "normal": Way(normal),
-        "pdos, given": Way(steps, given=True),
-        "pdos, own": Way(steps),
+    return {
+        "normal": Way(normal, explains=explains),
+        "pdos, given": Way(steps, given=True, explains=explains),
+        "pdos, own": Way(steps, explains=explains),
         "SoT": Way(normal, outline=True),
-        "CoD": Way(normal, drafts=True),
-        "CoD + pdos, given": Way(steps, drafts=True, given=True),
-        "CoD + pdos, own": Way(steps, drafts=True),
+        "CoD": Way(normal, drafts=True, explains=explains),
+        "CoD + pdos, given": Way(steps, drafts=True, given=True, explains=explains),
+        "CoD + pdos, own": Way(steps, drafts=True, explains=explains),
     }
-    return {name: replace(way, prompt=prompt) for name, way in rows.items()}
 
 
 def run(asked: Options, console: Console) -> None:
     """Run the benchmark and print a table for each kind of question."""
+    every = kinds(asked)
     with ExitStack() as stack:
         normal = stack.enter_context(load_decoder("ar", asked.model, prefix_cache=False))
         steps = stack.enter_context(load_decoder("pdos", engine=normal.engine, instructions=""))
-        judge, metrics = (
-            normal,
-            [replace(one, heading="its own mark") if one.heading == "mark" else one for one in METRICS],
-        )
-        if asked.judge is not None:
-            judge, metrics = stack.enter_context(load_decoder("ar", asked.judge, prefix_cache=False)), METRICS
+        judge, metrics = normal, METRICS
+        if asked.judge is None:
+            metrics = [replace(one, heading="its own mark") if one.heading == "mark" else one for one in METRICS]
+        else:
+            judge = stack.enter_context(load_decoder("ar", asked.judge, prefix_cache=False))
         bench = Bench(asked, console, f"{asked.model}; {about(normal.engine)}")
-        compared = ways(normal, steps, asked.prompt)
+        compared = ways(normal, steps, asked.prompt == "both")
 
         def answered(way: Way, question: PDOSQuestion) -> Measured:
             """Answer a question and add the correctness and mark of the answer, which are not timed."""
             measured = way.ask(question)
-            right = None if question.is_right is None else float(question.is_right(measured["text"]))
-            steps = None if question.right_steps is None else question.right_steps(measured["text"])
-            mark = None if question.is_right is not None else mark_of(judge, question, measured["text"])
-            return measured | {"right": right, "right steps": steps, "mark": mark}
+            text = measured["text"]
+            right, right_steps = question.right(text), question.right_steps(text)
+            mark = mark_of(judge, question, text) if right is None else None
+            return measured | {"right": right, "right steps": right_steps, "mark": mark}
 
         for name in ("normal", "pdos, given", "pdos, own"):  # warm up
             compared[name].ask(planning(2, 0))
-        for title, questions in kinds(asked).items():
+        for title, questions in every.items():
             cells = bench.compare(
                 title,
                 {name: partial(answered, way) for name, way in compared.items()},
@@ -231,18 +218,17 @@ def run(asked: Options, console: Console) -> None:
 
 
 def kinds(asked: Options) -> dict[str, list[PDOSQuestion]]:
-    """Return the questions by kind."""
-    made = {
-        "retrieval": ("retrieval, {} people", asked.people, retrieval),
-        "planning": ("planning, {} aspects", asked.aspects, planning),
-        "qa": ("multi-document QA, {} passages", asked.passages, documents),
-    }
-    return {
-        title.format(size): [make(size, seed) for seed in range(1, asked.rounds + 1)]
-        for task, (title, sizes, make) in made.items()
-        for size in sizes
-        if task in asked.tasks
-    }
+    """Return the questions by kind. Raises OptionError for an unknown kind or size."""
+    found = {}
+    for text in asked.questions:
+        name, _, size = text.partition("=")
+        make, low, high = _KINDS.get(name, (retrieval, 1, 0))
+        if not (size.isdecimal() and low <= int(size) <= high):
+            raise OptionError(
+                f"--questions {text!r} can't be read: write retrieval=4 to 100, planning=2 to 10 or qa=4 to 100"
+            )
+        found[text] = [make(int(size), seed) for seed in range(1, asked.rounds + 1)]
+    return found
 
 
 def _differences(title: str, cells: Cells) -> Table:

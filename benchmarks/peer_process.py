@@ -31,7 +31,7 @@ LlamaPython = Annotated[Path, Field(description="Python interpreter with llama-c
 VLLMPython = Annotated[Path, Field(description="Python interpreter with vLLM (make peers installs it).")]
 LLAMA_PYTHON, VLLM_PYTHON = Path(".venv-llama/bin/python"), Path(".venv-vllm/bin/python")
 CELLS, _CONTEXT = 16384, 2048
-"""Tokens of llama.cpp's cache in addition to what a benchmark needs, and minimum context length of vLLM."""
+"""Tokens of llama.cpp's cache in addition to the prompts and new tokens, and minimum context length of vLLM."""
 _LINES = 3
 """Lines of a failed worker's log to report."""
 

@@ -14,18 +14,8 @@ import pytest
 from rich.console import Console
 
 from benchmarks.__main__ import main
-from benchmarks.pdos import Options, Way, mark_of, run, said, ways
-from benchmarks.pdos_questions import (
-    PDOSQuestion,
-    contains,
-    documents,
-    listed,
-    names_only,
-    planning,
-    retrieval,
-    right_passages,
-    right_share,
-)
+from benchmarks.pdos import Options, Way, mark_of, run, ways
+from benchmarks.pdos_questions import Example, PDOSQuestion, documents, listed, planning, retrieval
 from benchmarks.steps import stepped_answers
 from tot.decoders import Completion, Request, load_decoder
 from tot.decoders.request import ChoiceLogprob
@@ -75,25 +65,14 @@ def test_pdos_and_normal_decoding_have_identical_prompts(compared: dict[str, Way
     assert prompts["SoT"][1].content.splitlines() == ["1. food", "2. music", "3. guests", "4. Summary"]
 
 
-@pytest.mark.parametrize(
-    ("prompt", "turns", "described"),
-    [("skeleton", 1, True), ("example", 3, False), ("both", 3, True), ("none", 1, False)],
-)
-def test_the_prompt_style_sets_turns_and_description(
-    compared: dict[str, Way], prompt: Any, turns: int, described: bool
-) -> None:
+def test_a_prompt_of_a_trained_model_does_not_explain_the_format(compared: dict[str, Way]) -> None:
     question = retrieval(4, 1)
-    for way in ways(compared["normal"].decoder, compared["pdos, own"].decoder, prompt).values():
+    for way in ways(compared["normal"].decoder, compared["pdos, own"].decoder, explains=False).values():
         messages = way.messages(question)
-        expected = (3, False) if way.outline else (turns, described)
-        assert (len(messages), "Three examples" in messages[0].content) == expected
+        assert len(messages) == (3 if way.outline else 1)
+        assert "Three examples" not in messages[0].content
         assert messages[-1].content.endswith(question.text)
         assert way.drafts == ("five words" in messages[-1].content and not way.outline)
-
-
-def test_titles_are_removed_from_the_text_of_an_answer() -> None:
-    written = "So:\n#### Ann Lee: 3.1, no.\n####Bo: yes: 4\n####%%%\nName: Bo\n1. Food: bread\n12 left."
-    assert said(written) == "So:\n3.1, no.\nyes: 4\n\nName: Bo\nbread\n12 left."
 
 
 def test_points_of_an_outline_are_one_batch_and_are_joined_in_order(compared: dict[str, Way], scripted: Any) -> None:
@@ -159,18 +138,14 @@ def test_the_tables_have_all_sides(small: Path, tmp_path: Path, monkeypatch: pyt
         monkeypatch.setattr(f"benchmarks.pdos_questions.{name}", 20)
     out, screen = tmp_path / "numbers.json", StringIO()
     run(
-        Options(model=str(small), people=(4,), aspects=(2,), passages=(4,), prompt="none", rounds=1, out=out),
+        Options(model=str(small), questions=("retrieval=4", "planning=2", "qa=4"), prompt="none", rounds=1, out=out),
         Console(file=screen, width=240),
     )
     numbers, printed = json.loads(out.read_text()), screen.getvalue()
     rows = [line.split("│")[1].strip() for line in printed.splitlines() if line.startswith("│")]
     assert rows == [*SIDES, *SIDES[1:]] * 3
     assert all(name in printed for name in ("steps right", "its own mark", "mark, minus normal (95% interval)"))
-    for title, marked in (
-        ("retrieval, 4 people", False),
-        ("planning, 2 aspects", True),
-        ("multi-document QA, 4 passages", False),
-    ):
+    for title, marked in (("retrieval=4", False), ("planning=2", True), ("qa=4", False)):
         cells = {cell["side"]: cell for cell in numbers[title]}
         assert tuple(cells) == SIDES
         kinds = {(cell["right"] is None, cell["right steps"] is None, cell["mark"] is None) for cell in cells.values()}
@@ -182,21 +157,10 @@ def test_the_tables_have_all_sides(small: Path, tmp_path: Path, monkeypatch: pyt
         assert not marked or f"{ours['mark'] - cells['normal']['mark']:+.2f} (one value)" in printed
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--tasks", "retrieval,plan"), "option tasks: Input should be 'retrieval', 'planning' or 'qa'"),
-        (("--people", "ten"), "option people: Input should be a valid integer"),
-        (("--people", "3"), "option people: Input should be greater than or equal to 4"),
-        (("--aspects", "2,11"), "option aspects: Input should be less than or equal to 10"),
-        (("--passages", "3"), "option passages: Input should be greater than or equal to 4"),
-    ],
-)
-def test_invalid_options_are_rejected_with_an_error(
-    capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
-) -> None:
-    assert main(["pdos", *arguments]) == 2
-    assert message in capfd.readouterr().err
+@pytest.mark.parametrize("questions", ["plan=4", "retrieval=ten", "retrieval=3", "planning=11", "qa=101", "qa"])
+def test_invalid_questions_are_rejected(capfd: pytest.CaptureFixture[str], questions: str) -> None:
+    assert main(["pdos", "--questions", f"retrieval=4,{questions}"]) == 2
+    assert f"--questions '{questions}' can't be read: write retrieval=4 to 100" in capfd.readouterr().err
 
 
 # -- questions ----------------------------------------------------------------------------------------------------
@@ -209,11 +173,11 @@ def test_the_given_answer_is_right(make: Callable[[int, int], Any], steps: int) 
         question = make(steps, seed)
         for drafts in (False, True):
             answer = question.answered.in_steps(drafts)
-            assert question.is_right(answer)
+            assert question.right(answer) == 1.0
             assert question.right_steps(answer) == 1.0
             assert re.findall(r"^#### (.+?):", answer, re.MULTILINE) == [*question.titles]
             half = "\n".join(answer.splitlines()[: steps // 2])
-            assert not question.is_right(half)
+            assert question.right(half) == 0.0
             assert question.right_steps(half) == pytest.approx(steps // 2 / steps)
     assert make(steps, 3).text == make(steps, 3).text != make(steps, 4).text
 
@@ -260,8 +224,7 @@ def test_generated_documents_are_two_hop_questions_with_one_answer() -> None:
         (director,) = re.findall(rf"{film} is a film of \d{{4}}\. It was directed by ([\w ]+)\.", question.text)
         (town,) = re.findall(rf"{director} was a director, born in (\w+), who died in", question.text)
         assert question.titles == tuple(f"Passage {number}" for number in range(1, 7))
-        assert question.is_right(f"Answer: {town}")
-        assert not question.is_right("Answer: Atlantis")
+        assert (question.right(f"Answer: {town}"), question.right("Answer: Atlantis")) == (1.0, 0.0)
 
 
 def test_plans_list_their_aspects_and_worked_examples_are_correct() -> None:
@@ -288,55 +251,54 @@ def test_plans_list_their_aspects_and_worked_examples_are_correct() -> None:
         ("#### Ann Lee: no\n#### Bo Dar: yes\n####%%%\nName: Bo Dar", True),
         ("name: Ann Lee\nName: Bo Dar.", True),
         ("**Name**: Bo Dar", True),
-        ("Name: Ann Lee", False),
+        ("Name: it was bo dar, I think", True),
+        ("Name: Bo Dar\nName: Ann Lee", False),
         ("Name: Ann Lee or Bo Dar", False),
+        ("Name: Bo Darren", False),
         ("It is Bo Dar", False),
         ("Name:\nBo Dar", False),
     ],
 )
-def test_names_only_compares_the_last_name(text: str, right: bool) -> None:
-    assert names_only(text, "Bo Dar", ("Ann Lee", "Bo Dar")) == right
-
-
-@pytest.mark.parametrize(
-    ("text", "share"),
-    [
-        ("#### Ann Lee: The GPA is 3.80, so no.\n#### Bo Dar: 2.5, yes\n####%%%\nName: Bo Dar", 1.0),
-        ("1. Ann Lee: 3.8, No\n2. **Bo Dar**:\nGPA 2.50, which is between the two. Yes.", 1.0),
-        ("#### Ann Lee: 3.80, no\n#### Bo Dar: 2.50, no\nName: Bo Dar", 0.5),  # the last name alone is right
-        ("#### Ann Lee: 3.80, yes\n#### Bo Dar: 2.60, yes\nName: Bo Dar", 0.0),
-        ("#### Ann Lee: 2.50, no\n#### Bo Dar: 3.80, yes\nName: Bo Dar", 0.0),
-        ("#### Ann Lee: 3.80\n#### Bo Dar:\nName: Bo Dar", 0.0),
-        ("Name: Bo Dar", 0.0),
-    ],
-)
-def test_each_step_must_state_the_grade_and_whether_it_is_in_the_range(text: str, share: float) -> None:
-    assert right_share(text, {"Ann Lee": (3.8, False), "Bo Dar": (2.5, True)}) == share
-
-
-@pytest.mark.parametrize(
-    ("text", "share"),
-    [
-        ("#### Passage 1: It names Ann Lee.\n#### Passage 2: It does not help.\n#### Passage 3: Born in Oslo.", 1),
-        ("#### Passage 1: director: Ann Lee\n#### Passage 2: no help\n#### Passage 3: no help", 2 / 3),
-        ("#### Passage 1: It does not name Ann Lee.\n#### Passage 2: It helps.", 0),
-        ("", 0),
-    ],
-)
-def test_steps_about_passages_are_right_by_their_fact_or_as_unhelpful(text: str, share: float) -> None:
-    needed = {"Passage 1": "Ann Lee", "Passage 2": None, "Passage 3": "Oslo"}
-    assert right_passages(text, needed) == pytest.approx(share)
+def test_the_last_line_must_name_the_right_candidate_alone(text: str, right: bool) -> None:
+    question = PDOSQuestion("Who?", (), Example("", (), "", "Name"), 8, candidates=("Bo Dar", "Ann Lee"))
+    assert question.right(text) == right
 
 
 @pytest.mark.parametrize(
     ("text", "right"),
     [
-        ("Passage 1: Rome.\nAnswer: It was ULM, I think.", True),
-        ("answer: Oslo\nAnswer: Ulm", True),
-        ("Answer: Ulmen", False),
-        ("Answer: Ulm\nAnswer: Rome", False),
-        ("It is Ulm", False),
+        ("#### {0}: The GPA is {inside}, so yes.\n#### {1}: {outside}, no\n####%%%\nName: {0}", 2),
+        ("1. {0}: {inside}0, Yes\n2. **{1}**:\nGPA {outside}, which is below. No.", 2),
+        ("#### {0}: {inside}, no\n#### {1}: {outside}, no\nName: {0}", 1),
+        ("#### {0}: {outside}, yes\n#### {1}: {inside}, no", 0),
+        ("#### {0}: {inside}\n#### {1}:\nName: {0}", 0),
+        ("Name: {0}", 0),
     ],
 )
-def test_the_last_answer_must_contain_the_reference_as_a_word(text: str, right: bool) -> None:
-    assert contains(text, "Ulm") == right
+def test_each_step_must_state_the_grade_and_whether_it_is_in_the_range(text: str, right: int) -> None:
+    for seed in range(99):
+        made = retrieval(4, seed)
+        assert made.answered is not None
+        if made.answered.conclusion == f"Name: {made.titles[0]}":  # the first person is in the range
+            break
+    inside, outside = (re.findall(r"\d\.\d+", whole)[0] for _, whole, _ in made.answered.steps[:2])
+    assert made.right_steps(text.format(*made.titles, inside=inside, outside=outside)) == right / 4
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("#### {film}: It names {director}.\n#### {born}: Born in {town}.\n#### {other}: It does not help.", 3),
+        ("#### {film}: director: {director}\n#### {born}: no help\n#### {other}: no help", 2),
+        ("#### {film}: It does not name {director}.\n#### {other}: It helps.", 0),
+        ("", 0),
+    ],
+)
+def test_steps_about_passages_are_right_by_their_fact_or_as_unhelpful(text: str, right: int) -> None:
+    made = documents(4, 1)
+    assert made.answered is not None
+    by_draft = {draft.split()[0]: title for title, _, draft in made.answered.steps}
+    (director,) = (draft.removeprefix("director: ") for _, _, draft in made.answered.steps if "director" in draft)
+    places = {"film": by_draft["director:"], "born": by_draft[director.split()[0]], "other": by_draft["no"]}
+    names = {"director": director, "town": made.candidates[0]}
+    assert made.right_steps(text.format(**places, **names)) == right / 4
