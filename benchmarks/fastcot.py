@@ -58,7 +58,7 @@ class Options(BenchOptions):
     timed: int = Field(16, ge=1, description="Number of test questions to time.")
     max_tokens: int = Field(128, ge=2, description="Maximum tokens of a rationale.")
     seeds: int = Field(20, ge=1, description="Number of random masks.")
-    dtype: Literal["auto", "bf16", "fp16", "fp32"] = Field("auto", description="Number format.")
+    dtype: Literal["auto", "bf16", "fp32"] = Field("auto", description="Number format.")
     quantize: Quantize = Field("auto", description="As for tot eval.")
 
 

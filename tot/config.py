@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from tot.decoders.budget import Budget
 from tot.decoders.decoder import Decoder, LocalDecoder
-from tot.decoders.errors import OptionError, readable
+from tot.decoders.errors import OptionError, readable, unknown
 from tot.decoders.machine import MAX_THREADS
 from tot.decoders.models.model_names import Quantize
 from tot.decoders.request import Purpose
@@ -42,9 +42,9 @@ _USER_IN_URL = re.compile(r"//[^/@\s]*@")
 
 def _short(dtype: Any) -> Any:
     """Return the short name of a dtype. Raises OptionError if it is unknown."""
-    short = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(str(dtype).removeprefix("torch."), dtype)
-    if short not in ("auto", "bf16", "fp16", "fp32"):
-        raise OptionError(f"dtype {dtype!r} is not known: choose auto, bf16, fp16 or fp32")
+    short = {"float32": "fp32", "bfloat16": "bf16"}.get(str(dtype).removeprefix("torch."), dtype)
+    if short not in ("auto", "bf16", "fp32"):
+        raise OptionError(unknown("dtype", str(dtype).removeprefix("torch."), ("auto", "bf16", "fp32")))
     return short
 
 
@@ -96,13 +96,13 @@ class SearchConfig(BaseModel):
         json_schema_extra={"flag": "--decoder-option"},
     )
     """Options of the decoder, and `tokenizer` for a loaded model."""
-    dtype: Annotated[Literal["auto", "bf16", "fp16", "fp32"], BeforeValidator(_short)] = Field(
+    dtype: Annotated[Literal["auto", "bf16", "fp32"], BeforeValidator(_short)] = Field(
         "auto", description="auto: bf16 if the machine supports it."
     )
     quantize: Quantize = Field(
         "auto",
-        description="gguf: 4- to 8-bit weights, as stored in a .gguf file. int8-dynamic: 8-bit weights. Both round "
-        "inputs to 8 bits and need a Llama-like model on a CPU. auto: gguf for a .gguf file, unless a dtype is given.",
+        description="gguf: 4- to 8-bit weights, as stored in a .gguf file, and inputs rounded to 8 bits, on a CPU. "
+        "none: floating point. auto: gguf for a .gguf file, unless a dtype is given.",
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     kv_budget: str | None = Field(None, description="Size of the key-value cache, in tokens or bytes (1.5GiB).")

@@ -18,7 +18,6 @@ from tot.decoders.drafting.planner import SpeculationPlanner
 from tot.decoders.engine.radix_cache import Branch, RadixCacheFullError
 from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.engine.sampling import candidates, distribution, read
-from tot.decoders.kernels.native.forward import Quantization
 from tot.decoders.models.loaded import LoadedModel
 
 _CHUNK = 512
@@ -44,16 +43,10 @@ def level(context: DraftContext, depth: int) -> Hashable:
 class ModelDrafter(Drafter):
     """Drafts with a second model."""
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        kv_budget: int | str | None,
-        vocabulary: int,
-        quantize: Quantization | None = None,
-    ) -> None:
-        """`vocabulary`: size of the target's logits, which may be larger or smaller. `quantize`: as in `Runner`."""
+    def __init__(self, loaded: LoadedModel, kv_budget: int | str | None, vocabulary: int) -> None:
+        """`vocabulary`: size of the target's logits, which may be larger or smaller."""
         self.loaded = loaded
-        self.runner: Runner = Runner(loaded, kv_budget, quantize)
+        self.runner: Runner = Runner(loaded, kv_budget)
         self.forwards = 0
         self._vocabulary = vocabulary
         self._rows = int(loaded.config.vocab_size)

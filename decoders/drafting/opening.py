@@ -50,19 +50,18 @@ def _load_drafter(draft: Any, named: bool, engine: Engine) -> ModelDrafter:
 
     Its weights are quantized like the target's if possible.
     """
-    target, quantize = engine.loaded, engine.runner.quantize
-    loaded = open_packed(
-        draft,
-        tokenizer=None if named else target.tokenizer,
-        dtype=target.dtype.name if named else "auto",
-        device=target.device,
-        quantize=quantize,
-    )
-    check_vocabulary(loaded.tokenizer, target.tokenizer)
-    make = partial(ModelDrafter, loaded, engine.cache.capacity, target.config.vocab_size)
-    for own in dict.fromkeys((quantize, None)):
+    target = engine.loaded
+    for integers in dict.fromkeys((target.weights.integers, False)):
+        loaded = open_packed(
+            draft,
+            tokenizer=None if named else target.tokenizer,
+            dtype=target.dtype.name if named else "auto",
+            device=target.device,
+            integers=integers,
+        )
+        check_vocabulary(loaded.tokenizer, target.tokenizer)
         try:
-            drafter = make(own)
+            drafter = ModelDrafter(loaded, engine.cache.capacity, target.config.vocab_size)
             break
         except OptionError as error:
             reason = error

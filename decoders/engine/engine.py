@@ -28,7 +28,6 @@ from tot.decoders.engine.scheduler import Scheduler, Step
 from tot.decoders.engine.sequence import BatchDrafter, Handle, Job, PolicyFactory
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.errors import ContextError, ModelError, RequestError, TotError, describe
-from tot.decoders.kernels.native.forward import Quantization
 from tot.decoders.machine import checked_threads, use_threads
 from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.request import FinishReason, Purpose, Request
@@ -52,7 +51,7 @@ class Engine:
 
     `kv_budget` is in tokens, or in bytes ("1.5GiB"). `chunk` is the number of prompt tokens that a step computes: by
     default few on a CPU, where large steps are no faster and delay other requests.
-    `quantize`, `threads` and `prefix_cache` are as in `load_decoder`. With `owned`, closing the engine frees the model.
+    `threads` and `prefix_cache` are as in `load_decoder`. With `owned`, closing the engine frees the model.
     """
 
     def __init__(
@@ -60,7 +59,6 @@ class Engine:
         loaded: LoadedModel,
         kv_budget: int | str | None = None,
         chunk: int | None = None,
-        quantize: Quantization | None = None,
         owned: bool = False,
         threads: int | None = None,
         prefix_cache: bool = False,
@@ -68,7 +66,7 @@ class Engine:
         self._loaded: LoadedModel | None = loaded
         self._owned = owned
         self._threads = checked_threads(threads)
-        self.runner = Runner(loaded, kv_budget, quantize)
+        self.runner = Runner(loaded, kv_budget)
         self.cache = self.runner.cache
         self._prefixes = PrefixCache.open(self.runner, self.call) if prefix_cache else None
         self.codec = TextCodec(loaded.tokenizer, loaded.end_ids, int(loaded.config.vocab_size))

@@ -12,26 +12,22 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, get_args
 
 import numpy as np
 
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.last_open import LastOpen
 from tot.decoders.engine.runner import default_budget
-from tot.decoders.errors import OptionError, TotError
+from tot.decoders.errors import OptionError, TotError, unknown
 from tot.decoders.kernels.native.compiling import SAMPLING
-from tot.decoders.kernels.native.forward import Quantization
 from tot.decoders.kernels.native.library import level, library
 from tot.decoders.kernels.native.packed_file import open_packed
 from tot.decoders.machine import free_memory, give_back, trim
 from tot.decoders.models.families import GGUF_FAMILIES
 from tot.decoders.models.loading import resolve_device
 from tot.decoders.models.memory import Need, check_memory, split_budget
-from tot.decoders.models.model_names import KNOWN_MODELS, find_model, gguf_text, model_key
-
-if TYPE_CHECKING:
-    from tot.decoders.models.model_names import Quantize
+from tot.decoders.models.model_names import KNOWN_MODELS, Quantize, find_model, gguf_text, model_key
 
 log = logging.getLogger(__name__)
 
@@ -66,13 +62,18 @@ def open_engine(model: str | Path | Any, tokenizer: Any = None, **options: Any) 
     if quantize == "auto":
         if _uses_integers(model, chosen):
             try:
-                return _open(model, tokenizer, chosen, "gguf")
+                return _open(model, tokenizer, chosen, integers=True)
             except OptionError as error:  # unsupported layers, or too little free memory
                 log.info("cannot compute with the quantized weights of %s, so they are dequantized: %s", model, error)
-        return _open(model, tokenizer, chosen, None)
-    if quantize != "none" and (kind := chosen.device_of(model).partition(":")[0]) != "cpu":
-        raise OptionError(f"quantize={quantize} runs on the CPU only, and the device is {kind}: leave quantize out")
-    return _open(model, tokenizer, chosen, None if quantize == "none" else quantize)
+    elif quantize == "gguf":
+        if (kind := chosen.device_of(model).partition(":")[0]) != "cpu":
+            raise OptionError(f"quantize=gguf runs on the CPU only, and the device is {kind}: leave quantize out")
+        if not (isinstance(model, str | Path) and find_model(model).is_file()):
+            raise OptionError("quantize=gguf uses the integers of a .gguf file: give such a file, or omit quantize")
+        return _open(model, tokenizer, chosen, integers=True)
+    elif quantize != "none":
+        raise OptionError(unknown("quantization", str(quantize), get_args(Quantize)))
+    return _open(model, tokenizer, chosen, integers=False)
 
 
 def _uses_integers(model: Any, options: EngineOptions) -> bool:
@@ -86,15 +87,14 @@ def _uses_integers(model: Any, options: EngineOptions) -> bool:
     return supported and level() is not None and library(*SAMPLING) is not None
 
 
-def _open(model: Any, tokenizer: Any, options: EngineOptions, quantize: Quantization | None) -> Engine:
-    loaded = open_packed(model, tokenizer=tokenizer, dtype=options.dtype, device=options.device, quantize=quantize)
+def _open(model: Any, tokenizer: Any, options: EngineOptions, integers: bool) -> Engine:
+    loaded = open_packed(model, tokenizer=tokenizer, dtype=options.dtype, device=options.device, integers=integers)
     half = (at := level()) is not None and at.half_store
-    if quantize == "gguf" and options.dtype == "auto" and loaded.dtype == np.float32 and half:
+    if integers and options.dtype == "auto" and loaded.dtype == np.float32 and half:
         loaded.store_dtype = np.dtype(np.float16)
     engine = Engine(
         loaded,
         options.kv_budget,
-        quantize=quantize,
         owned=isinstance(model, str | Path),
         threads=options.threads,
         prefix_cache=options.prefix_cache,

@@ -18,7 +18,6 @@ from tot.decoders.engine.radix_cache import SCRATCH, Branch, RadixCache
 from tot.decoders.engine.sampling import Read, Sampled, read
 from tot.decoders.errors import OptionError
 from tot.decoders.kernels.backend import Backend, open_backend
-from tot.decoders.kernels.native.forward import Quantization
 from tot.decoders.kernels.native.shared_prefixes import Run
 from tot.decoders.machine import free_memory
 from tot.decoders.models.loaded import LoadedModel
@@ -79,14 +78,8 @@ class Forward:
 class Runner:
     """One model's backend, and the RadixCache of its key-value store."""
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        kv_budget: int | str | None = None,
-        quantize: Quantization | None = None,
-    ) -> None:
+    def __init__(self, loaded: LoadedModel, kv_budget: int | str | None = None) -> None:
         self.loaded = loaded
-        self.quantize = quantize
         self.device, self.dtype = loaded.device, loaded.dtype
         self.context = int(loaded.config.max_position_embeddings)
         self.slot_bytes = slot_bytes(
@@ -96,7 +89,7 @@ class Runner:
         self.cache = RadixCache(self._capacity(kv_budget))
         if kv_budget is None:
             self.bound_idle()
-        self.backend: Backend = open_backend(loaded, quantize)
+        self.backend: Backend = open_backend(loaded)
         """Computes the forwards."""
         self.on_forward: Callable[[int, int, float], None] | None = None
         """Called with rows, keys and seconds of each forward that read at least half of its rows."""

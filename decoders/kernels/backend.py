@@ -6,15 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, get_args, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from tot.decoders.errors import OptionError, unknown
-from tot.decoders.kernels.native.forward import Quantization, native_forward
-from tot.decoders.kernels.native.packed_file import PackedWeights
+from tot.decoders.errors import OptionError
+from tot.decoders.kernels.native.forward import native_forward
 from tot.decoders.kernels.native.packing import GROUP
 from tot.decoders.kernels.native.shared_prefixes import Run
 from tot.decoders.models.families import FAMILIES
-from tot.decoders.models.gguf_model import GGUFWeights
 from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.models.shapes import Array
 
@@ -62,26 +60,18 @@ class SlotStore(Protocol):
         """Set the keys and values in slots to the result of `read_slots` for the same number of slots."""
 
 
-def open_backend(loaded: LoadedModel, quantize: Quantization | None = None) -> Backend:
+def open_backend(loaded: LoadedModel) -> Backend:
     """Open the backend in C if it runs the model here, else the reference.
 
-    Raises OptionError for a quantization that is unknown or unavailable here, ModelError as the backends do.
+    Raises OptionError for integers of a file that the backend in C can't compute here, ModelError as the backends do.
     """
-    if quantize is not None and quantize not in get_args(Quantization):
-        raise OptionError(unknown("quantization", str(quantize), get_args(Quantization)))
-    if quantize == "gguf" and not isinstance(loaded.stored, GGUFWeights | PackedWeights):
-        raise OptionError(
-            "quantize=gguf uses the integers of a .gguf file, and this model was not loaded from one: use int8-dynamic "
-            "or load a .gguf file"
-        )
-    native = native_forward(loaded, quantize)
+    native = native_forward(loaded)
     if native is not None:
         return native
-    if quantize is not None:
+    if loaded.stored is not None and loaded.stored.quantized:
         raise OptionError(
-            f"quantize={quantize} needs a model of the families {', '.join(FAMILIES)} whose layers' inputs are "
-            f"multiples of {GROUP}, a CPU with AVX2 or NEON, a C compiler, and memory for the packed weights: "
-            "omit quantize, and torch computes float weights"
+            f"quantize=gguf needs a model of the families {', '.join(FAMILIES)} whose layers' inputs are multiples of "
+            f"{GROUP}, a CPU with AVX2 or NEON, and a C compiler: omit quantize, and torch computes float weights"
         )
     from tot.decoders.kernels.module import TransformersForward  # imports torch
 

@@ -26,7 +26,7 @@ def dtype_of(module: Any) -> np.dtype[Any]:
 
 
 def number_type(name: str) -> np.dtype[Any]:
-    """Return the dtype of a name: "float32", "float16" or "bfloat16"."""
+    """Return the dtype of a name: "float32" or "bfloat16"."""
     return np.dtype(bfloat16 if name == "bfloat16" else name)
 
 
@@ -38,7 +38,7 @@ class LoadedModel:
     tokenizer: Any
     name: str
     dtype: np.dtype[Any]
-    """float32, float16 or `ml_dtypes.bfloat16`."""
+    """float32 or `ml_dtypes.bfloat16`."""
     device: str
     """"cpu" or "cuda:N"."""
     end_ids: tuple[int, ...] = ()

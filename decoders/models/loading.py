@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tot.decoders.errors import ModelError, OptionError, TotError, reason
+from tot.decoders.errors import ModelError, OptionError, TotError, reason, unknown
 from tot.decoders.machine import free_in_limit, processor_flags
 from tot.decoders.models.config import model_config
 from tot.decoders.models.families import FAMILIES, Mixture
@@ -37,15 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _MIN_FREE = 2**27
 """Bytes that opening a small model needs, most of them to parse its tokenizer."""
-DTYPES = {
-    "auto": None,
-    "bf16": "bfloat16",
-    "bfloat16": "bfloat16",
-    "fp16": "float16",
-    "float16": "float16",
-    "fp32": "float32",
-    "float32": "float32",
-}
+DTYPES = {"auto": "", "bf16": "bfloat16", "bfloat16": "bfloat16", "fp32": "float32", "float32": "float32"}
 
 
 def load_model(
@@ -84,7 +76,7 @@ def open_model(
 ) -> LoadedModel:
     """Open a model like `load_model`, but load its weights and its module only when they are first used.
 
-    With `integers`, the weights of a .gguf file are its quantized integers, for an Engine with quantize="gguf"."""
+    With `integers`, the weights of a .gguf file are its quantized integers, which only the backend in C computes."""
     on_device = resolve_device(device)
     if not isinstance(name, str | Path):
         if tokenizer is None:
@@ -135,7 +127,7 @@ def resolve_dtype(dtype: str, device: str) -> np.dtype[Any]:
 
     A CPU without bfloat16 products computes in float32 instead: weights in bfloat16 stay exact, and it is faster."""
     if dtype not in DTYPES:
-        raise OptionError(f"dtype {dtype!r} is not known: choose {', '.join(DTYPES)}")
+        raise OptionError(unknown("dtype", dtype, DTYPES))
     name = DTYPES[dtype] or "bfloat16"
     if name == "bfloat16" and device == "cpu" and not _cpu_computes_in_bf16():
         if DTYPES[dtype]:

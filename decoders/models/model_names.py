@@ -33,17 +33,15 @@ _GGUF_HEAD = 2**26
 _GGUF_TEXT = 8
 """The type id of a string in GGUF metadata."""
 
-Quantize = Literal["auto", "none", "int8-dynamic", "gguf"]
+Quantize = Literal["auto", "none", "gguf"]
 """Quantization of linear layers.
 
 - "none": the model's weights.
 - "gguf": the integers of a .gguf file, in four to eight bits.
-- "int8-dynamic": eight bits.
 - "auto": "gguf" for a .gguf file without an explicit dtype, if it is supported; otherwise, and for the embedded model,
   "none".
 
-"gguf" and "int8-dynamic" need the backend in C, and also quantize the inputs of linear layers to eight bits. A .gguf
-file of floats is not quantized by "gguf"."""
+"gguf" needs the backend in C, and also quantizes the inputs of linear layers to eight bits, but no file of floats."""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,8 @@ class Weights(Mapping[str, "Array | QuantizedMatrix"]):
     shapes: Mapping[str, Shape]
     files: Sequence[Path] = ()
     """The files that hold the weights, if they are in files."""
+    integers: bool = False
+    """Whether weights are as a GGUF file stores them."""
     quantized: bool = False
     """Whether a matrix is a QuantizedMatrix."""
 

@@ -18,7 +18,7 @@ from tot.decoders.engine import open_models
 from tot.decoders.engine.open_models import shared_engines
 from tot.decoders.kernels.native.compiling import LEVELS
 
-Loads = list[tuple[str, str | None]]
+Loads = list[tuple[str, bool]]
 """The device and the quantization of each load."""
 ASKED = [Request(prompt="on and on", sampling=Sampling(max_tokens=6, temperature=1.0, ignore_eos=True))]
 
@@ -119,8 +119,8 @@ def load_calls(monkeypatch: pytest.MonkeyPatch) -> Loads:
     """The loads so far. Nothing is loaded, and one CUDA device exists."""
     seen: Loads = []
 
-    def load(model: Any, *, device: str, quantize: str | None, **options: Any) -> Any:
-        seen.append((device, quantize))
+    def load(model: Any, *, device: str, integers: bool, **options: Any) -> Any:
+        seen.append((device, integers))
         raise ModelError("asked for")
 
     monkeypatch.setattr(open_models, "open_packed", load)
@@ -146,20 +146,13 @@ def gguf_of(tmp_path: Path) -> Callable[[str], Path]:
 @pytest.mark.parametrize(
     ("device", "architecture", "options", "expected"),
     [
-        *[("cpu", name, {}, "gguf") for name in ("llama", "qwen2", "qwen3")],
-        *[("auto", "qwen2", {}, "gguf"), ("cuda", "qwen2", {}, None), ("cuda:0", "llama", {}, None)],
-        *[("cpu", "gemma3", {}, "gguf"), ("cpu", "mamba", {}, None), ("cuda", "gemma3", {}, None)],
-        *[("cpu", "qwen2", {"dtype": "fp32"}, None), ("cpu", "qwen2", {"quantize": "none"}, None)],
-        *[
-            ("cpu", "qwen2", {"quantize": "int8-dynamic"}, "int8-dynamic"),
-            ("cpu", "qwen2", {"quantize": "gguf"}, "gguf"),
-        ],
-        ("cuda", "qwen2", {"quantize": "none"}, None),
-        *[
-            ("cpu", "smollm2-135m", {}, None),
-            ("cpu", "smollm2-135m", {"quantize": "gguf"}, "gguf"),
-        ],  # floats by default
-        *[("cpu", "qwen2", {"lacks": lacking}, None) for lacking in ("level", "library")],  # no kernels
+        *[("cpu", name, {}, True) for name in ("llama", "qwen2", "gemma3")],
+        *[("auto", "qwen2", {}, True), ("cuda", "qwen2", {}, False), ("cuda:0", "llama", {}, False)],
+        *[("cpu", "mamba", {}, False), ("cpu", "qwen2", {"quantize": "gguf"}, True)],
+        *[("cpu", "qwen2", {"dtype": "fp32"}, False), ("cpu", "qwen2", {"quantize": "none"}, False)],
+        ("cuda", "qwen2", {"quantize": "none"}, False),
+        *[("cpu", "smollm2-135m", {}, False), ("cpu", "smollm2-135m", {"quantize": "gguf"}, True)],  # floats by default
+        *[("cpu", "qwen2", {"lacks": lacking}, False) for lacking in ("level", "library")],  # no kernels
     ],
 )
 def test_a_gguf_file_is_loaded_once_in_the_form_for_its_device(
@@ -170,7 +163,7 @@ def test_a_gguf_file_is_loaded_once_in_the_form_for_its_device(
     device: str,
     architecture: str,
     options: dict[str, Any],
-    expected: str | None,
+    expected: bool,
 ) -> None:
     settings = {name: value for name, value in options.items() if name != "lacks"}
     if "lacks" in options:
@@ -181,11 +174,17 @@ def test_a_gguf_file_is_loaded_once_in_the_form_for_its_device(
     assert load_calls == [(device, expected)]
 
 
-@pytest.mark.parametrize("quantize", ["gguf", "int8-dynamic"])
-def test_quantized_weights_on_cuda_are_refused_before_loading(
-    load_calls: Loads, gguf_of: Callable[[str], Path], quantize: Any
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"quantize": "gguf", "device": "cuda:0"}, "quantize=gguf runs on the CPU only, and the device is cuda: leave"),
+        ({"quantize": "int8-dynamic"}, "quantization 'int8-dynamic' was removed: give a .gguf file, or choose none"),
+        ({"quantize": "int4"}, "unknown quantization 'int4': choose one of auto, gguf, none"),
+    ],
+)
+def test_quantization_that_is_impossible_is_refused_before_loading(
+    load_calls: Loads, gguf_of: Callable[[str], Path], options: Any, message: str
 ) -> None:
-    message = f"quantize={quantize} runs on the CPU only, and the device is cuda: leave quantize out"
     with pytest.raises(OptionError, match=message):
-        open_models.open_engine(gguf_of("qwen2"), device="cuda:0", quantize=quantize)
+        open_models.open_engine(gguf_of("qwen2"), **options)
     assert not load_calls

@@ -24,7 +24,7 @@ class SearchOptions(TypedDict, total=False):
     escalate: str | Path | PreTrainedModel | None
     decoder: str | Decoder | Mapping[str, Any]
     model_options: Mapping[str, Any]
-    dtype: Literal["auto", "bf16", "fp16", "fp32"]
+    dtype: Literal["auto", "bf16", "fp32"]
     quantize: Quantize
     device: str
     kv_budget: int | str | None

@@ -81,18 +81,18 @@ _VECTORS = ("-O1",)
 _WEIGHTS = {
     "float32": ("-DWEIGHTS=32",),
     "bfloat16": ("-DWEIGHTS=16",),
-    "integers": ("-DWEIGHTS=8", "-fno-tree-ter"),  # keeps the order of the products, whose sums then stay in registers
+    "gguf": ("-DWEIGHTS=8", "-fno-tree-ter"),  # keeps the order of the products, whose sums then stay in registers
 }
 SAMPLING = ("sampling", "-O3", "-fno-trapping-math", "-ffp-contract=off")
 POOL = ("pool", "-O1")
 
 
 def forward(head_dim: int, float32: bool, weights: str, lanes: int, half_store: bool = False) -> tuple[str, ...]:
-    """Return the C file and options of the forward library. `weights`: "float32", "bfloat16" or "integers".
+    """Return the C file and options of the forward library. `weights`: "float32", "bfloat16" or "gguf" (integers).
 
     With `half_store`, a float32 forward stores keys and values in float16.
     """
-    faster = ("-O3",) if weights == "integers" and lanes == 8 else ()  # 10% faster on this level
+    faster = ("-O3",) if weights == "gguf" and lanes == 8 else ()  # 10% faster on this level
     store = ("-DHALF_STORE",) if half_store else ()
     model = f"-DHEAD_DIM={head_dim}", *(("-DFLOAT32",) if float32 else ())
     return "forward", *_VECTORS, *model, *store, *_WEIGHTS[weights], *faster
@@ -168,4 +168,4 @@ def _units(level: Level) -> Iterator[tuple[str, ...]]:
         kinds = [kind for kind in _WEIGHTS if float32 or kind != "float32"]
         yield from (forward(head_dim, float32, kind, level.lanes) for kind in kinds)
         if level.half_store and not level.bfloat16:
-            yield forward(head_dim, True, "integers", level.lanes, half_store=True)
+            yield forward(head_dim, True, "gguf", level.lanes, half_store=True)

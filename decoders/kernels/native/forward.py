@@ -12,7 +12,7 @@ import logging
 import math
 from collections.abc import Sequence
 from ctypes import POINTER, byref, c_int, c_int64, c_uint8, c_void_p
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from ml_dtypes import bfloat16
@@ -53,10 +53,9 @@ from tot.decoders.models.rotary import RotaryTable, layer_ropes
 from tot.decoders.models.shapes import EMBEDDING, SINKS, Array, Heads, weight_shapes
 from tot.decoders.models.weights import Weights
 
-Quantization = Literal["int8-dynamic", "gguf"]
 _TABLE = 1024
 """Minimum number of positions whose cosines and sines are computed at a time."""
-_BYTES: dict[PackedKind, float] = {"float32": 4, "bfloat16": 2, "int8-dynamic": 1 + 4 / GROUP, "gguf": 2}
+_BYTES: dict[PackedKind, float] = {"float32": 4, "bfloat16": 2, "gguf": 2}
 """Maximum bytes of a packed weight."""
 _FREE_MEMORY_FACTOR = 2
 """Pack a module's weights only if this multiple of their packed size is free."""
@@ -228,7 +227,7 @@ class NativeForward:
         self._scratch, self._store, self._functions = np.empty(0, np.float32), None, None
 
 
-def native_forward(loaded: LoadedModel, quantize: Quantization | None = None) -> NativeForward | None:
+def native_forward(loaded: LoadedModel) -> NativeForward | None:
     """Return the C backend for a model, or None if it is unavailable here.
 
     Integers of the files are always packed, and the floats of a GGUF file without integers are packed exactly. The
@@ -241,37 +240,31 @@ def native_forward(loaded: LoadedModel, quantize: Quantization | None = None) ->
     if not supported or not kernels_run(heads.dim, heads.query // heads.kv, loaded.dtype, loaded.device):
         return None
     weights = loaded.weights
-    kind = weights.kind if isinstance(weights, PackedWeights) else _kind_of(loaded, quantize)
+    kind = weights.kind if isinstance(weights, PackedWeights) else _kind_of(loaded)
     if kind is None:
         return None
     half = loaded.store_dtype == np.float16
-    weight_format = kind if kind in ("float32", "bfloat16") else "integers"
-    functions = library(*compiling.forward(heads.dim, loaded.dtype == np.float32, weight_format, lanes(), half))
+    functions = library(*compiling.forward(heads.dim, loaded.dtype == np.float32, kind, lanes(), half))
     if functions is None or not sizes_agree(functions, "forward_sizes", (*SIZES, lanes())):
         return None
     if not isinstance(weights, PackedWeights):
-        packed = pack_model(loaded, kind, quantize)
+        packed = pack_model(loaded, kind)
         if isinstance(weights, GGUFWeights):
             loaded.stored = packed
         weights = packed
     return NativeForward(loaded, weights, functions)
 
 
-def _kind_of(loaded: LoadedModel, quantize: Quantization | None) -> PackedKind | None:
+def _kind_of(loaded: LoadedModel) -> PackedKind | None:
     """Return the format in which to pack the weights; None if a size does not allow it, or memory does not suffice."""
     weights = loaded.weights
     for name, shape in weight_shapes(loaded.config).items():
         if weights.shapes.get(name) != shape:
             raise ModelError(f"the shape of {name} is {weights.shapes.get(name)}, but the config requires {shape}")
     linear = [f"{part}.weight" for parts in products_of(loaded.config, "float32").values() for part in parts]
-    integers = quantize
     if weights.quantized:
-        integers = quantize or "int8-dynamic"
-    elif quantize == "gguf":
-        integers = None
-    if integers is not None and any(weights.shapes[name][1] % GROUP for name in linear):
-        return None
-    kind: PackedKind = integers or _exact_kind(weights, linear)
+        return None if any(weights.shapes[name][1] % GROUP for name in linear) else "gguf"
+    kind = _exact_kind(weights, linear)
     if isinstance(weights, GGUFWeights):  # memory-mapped
         return kind
     # A module's weights stay in memory next to the packed copy, so pack only if memory is plentiful.

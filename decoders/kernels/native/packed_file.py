@@ -60,8 +60,10 @@ class PackedWeights(Weights):
         others: Mapping[str, Any],
         files: Sequence[Path] = (),
         identity: str | None = None,
+        integers: bool = False,
     ) -> None:
         self.shapes, self.kind, self.products = weight_shapes(config), kind, products
+        self.integers, self.quantized = integers, kind == "gguf"
         self.files = files
         self._others, self._identity = others, identity
 
@@ -90,51 +92,48 @@ class PackedModel(NamedTuple):
 
 
 def open_packed(
-    name: Any, *, tokenizer: Any = None, dtype: str = "auto", device: str = "auto", quantize: str | None = None
+    name: Any, *, tokenizer: Any = None, dtype: str = "auto", device: str = "auto", integers: bool = False
 ) -> LoadedModel:
-    """Open a model like `open_model`, from its packed weights if they are in the cache folder.
-
-    `quantize` is as for `open_backend`. Raises ModelError and OptionError as `open_model` does.
-    """
+    """Open a model like `open_model`, from its packed weights if they are in the cache folder."""
     on_cpu = isinstance(name, str | Path) and resolve_device(device) == "cpu"
     if on_cpu and (path := find_model(name)).is_file():
         check_room(name)
-        if (found := _mapped(packed_path(path, quantize), path)) is not None:
+        if (found := _mapped(packed_path(path, integers), path, integers)) is not None:
             computed = resolve_dtype(dtype, "cpu")
             if found.dtype:
                 computed = number_type(found.dtype)
             if tokenizer is None:
                 tokenizer = Tokenizer(partial(Backend.from_buffer, found.tokenizer), found.settings)
             return of_gguf(found.config, tokenizer, found.weights, str(name), computed, "cpu")
-    return open_model(name, tokenizer=tokenizer, dtype=dtype, device=device, integers=quantize == "gguf")
+    return open_model(name, tokenizer=tokenizer, dtype=dtype, device=device, integers=integers)
 
 
-def packed_path(path: Path, quantize: str | None) -> Path:
+def packed_path(path: Path, integers: bool) -> Path:
     """Return the packed file of a GGUF file for this processor's vectors. Raises ModelError if it can't be read."""
     try:
         digest = hash_files(gguf_parts(path))
     except OSError as error:
         raise ModelError(f"{path} can't be read ({reason(error)}): check the path and its permissions") from error
-    name = f"{path.stem}-{digest[:16]}-{quantize or 'none'}-{lanes()}-v{_FORMAT}.packed"
+    name = f"{path.stem}-{digest[:16]}-{'gguf' if integers else 'none'}-{lanes()}-v{_FORMAT}.packed"
     return cache_folder() / "models" / name
 
 
-def pack_model(loaded: LoadedModel, kind: PackedKind, quantize: str | None) -> PackedWeights:
+def pack_model(loaded: LoadedModel, kind: PackedKind) -> PackedWeights:
     """Pack the weights of a model; of a GGUF file in the cache folder, if it can be written and is the user's alone.
 
     Waits while another process packs the same file.
     """
     weights, products = loaded.weights, products_of(loaded.config, kind)
-    if isinstance(weights, GGUFWeights) and weights.integers == (quantize == "gguf"):
-        path = packed_path(weights.path, quantize)
+    if isinstance(weights, GGUFWeights) and weights.tokenizer is not None:
+        path, integers = packed_path(weights.path, weights.integers), weights.integers
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             problem = others_could_write(path.parent, trust_root=True)
             if not problem:
                 with FileLock(path.with_suffix(".lock")):
-                    if _mapped(path, weights.path) is None:  # otherwise another process has packed it
-                        _write(path, loaded.config, weights, kind, products)
-                if (found := _mapped(path, weights.path)) is not None:
+                    if _mapped(path, weights.path, integers) is None:  # otherwise another process has packed it
+                        _write(path, loaded.config, weights, weights.tokenizer, kind, products)
+                if (found := _mapped(path, weights.path, integers)) is not None:
                     return found.weights
                 problem = others_could_write(path, trust_root=True) or "was changed"
         except OSError as error:
@@ -145,10 +144,10 @@ def pack_model(loaded: LoadedModel, kind: PackedKind, quantize: str | None) -> P
             "free space there, make it private (chmod 700), or set TOT_CACHE to a folder that is",
         )
     packed = {name: pack_product(weights, name, parts, kind) for name, parts in products.items()}
-    return PackedWeights(loaded.config, kind, packed, weights, weights.files)
+    return PackedWeights(loaded.config, kind, packed, weights, weights.files, integers=weights.integers)
 
 
-def _mapped(path: Path, gguf: Path) -> PackedModel | None:
+def _mapped(path: Path, gguf: Path, integers: bool) -> PackedModel | None:
     """Map a packed file. Returns None if it is missing, damaged, or if other users could have written it."""
     try:
         if any(others_could_write(place, trust_root=True) for place in (path.parent, path)):
@@ -178,7 +177,7 @@ def _mapped(path: Path, gguf: Path) -> PackedModel | None:
         others = {name: read(*place).reshape(shapes[name]) for name, place in index["others"].items()}
         if others.keys() != set(_other_names(config, kind)):
             return None
-        weights = PackedWeights(config, kind, products, others, gguf_parts(gguf), index["identity"])
+        weights = PackedWeights(config, kind, products, others, gguf_parts(gguf), index["identity"], integers)
         if len(content) > (free := free_memory("cpu")):
             sizes = f"{len(content) / 2**30:.1f} GiB, and {free / 2**30:.1f} are free"
             log_once(logging.WARNING, f"the weights take {sizes}, so parts of them are read from disk repeatedly")
@@ -212,7 +211,12 @@ def _other_names(config: Any, kind: PackedKind) -> list[str]:
 
 
 def _write(
-    path: Path, config: Any, weights: GGUFWeights, kind: PackedKind, products: Mapping[str, Sequence[str]]
+    path: Path,
+    config: Any,
+    weights: GGUFWeights,
+    tokenizer: Tokenizer,
+    kind: PackedKind,
+    products: Mapping[str, Sequence[str]],
 ) -> None:
     """Pack and write one product at a time, which bounds the memory.
 
@@ -220,7 +224,6 @@ def _write(
     older = path.parent.glob(f"{glob.escape(path.stem.rpartition('-')[0])}-v*.packed")
     for stale in (*older, *path.parent.glob(f".{glob.escape(path.name)}.*")):
         stale.unlink(missing_ok=True)
-    assert weights.tokenizer is not None
     with replacing(path, private=True) as file:
         placed: dict[str, list[Any]] = {}
         for name, parts in products.items():
@@ -239,8 +242,8 @@ def _write(
             "config": vars(config),
             "kind": kind,
             "dtype": weights.dtype.name if weights.exact_dtype == np.float32 else None,
-            "settings": weights.tokenizer.settings,
-            "tokenizer": _add(file, np.frombuffer(weights.tokenizer.to_json().encode(), np.uint8)),
+            "settings": tokenizer.settings,
+            "tokenizer": _add(file, np.frombuffer(tokenizer.to_json().encode(), np.uint8)),
             "identity": weights.identity,
             "products": placed,
             "others": others,

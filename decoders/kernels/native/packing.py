@@ -16,7 +16,8 @@ from tot.decoders.models.gguf_quants import QuantizedMatrix
 from tot.decoders.models.shapes import EXPERTS, Array
 from tot.decoders.models.weights import Weights
 
-PackedKind = Literal["float32", "bfloat16", "int8-dynamic", "gguf"]
+PackedKind = Literal["float32", "bfloat16", "gguf"]
+"""The format of packed weights; "gguf" is the integers of a file."""
 GROUP = 32
 """Inputs that share a scale: GROUP in linear.h."""
 _FLOATS: dict[PackedKind, Any] = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}

@@ -25,7 +25,10 @@ from tot.decoders.kernels.native import library as native
 from tot.decoders.kernels.native.forward import NativeForward
 from tot.decoders.kernels.native.tiles import CTiles, Tiles, kernels_run
 from tot.decoders.machine import threads
+from tot.decoders.models.gguf_model import GGUFWeights
 from tot.decoders.models.loaded import LoadedModel
+from tot.decoders.models.shapes import weight_shapes
+from tot.decoders.models.weights import ModuleWeights
 
 VOCAB = 300
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
@@ -114,6 +117,24 @@ class Rounding(nn.Linear):
         return super().forward(((groups / step).round() * step).flatten(-2))
 
 
+class FileIntegers(GGUFWeights):
+    """Weights as if a file had these matrices, by default a module's in 8 bits, and the module the vectors."""
+
+    quantized = integers = True
+    tokenizer = None  # so they are packed in memory
+
+    def __init__(self, module: Any, matrices: dict[str, Any] | None = None) -> None:
+        self._vectors, self.shapes = ModuleWeights(module), weight_shapes(module.config)
+        if matrices is None:
+            names = [name for name, shape in self.shapes.items() if len(shape) == 2 and "gate.w" not in name]
+            with np.errstate(invalid="ignore"):
+                matrices = {name: packing.quantized(self._vectors[name]) for name in names if "router" not in name}
+        self._matrices = matrices
+
+    def __getitem__(self, name: str) -> Any:
+        return self._matrices.get(name, self._vectors[name])
+
+
 @dataclass
 class Lab:
     """Tiny models that run in C, their runners, and the logits of texts."""
@@ -149,10 +170,16 @@ class Lab:
             pytest.skip("needs a processor with bfloat16 products")
         return self.known(family, head_dim=32).bfloat16()
 
-    def open(self, model: Any, capacity: int = 3000, quantize: Any = None, backend: type = NativeForward) -> Runner:
+    def integers(self, model: Any, matrices: dict[str, Any] | None = None) -> LoadedModel:
+        """Return a model whose file has matrices of integers, by default of 8 bits."""
+        loaded = LoadedModel.of(model)
+        loaded.stored, loaded.module = FileIntegers(model, matrices), None
+        return loaded
+
+    def open(self, model: Any, capacity: int = 3000, backend: type = NativeForward) -> Runner:
         """Open a model or a LoadedModel on the expected backend, until the test ends."""
         loaded = model if isinstance(model, LoadedModel) else LoadedModel.of(model)
-        self.runners.append(Runner(loaded, capacity, quantize))
+        self.runners.append(Runner(loaded, capacity))
         assert isinstance(self.runners[-1].backend, backend)
         return self.runners[-1]
 

@@ -15,10 +15,7 @@ from torch import nn
 from tot.decoders import OptionError, Request, Sampling, load_decoder
 from tot.decoders.kernels.native import packing
 from tot.decoders.kernels.native.packed_file import PackedWeights
-from tot.decoders.models.gguf_model import GGUFWeights
 from tot.decoders.models.gguf_quants import FORMATS, Array, QuantizedMatrix, unpack
-from tot.decoders.models.loaded import LoadedModel
-from tot.decoders.models.weights import ModuleWeights
 
 FIXED: dict[str, tuple[int, ...]] = {
     "Q4_1": (0, 2),
@@ -82,19 +79,6 @@ KINDS = {
 """The format of each layer, by family."""
 
 
-class FileIntegers(GGUFWeights):
-    """Weights as if a file had these matrices, and a module the vectors."""
-
-    quantized = True
-
-    def __init__(self, module: Any, matrices: dict[str, Any]) -> None:
-        self._vectors, self._matrices = ModuleWeights(module), matrices
-        self.shapes, self.integers = self._vectors.shapes, False  # not packed in a file
-
-    def __getitem__(self, name: str) -> Any:
-        return self._matrices.get(name, self._vectors[name])
-
-
 @pytest.mark.parametrize("family", ["llama", pytest.param("qwen2", marks=pytest.mark.families)])
 def test_a_files_quantized_numbers_are_multiplied_without_conversion(lab: Any, vectors: None, family: str) -> None:
     """Cover mixed formats in one product, four and eight bits, codebooks, groups of 32 and 16, one row and many.
@@ -114,9 +98,8 @@ def test_a_files_quantized_numbers_are_multiplied_without_conversion(lab: Any, v
             other.__class__ = lab.rounding
     if tied:
         reference.lm_head.weight = reference.model.embed_tokens.weight
-    loaded = LoadedModel.of(model)
-    loaded.stored, loaded.module = FileIntegers(model, numbers), None
-    runner = lab.open(loaded, 3000, "gguf")
+    loaded = lab.integers(model, numbers)
+    runner = lab.open(loaded, 3000)
     assert isinstance(loaded.stored, PackedWeights)
     assert 0.7 < runner.backend.weight_bytes < 1.2
     for count in (1, 3, 8, 13):

@@ -81,7 +81,7 @@ def test_the_weights_file_is_no_longer_mapped_after_packing(
     """One remaining tensor of the file would keep all of it in memory. The C functions need not exist."""
     folder = save_model(make_model("llama", tie_word_embeddings=tied, **SHAPE).bfloat16())
     loaded = open_model(folder, dtype="bf16")
-    native = NativeForward(loaded, pack_model(loaded, "bfloat16", None), MagicMock())
+    native = NativeForward(loaded, pack_model(loaded, "bfloat16"), MagicMock())
     assert native.weights == "bfloat16"
     assert str(folder) not in Path("/proc/self/maps").read_text()
 
@@ -99,21 +99,20 @@ def test_a_module_is_built_on_first_access(make_model: Callable[..., Any], save_
 # -- with the kernels ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("quantize", ["none", "int8-dynamic"])
 def test_a_model_loaded_by_name_is_held_once_and_decodes_like_a_given_one(
-    lab: Any, save_model: Callable[..., Path], quantize: Any
+    lab: Any, save_model: Callable[..., Path]
 ) -> None:
     lab.require_kernels()
     folder = save_model(**SHAPE)
     given = load_model(folder, dtype="fp32")
     alone = held(given.model)
-    with load_decoder("ar", given.model, tokenizer=given.tokenizer, kv_budget=100, quantize=quantize) as decoder:
+    with load_decoder("ar", given.model, tokenizer=given.tokenizer, kv_budget=100) as decoder:
         expected = decoder.generate([REQUEST])[0].tokens
     assert held(given.model) == alone
-    with load_decoder("ar", folder, dtype="fp32", kv_budget=100, quantize=quantize) as decoder:
+    with load_decoder("ar", folder, dtype="fp32", kv_budget=100) as decoder:
         runner = decoder.engine.runner
         stored = held(runner.backend._store)
         assert decoder.generate([REQUEST])[0].tokens == expected
-        assert held(decoder.engine) - stored < (1.2 if quantize == "none" else 0.6) * alone
+        assert held(decoder.engine) - stored < 1.2 * alone
         with load_decoder("sd", engine=decoder.engine, draft=str(folder)) as drafts:
             assert drafts.generate([REQUEST])[0].tokens == expected

@@ -30,7 +30,7 @@ KINDS = {
     "Q5_K": (8, 31, 32, "minimums"),
     "Q6_K": (8, 63, 16, "zero point"),
     "Q8_0": (8, 255, 32, "zero point"),
-    "int8-dynamic": (8, 255, 32, "minimums"),
+    "floats": (8, 255, 32, "minimums"),
     "several formats": (8, 255, 16, "minimums"),
     "IQ4_NL": (4, 15, 32, "IQ4_NL"),
     "MXFP4": (4, 15, 32, "MXFP4"),

@@ -25,14 +25,14 @@ def test_a_folder_loads_silently_and_keeps_the_logging_settings(
     transformers_logging.set_verbosity_info()
     transformers_logging.enable_progress_bar()
     try:
-        loaded = load_model(str(folder), dtype="float16", device="cpu")
+        loaded = load_model(str(folder), dtype="float32", device="cpu")
         assert transformers_logging.get_verbosity() == transformers_logging.INFO
         assert transformers_logging.is_progress_bar_enabled()
     finally:
         transformers_logging.set_verbosity_warning()
     assert capfd.readouterr() == ("", "")
-    assert (loaded.name, loaded.dtype, loaded.device) == (str(folder), "float16", "cpu")
-    assert {weight.dtype for weight in loaded.model.parameters()} == {torch.float16}
+    assert (loaded.name, loaded.dtype, loaded.device) == (str(folder), "float32", "cpu")
+    assert {weight.dtype for weight in loaded.model.parameters()} == {torch.float32}
 
 
 def test_a_model_object_passes_through(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

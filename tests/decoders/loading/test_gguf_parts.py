@@ -189,7 +189,7 @@ def test_a_file_of_floats_is_computed_exactly(tiny: Any, tmp_path: Path, kinds: 
     reference = copy.deepcopy(tiny.model)
     for name, weight in reference.named_parameters():
         weight.data = torch.from_numpy(loaded.weights.array(name).astype(np.float32))
-    with load_decoder("ar", engine=Engine(loaded, 100, quantize="gguf", owned=True)) as decoder:
+    with load_decoder("ar", engine=Engine(loaded, 100, owned=True)) as decoder:
         assert decoder.engine.runner.backend.name == f"C, weights kept in {kept}"
         text = list(decoder.engine.codec.encode_prompt(REQUEST.prompt))
         for token in decoder.generate([REQUEST])[0].tokens:
@@ -207,7 +207,7 @@ def test_floats_beside_integers_are_rounded_to_eight_bits(tiny: Any, tmp_path: P
     assert loaded.stored.quantized
     log_once.cache_clear()
     with caplog.at_level("INFO", logger="tot"):
-        runner = Runner(loaded, 100, "gguf")
+        runner = Runner(loaded, 100)
     assert runner.backend.name == "C, weights kept in gguf"
     assert "rounded to eight bits" in caplog.text
     runner.close()

@@ -27,7 +27,7 @@ def test_a_gguf_file_needs_its_integers_or_a_float_per_weight(tiny: Any) -> None
     path, model = tiny.path, tiny.model
     numbers = sum(weight.numel() for weight in model.parameters())
     assert Need.of(path, "auto", "cpu", integers=True).weights < path.stat().st_size
-    whole, half = (Need.of(path, dtype, "cuda", integers=False) for dtype in ("fp32", "fp16"))
+    whole, half = (Need.of(path, dtype, "cuda", integers=False) for dtype in ("fp32", "bf16"))
     assert (whole.weights, half.weights) == (4 * numbers, 2 * numbers)
     assert whole.slot == 2 * half.slot == 2 * 2 * 2 * 16 * 4  # keys and values, layers, heads, dimensions, bytes
 

@@ -23,7 +23,7 @@ from tot.decoders.models.loading import load_model
     ("name", "native", "dtype"),
     [
         *(("bf16", True, torch.bfloat16), ("bfloat16", True, torch.bfloat16)),
-        *(("fp32", True, torch.float32), ("float16", True, torch.float16)),
+        *(("fp32", True, torch.float32), ("float32", True, torch.float32)),
         *(("auto", True, torch.bfloat16), ("auto", False, torch.float32)),  # bf16 if the processor computes in it
     ],
 )
@@ -44,8 +44,10 @@ def test_auto_is_not_bf16_if_limited_to_avx2(variable: str) -> None:
 
 
 def test_bad_dtypes_and_devices_list_the_choices(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(OptionError, match=r"'int3' is not known: choose auto, bf16, .*float32"):
+    with pytest.raises(OptionError, match=r"unknown dtype 'int3': choose one of auto, bf16, .*float32"):
         load_model("smollm2-135m", dtype="int3")
+    with pytest.raises(OptionError, match="dtype 'fp16' was removed: choose bf16 or fp32"):
+        load_model("smollm2-135m", dtype="fp16")
     with pytest.raises(OptionError, match="'tpu' is not known: choose auto, cpu, cuda"):
         load_model("smollm2-135m", device="tpu")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)

@@ -48,10 +48,10 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return done
 
 
-def pack(path: Path, quantize: Any = "gguf") -> PackedWeights:
+def pack(path: Path) -> PackedWeights:
     """Open a model as an engine does, and return its packed weights."""
-    loaded = open_packed(path, dtype="fp32", device="cpu", quantize=quantize)
-    assert native_forward(loaded, quantize) is not None
+    loaded = open_packed(path, dtype="fp32", device="cpu", integers=True)
+    assert native_forward(loaded) is not None
     assert isinstance(loaded.stored, PackedWeights)
     return loaded.stored
 
@@ -66,7 +66,7 @@ def tokens(path: Path, **options: Any) -> Any:
         return decoder.generate([REQUEST])[0].tokens
 
 
-@pytest.mark.parametrize("quantize", ["gguf", "none", "int8-dynamic"])
+@pytest.mark.parametrize("quantize", ["gguf", "none"])
 def test_weights_are_packed_once_and_give_the_same_tokens(
     tiny: Any, cache: Path, writes: list[Path], quantize: str
 ) -> None:
@@ -86,7 +86,7 @@ def test_a_later_start_does_not_read_the_gguf_file(
     pack(path)
     module = first.model
     monkeypatch.setattr(gguf_model, "read_gguf", lambda path: pytest.fail("the file is read"))
-    again = open_packed(path, dtype="fp32", quantize="gguf")
+    again = open_packed(path, dtype="fp32", integers=True)
     assert vars(again.config) == vars(first.config)
     assert (again.identity, again.end_ids, again.size) == (identity, first.end_ids, first.size)
     assert np.array_equal(again.weights.array("model.norm.weight"), vector)
@@ -131,7 +131,7 @@ def test_other_content_under_the_same_name_is_another_model(
     for family in ("llama", "qwen3"):
         write_gguf(path, family)
         pack(path)
-        assert open_packed(path, quantize="gguf").config.model_type == family
+        assert open_packed(path, integers=True).config.model_type == family
     assert len(set(writes)) == 2
 
 
@@ -294,11 +294,11 @@ def slow(*args, real=packed_file._write):
     real(*args)
     time.sleep(2)
 packed_file._write = slow
-loaded = open_packed(Path(sys.argv[1]), dtype="fp32", quantize="gguf")
+loaded = open_packed(Path(sys.argv[1]), dtype="fp32", integers=True)
 Path(sys.argv[3]).touch()
 while len(list(Path(sys.argv[3]).parent.glob("ready*"))) < 2:
     time.sleep(0.01)
-native_forward(loaded, "gguf")
+native_forward(loaded)
 print(loaded.identity)
 """
 

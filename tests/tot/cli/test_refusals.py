@@ -64,7 +64,7 @@ from tot.decoders.errors import reason
         ("solve my_task.py:Mine", r"my_task\.py: there is no such file; give path/to/file\.py:Name"),
         ("solve my_task.py", r"my_task\.py: add a name in the file, as in my_task\.py:Name"),
         ("solve gsm8k q --evaluator votes", r"unknown evaluator 'votes' \(did you mean vote\?\): .*"),
-        ("solve gsm8k q --dtype int8", r".*'--dtype': .*'int8' is not one of 'auto', 'bf16', 'fp16', 'fp32'\."),
+        ("solve gsm8k q --dtype int8", r".*'--dtype': .*'int8' is not one of 'auto', 'bf16', 'fp32'\."),
         ("solve gsm8k q --device tpu", r"device 'tpu' is not known: choose auto, cpu, cuda or cuda:N"),
         (
             "solve gsm8k q --search bfs --thoughts 0",
