@@ -19,14 +19,13 @@ from tot.tree.tree import Node
 class Combine(Evaluator):
     """Combine the values v of several evaluators with weights w by `rule`.
 
-    sum      sum of w v
     product  product of v^w: RAP's r_a^alpha * r_b^(1 - alpha)
     log      sum of w ln v: the log of product, to be summed along a path
     """
 
     evaluators: tuple[Any, ...]
     weights: tuple[float, ...]
-    rule: Literal["sum", "product", "log"] = "sum"
+    rule: Literal["product", "log"] = "product"
 
     @model_validator(mode="after")
     def _consistent(self) -> Combine:
@@ -49,13 +48,7 @@ class Combine(Evaluator):
         return None if None in keys else (self.rule, self.weights, keys)
 
     async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[Evaluation]:
-        different = [one for i, one in enumerate(self.evaluators) if one not in self.evaluators[:i]]
-        evaluations = await ctx.each(different, lambda evaluator: judge(ctx, evaluator, nodes))
-        columns: list[list[Evaluation]] = []
-        for i, one in enumerate(self.evaluators):
-            column = evaluations[different.index(one)]
-            repeated = one in self.evaluators[:i]  # its usage is counted there
-            columns.append([evaluation.again() for evaluation in column] if repeated else column)
+        columns = await ctx.each(self.evaluators, lambda evaluator: judge(ctx, evaluator, nodes))
         return [self._combined(parts) for parts in zip(*columns, strict=True)]
 
     def _combined(self, parts: tuple[Evaluation, ...]) -> Evaluation:
@@ -67,16 +60,15 @@ class Combine(Evaluator):
             value = self._value(values) if len(values) == len(parts) else None
         except (ArithmeticError, ValueError) as error:
             raise OptionError(
-                f"Combine(rule={self.rule!r}) of {values} by {list(self.weights)}: {error}; give other weights"
+                f"Combine(rule={self.rule!r}) of {values} by {list(self.weights)}: {error}; give other weights or "
+                "evaluators"
             ) from None
         return Evaluation(value, usage, failures, parts, calls)
 
     def _value(self, values: Sequence[float]) -> float:
         weighted = list(zip(values, self.weights, strict=True))
-        if self.rule == "sum":
-            return math.fsum(value * weight for value, weight in weighted)
         if min(values) < 0:
-            raise OptionError(f"Combine(rule={self.rule!r}) of {list(values)}: values below 0 can only be summed")
+            raise ValueError("values below 0 have no product")
         if self.rule == "product":
             return math.prod(math.pow(value, weight) for value, weight in weighted)
         return math.fsum(weight * math.log(max(value, 1e-12)) for value, weight in weighted)

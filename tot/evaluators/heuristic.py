@@ -58,7 +58,7 @@ class Confidence(Evaluator):
                 f"whole solutions of {type(search).__name__} have no confidence: choose another evaluator, such as "
                 "evaluator='vote'"
             )
-        if getattr(generator, "has_no_confidence", False):
+        if not getattr(generator, "has_confidence", True) or getattr(generator, "samples", None) == 1:
             raise OptionError(
                 "the thought generator returns no confidence: use Sample(samples=8) (generator='sample:samples=8')"
             )

@@ -24,13 +24,10 @@ class Generator(BaseModel):
 
     writes_answer: ClassVar[bool] = False
     """Whether the last thought contains the answer, so that no template has to ask for it."""
+    has_confidence: ClassVar[bool] = True
+    """Whether its thoughts can have a confidence."""
     temperature: Temperature = 0.7
     """SEED uses 0.2 and 1.0, ToT 0.7; small models ramble at 1.0."""
-
-    @property
-    def has_no_confidence(self) -> bool:
-        """Whether its thoughts certainly have no confidence."""
-        return False
 
     def check(self, task: Task) -> None:
         """Raise OptionError or TaskError if the task lacks a method or a template that it needs."""

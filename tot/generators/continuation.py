@@ -47,6 +47,7 @@ class Continue(Generator):
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     writes_answer = True
+    has_confidence = False
     thoughts: Count = 3
     """Number of pieces per state, unless the search sets it."""
     until: str = "paragraph"
@@ -55,10 +56,6 @@ class Continue(Generator):
     """Maximum number of tokens of a piece."""
     tools: tuple[Tool, ...] = ()
     """Functions that the model can call; on the command line, `--tool`."""
-
-    @property
-    def has_no_confidence(self) -> bool:
-        return True
 
     def check(self, task: Task) -> None:
         first, *others = task.thought
@@ -86,44 +83,36 @@ class Continue(Generator):
 
     async def propose(self, ctx: Context, nodes: Sequence[Node], count: int | None) -> list[list[Proposal]]:
         count = count or self.thoughts
+        ends = _DELIMITERS.get(self.until, (self.until,))
+        ends = (PROMPT, *ends) if self.tools else ends
 
         async def extend(node: Node) -> list[Proposal]:
-            replies = await self._ask(ctx, node, count)
-            return await ctx.each(list(enumerate(replies)), lambda one: self.finish(ctx, node, *one, 1 / count))
+            replies = await self._ask(ctx, node, ends, count)
+            proposals = [Proposal(Thought(parts={}), prior=1 / count, decoder=reply.decoder) for reply in replies]
+            pieces = list(enumerate(zip(proposals, replies, strict=True)))
+            await ctx.each(pieces, lambda one: self._finish(ctx, node, one[0], *one[1], ends))
+            return proposals
 
         return await ctx.each(nodes, extend)
-
-    @property
-    def ends(self) -> tuple[str, ...]:
-        """Delimiters of a piece."""
-        return _DELIMITERS.get(self.until, (self.until,))
-
-    def rest_of(self, text: str) -> tuple[str, ...] | None:
-        """Return the delimiters of the rest of an incomplete piece that begins with `text`; None if it is complete."""
-        return self.ends if _LABEL.fullmatch(text) else None
-
-    def _with_calls(self, ends: tuple[str, ...]) -> tuple[str, ...]:
-        return (PROMPT, *ends) if self.tools else ends
 
     async def _ask(
         self,
         ctx: Context,
         node: Node,
-        count: int,
-        until: tuple[str, ...] = (),
+        until: tuple[str, ...],
+        count: int = 1,
         call: int = 0,
         begun: Thought | None = None,
     ) -> list[Reply]:
-        until = until or self._with_calls(self.ends)
         about: dict[str, Any] = {"max_tokens": self.tokens, "until": until, "call": call, "begun": begun}
         about["about"] = tools_prompt(self.tools) if self.tools else ""
         return await ctx.ask(ctx.task.thought[-1], node, count, temperature=self.temperature, **about)
 
-    async def finish(self, ctx: Context, node: Node, sample: int, reply: Reply, prior: float) -> Proposal:
-        """Complete a piece that is only a label, and return its proposal."""
-        name = ctx.task.thought[-1]
-        state = ctx.state(node)
-        proposal = Proposal(Thought(parts={}), prior=prior, decoder=reply.decoder)
+    async def _finish(
+        self, ctx: Context, node: Node, sample: int, proposal: Proposal, reply: Reply, ends: tuple[str, ...]
+    ) -> None:
+        """Set the thought of a proposal to the piece in a reply, completed if it is only a label."""
+        name, state = ctx.task.thought[-1], ctx.state(node)
         for label in range(_MAX_LABELS + 1):
             before = proposal.thought
             assert before is not None
@@ -135,36 +124,34 @@ class Continue(Generator):
             full = not ended and (reason == "repetition" or ctx.room(name, (*state.thoughts, thought)) <= 0)
             proposal.thought = thought.model_copy(update={"ended": ended or full, "truncated": full})
             calls = self.tools and reply.completion.text.endswith(PROMPT)
-            rest = ("\n",) if calls else self.rest_of(reply.completion.text)
-            if proposal.thought.ended or reply.cut or label == _MAX_LABELS or rest is None:
+            incomplete = calls or _LABEL.fullmatch(reply.completion.text)
+            if ended or full or reply.cut or label == _MAX_LABELS or not incomplete:
                 break
-            rest = rest if calls else self._with_calls(rest)
-            (reply,) = await self._ask(ctx, node, 1, rest, sample, proposal.thought)
+            (reply,) = await self._ask(ctx, node, ("\n",) if calls else ends, 1, sample, proposal.thought)
         previous = [words for one in state.thoughts if len(words := _words(one.parts.get(name, ""))) >= _MIN_REPEATED]
         if reply.cut:
             proposal.thought = None
         elif not _words(text) or _words(text) in previous:
             proposal.thought, proposal.parse_failures = None, 1
-        return await self._observed(ctx, state, proposal) if self.tools else proposal
+        elif self.tools:
+            await self._observe(ctx, state, proposal)
 
-    async def _observed(self, ctx: Context, state: State, proposal: Proposal) -> Proposal:
+    async def _observe(self, ctx: Context, state: State, proposal: Proposal) -> None:
         """Call the tool that a piece names in its last line, and append the result."""
         thought = proposal.thought
-        if thought is None:
-            return proposal
+        assert thought is not None
         ((name, text),) = thought.parts.items()
         written = text.rstrip("\n")
-        line = written.rpartition("\n")[2]
-        if not line.startswith(PROMPT) or not line.removeprefix(PROMPT).strip():
-            return proposal
-        observation = await run_call(line.removeprefix(PROMPT), self.tools)
+        call = written.rpartition("\n")[2]
+        if not call.startswith(PROMPT) or not call.removeprefix(PROMPT).strip():
+            return
+        observation = await run_call(call.removeprefix(PROMPT), self.tools)
         parts = {name: f"{written}\n{observation.text}\n"}
         # A model that ends its turn with a call waits for the result.
         full = ctx.room(name, (*state.thoughts, thought)) <= 0
         changes: dict[str, Any] = {"parts": parts, "observation": observation, "ended": full, "truncated": full}
         changes["thinking"] = len(parts[name]) if thought.thinking == len(text) else thought.thinking
         proposal.thought = thought.model_copy(update=changes)
-        return proposal
 
 
 def _append(thought: Thought, name: str, reply: Reply, first: bool) -> Thought:

@@ -26,6 +26,7 @@ class Enumerate(Generator):
     Their normalised probabilities are the priors.
     """
 
+    has_confidence = False
     thoughts: Count | None = None
     """Number of actions per state, unless the search sets it; None returns all."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
@@ -33,10 +34,6 @@ class Enumerate(Generator):
     are sampled at this temperature."""
     prior: Literal["model", "uniform", "random"] = "model"
     """uniform and random use no model: equal priors in the task's order, or random priors from the seed."""
-
-    @property
-    def has_no_confidence(self) -> bool:
-        return True
 
     def check(self, task: Task) -> None:
         first, *others = task.thought

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tot.generators.base import Count, Generator
 from tot.generators.sample import write
 from tot.llm.context import Context
-from tot.llm.replies import Proposal, Reply
+from tot.llm.replies import Proposal
 from tot.task.task import Task
 from tot.tree.thought import Thought
 from tot.tree.tree import Node
@@ -16,12 +16,9 @@ from tot.tree.tree import Node
 class Propose(Generator):
     """Parse several thoughts from one reply, one per line. Further templates are completed for each thought."""
 
+    has_confidence = False
     thoughts: Count = 3
     """Number of thoughts per state, unless the search sets it."""
-
-    @property
-    def has_no_confidence(self) -> bool:
-        return True
 
     def check(self, task: Task) -> None:
         task.prompts.require("propose", *task.thought)
@@ -32,26 +29,19 @@ class Propose(Generator):
         async def list_thoughts(node: Node) -> list[Proposal]:
             (reply,) = await ctx.ask("propose", node, temperature=self.temperature, count=limit)
             first, *others = task.thought
-            parsed = [task.parse_thought(first, text) for text in _listed(ctx, reply)]
-            texts = list(dict.fromkeys(text for text in parsed if text is not None))[:limit]
-            unread = sum(text is None for text in parsed) + (not parsed and not reply.cut)
+            text = reply.completion.text
+            listed = [] if reply.cut else task.parse_proposals(text)
+            if reply.completion.finish_reason == "length" and len(listed) > 1 and not text.endswith("\n"):
+                listed.pop()  # the token limit cut the last one
+            parsed = [task.parse_thought(first, one) for one in listed]
+            texts = list(dict.fromkeys(one for one in parsed if one is not None))[:limit]
+            unread = parsed.count(None) + (not parsed and not reply.cut)
             prior = 1 / max(len(texts), 1)
             # With `continue`, thoughts are pieces of one message: here its lines.
             end = "\n" if task.generator.partition(":")[0].strip() == "continue" else ""
-            thoughts = [Thought(parts={first: text + end}) for text in texts]
+            thoughts = [Thought(parts={first: one + end}) for one in texts]
             proposals = [Proposal(thought, prior=prior, decoder=reply.decoder) for thought in thoughts]
             call = Proposal(None, reply.usage, unread, calls=reply.calls)  # the call counts for the state
             return [*await write(ctx, node, proposals, others, self.temperature), call]
 
         return await ctx.each(nodes, list_thoughts)
-
-
-def _listed(ctx: Context, reply: Reply) -> list[str]:
-    """Return the thoughts in a reply."""
-    if reply.cut:
-        return []
-    text = reply.completion.text
-    listed = ctx.task.parse_proposals(text)
-    if reply.completion.finish_reason == "length" and len(listed) > 1 and not text.endswith("\n"):
-        listed.pop()  # the token limit cut the last one
-    return listed

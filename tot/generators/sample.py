@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from tot.generators.base import Count, Generator
 from tot.llm.context import Context
@@ -27,23 +28,18 @@ class Sample(Generator):
     """Number of samples of the last template. The thought is one with the most frequent answer, whose share is the
     confidence (RAP)."""
 
-    @property
-    def has_no_confidence(self) -> bool:
-        return self.samples == 1
-
     def check(self, task: Task) -> None:
         task.prompts.require(*task.thought)
 
     async def propose(self, ctx: Context, nodes: Sequence[Node], count: int | None) -> list[list[Proposal]]:
-        count = count or self.thoughts
-        templates = ctx.task.thought
-        return await ctx.each(
-            nodes, lambda node: write(ctx, node, blank(count), templates, self.temperature, self.samples)
-        )
+        return await ctx.each(nodes, lambda node: self._write(ctx, node, blank(count or self.thoughts)))
 
     async def sample(self, ctx: Context, node: Node, number: int, count: int) -> list[Proposal]:
         """Sample only the thought with this number of `count` thoughts after a node."""
-        return await write(ctx, node, blank(count)[:1], ctx.task.thought, self.temperature, self.samples, number)
+        return await self._write(ctx, node, blank(count)[:1], number)
+
+    async def _write(self, ctx: Context, node: Node, proposals: list[Proposal], first_call: int = 0) -> list[Proposal]:
+        return await write(ctx, node, proposals, ctx.task.thought, self.temperature, self.samples, first_call)
 
 
 def blank(count: int) -> list[Proposal]:
@@ -68,8 +64,7 @@ async def write(
     """
 
     async def extend(call: int, group: Sequence[Proposal], template: str, repeats: int) -> None:
-        begun = group[0].thought
-        if begun is None:
+        if (begun := group[0].thought) is None:
             return
         n = len(group) * repeats
         about = ctx.random("hint", ctx.tree.place(node), ctx.turn, call).choice(hints) if hints else ""
@@ -80,26 +75,27 @@ async def write(
     hints = ctx.task.hints(ctx.state(node))
     for template in templates:
         repeats = samples if template == templates[-1] else 1
-        shared = (
-            bool(proposals)
-            and not hints
-            and all(one.thought is not None and not one.thought.parts for one in proposals)
-        )
-        groups = [proposals] if shared else [[proposal] for proposal in proposals]
+        empty = all(one.thought is not None and not one.thought.parts for one in proposals)
+        groups = [proposals] if proposals and empty and not hints else [[one] for one in proposals]
         await ctx.each(list(enumerate(groups, first_call)), lambda item: extend(*item, template, repeats))  # noqa: B023 - awaited
     return proposals
 
 
 def _extend(ctx: Context, proposal: Proposal, template: str, replies: Sequence[Reply]) -> None:
     """Add the most frequent of `replies` to the thought; set it to None if no reply can be parsed."""
-    task = ctx.task
-    whole = [reply for reply in replies if not reply.cut]
-    parsed = [(text, reply) for reply in whole if (text := _parsed(ctx, template, reply.text)) is not None]
+    task, before = ctx.task, proposal.thought
+    parsed: list[tuple[str, Reply]] = []
+    for reply in replies:
+        proposal.parse_failures += reply.unread
+        if not reply.cut:
+            is_thought = template in task.thought  # a whole solution is kept unchanged
+            text = task.parse_thought(template, reply.text) if is_thought else reply.text.strip() or None
+            proposal.parse_failures += text is None
+            parsed += [] if text is None else [(text, reply)]
     proposal.usage += spent(replies)
     proposal.calls += tuple(call for reply in replies for call in reply.calls)
-    proposal.parse_failures += len(whole) - len(parsed) + sum(reply.unread for reply in replies)
     proposal.decoder = ctx.decoder
-    if not parsed or proposal.thought is None:
+    if not parsed or before is None:
         proposal.thought = None
         return
     chosen = 0
@@ -111,21 +107,15 @@ def _extend(ctx: Context, proposal: Proposal, template: str, replies: Sequence[R
         chosen = answers.index(common)
         proposal.confidence = times / len(replies)
     text, reply = parsed[chosen]
-    before = proposal.thought
     drawn = {**before.drawn, **reply.sampled(template)}
     proposal.thought = Thought(parts={**before.parts, template: text}, drawn=drawn, truncated=reply.truncated)
-
-
-def _parsed(ctx: Context, template: str, text: str) -> str | None:
-    """Parse a text as a thought; a whole solution is kept unchanged."""
-    return ctx.task.parse_thought(template, text) if template in ctx.task.thought else text.strip() or None
 
 
 async def whole_solutions(
     ctx: Context,
     node: Node,
     count: int,
-    generator: Generator,
+    generator: Any,
     solutions: Sequence[str] = (),
     greedy_draft: bool = False,
     sample: int | None = None,
@@ -136,34 +126,36 @@ async def whole_solutions(
     `greedy_draft` is set. The templates `solutions` are used in turn; the default is the task's `chain`. With `sample`,
     only the solution with this number is sampled, not greedily.
     """
-    temperature, templates = _temperature(generator), _templates(ctx.task, ctx.state(node), solutions)
     given = "temperature" in getattr(generator, "model_fields_set", ())
-    if sample is None and count == 1 and (greedy_draft or not given):
-        temperature = 0.0
+    greedy = sample is None and count == 1 and (greedy_draft or not given)
+    temperature, first = 0.0 if greedy else _temperature(generator), sample or 0
+    kinds = _kinds(ctx.task, ctx.state(node), solutions)
     proposals = blank(count) if sample is None else blank(count)[:1]
-    by_template: dict[tuple[str, ...], list[Proposal]] = {}  # a template that has several turns has one request
-    for number, proposal in enumerate(proposals, sample or 0):
-        by_template.setdefault(templates[number % len(templates)], []).append(proposal)
-    await ctx.each(
-        list(by_template.items()), lambda one: _write_whole(ctx, node, one[1], one[0], temperature, sample or 0)
-    )
+    by_kind: dict[tuple[str, ...], list[Proposal]] = {}  # a kind that has several turns has one request
+    for number, proposal in enumerate(proposals, first):
+        by_kind.setdefault(kinds[number % len(kinds)], []).append(proposal)
+
+    async def write_kind(templates: tuple[str, ...]) -> None:
+        for proposal in await write(ctx, node, by_kind[templates], templates, temperature, first_call=first):
+            if proposal.thought is not None and templates != tuple(ctx.task.thought):
+                proposal.thought = proposal.thought.model_copy(update={"ended": True})
+
+    await ctx.each(list(by_kind), write_kind)
     return proposals
 
 
-def distinct_solutions(
-    task: CheckedTask, root: State, generator: Generator, solutions: Sequence[str] = ()
-) -> int | None:
+def distinct_solutions(task: CheckedTask, root: State, generator: Any, solutions: Sequence[str] = ()) -> int | None:
     """Return how many different whole solutions greedy decoding gives at the root; None if they are sampled."""
-    templates = _templates(task, root, solutions)
-    given = [task.sampling.get(one[-1], {}).get("temperature", _temperature(generator)) for one in templates]
-    return None if any(one > 0 for one in given) or task.hints(root) else len(set(templates))
+    kinds = _kinds(task, root, solutions)
+    given = [task.sampling.get(one[-1], {}).get("temperature", _temperature(generator)) for one in kinds]
+    return None if any(one > 0 for one in given) or task.hints(root) else len(set(kinds))
 
 
-def _temperature(generator: Generator) -> float:
+def _temperature(generator: Any) -> float:
     return generator.temperature if isinstance(generator, Generator) else 0.7
 
 
-def _templates(task: Task, state: State, solutions: Sequence[str]) -> list[tuple[str, ...]]:
+def _kinds(task: Task, state: State, solutions: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the templates of each kind of solution.
 
     If the task has neither a `chain` template nor a world, a solution is one thought, after which the model is asked
@@ -172,17 +164,3 @@ def _templates(task: Task, state: State, solutions: Sequence[str]) -> list[tuple
     if not solutions and "chain" not in task.prompts and state.world is None:
         return [tuple(task.thought)]
     return [(template,) for template in solutions or ("chain",)]
-
-
-async def _write_whole(
-    ctx: Context,
-    node: Node,
-    proposals: list[Proposal],
-    templates: tuple[str, ...],
-    temperature: float,
-    first_call: int = 0,
-) -> None:
-    await write(ctx, node, proposals, templates, temperature, first_call=first_call)
-    for proposal in proposals:
-        if proposal.thought is not None and templates != tuple(ctx.task.thought):
-            proposal.thought = proposal.thought.model_copy(update={"ended": True})

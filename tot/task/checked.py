@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import JsonValue, TypeAdapter, ValidationError
+from pydantic import Field, InstanceOf, JsonValue, TypeAdapter, ValidationError
 
 from tot.decoders.errors import TaskError, TotError, describe
 from tot.decoders.request import Message
@@ -23,32 +22,8 @@ _OBSERVED = 4000
 """Maximum length of an observation in characters; the rest is cut."""
 
 
-def _is(*kinds: type) -> Callable[[Any], Any]:
-    """Return a function that returns a result of these types, and raises TypeError for others."""
-
-    def check(result: Any) -> Any:
-        if not isinstance(result, kinds):
-            raise TypeError
-        return result
-
-    return check
-
-
-def _number(result: Any) -> float:
-    number = float(_is(int, float)(result))
-    if not math.isfinite(number):
-        raise ValueError
-    return number
-
-
-def _cost(result: Any) -> float:
-    if (cost := _number(result)) < 0:
-        raise ValueError
-    return cost
-
-
-def _texts(result: Any) -> list[str]:
-    return [_is(str)(text) for text in (result if not isinstance(result, str) else (None,))]
+def _of(form: Any, remedy: str) -> tuple[Callable[[Any], Any], str]:
+    return TypeAdapter(form).validate_python, remedy
 
 
 def _hashable(result: Any) -> Any:
@@ -56,26 +31,27 @@ def _hashable(result: Any) -> Any:
     return result
 
 
-_TEXTS = (_texts, "return a list of texts")
-_NUMBER = (_number, "return a finite number")
+_Number = Annotated[float, Field(allow_inf_nan=False)]
+_TEXTS = _of(list[str], "return a list of texts")
+_NUMBER = _of(_Number, "return a finite number")
 _KEY = (_hashable, "not hashable; return text or tuples")
 _TRUTH = (bool, "return True or False")
 _CHECKS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "start": (_is(State), "return a State"),
-    "prompt": (lambda result: tuple(map(_is(Message), _is(tuple)(result))), "return a tuple of Messages"),
-    "parse_thought": (_is(str, type(None)), "return text, or None to reject it"),
+    "start": _of(InstanceOf[State], "return a State"),
+    "prompt": _of(tuple[InstanceOf[Message], ...], "return a tuple of Messages"),
+    "parse_thought": _of(str | None, "return text, or None to reject it"),
     "parse_proposals": _TEXTS,
-    "parse_value": (_is(int, float, type(None)), "return a number, or None if there is no value"),
-    "candidate": (_is(str), "return text"),
+    "parse_value": _of(float | None, "return a number, or None if there is no value"),
+    "candidate": _of(str, "return text"),
     "choices": _TEXTS,
     "steps": _TEXTS,
     "hints": _TEXTS,
     "actions": _TEXTS,
     "canonical": _KEY,
     "key": _KEY,
-    "cost": (_cost, "return a finite number, 0 or more"),
+    "cost": _of(Annotated[_Number, Field(ge=0)], "return a finite number, 0 or more"),
     "heuristic": _NUMBER,
-    "measured": (lambda result: None if result is None else _number(result), "return a finite number, or None"),
+    "measured": _of(_Number | None, "return a finite number, or None"),
     "reward": _NUMBER,
     "score": _NUMBER,
     "is_answered": _TRUTH,
