@@ -13,8 +13,8 @@ from tot.llm.context import Context
 from tot.llm.replies import Reply
 from tot.search.base import SearchState, by_value
 from tot.search.certainty import Curve, features
-from tot.search.votes import Ballot, answer_text, cast
-from tot.task.task import Task
+from tot.search.votes import Ballot, cast
+from tot.task.task import Task, answer_text
 from tot.task.world import HasAnswer, HasMeasured
 from tot.tree.tree import Node
 
@@ -111,21 +111,28 @@ class Answers:
         return self.search.checked.answer_in(prefix + reply.completion.text, reply.truncated)
 
     def elect(self, nodes: Sequence[Node], answers: Sequence[Any | None]) -> Any | None:
-        """Return the answer with the most votes; None without any. `search.best` becomes the best state with it."""
+        """Return the answer with the most votes; None without any. `search.best` becomes the best state with it.
+
+        Without a vote, return the only answer.
+        """
         search, tree = self.search, self.search.tree
         answered = [(node, answer) for node, answer in zip(nodes, answers, strict=True) if answer is not None]
         if not answered:
             return None
-        question, aggregate = tree.state(tree.root).question, search.options.aggregate
-        self.ballots, winners = cast(search.checked, question, answered, aggregate == "majority")
+        if search.options.aggregate == "best":
+            ((node, answer),) = answered
+            node.answer = answer_text(answer)
+            return answer
+        majority = search.options.aggregate == "majority"
+        self.ballots, winners = cast(search.checked, tree.question, answered, majority)
         winner = [answered[i] for i in winners]
         search.best = by_value([node for node, _ in winner])[0]
         total = math.fsum(ballot.weight for ballot in self.ballots)
         for (node, answer), ballot in zip(answered, self.ballots, strict=True):
             node.answer = answer_text(answer)
-            if aggregate != "best" and total > 0:
+            if total > 0:
                 node.share = math.fsum(one.weight for one in self.ballots if one.answer == ballot.answer) / total
-        if aggregate != "best" and len(nodes) > 1:
+        if len(nodes) > 1:
             self.votes = len(winner), len(answered)
         return next(answer for node, answer in winner if node is search.best)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from rich.text import Text
 
 from tot.report.terminal import console, plain, print_tree
-from tot.search.votes import answer_text
 from tot.solution import Solution
+from tot.task.task import answer_text
 
 _SHORT = 80
 """Characters of a thought that the tree shows whole."""

@@ -14,9 +14,9 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from tot.decoders.errors import TaskError
-from tot.decoders.request import Completion, Request, Usage
+from tot.decoders.request import Completion, Message, Request, Usage
 from tot.task.task import Task
-from tot.tree.calls import Call, calls_of
+from tot.tree.calls import Call
 from tot.tree.thought import SampledText, Thought
 
 NOTHING = Usage()
@@ -91,7 +91,17 @@ class Reply:
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        return calls_of(self.template, self.request, [self.completion])
+        request, completion = self.request, self.completion
+        scored = zip(request.choices, completion.choice_logprobs, strict=False)  # empty if cut
+        call = Call(
+            purpose=request.purpose,
+            template=self.template,
+            prompt=tuple(message for message in request.prompt if isinstance(message, Message)),
+            output=completion.text,
+            parts=completion.parts,
+            choices={choice: score.total for choice, score in scored},
+        )
+        return (call,)
 
     @property
     def logprobs(self) -> list[float]:

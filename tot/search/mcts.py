@@ -19,15 +19,14 @@ from tot.evaluators.heuristic import Confidence, Prior
 from tot.evaluators.likelihood import Likelihood
 from tot.generators.enumerate import Enumerate
 from tot.generators.sample import Sample
-from tot.search.base import Count, SearchState
+from tot.search.base import Count, Search, SearchState
 from tot.search.steps import Steps
-from tot.search.votes import VotesUntilSure
 from tot.task.task import Task
 from tot.task.world import HasActions
 from tot.tree.tree import Node
 
 
-class MCTS(VotesUntilSure):
+class MCTS(Search):
     """Monte Carlo tree search.
 
     An iteration follows the best children from the root to an unvisited or terminal state. A visited state is expanded
@@ -103,8 +102,6 @@ class _Statistics:
                 self._back_up(path)
             done += len(paths)
             self._choose()
-            if options.until is not None and options.is_sure(options.ballots(search), options.iterations - done):
-                return
         if search.solved is not None:
             search.best = search.solved
         elif not self.ends and not search.tree.root.goal:

@@ -6,9 +6,9 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from tot.search.base import Search, SearchState
 from tot.task.checked import CheckedTask
@@ -121,11 +121,12 @@ class VotesUntilSure(Search):
     until: Annotated[float, Field(gt=0, le=1)] | None = None
     """Stop when the posterior that the leading answer stays ahead with all answers reaches this (`stays_ahead`)."""
 
-    @model_validator(mode="after")
-    def _votes(self) -> Self:
-        if self.until is not None and self.aggregate == "best":
+    @field_validator("until")
+    @classmethod
+    def _votes(cls, until: float | None, info: ValidationInfo) -> float | None:
+        if until is not None and info.data.get("aggregate") == "best":
             raise ValueError("until counts votes: set aggregate to vote or majority")
-        return self
+        return until
 
     def ballots(self, search: SearchState, evaluated: bool = False) -> list[Ballot]:
         """Return the votes of the solutions that have ended; with `evaluated`, of the ones that have a value."""
@@ -138,8 +139,3 @@ class VotesUntilSure(Search):
     def is_sure(self, ballots: list[Ballot], remaining: int) -> bool:
         """Return whether the vote can stop, if at most `remaining` more ballots can follow."""
         return self.until is not None and len(ballots) > 1 and stays_ahead(ballots, max(0, remaining)) >= self.until
-
-
-def answer_text(answer: Any) -> str:
-    """Return an answer as text: the actions of a plan in one line."""
-    return "  ".join(map(str, answer)) if isinstance(answer, list | tuple) else str(answer)

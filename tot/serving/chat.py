@@ -20,9 +20,8 @@ from tot.decoders.serving.errors import ServingError
 from tot.decoders.serving.protocol import Body, ChatMessage, Effort, GenerationBody
 from tot.decoders.serving.replies import usage_of
 from tot.llm.filters import FILTERS
-from tot.search.votes import answer_text
 from tot.solution import Solution
-from tot.task.task import Task
+from tot.task.task import Task, answer_text
 from tot.task.world import HasElection
 
 EFFORTS: Mapping[str, Budget] = {

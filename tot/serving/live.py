@@ -14,9 +14,10 @@ from tot.decoders.errors import TaskError
 from tot.report.terminal import brief
 from tot.run import Run
 from tot.search.certainty import features
-from tot.search.votes import answer_text, cast
+from tot.search.votes import cast
 from tot.serving.revisions import Revisions
 from tot.solution import Solution
+from tot.task.task import answer_text
 
 _PAUSE = 20
 """Minimum pause after a vote, in durations of the vote: votes take at most 5% of the time."""

@@ -209,3 +209,8 @@ def text_of(value: Any, what: str = "question") -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float) or value != value:
         raise TaskError(f"its {what} is {value!r:.60}, not text: give text in quotation marks")
     return str(value)
+
+
+def answer_text(answer: Any) -> str:
+    """Return an answer as text: the actions of a plan in one line."""
+    return "  ".join(map(str, answer)) if isinstance(answer, list | tuple) else str(answer)

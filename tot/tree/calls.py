@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from tot.decoders.request import Completion, Message, Part, Purpose, Request
+from tot.decoders.request import Message, Part, Purpose
 
 
 class Call(BaseModel):
@@ -29,25 +29,6 @@ class Call(BaseModel):
     """Segments of the reply with their origin (exact, approximate, a parallel step), if the decoder reports them."""
     choices: dict[str, float] = {}
     """Log-probability (nats) of each choice, if choices were scored."""
-
-
-def calls_of(template: str, request: Request, completions: Sequence[Completion]) -> tuple[Call, ...]:
-    """Return a call for each of the `completions` of a request with messages."""
-    prompt = tuple(message for message in request.prompt if isinstance(message, Message))
-    return tuple(
-        Call(
-            purpose=request.purpose,
-            template=template,
-            prompt=prompt,
-            output=completion.text,
-            parts=completion.parts,
-            choices={
-                choice: scored.total
-                for choice, scored in zip(request.choices, completion.choice_logprobs, strict=False)  # empty if cut
-            },
-        )
-        for completion in completions
-    )
 
 
 def calls_to_json(calls: Mapping[int, Sequence[Call]]) -> dict[str, Any]:
