@@ -1,28 +1,18 @@
 """Latency of a forward by its rows and their context, learned from the forwards that are run anyway.
 
-Nothing is measured at start-up. The first estimate comes from the cache folder, by processor, threads and the model's
-sizes, otherwise from the model's sizes alone. Each forward refines it, and the file is rewritten now and then.
+Nothing is measured at start-up. The first estimate comes from the model's sizes, and each forward refines it.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from bisect import bisect_right
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from tot.decoders.cache import cache_folder
 from tot.decoders.engine.runner import Runner
-from tot.decoders.errors import TaskError
-from tot.decoders.files import others_could_write, write_json
-from tot.decoders.machine import processor_info, threads
 from tot.decoders.models.shapes import Heads
 
 ROWS = (1, 4, 8, 16, 64)
@@ -34,8 +24,6 @@ _ATTENTION = 0.5
 """First estimate of the cost of an operation of attention, as a multiple of one of a linear layer in many rows."""
 _SCALE_RATE, _SHAPE_RATE = 0.02, 0.1
 """Share of an observed deviation by which all rows, and the observed number of rows, are corrected."""
-_KNOWN = 16
-"""Number of observations that a file counts as."""
 _MAX_RATIO = 4.0
 """Larger deviations are interruptions, say by another process, and count as this ratio."""
 
@@ -92,24 +80,15 @@ class LatencyModel:
 class Latency:
     """The latency model of one loaded model, refined by the forwards of its runner."""
 
-    def __init__(self, runner: Runner) -> None:
-        self._path = None if runner.loaded.module is not None else _file_of(runner)
-        stored = None if self._path is None else _stored(self._path)
-        self.model = stored or _first_estimate(runner)
-        self._count = 0 if stored is None else _KNOWN
+    def __init__(self, model: LatencyModel) -> None:
+        self.model = model
+        self._count = 0
 
     def observe(self, rows: int, keys: int, seconds: float) -> None:
         """Refine the model by a forward. Larger ones than `ROWS` are prompts."""
-        if rows > ROWS[-1] or seconds <= 0:
-            return
-        self._count += 1
-        self.model = self.model.refined(rows, keys, seconds, max(_SCALE_RATE, 1 / self._count))
-        if self._path is not None and self._count > _KNOWN and self._count.bit_count() == 1:
-            with suppress(OSError, TaskError):  # without the file the next process begins with the first estimate
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                data = {"rows": self.model.rows, "seconds": self.model.seconds, "key_seconds": self.model.key_seconds}
-                write_json(self._path, data)
-                self._path.chmod(0o600)
+        if rows <= ROWS[-1] and seconds > 0:
+            self._count += 1
+            self.model = self.model.refined(rows, keys, seconds, max(_SCALE_RATE, 1 / self._count))
 
 
 _latencies: WeakKeyDictionary[Any, Latency] = WeakKeyDictionary()
@@ -120,7 +99,7 @@ def latency_model(runner: Runner) -> LatencyModel:
     """Return the latency model of a runner's model. From the first call on, its forwards refine it."""
     latency = _latencies.get(runner.loaded)
     if latency is None:
-        latency = _latencies[runner.loaded] = Latency(runner)
+        latency = _latencies[runner.loaded] = Latency(_first_estimate(runner))
     runner.on_forward = latency.observe
     return latency.model
 
@@ -133,29 +112,3 @@ def _first_estimate(runner: Runner) -> LatencyModel:
     heads, count = Heads.of(runner.loaded.config), int(runner.loaded.config.num_hidden_layers)
     key = row * _ATTENTION * 2 * heads.query * heads.dim * count / max(1, layers + head)
     return LatencyModel(ROWS, tuple(seconds * multiple for multiple in _SHAPE), key)
-
-
-def _file_of(runner: Runner) -> Path:
-    """The file of a model's latencies in the cache folder."""
-    config = runner.loaded.config
-    names = ("model_type", "num_hidden_layers", "hidden_size", "intermediate_size", "num_key_value_heads", "vocab_size")
-    about = [version("tot"), processor_info("model name"), threads(), runner.backend.name]
-    about += [str(runner.dtype), runner.device, runner.backend.weight_bytes]
-    about += [getattr(config, name, None) for name in names]
-    key = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:24]
-    return cache_folder() / "latency" / f"{key}.json"
-
-
-def _stored(path: Path) -> LatencyModel | None:
-    """Read a file of latencies; None if it is missing, damaged or possibly another user's."""
-    try:
-        if others_could_write(path, trust_root=True):
-            return None
-        data = json.loads(path.read_text())
-        rows, seconds = tuple(map(int, data["rows"])), tuple(map(float, data["seconds"]))
-        key_seconds = float(data["key_seconds"])
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        return None
-    rising = rows == ROWS and len(seconds) == len(rows) and list(seconds) == sorted(seconds)
-    valid = rising and 0 < seconds[0] <= seconds[-1] < 1e4 and 0 <= key_seconds < 1
-    return LatencyModel(rows, seconds, key_seconds) if valid else None

@@ -13,10 +13,9 @@ from contextlib import ExitStack
 from copy import copy
 from typing import Any
 
-from tot.decoders.drafting.draft_model import ModelDrafter, level
+from tot.decoders.drafting.draft_model import ModelDrafter, level, make_drafter
 from tot.decoders.drafting.drafters import Draft, DraftContext, Drafter, Verified
 from tot.decoders.drafting.lookup import LookupDrafter
-from tot.decoders.drafting.opening import make_drafter
 from tot.decoders.drafting.planner import SpeculationPlanner
 from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import OptionError

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from tot.decoders.drafting.opening import make_drafter
+from tot.decoders.drafting.draft_model import make_drafter
 from tot.decoders.engine.engine import Engine
 from tot.decoders.methods.method import Method, MethodOptions, OpenedMethod
 from tot.decoders.methods.speculative import SpeculativeConfig, speculate

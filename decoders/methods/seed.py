@@ -18,8 +18,8 @@ from typing import Any, Literal
 
 from pydantic import model_validator
 
+from tot.decoders.drafting.draft_model import make_drafter
 from tot.decoders.drafting.drafters import DraftContext, Drafter
-from tot.decoders.drafting.opening import make_drafter
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.sequence import DecodingSequence
 from tot.decoders.machine import use_threads

@@ -20,10 +20,9 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from tot.decoders import Engine, LocalDecoder, Request, Sampling, load_decoder, load_model
-from tot.decoders.drafting.draft_model import ModelDrafter
+from tot.decoders.drafting.draft_model import ModelDrafter, make_drafter
 from tot.decoders.drafting.drafters import Drafter
 from tot.decoders.drafting.latency_model import LatencyModel
-from tot.decoders.drafting.opening import make_drafter
 from tot.decoders.engine import engine as engine_module
 from tot.decoders.engine.text import TextCodec
 

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tot.decoders import Engine, LocalDecoder, Request, RequestError, Sampling, load_decoder, load_model
-from tot.decoders.drafting import latency_model as latency_module
-from tot.decoders.drafting.draft_model import ModelDrafter
+from tot.decoders.drafting.draft_model import ModelDrafter, make_drafter
 from tot.decoders.drafting.latency_model import ROWS, LatencyModel, latency_model
-from tot.decoders.drafting.opening import make_drafter
 from tot.decoders.engine.runner import Runner
-from tot.decoders.kernels.native.tiles import kernels_run
-from tot.decoders.models.loading import open_model
 
 Make = Callable[..., Engine]
 
@@ -215,85 +207,3 @@ def test_an_idle_engine_wakes_up_for_a_call(engine: Make, monkeypatch: pytest.Mo
         time.sleep(0.01)
     assert one._thread is None
     assert one.call(lambda: 2) == 2
-
-
-# -- kept between processes ------------------------------------------------------------------------
-
-
-@pytest.fixture
-def saved(make_model: Callable[..., Any], tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A model in files, with an empty cache folder. The kernels in C need its size."""
-    monkeypatch.setenv("TOT_CACHE", str(tmp_path / "cache"))
-    folder = tmp_path / "model"
-    make_model("llama", hidden_size=128, intermediate_size=256, head_dim=32).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    if not kernels_run(32, 2, np.dtype(np.float32), "cpu"):
-        pytest.skip("needs a C compiler, and a processor with AVX2")
-    return folder
-
-
-def decode(folder: Path, tokens: int = 40) -> tuple[LatencyModel, LatencyModel]:
-    """Decode some tokens. Return the latencies before and after."""
-    with Engine(open_model(folder, dtype="fp32"), 3000) as one:
-        before = latency_model(one.runner)
-        load_decoder(engine=one).generate(requests(1, tokens))
-        return before, latency_model(one.runner)
-
-
-def test_latencies_are_kept_for_the_next_process_by_sizes_and_never_expire(
-    saved: Path, tmp_path: Path, forwards: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    estimate, _ = decode(saved, 1)
-    assert not (tmp_path / "cache" / "latency").exists()  # too few forwards
-    before, _ = decode(saved)
-    assert before == estimate
-    (path,) = (tmp_path / "cache" / "latency").iterdir()
-    assert path.stat().st_mode & 0o777 == 0o600
-    kept = json.loads(path.read_text())["seconds"]
-    os.utime(path, (0, 0))
-    stored, _ = decode(saved)
-    assert list(stored.seconds) == kept != list(estimate.seconds)
-    monkeypatch.setattr(latency_module, "processor_info", lambda what: "another")
-    assert decode(saved, 1)[0] == estimate
-
-
-GOOD = {"rows": [1, 4, 8, 16, 64], "seconds": [1, 2, 3, 4, 5], "key_seconds": 0.001}
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "{", "[]", "[" * 100_000, *(json.dumps(GOOD | bad) for bad in (
-        {"rows": [1, 4]}, {"rows": [1, 4, 8, 16, 65]}, {"seconds": [1]}, {"seconds": [1, 2, 3, 5, 4]},
-        {"seconds": [0, 1, 1, 1, 1]}, {"seconds": [1, 1, 1, 1, 1e9]}, {"seconds": ["x"] * 5}, {"key_seconds": -1},
-        {"seconds": [float("nan")] * 5}, {"key_seconds": float("nan")}, {"key_seconds": None}, {"key_seconds": 1e9},
-    ))],
-)  # fmt: skip
-def test_a_damaged_file_is_not_used(saved: Path, tmp_path: Path, text: str) -> None:
-    decode(saved)
-    (path,) = (tmp_path / "cache" / "latency").iterdir()
-    path.write_text(json.dumps(GOOD))
-    assert decode(saved, 1)[0].seconds == (1, 2, 3, 4, 5)
-    path.write_text(text)
-    assert decode(saved, 1)[0].seconds[0] < 1
-
-
-def test_a_file_that_others_could_have_written_is_not_used(saved: Path, tmp_path: Path) -> None:
-    decode(saved)
-    (path,) = (tmp_path / "cache" / "latency").iterdir()
-    path.write_text(json.dumps(GOOD))
-    path.chmod(0o666)
-    assert decode(saved, 1)[0].seconds[0] < 1
-
-
-def test_a_cache_folder_that_cannot_be_written_changes_nothing(saved: Path, tmp_path: Path) -> None:
-    (tmp_path / "cache").write_text("a file, not a folder")
-    _, after = decode(saved)
-    assert after.rows == ROWS
-
-
-def test_nothing_is_kept_of_a_model_object(engine: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TOT_CACHE", str(tmp_path))
-    one = engine()
-    latency_model(one.runner)
-    load_decoder(engine=one).generate(requests(1))
-    assert not (tmp_path / "latency").exists()

@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from tot.decoders import Engine, ModelError, OptionError, Request, Sampling, load_decoder, load_model
-from tot.decoders.drafting.opening import check_vocabulary, make_drafter
+from tot.decoders.drafting.draft_model import check_vocabulary, make_drafter
 
 
 def renamed(tokenizer: Any, old: str, new: str) -> PreTrainedTokenizerFast:

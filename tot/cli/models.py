@@ -49,7 +49,6 @@ _PARTS = {
     "models": "packed weights",
     "native": "compiled kernels",
     "prefixes": "keys and values of prompts",
-    "latency": "measured latencies",
     "sha256": "hashes of model files",
     "peers": "weights for benchmarks",
 }

@@ -63,14 +63,14 @@ def test_the_cache_is_shown_and_emptied(tot: Any, tmp_path: Path, monkeypatch: p
     cache = tmp_path / "cache"
     monkeypatch.setenv("TOT_CACHE", str(cache))
     assert tot("cache")[1].endswith(f"0.0 MiB  in {cache}\n")
-    for name in ("models", "prefixes", "latency", "photos", "elsewhere"):
+    for name in ("models", "prefixes", "photos", "elsewhere"):
         (cache / name).mkdir(parents=True)
         (cache / name / "a.bin").write_bytes(bytes(3 * 2**20))
     (cache / "native").symlink_to(cache / "elsewhere")
     assert re.search(r"^ +3\.0 MiB  models: packed weights", tot("cache")[1], re.MULTILINE)
     assert re.search(r"^ +3\.0 MiB  prefixes: keys and values of prompts$", tot("cache")[1], re.MULTILINE)
     out = tot("cache", "--clear")[1]
-    assert out.endswith(f"9.0 MiB  in {cache}\nDeleted.\n")
+    assert out.endswith(f"6.0 MiB  in {cache}\nDeleted.\n")
     assert sorted(path.name for path in cache.iterdir()) == ["elsewhere", "native", "photos"]
     assert (cache / "native" / "a.bin").exists()
 
