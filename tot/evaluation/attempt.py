@@ -1,10 +1,10 @@
-"""Search and score one question: the sample that an evaluation writes. Independent of folders and other questions."""
+"""Search and score questions in this process: the samples that an evaluation writes. Independent of its folder."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -33,6 +33,25 @@ async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
         raise errors.exceptions[0] from None
 
 
+async def search_here(evaluation: EvaluationRun, pending: Pending, finish: Finish, watch: Watcher) -> None:
+    """Search all pending questions on one engine, with the configured concurrency.
+
+    Calls `watch` with each search when it starts, and `finish` when it ends, in any order. On cancellation, stops the
+    running searches. Raises TotError for problems that affect every question.
+    """
+    with ExitStack() as stack:
+        decoders = await evaluation.config.aopen(stack)
+
+        async def work() -> None:
+            for question, repeat in pending:
+                sample, run = await attempt(evaluation, question, repeat, decoders, watch)
+                finish(sample, None if run is None else run.tree.to_json(), run)
+
+        async with task_group() as group:
+            for _ in range(evaluation.options.concurrency):
+                group.create_task(work())
+
+
 async def attempt(
     evaluation: EvaluationRun,
     question: Question,
@@ -45,28 +64,28 @@ async def attempt(
     Values that depend on the machine or on concurrent searches are under `measured`, the last entry. The other entries
     are identical in every reproducible run. Raises ModelError and OptionError, which would affect every question.
     """
-    config, loop = evaluation.config, asyncio.get_running_loop()
+    config, task = evaluation.config, evaluation.task
     sample = _unanswered(question, repeat)
     run: Run | None = None
     try:
         seed = derive(config.seed, question.index, repeat)
         parts, filters = evaluation.parts, evaluation.filters
-        run = Run(evaluation.task, question.text, config, decoders, parts, filters, seed=seed, watch=watch)
+        run = Run(task, question.text, config, decoders, parts, filters, seed=seed, watch=watch)
         solution = await run.solve()
-        budget_ended = (solution.stopped or "").startswith("budget:")
-        in_text = run.answers.asks or evaluation.parts["search"].whole  # otherwise the states contain the answers
+        in_text = run.answers.asks or parts["search"].whole  # otherwise the states contain the answers
+        unread = solution.answer is None and solution.calls > 0 and in_text
         sample |= {
             "answer": solution.answer,
             "certainty": solution.certainty,
             "solved": solution.solved,
-            "parse_failure": solution.answer is None and solution.calls > 0 and in_text and not budget_ended,
+            "parse_failure": unread and not (solution.stopped or "").startswith("budget:"),
             "unreadable": solution.parse_failures,
             "stopped": solution.stopped,
         }
         if evaluation.judge is not None and solution.answer is not None:
             rated = await evaluation.judge.evaluate(run.context.to("evaluate"), [run.search.best])
             sample["judged"] = rated[0].value
-        score = run.search.checked.score
+        score, loop = run.search.checked.score, asyncio.get_running_loop()
         sample["score"] = await loop.run_in_executor(pool(), score, solution.answer, question.reference)
     except (ModelError, OptionError):
         raise

@@ -26,7 +26,7 @@ from tot.yaml_files import read_mapping
 
 FORMAT = "tot.evaluation"
 VERSION = 1
-OF_RAY = ("ray_address", "replicas", "gpus_per_replica", "cpus_per_replica")
+OF_RAY = ("ray_address", "replicas")
 
 
 class EvaluationOptions(BaseModel):
@@ -42,7 +42,6 @@ class EvaluationOptions(BaseModel):
     answer_column: str | None = Field(None, description="The column with the answers, if it has another name.")
     limit: int | None = Field(None, ge=1, description="Number of rows to search.")
     offset: int = Field(0, ge=0, description="Number of rows to skip before the first.")
-    shuffle_seed: int | None = Field(None, ge=0, description="Shuffle the rows with this seed.")
     repeats: int = Field(1, ge=1, description="Searches per question, each with its own seed.")
     judge: str | None = Field(
         None,
@@ -62,12 +61,9 @@ class EvaluationOptions(BaseModel):
     replicas: int | None = Field(
         None,
         ge=1,
-        description="Ray workers, each with its own engine, which share the concurrency; one per node by default.",
+        description="Ray workers, each with its own engine and an equal share of the cores, which share the "
+        "concurrency; one per node by default.",
     )
-    gpus_per_replica: float | None = Field(
-        None, ge=0, description="GPUs per Ray worker, which may be a fraction; 0 by default."
-    )
-    cpus_per_replica: int | None = Field(None, ge=1, description="Cores and threads per Ray worker; 1 by default.")
 
 
 @dataclass(frozen=True)

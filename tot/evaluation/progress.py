@@ -24,37 +24,31 @@ class Progress:
     def __init__(self, total: int) -> None:
         self.running: set[Run | None] = set()
         self.done = 0
-        self._sum = 0.0
-        self._scored = 0
-        self._failed = 0
-        self._tokens = 0
+        self._scores: list[float] = []
+        self._failed = self._tokens = self._warnings = 0
         self._started = self._reported = time.monotonic()
         self._total = total
-        self._warnings = 0
         columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._bars = progress(lambda: self.line, *columns, total=total)
 
     @property
     def line(self) -> str:
         """Such as "score 31.0% (22.8% to 40.6%), 240 tokens/s", without a score while every search has failed."""
-        seconds = max(time.monotonic() - self._started, 1e-9)
-        if not (self.running or self._scored):
+        seconds, scores = max(time.monotonic() - self._started, 1e-9), self._scores
+        if not (self.running or scores):
             return f"loading the model … {seconds:.0f} s"
-        tokens = self._tokens + sum(session.meter.new_tokens for session in list(self.running) if session is not None)
-        rate = f"{tokens / seconds:.0f} tokens/s"
-        if self._scored == self._failed:
-            return rate
-        return f"score {wilson(self._sum / self._scored, self._scored).format()}, {rate}"
+        tokens = self._tokens + sum(run.meter.new_tokens for run in list(self.running) if run is not None)
+        score = wilson(sum(scores) / len(scores), len(scores)).format() if len(scores) > self._failed else ""
+        return f"{f'score {score}, ' if score else ''}{tokens / seconds:.0f} tokens/s"
 
     def recall(self, sample: dict[str, Any]) -> None:
         """Count the score of a sample that an earlier run finished."""
-        self._scored += 1
+        self._scores.append(sample["score"])
         self._failed += sample["error"] is not None
-        self._sum += sample["score"]
 
-    def finish(self, sample: dict[str, Any], session: Run | None) -> None:
+    def finish(self, sample: dict[str, Any], run: Run | None) -> None:
         """Count a newly finished sample, and remove its search from the running ones."""
-        self.running.discard(session)
+        self.running.discard(run)
         self.recall(sample)
         self.done += 1
         self._tokens += tokens_of(sample)

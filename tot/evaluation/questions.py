@@ -1,11 +1,10 @@
 """The questions of an evaluation: rows of a data set as a task reads them, and rows that the task can't read.
 
-Rows are streamed, so a data set may be larger than memory; only a shuffled selection is held in memory.
+Rows are streamed, so a data set may be larger than memory.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from tot.decoders.errors import OptionError, TaskError, TotError, describe
-from tot.evaluation.data import Record, read
+from tot.evaluation.data import read
 from tot.task.task import Task
 
 
@@ -35,7 +34,7 @@ class BadRow:
 
 
 class Questions:
-    """Rows `offset` to `offset + limit` of a data set, in order or shuffled by a seed. Can be iterated repeatedly."""
+    """Rows `offset` to `offset + limit` of a data set. Can be iterated repeatedly."""
 
     def __init__(
         self,
@@ -43,7 +42,6 @@ class Questions:
         source: str,
         limit: int | None = None,
         offset: int = 0,
-        shuffle_seed: int | None = None,
         columns: Mapping[str, str] | None = None,
     ) -> None:
         """`columns` maps the names that tasks read to the names in the file."""
@@ -51,11 +49,8 @@ class Questions:
         self._source = source
         self._columns = columns or {}
         self._span = (offset, None if limit is None else offset + limit)
-        self._shuffled = None if shuffle_seed is None else self._sample(shuffle_seed)
 
     def __iter__(self) -> Iterator[Question | BadRow]:
-        if self._shuffled is not None:
-            return (self._read(index, *record) for index, record in self._shuffled.items())
         return (self._read(index, *record) for index, record in islice(enumerate(read(self._source)), *self._span))
 
     def survey(self) -> tuple[int, list[BadRow]]:
@@ -72,14 +67,6 @@ class Questions:
             offset = self._span[0]
             raise OptionError(f"{self._source} has no rows{f' from {offset} on' if offset else ''}: give another file")
         return count, bad
-
-    def _sample(self, seed: int) -> dict[int, Record]:
-        """Return the selected records of the shuffled data set by index, in order."""
-        count = sum(1 for _ in read(self._source))
-        order = random.Random(seed).sample(range(count), count)[slice(*self._span)]
-        selected: dict[int, Record] = dict.fromkeys(order, ("", ""))
-        selected.update((index, record) for index, record in enumerate(read(self._source)) if index in selected)
-        return selected
 
     def _read(self, index: int, place: str, row: dict[str, Any] | str) -> Question | BadRow:
         if isinstance(row, str):

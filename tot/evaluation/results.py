@@ -43,8 +43,6 @@ class Results:
     """Forward passes, summed over searches, which share them."""
     seconds: float
     """Latency: seconds from the start to the end of a search, summed over searches, which run concurrently."""
-    acceptance: float | None
-    """Accepted over drafted tokens; None if nothing was drafted."""
     acceptance_rate: float | None
     """Accepted over reached draft positions; None if nothing was drafted or positions were not counted."""
     by_purpose: dict[str, dict[str, int]]
@@ -70,34 +68,40 @@ class Results:
     @property
     def figures(self) -> list[tuple[str, str, str]]:
         """(name, value, note) rows for the terminal and the report."""
-        per_sample = 1 / self.samples
+        rows = [_mean("Score", self.score)]
+        if self.errors < self.samples and not any(used["calls"] for used in self.by_purpose.values()):
+            rows.append(("Model", "never asked", "rules and actions of the task gave all answers"))
+        if self.judged is not None:
+            rows.append(("Judge", self.judged.format(".2f"), "mean rating of the answers"))
         repeated = self.samples > self.questions
+        if self.wall_seconds and self.searched:
+            each = f"{self.wall_seconds / self.searched:,.1f} s per {'sample' if repeated else 'question'}"
+            rows.append(("Wall time", f"{self.wall_seconds:,.1f} s", f"{each}, loading included"))
+        rows.append(("Latency", f"{self.seconds / self.samples:,.1f} s", "mean of a search, while others run"))
+        rows.append(("Questions", f"{self.questions:,}", f"{self.samples:,} samples" if repeated else ""))
+        if repeated:
+            rows.append(_mean("Best repeat", self.any))
+        if self.solved:
+            checked = (
+                "verified by the task" if self.verdict == "verified" else f"{self.verdict}; nothing else is checked"
+            )
+            rows.append(("Verified", f"{self.solved:,}", f"samples, {checked}"))
+        if (sure := self.certainty) is not None:
+            scores = " / ".join(f"{sure.score_at_coverage[share]:.1%}" for share in COVERAGES)
+            error = f"expected, between certainty and score, {sure.samples:,} samples"
+            rows.append(("Calibration error", f"{sure.error:.1%}", error))
+            shares = " / ".join(map(str, COVERAGES))
+            rows.append(("Score by coverage", scores, f"of the most certain {shares}% of the samples"))
+        if self.score:
+            rows.append(("Unreadable", f"{self.parse_failures.mean:.1%}", "answers, of samples"))
         bad = f"searches, and {self.bad_rows:,} invalid rows" if self.bad_rows else "searches"
-        checked = "verified by the task" if self.verdict == "verified" else f"{self.verdict}; nothing else is checked"
-        asked = self.errors == self.samples or any(used["calls"] for used in self.by_purpose.values())
-        wall, one = self.wall_seconds, "sample" if repeated else "question"
-        each = f"{wall / self.searched:,.1f} s per {one}" if wall and self.searched else ""
-        rows: list[tuple[str, str, str] | None] = [
-            _mean("Score", self.score),
-            None if asked else ("Model", "never asked", "rules and actions of the task gave all answers"),
-            None if self.judged is None else ("Judge", self.judged.format(".2f"), "mean rating of the answers"),
-            ("Wall time", f"{wall:,.1f} s", f"{each}, loading included") if each else None,
-            ("Latency", f"{per_sample * self.seconds:,.1f} s", "mean of a search, while others run"),
-            ("Questions", f"{self.questions:,}", f"{self.samples:,} samples" if repeated else ""),
-            _mean("Best repeat", self.any) if repeated else None,
-            ("Verified", f"{self.solved:,}", f"samples, {checked}") if self.solved else None,
-            *_sure(self.certainty),
-            ("Unreadable", f"{self.parse_failures.mean:.1%}", "answers, of samples") if self.score else None,
-            ("Failed", f"{self.errors:,}", bad),
-            ("New tokens", f"{self.tokens:,}", f"{per_sample * self.tokens:,.0f} per sample"),
-            *((model, f"{used['new_tokens']:,}", "of the new tokens") for model, used in self.by_model.items()),
-            ("Thoughts", f"{self.thoughts:,}", f"{per_sample * self.thoughts:,.1f} per sample"),
-            None if self.acceptance is None else ("Accepted", f"{self.acceptance:.0%}", "of drafted tokens"),
-            None
-            if self.acceptance_rate is None
-            else ("Acceptance rate", f"{self.acceptance_rate:.0%}", "of reached positions"),
-        ]
-        return list(filter(None, rows))
+        rows.append(("Failed", f"{self.errors:,}", bad))
+        rows.append(("New tokens", f"{self.tokens:,}", f"{self.tokens / self.samples:,.0f} per sample"))
+        rows += [(model, f"{used['new_tokens']:,}", "of the new tokens") for model, used in self.by_model.items()]
+        rows.append(("Thoughts", f"{self.thoughts:,}", f"{self.thoughts / self.samples:,.1f} per sample"))
+        if self.acceptance_rate is not None:
+            rows.append(("Acceptance rate", f"{self.acceptance_rate:.0%}", "of reached draft positions"))
+        return rows
 
     def to_json(self) -> dict[str, Any]:
         """Return the contents of results.json."""
@@ -149,23 +153,11 @@ def summarise(samples: Iterable[Mapping[str, Any]], bad_rows: int = 0) -> Result
         prompt_tokens=sum(usage["prompt_tokens"] for usage in purposes.values()),
         forwards=int(measured["forwards"]),
         seconds=measured["seconds"],
-        acceptance=measured["accepted"] / measured["drafted"] if measured["drafted"] else None,
         acceptance_rate=measured["accepted"] / measured["reached"] if measured["reached"] else None,
         by_purpose={purpose: dict(usage) for purpose, usage in purposes.items()},
         by_model={model: dict(usage) for model, usage in models.items()},
         certainty=reliability(certainties, each),
     )
-
-
-def _sure(certainty: Reliability | None) -> list[tuple[str, str, str]]:
-    if certainty is None:
-        return []
-    scores = " / ".join(f"{certainty.score_at_coverage[share]:.1%}" for share in COVERAGES)
-    error = f"expected, between certainty and score, {certainty.samples:,} samples"
-    return [
-        ("Calibration error", f"{certainty.error:.1%}", error),
-        ("Score by coverage", scores, f"of the most certain {' / '.join(map(str, COVERAGES))}% of the samples"),
-    ]
 
 
 def _mean(name: str, score: Estimate | None) -> tuple[str, str, str]:

@@ -10,7 +10,7 @@ import difflib
 import re
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib.util import find_spec
@@ -21,14 +21,14 @@ from typing import Any
 from tot.config import SearchConfig
 from tot.decoders.errors import REMOVED, OptionError, TotError, unknown
 from tot.evaluation import fingerprint
-from tot.evaluation.attempt import Finish, Pending, attempt, task_group
+from tot.evaluation.attempt import search_here
 from tot.evaluation.config import EvaluationOptions, EvaluationRun
 from tot.evaluation.data import located
 from tot.evaluation.folder import Folder
 from tot.evaluation.progress import Progress
 from tot.evaluation.questions import BadRow, Question, Questions
 from tot.evaluation.results import Results, summarise
-from tot.run import Run, Watcher
+from tot.run import Run
 from tot.running import run_to_end
 from tot.task.task import Task
 
@@ -53,8 +53,8 @@ def evaluate(
         out: The folder to write; by default a new folder in `runs/`.
         resume: Continue an interrupted run in `out`; if the folder doesn't exist, start a new run.
         **options: Fields of `SearchConfig` and `EvaluationOptions`. The latter are `limit` (rows), `offset`,
-            `shuffle_seed`, `repeats`, `concurrency` (searches that share forward passes, 16 by default), and
-            `executor="ray"` with `ray_address`, `replicas`, `gpus_per_replica` and `cpus_per_replica`.
+            `repeats`, `concurrency` (searches that share forward passes, 16 by default), and `executor="ray"` with
+            `ray_address` and `replicas`.
 
     Raises:
         TotError: For errors that the caller can correct, such as resuming with another configuration.
@@ -90,7 +90,7 @@ def run_evaluation(evaluation: EvaluationRun, out: Path, resume: bool) -> Result
     filters = config.filters_for(task)
     config = config.model_copy(update=filters["generate"])
     evaluation = replace(evaluation, config=config, options=options, filters=filters)
-    questions = Questions(task, options.data, options.limit, options.offset, options.shuffle_seed, evaluation.columns)
+    questions = Questions(task, options.data, options.limit, options.offset, evaluation.columns)
     valid, bad = questions.survey()
     record = {
         **evaluation.used,
@@ -103,25 +103,6 @@ def run_evaluation(evaluation: EvaluationRun, out: Path, resume: bool) -> Result
     with Folder(out, evaluation.to_json(), record, resume) as folder:
         left = max(valid * options.repeats - len(folder.done), 0)
         return _Session(evaluation, folder, questions, record, Progress(left)).run(left, bad)
-
-
-async def search_here(evaluation: EvaluationRun, pending: Pending, finish: Finish, watch: Watcher) -> None:
-    """Search all pending questions on one engine, with the configured concurrency.
-
-    Calls `watch` with each search when it starts, and `finish` when it ends, in any order. On cancellation, stops the
-    running searches. Raises TotError for problems that affect every question.
-    """
-    with ExitStack() as stack:
-        decoders = await evaluation.config.aopen(stack)
-
-        async def work() -> None:
-            for question, repeat in pending:
-                sample, session = await attempt(evaluation, question, repeat, decoders, watch)
-                finish(sample, None if session is None else session.tree.to_json(), session)
-
-        async with task_group() as group:
-            for _ in range(evaluation.options.concurrency):
-                group.create_task(work())
 
 
 @dataclass(eq=False)
