@@ -51,20 +51,7 @@ def test_without_out_each_run_gets_a_new_folder(tot: Any, rows: Any, tmp_path: P
 
 
 def test_the_configuration_of_a_folder_repeats_the_run(tot: Any, rows: Any, tmp_path: Path) -> None:
-    flags = (
-        "--limit",
-        "2",
-        "--offset",
-        "1",
-        "--seed",
-        "3",
-        "--budget-nodes",
-        "9",
-        "--depth",
-        "9",
-        "--concurrency",
-        "2",
-    )
+    flags = shlex.split("--limit 2 --offset 1 --seed 3 --budget-nodes 9 --depth 9 --concurrency 2")
     tot(*rows, *SYMBOLIC, *flags, "--out", "a")
     assert tot("eval", "--config", "a/config.yaml", "--out", "b")[0] == 0
     configs = [yaml.safe_load((tmp_path / name / "config.yaml").read_text()) for name in "ab"]
@@ -129,15 +116,12 @@ def test_evaluations_are_compared_and_plotted(tot: Any, rows: Any, tmp_path: Pat
         ("eval game24", r"the task has no data set of its own: give --data FILE, or org/name:split on the hub"),
         ("eval gsm9k --data x.jsonl", r"unknown task 'gsm9k' .*"),
         ("eval gsm8k two --data x.jsonl", r"more than one task is given \('two'\): .*"),
-        ("eval gsm8k --data absent.jsonl", r"absent\.jsonl: there is no such file"),
         ("eval gsm8k --data x.jsonl", r".*no valid question: line 1 has no 'question' \(it has pddl\)"),
         ("eval gsm8k --data x.doc", r".*unknown kind of data set '\.doc'.*org/name:split"),
         ("eval gsm8k --data x.jsonl --resume", r"--resume needs the folder of the run to continue: name it with --out"),
         ("eval gsm8k --data x.jsonl --limit 0", r".*'--limit': .*greater than or equal to 1"),
         ("eval gsm8k --config bad.yaml", r"unknown option 'lmit' \(did you mean limit\?\): choose one of .*"),
         ("eval gsm8k --config type.yaml", r"limit = 'many': Input should be a valid integer.*"),
-        ("eval gsm8k --config list.yaml", r"list\.yaml has no options: write lines such as `limit: 50`"),
-        ("eval gsm8k --config absent.yaml", r"absent\.yaml can't be read as YAML: No such file or directory"),
         ("eval gsm8k --config torn.yaml", r"torn\.yaml can't be read as YAML: .*"),
         ("eval gsm8k --config newer.yaml", r"newer\.yaml is 'tot\.evaluation', version 2: this program .*"),
         ("eval gsm8k --plot a.png", r"--plot needs --compare: .*"),
@@ -145,8 +129,6 @@ def test_evaluations_are_compared_and_plotted(tot: Any, rows: Any, tmp_path: Pat
         ("eval --compare a b", r"a is not the folder of an evaluation: it has no config\.yaml"),
         ("eval --compare a b --limit 3", r"--compare reads finished folders: leave --limit out"),
         ("eval --compare a b --seed 0", r"--compare reads finished folders: leave --seed out"),
-        ("eval --compare a b --resume", r"--compare reads finished folders: leave --resume out"),
-        ("eval --compare a b --plot a.doc", r"--plot a\.doc: unknown kind of picture '\.doc'.*"),
         ("eval --compare a b --plot absent/a.png", r"--plot absent/a\.png: the folder .* does not exist.*"),
     ],
 )
