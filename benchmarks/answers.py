@@ -6,16 +6,14 @@ task reads and scores all answers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from itertools import cycle
-from pathlib import Path
 from statistics import fmean, median
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from rich.console import Console
 from rich.table import Table
 
@@ -23,8 +21,7 @@ from benchmarks import peer_process as peer
 from benchmarks.engines import local_decoders, searched
 from benchmarks.harness import Bench, Cells, Measured, SideError
 from benchmarks.peers import settled
-from benchmarks.ways import WaysOptions, read_ways
-from tot.cli.flags import picture_file
+from benchmarks.ways import WaysOptions, compared, read_ways
 from tot.decoders.decoder import REMOTE, LocalDecoder
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.errors import OptionError, TotError, validated
@@ -33,9 +30,7 @@ from tot.decoders.models.loading import resolve_device
 from tot.decoders.request import Message
 from tot.decoders.thinking import split
 from tot.evaluation.config import EvaluationRun
-from tot.evaluation.estimate import estimate, paired
 from tot.evaluation.questions import Question, Questions
-from tot.report.plots import new_figure, save
 from tot.search.votes import count
 from tot.task.checked import CheckedTask
 from tot.task.world import HasAnswer
@@ -67,20 +62,8 @@ class Options(WaysOptions):
         "or peer=vllm with samples=N and file=PRECISION. Repeat for more; each is compared with the first. By default "
         "one answer, votes and searches of each program.",
     )
-    escalate: str | None = Field(
-        None, description="Add the last default way with this larger model for hard questions."
-    )
-    picture: Path | None = Field(None, description="Plot right answers over seconds to this file.")
     llama: peer.LlamaPython = peer.LLAMA_PYTHON
     vllm: peer.VLLMPython = peer.VLLM_PYTHON
-
-    @model_validator(mode="after")
-    def _valid(self) -> Options:
-        if self.picture is not None:
-            picture_file(self.picture, "--picture")
-        if self.way and self.escalate is not None:
-            raise OptionError("--escalate changes a default way: leave it out, and write --way '...; escalate=MODEL'")
-        return self
 
 
 class PeerWay(BaseModel):
@@ -106,7 +89,7 @@ def run(asked: Options, console: Console) -> None:
     Raises OptionError for invalid ways, and SideError if no side is available or one failed.
     """
     base = work_of(asked, {})
-    ways = read_ways(asked.way or default_ways(asked, base))
+    ways = read_ways(asked.way or default_ways(base))
     peers = {name: validated(PeerWay, way, f"--way {name}") for name, way in ways.items() if "peer" in way}
     works = {name: work_of(asked, way) for name, way in ways.items() if name not in peers}
     for name, way in peers.items():
@@ -137,8 +120,6 @@ def run(asked: Options, console: Console) -> None:
             partial(table, names=list(ways), title=f"{asked.task}, {asked.model}: {TITLE}"),
             warm_up=True,
         )
-        if asked.picture is not None:
-            _plot(cells, list(ways), asked.picture)
         if cells.failed:
             names = " and ".join(name for name in ways if name in cells.failed)
             again = ": run the same command again to resume" if asked.out else ""
@@ -151,23 +132,15 @@ def work_of(asked: Options, options: Mapping[str, Any]) -> EvaluationRun:
     return EvaluationRun.read({**asked.rows, **local, **options})
 
 
-def default_ways(asked: Options, base: EvaluationRun) -> list[str]:
+def default_ways(base: EvaluationRun) -> tuple[str, ...]:
     """Return the ways that suit the task's default search."""
-    votes = getattr(base.parts["search"], "aggregate", "best") != "best"
-    ways = list(VOTING if votes else SEARCHING)
-    if asked.escalate is not None:
-        name, _, options = ways[-1].partition(":")
-        ways.append(f"{name}, then a larger model:{options}; escalate={asked.escalate}")
-    return ways
+    return SEARCHING if getattr(base.parts["search"], "aggregate", "best") == "best" else VOTING
 
 
 def _solved(work: EvaluationRun, decoders: Sequence[LocalDecoder], question: Question) -> Measured:
     seconds, solution = searched(decoders, work.task, question.text, work.config)
     spent = {"seconds": seconds, "tokens": solution.usage.new_tokens}
     return {**spent, "answer": solution.answer, "certainty": solution.certainty}
-
-
-# -- peers --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -239,7 +212,7 @@ def open_peers(
     questions: Sequence[Question],
     bench: Bench,
     stack: ExitStack,
-) -> dict[str, Any]:
+) -> dict[str, Callable[[Question], Measured]]:
     """Return a function for each available peer that asks a question. Ways with equal settings share a process."""
     try:
         reader = Reader.of(base, base.config.open(stack)["generate"])
@@ -282,59 +255,23 @@ def open_peers(
     return asking
 
 
-# -- tables -------------------------------------------------------------------------------------------------------
-
-
 def table(cells: Cells, names: Sequence[str], title: str) -> Table:
     """Build a table with one row per side: right answers, seconds and tokens, compared with the first side."""
     answers = {name: found for name in names if (found := cells.of(name))}
     first = next(iter(answers), "")  # every side may have failed
     head = ["questions", "right", f"minus {first}", "seconds: median", "mean", f"of {first}'s seconds", "new tokens"]
     rows = Table("", *head, title=f"{title}, with 95% intervals; differences question by question")
-    for name, found in answers.items():
-        pairs = [(cell, answers[first][i]) for i, cell in found.items() if i in answers[first]]
-        differences = [cell["score"] - other["score"] for cell, other in pairs]
+    scores = {name: {i: cell["score"] for i, cell in found.items()} for name, found in answers.items()}
+    for (name, found), right in zip(answers.items(), compared(scores), strict=True):
+        pairs = [(cell["seconds"], answers[first][i]["seconds"]) for i, cell in found.items() if i in answers[first]]
         seconds = [cell["seconds"] for cell in found.values()]
         rows.add_row(
             name,
             str(len(found)),
-            estimate([cell["score"] for cell in found.values()]).format(),
-            paired(differences).format("+.1%") if name != first and pairs else "",
+            *right,
             f"{median(seconds):.1f}",
             f"{fmean(seconds):.1f}",
-            f"{sum(c['seconds'] for c, _ in pairs) / sum(o['seconds'] for _, o in pairs):.2f}x" if pairs else "",
+            f"{sum(ours for ours, _ in pairs) / sum(other for _, other in pairs):.2f}x" if pairs else "",
             f"{fmean(cell['tokens'] for cell in found.values()):.0f}",
         )
     return rows
-
-
-def _plot(cells: Cells, names: Sequence[str], picture: Path) -> None:
-    """Plot the share of correct answers over the seconds of a question, readable on light and dark pages.
-
-    The names before the first comma ("llama.cpp, 5 votes") share a colour.
-    """
-    figure = new_figure(8.0, 4.0)
-    axes = figure.subplots()
-    grey, colours = "#808080", cycle(("#0090d0", "#cc79a7", "#d55e00", "#009e73"))
-    styles: dict[str, tuple[str, cycle[str]]] = {}
-    for name, found in ((name, cells.of(name)) for name in names):
-        if not found:
-            continue
-        right = estimate([cell["score"] for cell in found.values()])
-        program = name.partition(",")[0]
-        if program not in styles:
-            styles[program] = next(colours), cycle("oDs^vP*X")
-        colour, markers = styles[program]
-        style: dict[str, Any] = {"fmt": next(markers), "color": colour, "capsize": 3, "elinewidth": 1, "label": name}
-        error = [[100 * (right.mean - right.low)], [100 * (right.high - right.mean)]]
-        axes.errorbar(fmean(cell["seconds"] for cell in found.values()), 100 * right.mean, error, **style)
-    axes.set_xlim(left=0)
-    axes.set_xlabel("seconds per question", color=grey)
-    axes.set_ylabel("correct answers, %", color=grey)
-    axes.tick_params(color=grey, labelcolor=grey)
-    figure.legend(loc="outside right upper", fontsize="small", labelcolor=grey, frameon=False)
-    for side in axes.spines.values():
-        side.set_color(grey)
-    for patch in (figure.patch, axes.patch):
-        patch.set_alpha(0)
-    save(figure, picture)

@@ -39,7 +39,7 @@ class Options(BenchOptions):
 
     extends: ClassVar = "seeds"
     problems: tuple[str, ...] = Field(
-        ("bin-packing", "traveling-salesman", "sorting-network", "oscillator"),
+        ("bin-packing", "traveling-salesman", "oscillator"),
         description="Comma-separated problems: names of shipped ones, or folders with score.py.",
     )
     way: list[str] = Field(

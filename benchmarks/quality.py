@@ -24,13 +24,13 @@ from rich.table import Table
 from benchmarks.engines import searched
 from benchmarks.evaluators import judge_pieces
 from benchmarks.harness import SECONDS, Bench, Measured, Metric, by_metric, plain
-from benchmarks.ways import WaysOptions, read_options, read_ways
+from benchmarks.ways import WaysOptions, compared, read_options, read_ways
 from tot.decoders.errors import OptionError
 from tot.decoders.machine import describe
 from tot.decoders.models.loading import resolve_device
 from tot.decoders.request import Sampling
 from tot.evaluation.config import EvaluationRun
-from tot.evaluation.estimate import estimate, paired
+from tot.evaluation.estimate import estimate
 from tot.evaluation.folder import read_leaves, read_samples
 from tot.evaluation.questions import Question, Questions
 from tot.evaluation.results import tokens_of
@@ -251,22 +251,20 @@ def _until_sure(question: str, leaves: Sequence[Leaf], task: Task) -> Answered:
 
 def table(ways: Mapping[str, Answers]) -> Table:
     """Build a table with one row per way: accuracy, paired difference to the first way, and cost."""
-    first = next(iter(ways))
     graded = any(one.score not in (0, 1) for answers in ways.values() for one in answers.values())
-    head = ["right", *["wholly right"] * graded, f"minus {first}", "new tokens", "forwards"]
+    head = ["right", f"minus {next(iter(ways))}", *["wholly right"] * graded, "new tokens", "forwards"]
     head += ["a right one among the leaves", "malformed thoughts"]
     rows = Table("", *head, title="with 95% intervals; differences question by question")
-    for name, answers in ways.items():
+    scores = {name: {text: one.score for text, one in answers.items()} for name, answers in ways.items()}
+    for (name, answers), right in zip(ways.items(), compared(scores), strict=True):
         every = answers.values()
-        differences = [one.score - ways[first][text].score for text, one in answers.items() if text in ways[first]]
         thoughts, malformed = sum(one.thoughts for one in every), sum(one.malformed for one in every)
         best_scores = [max(leaf.right for leaf in one.leaves) for one in every if one.leaves]
         forwards = [one.forwards for one in every if one.forwards is not None]
         rows.add_row(
             name,
-            estimate([one.score for one in every]).format(),
+            *right,
             *[estimate([float(one.score == 1) for one in every]).format()] * graded,
-            "" if name == first or not differences else paired(differences).format("+.1%"),
             f"{fmean(one.tokens for one in every):.0f}",
             f"{fmean(forwards):.0f}" if len(forwards) == len(answers) else "",
             f"{fmean(best_scores):.1%}" if len(best_scores) == len(answers) else "",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
 
 from benchmarks.harness import BenchOptions
 from tot.decoders.errors import OptionError
+from tot.evaluation.estimate import estimate, paired
 
 
 class WaysOptions(BenchOptions):
@@ -48,3 +49,15 @@ def read_options(text: str, problem: str) -> dict[str, Any]:
         before = options.get(name, [])
         options[name] = [*([before] if isinstance(before, str) else before), new] if name in options else new
     return options
+
+
+def compared(scores: Mapping[str, Mapping[Any, float]]) -> Iterator[tuple[str, str]]:
+    """Yield the mean score of each way, and the mean of its paired differences from the first way; both with intervals.
+
+    `scores` has the scores of each way by question.
+    """
+    first = next(iter(scores.values()), {})
+    for own in scores.values():
+        differences = [score - first[question] for question, score in own.items() if question in first]
+        shown = "" if own is first or not differences else paired(differences).format("+.1%")
+        yield estimate([*own.values()]).format(), shown

@@ -112,7 +112,7 @@ def requests() -> list[dict[str, Any]]:
 
 
 def test_answers_of_all_sides_are_scored_and_compared(bench: Any) -> None:
-    status, out, _ = bench(*WAYS, "--picture", "picture.svg", "--markdown", task="Own")
+    status, out, _ = bench(*WAYS, "--markdown", task="Own")
     assert status == 0
     plain, votes, ours = (cells(side) for side in ("llama.cpp", "llama.cpp, votes", "tot"))
     assert [(cell["index"], cell["answer"], cell["score"]) for cell in plain] == [(0, "1", 1), (1, "5", 0), (2, "3", 1)]
@@ -122,8 +122,6 @@ def test_answers_of_all_sides_are_scored_and_compared(bench: Any) -> None:
     assert all(0 < cell["tokens"] <= 3 and cell["seconds"] > 0 for cell in ours)
     assert "| llama.cpp, votes | 3 | 66.7% (20.8% to 93.9%) | +0.0% (" in out
     assert "| 0.2 | 0.2 | 1.00x | 6 |" in out
-    picture = Path("picture.svg").read_text()
-    assert all(f"<!-- {text} -->" in picture for text in ("llama.cpp, votes", "tot", "seconds per question"))
     # one answer is greedy, and votes are sampled as the task samples
     greedy, voting = (next(one for one in reversed(requests()) if one["n"] == n) for n in (1, 3))
     assert greedy["prompt"] == voting["prompt"]
@@ -201,9 +199,6 @@ def test_the_fastest_setting_is_used_also_after_resuming(bench: Any) -> None:
         (("--way", "a: search=cto"), "unknown search 'cto'"),
         (("--way", "peer=llama"), "--way 'peer=llama' can't be read"),
         (("--way", "a: search=cot", "--way", "a: search=bfs"), "--way 'a' is given twice"),
-        ((*WAYS, "--escalate", "b.gguf"), "--escalate changes a default way: leave it out"),
-        (("--picture", "absent/a.svg"), "--picture absent/a.svg: the folder"),
-        (("--picture", "a.doc"), "unknown kind of picture '.doc'"),
     ],
 )
 def test_invalid_options_are_rejected_before_a_model_is_opened(
@@ -255,8 +250,4 @@ def test_a_way_runs_on_a_model_server() -> None:
 
 
 def test_default_ways_vote_where_the_task_votes() -> None:
-    asked = Options(data="rows.jsonl")
-    assert default_ways(asked, work()) == list(VOTING)
-    assert default_ways(asked, work("Lines")) == list(SEARCHING)
-    larger = default_ways(Options(data="rows.jsonl", escalate="b.gguf"), work())
-    assert larger == [*VOTING, "tot, until sure, then a larger model:; escalate=b.gguf"]
+    assert (default_ways(work()), default_ways(work("Lines"))) == (VOTING, SEARCHING)

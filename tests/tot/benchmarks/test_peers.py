@@ -1,4 +1,4 @@
-"""The benchmarks `peers`, `neighbours` and `start`, with scripted peers; and worker processes."""
+"""The benchmarks `peers` and `start`, with scripted peers; and worker processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from benchmarks import neighbours, peers, start
+from benchmarks import peers, start
 from benchmarks.__main__ import main
 from benchmarks.branches import Branches, decoded, mixed_ids
 from benchmarks.harness import SideError
@@ -108,8 +108,7 @@ def among(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def put(**others: Any) -> None:
         monkeypatch.setattr(peers, "load_decoder", lambda *names, **options: tiny())
         monkeypatch.setattr(peers, "BUSY", 1000.0)
-        for module in (peers, neighbours):
-            monkeypatch.setattr(module, "mixed_ids", lambda *options: list(range(10, 60)))
+        monkeypatch.setattr(peers, "mixed_ids", lambda *options: list(range(10, 60)))
         monkeypatch.setattr(peers, "open_peers", lambda *options: others)
 
     return put
@@ -196,7 +195,7 @@ def test_llama_runs_with_the_fastest_setting_of_each_number_of_branches(
 ) -> None:
     """F16 prefills faster, Q4_0 decodes faster."""
 
-    def scripted(asked: Any, stack: Any, setting: tuple[str, ...]) -> Any:
+    def scripted(*options: Any, setting: tuple[str, ...], **others: Any) -> Any:
         def run(work: Branches) -> dict[str, float]:
             if "BF16" in setting:
                 raise SideError("no such kernel")
@@ -208,7 +207,7 @@ def test_llama_runs_with_the_fastest_setting_of_each_number_of_branches(
         return SimpleNamespace(run=run, about="scripted")
 
     monkeypatch.setattr(peers, "find_model", lambda name: tmp_path / "a.Q4_1.gguf")
-    monkeypatch.setattr(peers, "open_llama", scripted)
+    monkeypatch.setattr("benchmarks.peer_process.llama_process", scripted)
     messages: list[str] = []
     lengths = {"prompt_tokens": len(peers._TRIAL_PROMPT), "new_tokens": peers._TRIAL_NEW}
     asked = peers.Options(sides="llama", branches=(1, 30), **lengths)  # type: ignore[arg-type]
@@ -229,29 +228,27 @@ def test_branches_share_almost_no_prefix(smollm2: str) -> None:
     assert len({text[:end] for text in texts for end in range(1, 25)}) > 0.9 * 8 * 24
 
 
-# -- neighbours and start -----------------------------------------------------------------------------------------
+# -- beside other programs, and start ----------------------------------------------------------------------------
 
 
 def test_both_sides_run_idle_and_beside_a_busy_core(
-    among: Any, paced: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    among: Any, paced: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    among()
-    llama = SimpleNamespace(run=paced("llama.cpp", lambda samples: 1000.0))
-    monkeypatch.setattr(neighbours, "open_llama", lambda *options: llama)
+    among(**{"llama.cpp": paced("llama.cpp", lambda samples: 1000.0)})
     options: Any = {"branches": "1,3", "rounds": 1, "new_tokens": 3, "out": tmp_path / "n.json", "markdown": True}
     before = set(psutil.Process().children())
-    neighbours.run(neighbours.Options(**options), Console(width=200, highlight=False))
+    peers.run(peers.Options(busy=True, **options), Console(width=200, highlight=False))
     assert set(psutil.Process().children()) <= before  # the busy programs ended
     cells = cells_of(tmp_path / "n.json", "new tokens/s")
-    busy = neighbours.BUSY
+    busy = peers.BESIDE
     assert {cell["side"] for cell in cells} == {"tot", f"tot, {busy}", "llama.cpp", f"llama.cpp, {busy}"}
     assert {cell["tokens"] for cell in cells if cell["column"] == 3} == {9}
-    assert {f"tot, {busy} / tot", f"llama.cpp, {busy} / llama.cpp"} <= {*first_column(capsys)}
+    assert {"tot / llama.cpp", f"tot, {busy} / tot", f"llama.cpp, {busy} / llama.cpp"} <= {*first_column(capsys)}
 
 
 def test_a_busy_core_is_a_process_that_ends_with_the_block() -> None:
     before = set(psutil.Process().children())
-    with neighbours.busy_core():
+    with peers.busy_core():
         (program,) = set(psutil.Process().children()) - before
         assert program.is_running()
     assert not program.is_running()

@@ -254,8 +254,8 @@ def test_leaves_of_a_tree_vote_at_the_cost_of_the_whole_tree() -> None:
 
 def test_graded_answers_are_also_counted_if_fully_correct() -> None:
     graded = table({"plain": {"q": Answered(0.75, 3), "r": Answered(1.0, 3)}})
-    assert [column.header for column in graded.columns][1:3] == ["right", "wholly right"]
-    assert next(iter(graded.columns[2].cells)).startswith("50.0%")
+    assert [column.header for column in graded.columns][1:4] == ["right", "minus plain", "wholly right"]
+    assert next(iter(graded.columns[3].cells)).startswith("50.0%")
     assert "wholly right" not in [column.header for column in table({"plain": {"q": Answered(1.0, 3)}}).columns]
 
 
