@@ -11,8 +11,8 @@ import os
 import signal
 import subprocess
 import tempfile
-import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -84,27 +84,22 @@ class PeerProcess:
         """Return the reply to one command. A process that does not reply in time is killed. Raises SideError."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        late = threading.Event()
-
-        def give_up() -> None:
-            late.set()
-            self._kill()
-
-        timer = threading.Timer(self._patience, give_up)
-        timer.start()
-        try:
-            self._process.stdin.write(json.dumps(command).encode() + b"\n")
-            self._process.stdin.flush()
-            reply = next(filter(None, map(_parsed, self._process.stdout)), None)
-        except OSError:
-            reply = None
-        finally:
-            timer.cancel()
+        replies = filter(None, map(_parsed, self._process.stdout))
+        with ThreadPoolExecutor(1) as reader:
+            try:
+                self._process.stdin.write(json.dumps(command).encode() + b"\n")
+                self._process.stdin.flush()
+                reply = reader.submit(next, replies, None).result(self._patience)  # type: ignore[call-overload]
+            except TimeoutError:
+                self._kill()  # which ends the reader
+                raise SideError(f"no reply within {self._patience:.0f} s") from None
+            except OSError:
+                reply = None
         if reply is None:
-            raise SideError(f"no reply within {self._patience:.0f} s" if late.is_set() else self._last_lines())
+            raise SideError(self._last_lines())
         if "error" in reply:
             raise SideError(str(reply["error"]))
-        return reply
+        return dict(reply)
 
     def _last_lines(self) -> str:
         status = self._process.wait()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,6 @@ from rich.console import Console
 
 from benchmarks.pdos_questions import documents, retrieval
 from tot.cli.flags import writable
-
-_SIZES = range(4, 9)
-"""Steps of a question."""
 
 
 class Options(BaseModel):
@@ -27,18 +23,17 @@ class Options(BaseModel):
 
 def run(asked: Options, _: Console) -> None:
     """Write the questions."""
-    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in stepped_answers(asked.questions)]
+    lines = [json.dumps(stepped_answer(i), ensure_ascii=False) + "\n" for i in range(asked.questions)]
     writable(asked.out).write_text("".join(lines), encoding="utf-8")
 
 
-def stepped_answers(questions: int) -> Iterator[dict[str, Any]]:
-    """Yield rows with `question`, `steps` ([title, text], ...) and `conclusion`.
+def stepped_answer(number: int) -> dict[str, Any]:
+    """Return a row with `question`, `steps` ([title, text], ...) and `conclusion`, of four to eight steps.
 
-    The questions differ from the ones of `python -m benchmarks pdos`, which have positive seeds.
+    It differs from the questions of `python -m benchmarks pdos`, which have positive seeds.
     """
-    for number in range(questions):
-        chance = random.Random(f"steps 0 {number}")
-        answered = chance.choice((retrieval, documents))(chance.choice(_SIZES), -chance.randrange(1, 10**9)).answered
-        assert answered is not None
-        steps = [[title, text] for title, text, _ in answered.steps]
-        yield {"question": answered.text, "steps": steps, "conclusion": answered.conclusion}
+    chance = random.Random(f"steps 0 {number}")
+    answered = chance.choice((retrieval, documents))(chance.choice(range(4, 9)), -chance.randrange(1, 10**9)).answered
+    assert answered is not None
+    steps = [[title, text] for title, text, _ in answered.steps]
+    return {"question": answered.text, "steps": steps, "conclusion": answered.conclusion}
