@@ -178,16 +178,11 @@ class Bench:
             except (TypeError, ValueError):  # not a results file
                 previous = {}
             if not self.numbers.items() <= previous.items():
-                other = f"was measured with other {self._different(previous)}" if "asked" in previous else ""
-                raise OptionError(f"{self.out} {other or 'has no results'}: delete it, or give another --out")
+                raise OptionError(
+                    f"{self.out} has no results of these options on this machine: delete it, or give another --out"
+                )
             self.numbers = previous
             self.say(f"resuming {self.out}; delete it to start over")
-
-    def _different(self, previous: Measured) -> str:
-        """Name what differs from another run: the options, or else the machine or the format of the file."""
-        options = previous["asked"] if isinstance(previous["asked"], dict) else {}
-        names = [name for name, value in self.numbers["asked"].items() if options.get(name) != value]
-        return ", ".join(names or [name for name in self.numbers if self.numbers[name] != previous.get(name)])
 
     def say(self, text: str) -> None:
         """Print a line about progress."""

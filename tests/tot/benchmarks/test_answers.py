@@ -57,7 +57,7 @@ TEXTS = [["1", "9", "9"], ["5", "2", "2"], ["3", "4", "3"]]  # by question; the 
 for line in sys.stdin:
     asked = json.loads(line)
     seed = asked.get("seed", 0)
-    if Path("dies").exists() and seed == 1 or Path("never").exists() and "seed" in asked:
+    if Path("dies").exists() and seed == 1:
         sys.exit("out of memory")
     with open("asked.jsonl", "a") as log:
         log.write(json.dumps(asked) + "\\n")
@@ -156,7 +156,7 @@ def test_a_higher_limit_extends_a_finished_run_and_other_options_are_refused(ben
     before = Path("n.json").read_bytes()
     status, _, err = bench(*WAYS, "--offset", "1")
     assert (status, Path("n.json").read_bytes()) == (2, before)
-    assert "n.json was measured with other offset: delete it, or give another --out" in err
+    assert "n.json has no results of these options on this machine: delete it" in err
     first = cells("tot")
     status, out, _ = bench(*WAYS, "--limit", "3")
     assert (status, "resuming n.json" in out) == (0, True)
@@ -215,14 +215,6 @@ def test_peers_get_only_prompts_that_end_at_a_token(bench: Any) -> None:
     assert status == 0
     assert "llama.cpp and llama.cpp, votes: left out, the prompt 'chain' of task numbers.py:Lines ends texts at" in out
     assert {cell["side"] for cell in cells()} == {"tot"}
-
-
-def test_a_peer_that_never_answers_leaves_no_row(bench: Any) -> None:
-    Path("never").touch()
-    status, out, err = bench(*WAYS[:2])
-    assert status == 2
-    assert "llama.cpp failed: it ended with status 1 | out of memory" in out
-    assert "llama.cpp failed; the finished answers are kept" in err
 
 
 def work(task: str = "Numbers", **options: Any) -> EvaluationRun:

@@ -16,10 +16,9 @@ from rich.console import Console
 
 from benchmarks import peers, start
 from benchmarks.__main__ import main
-from benchmarks.branches import Branches, decoded, mixed_ids
+from benchmarks.branches import Branches, decoded
 from benchmarks.harness import SideError
 from benchmarks.peer_process import PeerProcess
-from tot.decoders import Request, Sampling, load_decoder
 
 pytestmark = pytest.mark.benches
 
@@ -144,23 +143,6 @@ def test_rates_of_branches_are_written_and_ratios_printed(
     assert all(0 < cell["prefill"] < cell["seconds"] for cell in decoded)
 
 
-def test_an_interrupted_run_prints_its_results(among: Any, paced: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    calls: list[int] = []
-
-    def interrupted(samples: int) -> float:
-        calls.append(samples)
-        if calls == [1, 4, 1, 4]:  # two warm-ups, and the second cell of the first round
-            raise KeyboardInterrupt
-        return 2.0
-
-    among(vLLM=paced("vLLM", interrupted))
-    options: Any = {"branches": "1,4", "rounds": 1, "new_tokens": 6}
-    with pytest.raises(KeyboardInterrupt):
-        peers.run(peers.Options(**options), Console(width=150))
-    (row,) = (line for line in capsys.readouterr().out.splitlines() if "│ vLLM " in line)
-    assert row.split("│")[2].strip() == "3.0"
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -218,16 +200,6 @@ def test_llama_runs_with_the_fastest_setting_of_each_number_of_branches(
     assert "default setting: 1: 3.70 s, 30: 53.00 s" in messages
 
 
-@pytest.mark.real
-def test_branches_share_almost_no_prefix(smollm2: str) -> None:
-    """Shared beginnings of samples are computed once by tot alone, so they would favour it."""
-    with load_decoder("ar", smollm2) as decoder:
-        sampling = Sampling(max_tokens=24, temperature=1.0, n=8, ignore_eos=True)
-        request = Request(prompt=tuple(mixed_ids(decoder.tokenizer, 300)), sampling=sampling)
-        texts = [one.tokens for one in decoder.generate([request])]
-    assert len({text[:end] for text in texts for end in range(1, 25)}) > 0.9 * 8 * 24
-
-
 # -- beside other programs, and start ----------------------------------------------------------------------------
 
 
@@ -244,14 +216,6 @@ def test_both_sides_run_idle_and_beside_a_busy_core(
     assert {cell["side"] for cell in cells} == {"tot", f"tot, {busy}", "llama.cpp", f"llama.cpp, {busy}"}
     assert {cell["tokens"] for cell in cells if cell["column"] == 3} == {9}
     assert {"tot / llama.cpp", f"tot, {busy} / tot", f"llama.cpp, {busy} / llama.cpp"} <= {*first_column(capsys)}
-
-
-def test_a_busy_core_is_a_process_that_ends_with_the_block() -> None:
-    before = set(psutil.Process().children())
-    with peers.busy_core():
-        (program,) = set(psutil.Process().children()) - before
-        assert program.is_running()
-    assert not program.is_running()
 
 
 @pytest.mark.real

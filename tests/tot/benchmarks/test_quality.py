@@ -105,7 +105,7 @@ def test_measured_accuracies_match_the_known_ones(capfd: pytest.CaptureFixture[s
     assert ada[4] == ada[5] == ada[7] > ada[6]
     before = Path("quality/plain/samples.jsonl").read_bytes()
     assert main([*COMMAND, "--evaluators", "random", "--judged", "4"]) == 2
-    assert "n.json was measured with other evaluators, timed: delete it" in capfd.readouterr().err
+    assert "n.json has no results of these options on this machine: delete it" in capfd.readouterr().err
     assert main([*COMMAND, "--evaluators", "random", "--judged", "4", "--out", "m.json"]) == 0  # resumed
     assert Path("quality/plain/samples.jsonl").read_bytes() == before
 
@@ -319,9 +319,6 @@ def test_a_message_is_split_into_its_paragraphs(text: str, pieces: list[str]) ->
     assert [(one.text, decode(one.tokens)) for one in split] == [(piece, piece) for piece in pieces]
     assert all(one.logprobs == tuple(-float(token) for token in one.tokens) for one in split)
     assert [(one.text, one.tokens) for one in pieces_of(whole, None)] == [(piece, ()) for piece in pieces]
-    twos = pieces_of(whole, lambda tokens: text[: 2 * len(tokens)])
-    assert [one.text for one in twos] == pieces
-    assert sum(len(one.tokens) for one in twos) <= len(tokens)
 
 
 @pytest.mark.parametrize(
@@ -353,11 +350,3 @@ def test_verdicts_follow_from_the_lower_bounds(before: int, at_end: int, expecte
     pieces = [Judged(1, 0.5, 1.0, before), *(Judged(1, 0.5, 0.0, wrong + 0.5) for wrong in range(20))]
     pieces += [Judged(2, 1.0, 1.0, at_end), *(Judged(2, 1.0, 0.0, wrong + 0.5) for wrong in range(20))]
     assert verdict([pieces] * 1000).startswith(expected)
-
-
-def test_too_few_pieces_are_no_evidence() -> None:
-    """The mean AUROC of these questions is 0.75, but the interval includes 0.5."""
-    questions = [[Judged(1, along, 1.0, value), Judged(1, along, 0.0, 0.0)] for along in (0.5, 1.0) for value in (1, 0)]
-    not_shown = "not shown to be good enough to prune by or to weigh votes (AUROC before the end"
-    assert verdict(questions) == f"{not_shown} 0.75 (0.20 to 0.97), at the end 0.75 (0.20 to 0.97))"
-    assert verdict([[Judged(1, 0.5, 1.0, 0.0)]]) == f"{not_shown} not known, at the end not known)"
