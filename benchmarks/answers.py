@@ -237,7 +237,7 @@ def open_peers(
 
     processes: dict[Any, peer.PeerProcess] = {}
     settings: dict[str, Any] = bench.numbers.setdefault("settings", {})
-    asking = {}
+    asking: dict[str, Callable[[Question], Measured]] = {}
     for name, way in ways.items():
         stages = (way.file or peer.EXACT, peer.FLASH) if way.peer == "llama" else (peer.BOUND,)
         try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from benchmarks.engines import forget, timed_parts
 from benchmarks.harness import Measured, SideError, timed
@@ -13,7 +14,8 @@ from tot.decoders.request import Request, Sampling
 from tot.registry import load_task
 
 
-class Branches(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Branches:
     """Samples of one prompt, at temperature 1, that do not end before their length."""
 
     prompt: Sequence[int]
