@@ -221,7 +221,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _shares(replicas: int | None) -> tuple[int, int]:
-    """Return the number of replicas, by default one per node, and the cores of each: as many as fit.
+    """Return the number of replicas, by default one per node, and the cores of each, the most that fit.
 
     Counts cores in use as available. Raises OptionError if the cluster is too small.
     """

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.answers import SEARCHING, TITLE, VOTING, Options, Reader, default_ways, work_of
+from benchmarks.answers import SEARCHING, TITLE, VOTING, Reader, default_ways
 from benchmarks.harness import SideError
 from tot.config import SearchConfig
 from tot.evaluation.config import EvaluationRun
@@ -19,10 +19,6 @@ from tot.evaluation.config import EvaluationRun
 pytestmark = pytest.mark.benches
 
 TASK = """
-import asyncio
-import os
-import signal
-
 from tot import Task
 
 class Numbers(Task):
@@ -43,10 +39,6 @@ class Lines(Numbers):
     sampling = {"chain": {"max_tokens": 3, "stop": ("\\n",)}}
     search = "bfs"
 
-class Stops(Numbers):
-    async def act(self, state, thought):
-        os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.sleep(60)
 """
 PEER = """#!{python}
 import json, sys
@@ -127,12 +119,6 @@ def test_answers_of_all_sides_are_scored_and_compared(bench: Any) -> None:
     assert greedy["prompt"] == voting["prompt"]
     assert (greedy["temperature"], voting["temperature"], greedy["max_tokens"]) == (0.0, 0.7, 3)
     assert 2 in greedy["ends"]
-
-
-def test_a_signal_stops_the_run_and_the_interrupted_answer_is_not_kept(bench: Any) -> None:
-    status, _, err = bench("--way", "llama.cpp: peer=llama", "--way", "tot: search=cot", task="Stops")
-    assert (status, err) == (130, "")
-    assert cells("tot") == []
 
 
 def test_a_dead_peer_keeps_its_answers_and_resumes(bench: Any) -> None:
@@ -232,13 +218,6 @@ def test_a_truncated_text_is_read_as_the_task_reads_it(tiny: Any) -> None:
         assert votes == ["1", "2", None, None]
     with pytest.raises(SideError, match="peers get the token ids of a local model"):
         Reader.of(work(), object())
-
-
-def test_a_way_runs_on_a_model_server() -> None:
-    asked = Options(data="rows.jsonl", task="numbers.py:Numbers", model="m.gguf")
-    server = {"decoder": "openai", "decoder_option": "base_url=http://127.0.0.1:9/v1"}
-    assert work_of(asked, server).config.loading == {"base_url": "http://127.0.0.1:9/v1"}
-    assert work_of(asked, {}).config.loading["prefix_cache"] is False
 
 
 def test_default_ways_vote_where_the_task_votes() -> None:

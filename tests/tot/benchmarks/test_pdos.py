@@ -15,7 +15,7 @@ from rich.console import Console
 
 from benchmarks.__main__ import main
 from benchmarks.pdos import Options, Way, mark_of, run, ways
-from benchmarks.pdos_questions import Example, PDOSQuestion, documents, listed, planning, retrieval
+from benchmarks.pdos_questions import Example, PDOSQuestion, documents, planning, retrieval
 from benchmarks.steps import stepped_answer
 from tot.decoders import Completion, Request, load_decoder
 from tot.decoders.request import ChoiceLogprob
@@ -88,31 +88,6 @@ def test_points_of_an_outline_are_one_batch_and_are_joined_in_order(compared: di
     assert [request.prompt[-1].content for request in (first, second)] == ["1. Food:", "2. Fun:"]
     assert "1. Food\n2. Fun\n" in first.prompt[0].content
     assert first.prompt[0].content.startswith(question.text)
-
-
-@pytest.mark.parametrize(
-    ("texts", "answer"),
-    [
-        (["No."], "No."),  # an outline without points is the answer
-        (["\n".join(f"{number}. more" for number in range(1, 50)), *"abcd"], "1. more: a\n2. more: b\n3. more: c"),
-    ],
-)
-def test_the_token_budget_limits_the_points_of_an_outline(
-    compared: dict[str, Way], scripted: Any, texts: list[str], answer: str
-) -> None:
-    decoder: Any = Replies(compared["normal"].decoder.engine, scripted.completion, texts)
-    assert Way(decoder, outline=True).ask(planning(2, 1))["text"] == answer  # of 64 tokens each
-
-
-def test_an_answer_reports_its_cost(compared: dict[str, Way]) -> None:
-    question = retrieval(4, 1)
-    normal, given, own = (compared[name].ask(question) for name in ("normal", "pdos, given", "pdos, own"))
-    assert (normal["steps"], normal["kept_format"]) == (0, None)
-    assert given["steps"] == 4
-    assert (given["kept_format"], own["kept_format"]) == (None, 0.0)  # the skeleton was given, or the text has none
-    assert own["text"] == normal["text"]  # a random model writes no marker
-    for answer in (normal, given):  # may be below 1: invalid bytes are encoded as three
-        assert 0.5 < answer["slots"] <= 1.02
 
 
 def test_a_mark_is_an_expected_value(scripted: Any) -> None:
@@ -215,24 +190,6 @@ def test_exactly_one_person_is_in_the_range(people: int) -> None:
         assert tuple(grades) == question.titles
         (name,) = (name for name, grade in grades.items() if low < float(grade) < high)
         assert question.answered.conclusion == f"Name: {name}"
-
-
-def test_plans_list_their_aspects_and_worked_examples_are_correct() -> None:
-    question = planning(6, 1)
-    assert tuple(listed(question.text)) == question.titles
-    assert len({planning(6, seed).text for seed in range(20)}) == 20
-    assert question == planning(6, 1)
-    assert question.tokens == 6 * 64 + 64
-    people, plan = retrieval(4, 0).example, question.example
-    grades = dict(re.findall(r"^(\S+ \S+), .*GPA (\d\.\d\d)", people.text, re.MULTILINE))
-    low, high = map(float, re.findall(r"between (\d\.\d\d) and (\d\.\d\d)", people.text)[0])
-    (right,) = (name for name, grade in grades.items() if low < float(grade) < high)
-    assert people.conclusion == f"Name: {right}"
-    assert [title for title, _, _ in people.steps] == list(grades)
-    assert all(grades[title] in whole and grades[title] in draft for title, whole, draft in people.steps)
-    assert [title for title, _, _ in plan.steps] == listed(plan.text)
-    for _, whole, draft in (*people.steps, *plan.steps):
-        assert len(draft.split()) <= 5 < len(whole.split())
 
 
 @pytest.mark.parametrize(
