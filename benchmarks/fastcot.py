@@ -1,14 +1,13 @@
 """The benchmark `fastcot`: speed and accuracy of FastCoT, in the layout of the paper's tables.
 
 A random half of the questions calibrates the cap, by our stop rule and by the paper's (section 4.4). The other half
-measures answers by iteration (figure 6) and window (figure 8), and after partly masked rationales (figure 5). Then the
-time of decoding, without the prefill of the question: rationales one at a time and packed (table 1), with the parts of
-it that this engine has (table 2: it pads no batch and strips no cache).
+measures answers by iteration (figure 6) and window (figure 8). Then the time of decoding, without the prefill of the
+question: rationales one at a time and packed (table 1), with the parts of it that this engine has (table 2: it pads no
+batch and strips no cache).
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -25,14 +24,12 @@ from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.decoders.engine.engine import Engine
 from tot.decoders.methods.fastcot import FastCoTOptions
 from tot.decoders.models.model_names import Quantize
-from tot.decoders.training.caps import AGREEMENT, LOSS, Answers, answers_after, by_iteration, decode_whole
+from tot.decoders.training.caps import AGREEMENT, LOSS, Answers, by_iteration, decode_whole
 from tot.decoders.training.question import Question
 from tot.evaluation.estimate import paired
 from tot.evaluation.solutions import against_whole, described_cap, sampled_rationales
 
 WINDOWS = (0, 5, 10, 15, 20, 25)
-SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Masked shares of a rationale."""
 TOGETHER = 8
 """Rationales per packed batch."""
 _BATCH = 16
@@ -47,9 +44,8 @@ Curves = dict[str, list[Answers]]
 class Options(BenchOptions):
     """Compare FastCoT with whole rationales: time, accuracy and unchanged answers, by iteration and at the cap."""
 
-    parts: tuple[Literal["answers", "masks", "times"], ...] = Field(
-        ("answers", "masks", "times"),
-        description="Comma-separated: answers (after part of a rationale), masks (masked rationales), times.",
+    parts: tuple[Literal["answers", "times"], ...] = Field(
+        ("answers", "times"), description="Comma-separated: answers (after part of a rationale), times."
     )
     data: str = Field(description="Questions with answers, as for tot eval.")
     task: str = Field("multiple_choice", description="The task of these questions.")
@@ -57,7 +53,6 @@ class Options(BenchOptions):
     limit: int = Field(100, ge=4, description="Number of questions; half calibrate the cap, half test it.")
     timed: int = Field(16, ge=1, description="Number of test questions to time.")
     max_tokens: int = Field(128, ge=2, description="Maximum tokens of a rationale.")
-    seeds: int = Field(20, ge=1, description="Number of random masks.")
     dtype: Literal["auto", "bf16", "fp32"] = Field("auto", description="Number format.")
     quantize: Quantize = Field("auto", description="As for tot eval.")
 
@@ -74,7 +69,7 @@ def run(asked: Options, console: Console) -> None:
         bench.show(f"{asked.task}: {len(rationales)} questions, rationales of up to {most} tokens; window {width}")
         iterations = [*range(0, most + 1, max(1, most // 16))]
         around = partial(_around, engine, iterations)
-        table = partial(_curves, "accuracy", "iterations", iterations)
+        table = partial(_curves, "accuracy", iterations)
         curve = _answers(bench, "calibration", calibrating, {"FastCoT": partial(around, width, (True,))}, table)
         caps = {}
         for rule, agreement in RULES.items():
@@ -84,8 +79,6 @@ def run(asked: Options, console: Console) -> None:
         bench.keep(caps=caps)
         if "answers" in asked.parts:
             _by_window(bench, around, testing, iterations, width, caps)
-        if "masks" in asked.parts:
-            _masked(bench, engine, testing, asked.seeds)
         if "times" in asked.parts:
             _times(bench, engine, testing[: asked.timed], width, caps)
 
@@ -128,40 +121,9 @@ def _answers(
     return curves(cells)
 
 
-def masked(
-    engine: Engine, questions: Sequence[Question], shares: Sequence[float], seeds: int | None = None
-) -> list[Answers]:
-    """Return the answers after masking each share of every rationale's tokens (section 5.2).
-
-    Masks the end, or random positions with `seeds` seeds, whose answers are concatenated.
-    """
-    with load_decoder("ar", engine=engine) as decoder:
-        decoded = decoder.generate([question.request for question in questions])
-    texts_of = [next(part.text for part in completion.parts if part.kind == "exact") for completion in decoded]
-    texts = [engine.codec.encode(rationale) for rationale in texts_of]
-    tokenizer = engine.loaded.tokenizer
-    mask = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-
-    def with_mask(number: int, share: float, seed: int) -> list[int] | None:
-        tokens = list(texts[number])
-        count = round(share * len(tokens))
-        positions: Sequence[int] = range(len(tokens) - count, len(tokens))
-        if seeds is not None:
-            positions = random.Random(f"{seed}/{questions[number].request.prompt}").sample(range(len(tokens)), count)
-        for position in positions:
-            tokens[position] = mask
-        return tokens if count else None
-
-    results = []
-    for share in shares:
-        pieces = [[with_mask(number, share, seed) for number in range(len(questions))] for seed in range(seeds or 1)]
-        results.append(Answers.joined(answers_after(engine, questions, decoded, pieces)))
-    return results
-
-
-def _curves(metric: str, axis: str, points: Sequence[Any], sides: Curves) -> Table:
+def _curves(metric: str, iterations: Sequence[int], sides: Curves) -> Table:
     """Build a table of accuracy, or of agreement with the answers after whole rationales."""
-    table = Table(f"{metric} after {axis}", *map(str, points), "mean")
+    table = Table(f"{metric} after iterations", *map(str, iterations), "mean")
     for name, answers in sides.items():
         curve = [getattr(one, metric) for one in answers]
         table.add_row(name, *(f"{value:.0%}" for value in curve), f"{fmean(curve):.1%}")
@@ -212,18 +174,7 @@ def _by_window(
         "without by-products": curve[count:],
         "cut after the same number of AR iterations": curves[names[0]][count:],
     }
-    bench.show(*(_curves(metric, "iterations", iterations, by_cap) for metric in ("accuracy", "agreement")))
-
-
-def _masked(bench: Bench, engine: Engine, rationales: Sequence[Question], seeds: int) -> None:
-    """Figure 5: rationales masked from the end and uniformly."""
-    sides = {
-        "masked from the end": partial(masked, engine, shares=SHARES),
-        "masked uniformly": partial(masked, engine, shares=SHARES, seeds=seeds),
-    }
-    remaining = [f"{1 - share:.0%}" for share in SHARES]
-    curves = _answers(bench, "masks", rationales, sides, partial(_curves, "accuracy", "the share left", remaining))
-    bench.show(_curves("agreement", "the share left", remaining, curves))
+    bench.show(*(_curves(metric, iterations, by_cap) for metric in ("accuracy", "agreement")))
 
 
 def _times(bench: Bench, engine: Engine, rationales: Sequence[Question], window: int, caps: Mapping[str, int]) -> None:

@@ -83,19 +83,6 @@ def by_iteration(
         return [*completion.tokens[:exact], *(approximate if glimpse else ())]
 
     pieces = [[cut(completion, cap) for completion in decoded] for cap in iterations]
-    return answers_after(engine, questions, decoded, pieces)
-
-
-def answers_after(
-    engine: Engine,
-    questions: Sequence[Question],
-    decoded: Sequence[Completion],
-    pieces: Sequence[Sequence[Sequence[int] | None]],
-) -> list[Answers]:
-    """Return the answers after each row of pieces, followed by the trigger.
-
-    A row has one piece of token ids per rationale; None is the whole rationale.
-    """
     whole = [question.answer(completion) for question, completion in zip(questions, decoded, strict=True)]
     requests = []
     for question, piece in (pair for row in pieces for pair in zip(questions, row, strict=True)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -13,11 +12,10 @@ from typing import Any, ClassVar
 import pytest
 
 from benchmarks.__main__ import main as benchmark
-from benchmarks.fastcot import masked
 from tot import BFS, ChainOfThought, Explain, Sample, Task, evaluate, solve
 from tot.cli.app import main
 from tot.decoders import Engine, OptionError, Usage, load_decoder
-from tot.decoders.request import ChoiceLogprob, Completion, Part
+from tot.decoders.request import ChoiceLogprob
 from tot.decoders.training.caps import Answers, by_iteration, decode_whole, find_cap
 from tot.decoders.training.question import Question
 from tot.evaluation.solutions import rationales
@@ -281,37 +279,6 @@ def test_a_cap_is_calibrated_and_its_curve_saved(
     assert Path("cal.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_an_unmasked_rationale_gives_the_answer_of_the_whole_one(engine: Engine, riddle: Task) -> None:
-    records = rationales(riddle, ROWS, 30)
-    ends, none_left = masked(engine, records, (0.0, 1.0))
-    uniform, none_left_either = masked(engine, records, (0.0, 1.0), seeds=3)
-    assert (len(ends.given), len(uniform.given)) == (4, 12)
-    assert ends.unchanged * 3 == uniform.unchanged == [1.0] * 12
-    assert none_left.given * 3 == none_left_either.given  # all masked, either way
-
-
-def test_thinking_before_a_rationale_is_not_masked(riddle: Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    requests: list[Any] = []
-    texts = (("thinking", "Let me think."), ("exact", "ab"), ("trigger", " So:"), ("exact", " 7"))
-    parts = tuple(Part(kind, text) for kind, text in texts)  # type: ignore[arg-type]
-
-    @contextmanager
-    def loaded(name: str, engine: Any) -> Iterator[Any]:
-        def generate(given: list[Any]) -> list[Completion]:
-            requests.extend(given)
-            return [Completion("ab So: 7", (), 0.0, "eos", Usage(), parts=parts) for _ in given]
-
-        yield SimpleNamespace(generate=generate)
-
-    for module in ("benchmarks.fastcot", "tot.decoders.training.caps"):
-        monkeypatch.setattr(f"{module}.load_decoder", loaded)
-    codec = SimpleNamespace(encode=lambda text: [*map(ord, text)], encode_prompt=lambda prompt: [1])
-    tokenizer = SimpleNamespace(pad_token_id=2)
-    engine: Any = SimpleNamespace(codec=codec, loaded=SimpleNamespace(tokenizer=tokenizer))
-    masked(engine, rationales(riddle, ROWS[3:], 30), (0.5,))
-    assert requests[1].prompt == (1, ord("a"), 2, *map(ord, " So:"))
-
-
 @pytest.mark.benches
 @pytest.mark.usefixtures("_here")
 def test_the_benchmark_prints_its_tables(capfd: pytest.CaptureFixture[str]) -> None:
@@ -325,7 +292,6 @@ def test_the_benchmark_prints_its_tables(capfd: pytest.CaptureFixture[str]) -> N
         "answers of CoT",
         "without by-products",
         "window 25",
-        "uniformly",
     ):
         assert title in printed
     numbers = json.loads(Path("n.json").read_text())
@@ -343,7 +309,7 @@ def test_an_interrupted_benchmark_resumes_with_equal_results(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     command = ["fastcot", "--data", "rows.jsonl", "--task", "riddle.py:Riddle", "--model", "base"]
-    command += ["--max-tokens", "16", "--limit", "8", "--seeds", "2", "--parts", "answers,masks", "--dtype", "fp32"]
+    command += ["--max-tokens", "16", "--limit", "8", "--parts", "answers", "--dtype", "fp32"]
     decoded: list[tuple[str, int]] = []
     limit = [6]
 
@@ -369,12 +335,12 @@ def test_an_interrupted_benchmark_resumes_with_equal_results(
     assert benchmark([*command, "--out", "whole.json"]) == 0
     assert len(stopped) == len(decoded)
     assert sorted(stopped) == sorted(decoded)  # nothing was decoded twice
-    for table in ("accuracy after the share left", "agreement after iterations", "by window"):
+    for table in ("agreement after iterations", "by window"):
         assert table in again
     saved = [json.loads(Path(f"{name}.json").read_text()) for name in ("stopped", "whole")]
     for numbers in saved:
         assert [len(cell["answers"][0]["given"]) for cell in numbers["calibration"]] == [3, 1]
-    for title in ("calibration", "answers by window", "masks"):
+    for title in ("calibration", "answers by window"):
         one, other = ([cell["answers"] for cell in numbers[title]] for numbers in saved)
         assert one == other
 
