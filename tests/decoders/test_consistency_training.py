@@ -22,10 +22,9 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tot.decoders import Engine, ModelError, OptionError, Request, Sampling, load_decoder, load_model
-from tot.decoders.training.cllm.losses import Window, layout
 from tot.decoders.training.cllm.settings import CollectOptions, TrainOptions
 from tot.decoders.training.cllm.train import CHECKPOINT, CURVE, train
-from tot.decoders.training.cllm.trajectories import collect, trajectories
+from tot.decoders.training.cllm.trajectories import collect
 
 pytestmark = pytest.mark.training
 
@@ -134,21 +133,6 @@ def test_the_saved_model_writes_the_same_by_jacobi_and_ar(spelling: Folders, n: 
     assert [(one.tokens, one.text) for one in got] == [(one.tokens, one.text) for one in expected]
 
 
-def test_the_end_of_a_text_is_trained_after_wrong_guesses(spelling: Folders) -> None:
-    """Most texts end inside a window, whose rows from a wrong guess to the last token also predict the end."""
-    loaded = load_model(spelling.base, dtype="fp32")
-    rows = list(trajectories(spelling.data, loaded))
-    end = loaded.tokenizer.eos_token_id
-    assert all(row["response"][-1] == end for row in rows)
-    learnt = 0
-    for row in rows:
-        start, points = row["starts"][-1], row["points"][-1]
-        fixed = row["response"][start : start + len(points[0])]
-        predicted = [layout(row["prompt"], row["response"], [Window(start, point, fixed)]).teachers for point in points]
-        learnt += any(len(row["prompt"]) + len(row["response"]) - 2 in one for one in predicted)
-    assert learnt > 0.8 * len(rows)
-
-
 def test_a_run_leaves_a_model_its_tokenizer_and_the_losses(spelling: Folders) -> None:
     names = {path.name for path in spelling.trained.iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", CURVE} <= names
@@ -254,29 +238,11 @@ def test_a_stopped_run_ends_like_an_uninterrupted_one(
     assert not (out / CHECKPOINT).exists()
 
 
-def test_a_killed_run_resumes_after_its_last_checkpoint(fresh: Any, data: Path, stopped: Any) -> None:
-    heard: list[int] = []
-    train(fresh(), data, stopped(4), SMALL, lambda step, *_: heard.append(step))
-    assert heard[0] == 4  # after step 3, the weights are known to be finite
-
-
 def test_resuming_with_other_weights_is_refused(fresh: Any, data: Path, stopped: Any) -> None:
     out = stopped(4)
     for lora in (4, 2):
         with pytest.raises(OptionError, match=f"{out} was started with other options: resume with the same"):
             train(fresh(), data, out, SMALL.model_copy(update={"lora": lora}))
-
-
-@pytest.mark.parametrize("change", [{"seed": 1}, {"windows": 1}, {"ar_weight": 0.0}, {"accumulate": 10}])
-def test_options_have_an_effect(fresh: Any, data: Path, tmp_path: Path, change: dict[str, Any]) -> None:
-    options = SMALL.model_copy(update={"epochs": 1})
-    train(fresh(), data, tmp_path / "one", options)
-    train(fresh(), data, tmp_path / "other", options.model_copy(update=change))
-    one, other = curve(tmp_path / "one"), curve(tmp_path / "other")
-    assert [line["consistency"] for line in one] != [line["consistency"] for line in other]
-    assert len(other) == (1 if "accumulate" in change else 4)
-    if "ar_weight" in change:
-        assert all(line["loss"] == line["consistency"] for line in other)
 
 
 def test_lora_saves_a_plain_model(fresh: Any, data: Path, tmp_path: Path, model: Any) -> None:

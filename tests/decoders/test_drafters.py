@@ -51,10 +51,6 @@ def test_a_draft_returns_its_paths_leaves_and_children(tree: Draft) -> None:
     assert tree.leaves() == [3, 5, 2]  # depth first, not in list order
 
 
-def test_an_empty_draft_has_no_leaves() -> None:
-    assert (Draft().leaves(), Draft().children(-1), Draft().path(-1)) == ([], [], [])
-
-
 # -- lookup ----------------------------------------------------------------------------------------
 
 
@@ -68,12 +64,6 @@ def test_lookup_continues_like_the_prompt() -> None:
     prompt = [1, 2, 3, 4, 5, 6, 7, 9, 9]
     assert looked_up(LookupDrafter(), context([*prompt, 2, 3])) == [[4, 5, 6, 7]]
     assert looked_up(LookupDrafter(), context(prompt, [2, 3], widths=(2, 2))) == [[4, 5]]
-
-
-def test_lookup_spans_the_prompt_and_the_sampled_tokens() -> None:
-    drafter = LookupDrafter()
-    assert looked_up(drafter, context([9, 1, 2], [3, 4, 8])) == [[]]
-    assert looked_up(drafter, context([9, 1, 2], [3, 4, 8, 1, 2])) == [[3, 4, 8, 1]]
 
 
 def test_lookup_finds_the_tokens_of_a_sibling() -> None:
@@ -90,12 +80,6 @@ def test_lookup_finds_tokens_of_finished_texts_with_other_prompts() -> None:
     drafter.end(1)
     assert looked_up(drafter, context([9, 31, 32], key=2)) == [[33, 34]]
     assert looked_up(drafter, context([9, 30, 31], key=3)) == [[32, 33, 34]]
-
-
-def test_lookup_drafts_at_most_the_requested_tokens() -> None:
-    prompt = [1, 2, 3, 4, 5, 6, 1, 2]
-    assert looked_up(LookupDrafter(), context(prompt, widths=()), context(prompt, widths=(1,), key=1)) == [[], [3]]
-    assert looked_up(LookupDrafter()) == []
 
 
 def test_lookup_indexes_only_the_part_of_a_text_that_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,15 +108,6 @@ def test_lookup_counts_on_plain_steps_what_its_drafts_would_have_got_right() -> 
     assert statistics.chance(("lookup", 3, 1)) == statistics.chance(("lookup", 5, 1)) == (1 + 1) / (1 + 2)
     assert statistics.chance(("lookup", 6, 2)) == (4 + 1) / (4 + 2)
     assert statistics.chance(("lookup", 6, 3)) == (6 + 1) / (7 + 2)
-
-
-def test_a_lookup_draft_that_was_verified_is_not_counted_twice() -> None:
-    drafter, statistics = LookupDrafter(), AcceptanceStatistics()
-    text = context([1, 2, 3, 1, 2], key=1)
-    (draft,) = drafter.draft([text], SpeculationPlanner(statistics, LatencyModel((1,), (0.01,)), None, 1))
-    assert draft.tokens == [3, 1, 2, 3]
-    drafter.observe(Verified(text, draft, {-1: 3, 0: 9}, [], 1, [3, 9]))
-    assert statistics.chance(("lookup", 2, 1)) == 0.5
 
 
 # -- a model ---------------------------------------------------------------------------------------
@@ -202,23 +177,6 @@ def test_a_prompt_longer_than_a_chunk_is_prefilled_correctly(drafter: ModelDraft
     prompt = torch.randint(3, 270, (800,), generator=torch.Generator().manual_seed(1)).tolist()
     contexts = [context(prompt, key=1), context([*prompt[:700], 5], key=2), context([4], key=3)]
     assert [paths(draft) for draft in drafter.draft(contexts)] == [alone.paths(one) for one in contexts]
-
-
-def test_a_finished_text_frees_its_slots(drafter: ModelDrafter) -> None:
-    drafter.draft([context([5, 6, 7], key=1), context([5, 6, 8], key=2)])
-    assert drafter.runner.cache.live == 4
-    drafter.end(1)
-    assert drafter.runner.cache.live == 3
-    drafter.end(2)
-    drafter.end(2)
-    drafter.end(99)
-    assert drafter.runner.cache.live == 0
-
-
-def test_a_text_with_nothing_to_draft_costs_nothing(drafter: ModelDrafter) -> None:
-    assert [draft.tokens for draft in drafter.draft([context([5, 6], widths=())])] == [[]]
-    assert drafter.draft([]) == []
-    assert (drafter.forwards, drafter.runner.cache.live) == (0, 0)
 
 
 @pytest.mark.parametrize("kv_budget", [1, 10, 22, 24, 25, 40])
@@ -298,20 +256,6 @@ def test_by_rejection_a_draft_with_another_vocabulary_size_samples_the_same(
         ours.weight.data[:300] = theirs.weight[:vocabulary]
     other.lm_head.bias.data[300:] = 50.0  # its most likely tokens by far, if the target had them
     assert decode(other) == decode(equal)
-
-
-def test_a_padded_copy_of_the_target_is_accepted(
-    decode: Decode, make_model: Callable[..., Any], tokenizer: Any, requests: list[Request]
-) -> None:
-    """The draft has the target's own weights, and additional rows that must never be drafted."""
-    target, draft = make_model(), make_model(vocab_size=PADDED)
-    draft.load_state_dict({k: v for k, v in target.state_dict().items() if v.shape[0] != 300}, strict=False)
-    for ours, theirs in ((draft.lm_head, target.lm_head), (draft.model.embed_tokens, target.model.embed_tokens)):
-        ours.weight.data[:300] = theirs.weight
-    with load_decoder("sd", target, tokenizer=tokenizer, kv_budget=3000, draft=draft) as decoder:
-        completions = decoder.generate(requests)
-    assert [completion.tokens for completion in completions] == decode("ar")
-    assert all(completion.usage.accepted > 0 for completion in completions)
 
 
 @pytest.mark.parametrize("kv_budget", [1, 8, 20, 60, 150])

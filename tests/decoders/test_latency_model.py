@@ -90,10 +90,6 @@ def test_more_rows_never_cost_less_after_any_observations(seen: list[tuple[int, 
     assert latency.key_seconds > 0
 
 
-def test_with_one_point_only_the_scale_is_learned() -> None:
-    assert LatencyModel((1,), (1.0,)).refined(5, 0, 2.0, 1.0).seconds == pytest.approx((2.0,))
-
-
 def test_nothing_is_computed_to_learn_latencies(engine: Make, forwards: list[int]) -> None:
     one = engine()
     first = latency_model(one.runner)
@@ -104,20 +100,6 @@ def test_nothing_is_computed_to_learn_latencies(engine: Make, forwards: list[int
     learned = latency_model(one.runner)
     assert learned != first
     assert latency_model(engine(seed=1).runner) == first  # the other model has seen no forward
-
-
-def test_a_larger_model_is_first_thought_slower(engine: Make) -> None:
-    small, large = (latency_model(engine(hidden_size=size).runner) for size in (48, 96))
-    assert large.of(1) > 1.5 * small.of(1)
-    assert large.at(1000).of(1) > large.at(10).of(1)
-
-
-def test_prompts_are_not_observed(engine: Make) -> None:
-    one = engine()
-    first = latency_model(one.runner)
-    load_decoder(engine=one).generate([Request(prompt="the range in " * 40, sampling=Sampling(max_tokens=1))])
-    observed = latency_model(one.runner)
-    assert observed.seconds[-1] / first.seconds[-1] == pytest.approx(observed.seconds[-2] / first.seconds[-2])
 
 
 @pytest.mark.parametrize("depth", [1, 3])
@@ -186,16 +168,6 @@ def test_calls_run_between_steps_and_do_not_affect_running_requests(engine: Make
     assert {name for name, _ in seen} == {"tot-engine"}
     assert len({forwards for _, forwards in seen}) > 5  # at different times during the run
     assert [handle.result(30)[0].tokens for handle in handles] == [completion.tokens for completion in expected]
-
-
-def test_many_threads_can_call_at_once(engine: Make) -> None:
-    one, found = engine(), []
-    threads = [threading.Thread(target=lambda i=i: found.append(one.call(lambda: i))) for i in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-    assert sorted(found) == list(range(20))
 
 
 def test_an_idle_engine_wakes_up_for_a_call(engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:

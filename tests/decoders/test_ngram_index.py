@@ -6,7 +6,6 @@ import itertools
 import random
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,11 +49,6 @@ def test_a_text_may_be_indexed_in_pieces() -> None:
         pieces.extend(text[:end], start)
     tails = [text[at : at + 6] for at in range(394)]
     assert [pieces.guess(tail) for tail in tails] == [whole.guess(tail) for tail in tails]
-
-
-@pytest.mark.parametrize("tail", [[], [5], [8, 9], [4]])
-def test_there_is_no_guess_after_an_unknown_token(tail: list[int]) -> None:
-    assert indexed([[1, 2, 3, 4]]).guess(tail) is None
 
 
 def test_new_entries_replace_old_ones() -> None:

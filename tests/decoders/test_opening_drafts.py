@@ -92,13 +92,6 @@ def test_bad_options_are_refused(
         load_decoder(name, make_model(), tokenizer=tokenizer, **options)
 
 
-def test_a_missing_draft_is_named(make_model: Callable[..., Any], tokenizer: Any) -> None:
-    target = make_model()
-    with pytest.raises(ModelError, match="no-such-draft"):
-        load_decoder("sd", target, tokenizer=tokenizer, kv_budget=100, draft="no-such-draft")
-    assert target.config._attn_implementation == "sdpa"
-
-
 @pytest.mark.parametrize("shared", [False, True])
 def test_closing_a_decoder_restores_the_drafts_own_attention(
     make_model: Callable[..., Any], tokenizer: Any, shared: bool

@@ -77,14 +77,6 @@ def test_statistics_fade_towards_the_prior(outcomes: list[bool], steps: int) -> 
     assert statistics.chance("a") == pytest.approx(0.5, abs=1e-3)
 
 
-def test_faded_trials_count_less_than_new_ones() -> None:
-    statistics = learned(*[False] * 20)
-    statistics.step = 400
-    for _ in range(10):
-        statistics.learn("a", True)
-    assert statistics.chance("a") > 0.7 > learned(*[False] * 20, *[True] * 10).chance("a")
-
-
 # -- the plan of a step ----------------------------------------------------------------------------
 
 
@@ -127,13 +119,6 @@ def test_a_token_without_chance_is_refused_even_if_its_row_is_free() -> None:
     assert not planner(FLAT).admit(0.0)
 
 
-def test_tokens_are_refused_once_rows_are_expensive() -> None:
-    plan = planner(FULL)
-    admitted = [plan.admit(0.6) for _ in range(40)]
-    assert admitted == sorted(admitted, reverse=True)
-    assert sum(admitted) == 7  # up to eight rows
-
-
 @pytest.mark.parametrize(("cost", "pays"), [(0.4, True), (0.6, False)])
 def test_a_forward_of_the_draft_pays_if_it_gives_more_tokens_than_its_time_costs(cost: float, pays: bool) -> None:
     """The target makes one token per second, and a draft gives half a token."""
@@ -169,22 +154,6 @@ def test_equal_texts_share_their_rows() -> None:
     assert plan.drafting == 2.0
 
 
-def test_drafting_time_lowers_the_threshold_for_further_tokens() -> None:
-    """A longer step gives fewer tokens per second, so one more row is worth more."""
-    plan = planner(LINEAR, 27, LatencyModel((1,), (6.5,)), kind=1.0)
-    assert not plan.admit(0.7)
-    assert plan.deepen("kind", [1.0] * 27)
-    assert plan.admit(0.7)  # 27 tokens in 42.5 seconds
-
-
-def test_without_nodes_a_draft_is_not_deepened() -> None:
-    assert not planner(FLAT).deepen("kind", [])
-
-
-def test_lookup_takes_no_time() -> None:
-    assert planner(FLAT, draft=None, bad=0.01).deepen("bad", [1.0])
-
-
 # -- drafters with a plan --------------------------------------------------------------------------
 
 
@@ -213,18 +182,6 @@ def test_a_full_batch_is_not_drafted_for(model_drafter: ModelDrafter) -> None:
     assert sizes(model_drafter.draft(texts(64, (2, 1, 1)), planner(FULL, 64, CHEAP))) == [0] * 64
     assert model_drafter.forwards == 0
     assert sizes(LookupDrafter().draft(texts(64, (1,) * 4), planner(FULL, 64))) == [0] * 64
-
-
-def test_with_free_rows_everything_is_drafted(model_drafter: ModelDrafter) -> None:
-    config = (2, 1, 1)
-    assert sizes(model_drafter.draft(texts(3, config), planner(FLAT, 3, CHEAP))) == [2 + 2 + 2] * 3
-    assert sizes(LookupDrafter().draft(texts(3, (1,) * 4), planner(FLAT, 3))) == [4] * 3
-
-
-def test_one_text_gets_the_rows_that_cost_nothing(model_drafter: ModelDrafter) -> None:
-    (size,) = sizes(model_drafter.draft(texts(1, (4, 4)), planner(FULL, 1, CHEAP)))
-    assert 4 <= size <= 7
-    assert model_drafter.forwards == 2
 
 
 def test_a_draft_as_slow_as_its_target_is_used_only_until_it_was_timed(model_drafter: ModelDrafter) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,11 +13,8 @@ import pytest
 
 from benchmarks.__main__ import main as benchmark
 from tot.cli.app import main
-from tot.decoders import OptionError
 from tot.decoders.errors import TaskError
-from tot.decoders.methods.lookahead import LookaheadDrafter
 from tot.decoders.models.loading import load_model
-from tot.decoders.training.cllm import trajectories
 from tot.evaluation.solutions import solutions
 
 pytestmark = pytest.mark.training
@@ -168,45 +164,6 @@ def test_a_model_is_trained_on_answers_in_parallel_steps(tot: Tot) -> None:
     assert all(step["ar"] > step["consistency"] == 0 for step in losses)
 
 
-def test_a_model_against_itself_is_measured_once(tot: Tot) -> None:
-    status, out, _ = tot("benchmarks cllm", "--model", "base", "--base", "base", *SHORT, *RIDDLES, "--limit", "2")
-    assert status == 0
-    assert [row[0] for row in cells(out)] == [*(f"base + {method}" for method in METHODS), "base"]
-
-
-def test_each_question_gets_an_empty_pool_of_lookahead(tot: Tot, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts: defaultdict[LookaheadDrafter, set[int]] = defaultdict(set)
-    draft = LookaheadDrafter.draft
-
-    def watched(self: LookaheadDrafter, contexts: Any, planner: Any = None) -> Any:
-        texts[self].update(context.key for context in contexts)
-        return draft(self, contexts, planner)
-
-    monkeypatch.setattr(LookaheadDrafter, "draft", watched)
-    assert tot("benchmarks cllm", "--model", "base", "--base", "base", *SHORT, *RIDDLES, "--limit", "2")[0] == 0
-    assert [len(keys) for keys in texts.values()] == [1] * 6  # two sides: the warm-up and two questions
-
-
-def test_collection_resumes_after_a_kill(tot: Tot, monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = ("collect", "--model", "base", "--n", "5", "--max-tokens", "12")
-    many = (*RIDDLES, *RIDDLES, *RIDDLES)  # 24 questions: two shards
-    assert tot(*arguments, "--out", "whole", *many)[0] == 0
-    write = trajectories._write
-
-    def stop(*given: Any) -> None:
-        write(*given)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(trajectories, "_write", stop)
-        assert tot(*arguments, "--out", "data", *many)[0] == 130
-    assert len(list(Path("data").glob("*.parquet"))) == 1
-    assert tot(*arguments, "--out", "data", *many)[0] == 0
-    whole, data = ({path.name: path.read_bytes() for path in Path(name).iterdir()} for name in ("whole", "data"))
-    assert data == whole
-    assert [name[:12] for name in sorted(data)] == ["settings.jso", "shard-00000-", "shard-00001-"]
-
-
 # -- questions -------------------------------------------------------------------------------------
 
 
@@ -224,13 +181,6 @@ def test_questions_are_whole_solutions_of_a_task() -> None:
     assert gsm8k.request.sampling.temperature == 0
     assert [gsm8k.score(gsm8k.parse(text)) for text in ("So it is 36.\n#### 36", "#### 35", "")] == [1.0, 0.0, 0.0]
     assert gsm8k.canonical("36") == gsm8k.canonical("36.0")
-
-
-def test_files_are_read_lazily() -> None:
-    questions = solutions(["riddle.py:Riddle=riddles.jsonl", "riddle.py:Riddle=nowhere.jsonl"], 7)
-    assert all(prompt in next(questions).request.prompt[-1].content for prompt in PROMPTS)
-    with pytest.raises(OptionError, match=r"nowhere\.jsonl: there is no such file"):
-        next(questions)
 
 
 def test_a_task_without_a_template_for_whole_solutions_is_rejected() -> None:
@@ -290,24 +240,6 @@ def test_invalid_training_options_are_a_one_line_error(tot: Tot, arguments: tupl
     assert message in " ".join(err.split())
     assert err.count("\n") == 1
     assert not Path("made").exists()
-
-
-def test_trajectories_of_another_model_are_rejected(tot: Tot, tiny: Any) -> None:
-    assert tot("collect", "--model", "base", "--out", "data", "--n", "5", *SHORT, *RIDDLES)[0] == 0
-    with tiny() as decoder:
-        pass
-    decoder.model.model.embed_tokens.weight.data[0] += 1
-    decoder.model.save_pretrained("other")
-    decoder.tokenizer.save_pretrained("other")
-    status, _, err = tot("cllm", "--model", "other", "--data", "data", "--out", "made")
-    assert status == 2
-    assert re.search(r"data holds trajectories of base \(weights \w+\), not of other \(weights \w+\)", err)
-
-
-def test_an_output_folder_is_rejected_before_any_request(tot: Tot) -> None:
-    status, _, err = tot("benchmarks cllm", "--model", "base", "--base", "base", *RIDDLES, "--out", "nowhere/n.json")
-    assert status == 2
-    assert "--out nowhere/n.json: the folder" in err
 
 
 def test_fine_tuning_starts_on_the_solutions_of_the_rows(tot: Tot) -> None:

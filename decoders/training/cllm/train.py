@@ -155,7 +155,7 @@ def _save_checkpoint(model: nn.Module, optimizer: torch.optim.Optimizer, step: i
 
 
 def _load_checkpoint(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path) -> int:
-    """Load a checkpoint. Returns the step to resume from, or 0 if there is none."""
+    """Load a checkpoint. Returns the step to resume from, or 0 without a checkpoint."""
     if not path.exists():
         return 0
     saved = torch.load(path, weights_only=True)
