@@ -37,7 +37,6 @@ def forget(decoder: LocalDecoder) -> None:
     engine.call(engine.cache.clear)
     if drafter is not None and drafter.runner is not None:
         engine.call(drafter.runner.cache.clear)
-    engine.call(engine.accounts.clear)
 
 
 def local_decoders(config: SearchConfig, stack: ExitStack) -> list[LocalDecoder]:

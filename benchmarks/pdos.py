@@ -12,6 +12,7 @@ decoding of the same text.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -118,12 +119,12 @@ class Way:
         forget(self.decoder)
         first = Request(prompt=messages, sampling=Sampling(max_tokens=1))
         prefill, _ = timed(lambda: self.decoder.generate([first]))
-        engine.call(engine.accounts.clear)
+        counts = self.decoder.method.counts or Counter()
+        counts.clear()
         engine.call(lambda: setattr(engine.cache, "peak_live", engine.cache.live))
         decoding, (text, prompt, steps) = timed(lambda: self._decode(question, messages))
         tokens = len(engine.codec.encode(text))
-        account = engine.call(lambda: engine.accounts["generate"])
-        format_kept = steps > 1 and account.skeletons > account.broken == 0
+        format_kept = steps > 1 and counts["skeletons"] > counts["broken"] == 0
         return {
             "seconds": prefill + decoding,
             "prefill": prefill,

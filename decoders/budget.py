@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -49,12 +49,6 @@ class Meter:
     def total(self) -> Usage:
         """Total usage. Forward passes that requests shared count once, and seconds are elapsed time."""
         return replace(self.usage, forwards=self.forwards, new_tokens=self.new_tokens, seconds=self.seconds)
-
-    def for_probes(self) -> Meter:
-        """Return a meter with the same time limit, for requests whose tokens are not part of the search."""
-        other = Meter(Budget(seconds=self.budget.seconds))
-        other.started = self.started
-        return other
 
     def replay(self, spent: Usage) -> None:
         """Add the usage of an earlier part of the same search."""
@@ -108,15 +102,3 @@ class Meter:
 
 def _reached(name: str, spent: float, limit: float | None) -> str | None:
     return f"{name} ({spent:.4g} of {limit:.4g})" if limit is not None and spent >= limit else None
-
-
-@dataclass
-class Account:
-    """Tokens and skeletons of the requests of one purpose on one engine."""
-
-    tokens: int = 0
-    """New tokens. Requests that are still running are included."""
-    skeletons: int = 0
-    """Skeletons of parallel steps that were started."""
-    broken: int = 0
-    """Skeletons that broke the format. Their complete steps were decoded; without any, the text is plain."""

@@ -244,24 +244,22 @@ class LocalDecoder:
 
     def submit(self, requests: Sequence[Request], meter: Meter | None = None, stream: bool = False) -> list[Handle]:
         """Queue requests, which start in the same step. Returns a handle for each, to await, iterate over or cancel."""
-        from tot.decoders.engine.sequence import Handle
+        from tot.decoders.engine.sequence import Call, Handle
         from tot.decoders.methods.choices import ScoreChoices
-        from tot.decoders.methods.programs import Call, start_programs, submit_calls
+        from tot.decoders.methods.programs import ProgramHandle
 
         method, engine = self.method, self.engine
         handles: list[Handle] = []
-        calls: list[tuple[Call, Handle]] = []
+        calls: list[Call] = []
         for request in requests:
-            triggered = request.answer_trigger is not None
-            if triggered or (method.writes_steps and not request.choices):
-                prepared = request if method.prepare is None else method.prepare(request)
-                program, first = start_programs(engine, prepared, method, meter, stream)
+            if request.answer_trigger is not None or (method.writes_steps and not request.choices):
+                program = ProgramHandle(engine, request, method, meter, stream)
+                calls += program.calls
                 handles.append(program)
-                calls += first
             else:
                 handles.append(Handle(engine.wake, stream))
-                calls.append((Call(request, ScoreChoices if request.choices else method.policy), handles[-1]))
-        submit_calls(engine, calls, meter)
+                calls.append(Call(request, ScoreChoices if request.choices else method.policy, handles[-1]))
+        engine.submit_all(calls, meter)
         self._handles.update(handles)
         return handles
 

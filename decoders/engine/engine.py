@@ -9,28 +9,28 @@ from __future__ import annotations
 
 import atexit
 import logging
+import sys
 import threading
 import time
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from tot.decoders.budget import Account, Meter
+from tot.decoders.budget import Meter
 from tot.decoders.engine.last_open import LastOpen
 from tot.decoders.engine.output import LONGEST_CHARACTER, Output
 from tot.decoders.engine.prefix_cache import PrefixCache
 from tot.decoders.engine.runner import Forward, Runner
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.engine.scheduler import Scheduler, Step
-from tot.decoders.engine.sequence import BatchDrafter, Handle, Job, PolicyFactory
+from tot.decoders.engine.sequence import BatchDrafter, Call, Handle, Job, PolicyFactory
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.errors import ContextError, ModelError, RequestError, TotError, describe
 from tot.decoders.machine import checked_threads, use_threads
 from tot.decoders.models.loaded import LoadedModel
-from tot.decoders.request import FinishReason, Purpose, Request
+from tot.decoders.request import FinishReason, Request
 from tot.decoders.timeline import Span, Timeline
 
 log = logging.getLogger(__name__)
@@ -72,8 +72,6 @@ class Engine:
         self.codec = TextCodec(loaded.tokenizer, loaded.end_ids, int(loaded.config.vocab_size))
         self.chunk = chunk or (128 if loaded.device == "cpu" else 512)
         self.forwards = 0
-        self.accounts: defaultdict[Purpose, Account] = defaultdict(Account)
-        """Tokens and skeletons of the requests so far, by purpose."""
         self.timeline: Timeline | None = None
         """Set a timeline to record spans on it."""
         self.drafters: LastOpen[Any] = LastOpen(lambda drafter: drafter.close(), lambda drafter: not self._closed)
@@ -96,28 +94,16 @@ class Engine:
         self, request: Request, policy: PolicyFactory, meter: Meter | None = None, stream: bool = False
     ) -> Handle:
         """Queue one request. Raises RequestError at once if it can never run."""
-        return self.submit_all([request], [policy], meter, stream)[0]
+        handle = Handle(self.wake, stream)
+        self.submit_all([Call(request, policy, handle)], meter)
+        return handle
 
-    def submit_all(
-        self,
-        requests: Sequence[Request],
-        policies: Sequence[PolicyFactory],
-        meter: Meter | None = None,
-        stream: bool = False,
-        handles: Sequence[Handle] = (),
-    ) -> list[Handle]:
-        """Queue requests that start in the same step. If one is refused, none of them is queued.
-
-        `handles`: a handle of the caller for each request, by default new ones.
-        """
-        handles = handles or [Handle(self.wake, stream) for _ in requests]
-        jobs = [
-            self._job(request, policy, meter or Meter(), handle)
-            for request, policy, handle in zip(requests, policies, handles, strict=True)
-        ]
+    def submit_all(self, calls: Sequence[Call], meter: Meter | None = None) -> None:
+        """Queue requests that start in the same step. If one is refused, none of them is queued."""
+        meter = meter or Meter()
+        jobs = [self._job(call, meter) for call in calls]
         with self._queueing():
             self._inbox += jobs
-        return [job.handle for job in jobs]
 
     def call(self, function: Callable[[], _T]) -> _T:
         """Run a function in the loop's thread between two steps, because only one thread may use the runner."""
@@ -165,7 +151,6 @@ class Engine:
 
         def clear_all() -> None:
             self.cache.clear()
-            self.accounts.clear()
             self.forwards, self.timeline = 0, None
 
         self.call(clear_all)
@@ -183,16 +168,16 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _job(self, request: Request, policy: PolicyFactory, meter: Meter, handle: Handle) -> Job:
+    def _job(self, call: Call, meter: Meter) -> Job:
+        request, policy, handle = call
         prompt = self.codec.encode_prompt(request.prompt)
         limit, thinking = self.limits(request, prompt)
         sampling = request.sampling
         awaits = self.codec.awaits(request.prompt)
         outputs = [Output(self.codec, sampling, i, limit, awaits, thinking) for i in range(sampling.n)]
         job = Job(request, prompt, outputs, self.cache, self.codec, meter, handle)
-        job.account = self.accounts[request.purpose]
         job.policy = policy(job)
-        self.check_slots(request, len(prompt), job.policy.growth() - 1)
+        self.check_slots(request, len(prompt), job.policy.need(sys.maxsize) - 1)
         return job
 
     def limits(self, request: Request, prompt: Sequence[int]) -> tuple[int, int]:
@@ -237,7 +222,7 @@ class Engine:
         use_threads(self._threads)
         try:
             self._loop()
-        except BaseException as error:  # for example in a policy's growth() or release(): no caller may wait for ever
+        except BaseException as error:  # for example in a policy's need() or release(): no caller may wait for ever
             log.exception("the engine has failed")
             with self._condition:
                 self.failed = ModelError(f"the engine has failed ({describe(error)}): make a new one")
@@ -335,7 +320,6 @@ class Engine:
                 continue
             new = sum(len(output.tokens) for output in job.outputs) - before
             job.meter.count(new_tokens=new)
-            job.account.tokens += new
             if self._prefixes is not None and not job.kept:
                 self._prefixes.save(job.branch, job.computed)
             job.kept = True

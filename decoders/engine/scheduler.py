@@ -2,8 +2,8 @@
 
 First come, first served. A pausable request reserves slots for its next tokens only; other requests reserve all the
 slots that they may need. When slots run out, the youngest pausable request returns to the front of the queue, and its
-text is computed again when slots are free. Each pause doubles its reservation. A request with all of its slots reserved
-is not paused, so each request is paused a few times at most and always finishes.
+text is computed again when slots are free. Each pause doubles its reservation. The oldest request is never paused, so
+all of them finish.
 
 A step takes up to `chunk` rows of prompts, and the chunks that the policies of requests with computed prompts propose.
 """
@@ -56,33 +56,29 @@ class Scheduler:
         """Pause requests until the next step fits, then admit requests while their reservations fit. Return these."""
         self._make_room()
         admitted: list[Job] = []
-        reserved = sum(_reservation(job) for job in self.running)
+        reserved = sum(map(_reservation, self.running))
         while self.waiting:
-            job, texts = self.waiting[0], self.waiting[0].policy.texts()
-            head = job.prompt[:-1]
-            slots = self._cache.new_slots(head) + sum(len(text) - len(job.prompt) for text in texts.values())
-            job.protected = not job.policy.pausable or job.policy.need(_ahead(job)) >= job.policy.growth()
-            growth = _reservation(job)
-            if self._cache.live + slots + reserved + growth > self._cache.capacity:
+            job = self.waiting[0]
+            begun, head = [output for output in job.running if output.tokens], job.prompt[:-1]
+            slots = self._cache.new_slots(head) + sum(len(output.tokens) for output in begun)
+            reserved += _reservation(job)
+            if self._cache.live + slots + reserved > self._cache.capacity:
                 break
             job.branch, job.head = self._cache.open(head), 0
-            job.resumed = {sample: self._cache.open(text[:-1]) for sample, text in texts.items()}
-            reserved += growth
+            job.resumed = {output.index: self._cache.open(job.text(output)[:-1]) for output in begun}
             self.running.append(self.waiting.popleft())
             admitted.append(job)
         return admitted
 
     def _make_room(self) -> None:
         """Pause the youngest requests until the next step of the others fits."""
-        needed = {job: job.policy.growth() if job.protected else job.policy.need(1) for job in self.running}
+        needed = {job: job.policy.need(1) for job in self.running}
         for job in reversed(list(self.running)):
             if self._cache.live + sum(needed.values()) <= self._cache.capacity:
                 return
-            if not job.protected:
-                job.policy.pause()
+            if job.policy.pausable:
                 job.pauses += 1
                 self._release(job)
-                self.running.remove(job)
                 self.waiting.appendleft(job)
                 del needed[job]
 
@@ -144,22 +140,18 @@ class Scheduler:
         """Remove a request and release its slots."""
         if job in self.waiting:
             self.waiting.remove(job)
-            return
-        job.policy.release()
-        self._release(job)
-        self.running.remove(job)
+        else:
+            self._release(job)
 
     def _release(self, job: Job) -> None:
-        """Release the branches that the policy has not taken."""
+        """End the run of a request: release the policy's branches, and those that it has not taken."""
+        job.policy.release()
         for branch in (job.branch, *job.resumed.values()):
             self._cache.release(branch)
         job.resumed = {}
-
-
-def _ahead(job: Job) -> int:
-    return _AHEAD << job.pauses
+        self.running.remove(job)
 
 
 def _reservation(job: Job) -> int:
     """Return the slots to reserve for a request beyond the slots that it has."""
-    return job.policy.growth() if job.protected else job.policy.need(_ahead(job))
+    return job.policy.need(_AHEAD << job.pauses)

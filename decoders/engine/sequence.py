@@ -13,9 +13,9 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from tot.decoders.budget import Account, Meter
+from tot.decoders.budget import Meter
 from tot.decoders.engine.output import Output
 from tot.decoders.engine.radix_cache import Branch, RadixCache
 from tot.decoders.engine.runner import Chunk
@@ -68,29 +68,20 @@ class Policy(ABC):
         """Take the reads of each proposed chunk, and end the job's outputs when they are complete."""
 
     @abstractmethod
-    def growth(self) -> int:
-        """Return the most slots that the job may still take beyond the prompt's."""
+    def need(self, tokens: int) -> int:
+        """Return the most slots beyond the prompt's that the job takes until each of its samples drew `tokens` more.
+
+        A job that cannot be paused returns all that it may still take.
+        """
 
     @abstractmethod
     def release(self) -> None:
-        """Release all branches."""
+        """Release all branches. If the job is pausable, the next `propose` resumes from `job.resumed`."""
 
     @property
     def pausable(self) -> bool:
-        """Whether `pause` works between two steps. If not, admission reserves all of `growth`."""
+        """Whether the job can continue after `release` between two steps."""
         return False
-
-    def need(self, tokens: int) -> int:
-        """Return the most slots that the job takes until each of its samples has drawn `tokens` more tokens."""
-        raise NotImplementedError(f"{type(self).__name__} cannot be paused")
-
-    def pause(self) -> None:
-        """Release all branches. The next `propose` resumes from `job.resumed`."""
-        raise NotImplementedError(f"{type(self).__name__} cannot be paused")
-
-    def texts(self) -> dict[int, list[int]]:
-        """Return the tokens of each unfinished sample, prompt included, by sample; nothing before the first pause."""
-        return {}
 
 
 @dataclass(eq=False)
@@ -111,21 +102,21 @@ class Job:
     policy: Policy = field(init=False)
     head: int = 0
     """Number of leading positions of `branch` that are known to be computed."""
-    account: Account = field(default_factory=Account)
-    """Tokens and skeletons of the requests of the same purpose."""
     computed: int = 0
     """Prompt tokens computed for this job, including those computed again after a pause."""
     kept: bool = False
     """Whether its prompt was computed and given to the prefix cache."""
     pauses: int = 0
     """Number of times that it was paused."""
-    protected: bool = False
-    """Whether all of its slots are reserved, so that it is not paused."""
     started: float = field(default_factory=time.monotonic)
 
     @property
     def running(self) -> list[Output]:
         return [output for output in self.outputs if output.finish_reason is None]
+
+    def text(self, output: Output) -> list[int]:
+        """Return the tokens of a sample, prompt included."""
+        return [*self.prompt, *output.tokens]
 
     def completions(self) -> list[Completion]:
         """Return one completion per sample; the first one counts the prompt."""
@@ -133,9 +124,6 @@ class Job:
         reused = max(0, len(self.prompt) - self.computed) if self.outputs[0].forwards else 0
         first, *others = self.outputs
         return [first.completion(seconds, len(self.prompt), reused), *(other.completion(seconds) for other in others)]
-
-
-PolicyFactory = Callable[[Job], Policy]
 
 
 class ThinkingPiece(str):
@@ -239,3 +227,14 @@ class Handle:
                 self.future.set_result(result)
         if self._pieces is not None:
             self._put(None)
+
+
+PolicyFactory = Callable[[Job], Policy]
+
+
+class Call(NamedTuple):
+    """A request to queue, its policy, and the handle that gets its result."""
+
+    request: Request
+    policy: PolicyFactory
+    handle: Handle

@@ -22,11 +22,9 @@ class Autoregressive(Policy):
         self._job = job
         self._sequences: list[DecodingSequence] | None = None
 
-    def growth(self) -> int:
-        return self.need(sys.maxsize)
-
     def need(self, tokens: int) -> int:
-        return 1 + sum(min(output.room, tokens) for output in self._job.running)
+        most = tokens if self.pausable else sys.maxsize
+        return 1 + sum(min(output.room, most) for output in self._job.running)
 
     def decoding(self) -> list[DecodingSequence]:
         if self._sequences is None:
@@ -37,11 +35,7 @@ class Autoregressive(Policy):
         """Begin or resume a sample."""
         job = self._job
         branch = job.resumed.pop(output.index) if output.index in job.resumed else job.cache.fork(job.branch)
-        return DecodingSequence(job, output, branch, self._text(output)[len(branch) :])
-
-    def _text(self, output: Output) -> list[int]:
-        """Return the tokens of a sample, prompt included."""
-        return [*self._job.prompt, *output.tokens]
+        return DecodingSequence(job, output, branch, job.text(output)[len(branch) :])
 
     def propose(self) -> list[Chunk]:
         self.decoding()
@@ -81,16 +75,10 @@ class Autoregressive(Policy):
     def pausable(self) -> bool:
         return True
 
-    def pause(self) -> None:
-        self.release()
-        self._sequences = None
-
-    def texts(self) -> dict[int, list[int]]:
-        return {output.index: self._text(output) for output in self._job.running if output.tokens}
-
     def release(self) -> None:
         for sequence in self._sequences or ():
             self._job.cache.release(sequence.branch)
+        self._sequences = None
 
 
 class AROptions(MethodOptions):

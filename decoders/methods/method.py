@@ -5,6 +5,7 @@ METHOD = Method(lambda engine, options, stack: OpenedMethod(MyPolicy))
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -40,6 +41,8 @@ class OpenedMethod(NamedTuple):
     """Decodes a sample of a request with an answer trigger as several requests, and may cut its rationale."""
     writes_steps: bool = False
     """Whether the program decodes all texts, with their steps in parallel."""
+    counts: Counter[str] | None = None
+    """Its statistics: skeletons of parallel steps, and those of them that broke the format."""
 
 
 class Method(NamedTuple):

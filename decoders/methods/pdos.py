@@ -9,22 +9,21 @@ has seen the others when it is drawn.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, NamedTuple
-
-from pydantic import Field
+from typing import Any, NamedTuple
 
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.output import Output
 from tot.decoders.engine.sampling import Sampled
-from tot.decoders.engine.sequence import Job
+from tot.decoders.engine.sequence import Call, Job
 from tot.decoders.errors import RequestError
 from tot.decoders.methods.autoregressive import Autoregressive
 from tot.decoders.methods.method import Method, MethodOptions, OpenedMethod
-from tot.decoders.methods.programs import Call, Ending, Program, Sample, ending
+from tot.decoders.methods.programs import Ending, Program, Sample, ending
 from tot.decoders.methods.steps_format import (
     COLON,
     ELLIPSIS,
@@ -56,8 +55,6 @@ class PDOSOptions(MethodOptions):
     instructions: str | None = None
     """Instructions put before a text prompt, or after the last user message of a chat. None uses the built-in ones, ""
     adds none. A prompt of token ids is not changed."""
-    step_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Maximum number of tokens of a step. None divides max_tokens equally among the steps and the text after them."""
 
 
 class _Heading(NamedTuple):
@@ -71,10 +68,10 @@ class _Heading(NamedTuple):
 class _SteppedText:
     """The text of one sample."""
 
-    def __init__(self, sample: Sample, step_tokens: int | None) -> None:
+    def __init__(self, sample: Sample, counts: Counter[str]) -> None:
         self._sample = sample
+        self._counts = counts
         self._encode = sample.codec.encode
-        self._step_tokens = step_tokens
         self._stops = sample.request.sampling.stop
         self._between, self._end = self._encode("\n"), self._encode(END)
         self._fed: list[int] = []
@@ -129,14 +126,14 @@ class _SteppedText:
 
         A malformed skeleton ends: its steps are decoded, or it is plain text if it has none.
         """
-        codec, account = self._sample.codec, self._sample.account
-        account.skeletons += 1
+        codec = self._sample.codec
+        self._counts["skeletons"] += 1
         end = ending(codec, lead)
         drawn, fed, headings = [lead], list(lead.tokens), list[_Heading]()
         valid = is_blank(end.cut.removeprefix(MARKER))
         while True:
             if not valid or self._left <= len(fed):
-                account.broken += 1
+                self._counts["broken"] += 1
                 break
             most = min(_TITLE_TOKENS, self._left - len(fed))
             tokens = sum(len(part.tokens) for part in drawn)
@@ -209,8 +206,8 @@ class _SteppedText:
         sample = self._sample
         sample.emit(opening)
         prefix, room = self._encode(end.rest + opening), self._left - len(end.tokens)
-        share = (room - len(prefix) - self._frame(headings)) // (len(headings) + 1)
-        limit = min(share, self._step_tokens or share)
+        # The steps and the text after them share the rest equally.
+        limit = (room - len(prefix) - self._frame(headings)) // (len(headings) + 1)
         before, own = [*self._fed, *end.tokens, *prefix], sample.request.sampling
         options: dict[str, Any] = {"streamed": None, "max_tokens": limit, "stop": (*self._stops, MARKER, TERMINATOR)}
         steps = yield [
@@ -283,10 +280,12 @@ def _open(engine: Engine, options: PDOSOptions, stack: ExitStack) -> OpenedMetho
         prompt = instructed(request.prompt, bool(request.steps), options.instructions)
         return request.model_copy(update={"prompt": prompt})
 
-    def program(sample: Sample) -> Program:
-        return _SteppedText(sample, options.step_tokens).decode()
+    counts = Counter[str]()
 
-    return OpenedMethod(Autoregressive, prepare=prepare, program=program, writes_steps=True)
+    def program(sample: Sample) -> Program:
+        return _SteppedText(sample, counts).decode()
+
+    return OpenedMethod(Autoregressive, prepare=prepare, program=program, writes_steps=True, counts=counts)
 
 
 METHOD = Method(_open, PDOSOptions, few_shot=True)

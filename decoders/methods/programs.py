@@ -7,48 +7,126 @@ It returns the sample's completion.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from tot.decoders.budget import Account, Meter
+from tot.decoders.budget import Meter
 from tot.decoders.engine.engine import Engine
-from tot.decoders.engine.sequence import Handle, PolicyFactory
+from tot.decoders.engine.sequence import Call, Handle, PolicyFactory
 from tot.decoders.engine.text import Encoded, TextCodec, TextStream
 from tot.decoders.errors import ModelError, TotError, describe
 from tot.decoders.methods.choices import ScoreChoices
 from tot.decoders.methods.method import OpenedMethod
 from tot.decoders.request import Completion, Part, Request
 
-
-class Call(NamedTuple):
-    """A request of a program."""
-
-    request: Request
-    policy: PolicyFactory
-    streamed: int | None = None
-    """None: its text is not streamed. Otherwise the number of its first characters that were streamed before."""
-
-
 Program = Generator[Sequence[Call], list[Completion], Completion]
 
 
-@dataclass(frozen=True)
-class Sample:
-    """A sample of a request, for its program."""
+class ProgramHandle(Handle):
+    """A request whose samples are decoded by programs. `calls` are the first ones, to submit."""
 
-    request: Request
-    prompt: list[int]
-    index: int
-    codec: TextCodec
-    limit: int
-    """Maximum number of tokens of its text, before an answer trigger."""
-    thinking_limit: int
-    policy: PolicyFactory
-    account: Account
-    emit: Callable[[str], None]
-    """Streams a text that no call decoded."""
+    def __init__(
+        self, engine: Engine, request: Request, method: OpenedMethod, meter: Meter | None, stream: bool
+    ) -> None:
+        """Raises RequestError if the request can never run."""
+        super().__init__(engine.wake, stream)
+        self.request = request if method.prepare is None else method.prepare(request)
+        self.engine = engine
+        self.meter = meter or Meter()
+        self.policy = method.policy
+        self.prompt = engine.codec.encode_prompt(self.request.prompt)
+        self.limit, self.thinking_limit = engine.limits(self.request, self.prompt)
+        growth = self.limit + engine.codec.after_rationale(self.request) + method.draft_rows
+        engine.check_slots(self.request, len(self.prompt), growth)
+        self._started = time.monotonic()
+        program = method.program or rationale_then_answer
+        self._samples = [Sample(self, index) for index in range(request.sampling.n)]
+        self.calls = [call for sample in self._samples for call in sample.begin(program(sample))]
+
+    @property
+    def streams(self) -> bool:
+        return self._pieces is not None
+
+    def emit_text(self, index: int, text: str) -> None:
+        """Stream a piece of a sample's text."""
+        if self.streams and text:
+            self._put((index, text))
+
+    def deliver(self) -> None:
+        """Settle the request once all samples are complete. The first one counts the prompt."""
+        completions = []
+        for sample in self._samples:
+            if sample.completion is None:
+                return
+            usage = replace(
+                sample.completion.usage,
+                prompt_tokens=0 if sample.index else len(self.prompt),
+                reused_prompt_tokens=0 if sample.index else min(sample.reused or 0, len(self.prompt)),
+                new_tokens=len(sample.completion.tokens),
+                seconds=time.monotonic() - self._started,
+            )
+            completions.append(replace(sample.completion, usage=usage))
+        self.finish(completions)
+
+    def finish(self, result: list[Completion] | BaseException) -> None:
+        """Settle the request. An error cancels the calls that still run."""
+        if self.future.done():
+            return
+        if isinstance(result, BaseException) and not isinstance(result, TotError):
+            result = ModelError(f"decoding failed: {describe(result)}")
+        super().finish(result)
+        if isinstance(result, BaseException):
+            self.cancel()
+
+
+class Sample:
+    """A sample of a request, for its program. After the first calls, the program runs in the engine's thread."""
+
+    def __init__(self, handle: ProgramHandle, index: int) -> None:
+        self.index = index
+        self.request, self.prompt, self.codec = handle.request, handle.prompt, handle.engine.codec
+        self.limit, self.thinking_limit = handle.limit, handle.thinking_limit
+        """Maximum number of tokens of its text before an answer trigger, and of its thinking."""
+        self.completion: Completion | None = None
+        self.reused: int | None = None
+        """Number of prompt tokens that were cached for the first call."""
+        self.handle = handle
+        self._program: Program
+        self._calls: Sequence[Call] = ()
+        self._results: dict[Handle, Completion] = {}
+
+    def begin(self, program: Program) -> Sequence[Call]:
+        """Return the first calls of its program."""
+        self._program, self._calls = program, next(program)
+        return self._calls
+
+    def receive(self, call: Handle, result: list[Completion] | BaseException) -> None:
+        """Take the result of a call. After the last one, continue the program."""
+        if isinstance(result, BaseException):
+            self.handle.finish(result)
+            return
+        (completion,) = result
+        if self.reused is None:
+            self.reused = completion.usage.reused_prompt_tokens
+        usage = replace(completion.usage, prompt_tokens=0, reused_prompt_tokens=0)
+        self._results[call] = replace(completion, usage=usage)
+        if len(self._results) < len(self._calls):
+            return
+        results, self._results = [self._results[call.handle] for call in self._calls], {}
+        try:
+            self._calls = self._program.send(results)
+            self.handle.engine.submit_all(self._calls, self.handle.meter)
+        except StopIteration as end:
+            self.completion = end.value
+            self.handle.deliver()
+        except Exception as error:  # the caller of the request handles it  # noqa: BLE001
+            self.handle.finish(error)
+
+    def emit(self, text: str) -> None:
+        """Stream a text that no call decoded."""
+        self.handle.emit_text(self.index, text)
 
     def call(
         self,
@@ -58,12 +136,16 @@ class Sample:
         streamed: int | None = 0,
         **sampling: Any,
     ) -> Call:
-        """Return a call that continues the prompt and the tokens `after` it, `drawn` of which were sampled."""
+        """Return a call that continues the prompt and the tokens `after` it, `drawn` of which were sampled.
+
+        `streamed`: number of first characters of its text that were streamed before; None streams nothing.
+        """
         own = self.request.sampling
         place = {"n": 1, "sample": own.sample + self.index, "drawn": own.drawn + drawn, "thinking_tokens": 0}
         changes = {"prompt": Encoded((*self.prompt, *after)), "sampling": own.model_copy(update={**place, **sampling})}
         changes |= {"answer_trigger": None, "choices": (), "close_choices": False, "steps": ()}
-        return Call(self.request.model_copy(update=changes), policy or self.policy, streamed)
+        handle = _CallHandle(self, streamed)
+        return Call(self.request.model_copy(update=changes), policy or self.handle.policy, handle)
 
     def rationale(self, policy: PolicyFactory | None = None) -> Call:
         """Return the call for the text up to its end."""
@@ -125,144 +207,21 @@ def ending(codec: TextCodec, completion: Completion, text: str | None = None) ->
     return Ending(list(tokens[:count]), whole[length:end], whole[end:])
 
 
-class ProgramHandle(Handle):
-    """The handle of a request whose samples are decoded by programs."""
-
-    def __init__(self, engine: Engine, prompt: int, samples: int, meter: Meter | None, stream: bool) -> None:
-        """`prompt`: number of its tokens."""
-        super().__init__(engine.wake, stream)
-        self._prompt = prompt
-        self._engine = engine
-        self._meter = meter or Meter()
-        self._started = time.monotonic()
-        self._completions: list[Completion | None] = [None] * samples
-
-    def start(self, programs: Sequence[Program]) -> list[tuple[Call, Handle]]:
-        """Return the first calls of the programs, and their handles."""
-        return [
-            pair for index, program in enumerate(programs) for pair in _Run(self, index, program).calls(next(program))
-        ]
-
-    @property
-    def streams(self) -> bool:
-        return self._pieces is not None
-
-    def submit(self, calls: Sequence[tuple[Call, Handle]]) -> None:
-        submit_calls(self._engine, calls, self._meter)
-
-    def emit_text(self, index: int, text: str) -> None:
-        """Stream a piece of a sample's text."""
-        if self.streams and text:
-            self._put((index, text))
-
-    def deliver(self, index: int, completion: Completion, reused: int) -> None:
-        """Take the completion of a sample. The first one counts the prompt, of which `reused` tokens were cached."""
-        usage = replace(
-            completion.usage,
-            prompt_tokens=0 if index else self._prompt,
-            reused_prompt_tokens=0 if index else min(reused, self._prompt),
-            new_tokens=len(completion.tokens),
-            seconds=time.monotonic() - self._started,
-        )
-        self._completions[index] = replace(completion, usage=usage)
-        done = [one for one in self._completions if one is not None]
-        if len(done) == len(self._completions):
-            self.finish(done)
-
-    def fail(self, error: BaseException) -> None:
-        """Settle the request with an error, and cancel the calls that still run."""
-        self.finish(error if isinstance(error, TotError) else ModelError(f"decoding failed: {describe(error)}"))
-        self.cancel()
-
-    def finish(self, result: list[Completion] | BaseException) -> None:
-        if not self.future.done():
-            super().finish(result)
-
-
-class _Run:
-    """The program of one sample. After its first calls, it runs in the engine's thread."""
-
-    def __init__(self, handle: ProgramHandle, index: int, program: Program) -> None:
-        self.handle = handle
-        self.index = index
-        self._program = program
-        self._results: dict[int, Completion] = {}
-        self._calls = 0
-        """Number of calls that run."""
-        self._reused: int | None = None
-
-    def calls(self, calls: Sequence[Call]) -> list[tuple[Call, Handle]]:
-        """Return the next calls with their handles."""
-        self._results, self._calls = {}, len(calls)
-        return [(call, _CallHandle(self, number, call.streamed)) for number, call in enumerate(calls)]
-
-    def receive(self, number: int, result: list[Completion] | BaseException) -> None:
-        """Take the result of a call. After the last one, continue the program."""
-        if isinstance(result, BaseException):
-            self.handle.fail(result)
-            return
-        (completion,) = result
-        if self._reused is None:
-            self._reused = completion.usage.reused_prompt_tokens
-        usage = replace(completion.usage, prompt_tokens=0, reused_prompt_tokens=0)
-        self._results[number] = replace(completion, usage=usage)
-        if len(self._results) < self._calls:
-            return
-        try:
-            calls = self._program.send([self._results[i] for i in range(self._calls)])
-            self.handle.submit(self.calls(calls))
-        except StopIteration as end:
-            self.handle.deliver(self.index, end.value, self._reused or 0)
-        except Exception as error:  # the caller of the request handles it  # noqa: BLE001
-            self.handle.fail(error)
-
-
 class _CallHandle(Handle):
     """Passes the result of a call to its program, and pieces of its text to the program's stream."""
 
-    def __init__(self, run: _Run, number: int, streamed: int | None) -> None:
-        super().__init__(lambda: None, stream=run.handle.streams and streamed is not None)
-        self._run = run
-        self._number = number
+    def __init__(self, sample: Sample, streamed: int | None) -> None:
+        super().__init__(sample.handle.engine.wake, stream=sample.handle.streams and streamed is not None)
+        self._sample = sample
         self._emitted[0, str] = streamed or 0
 
     @property
     def cancelled(self) -> bool:
-        return self._run.handle.cancelled
+        return self._sample.handle.cancelled
 
     def _put(self, piece: tuple[int, str] | None) -> None:
         if piece is not None:
-            self._run.handle.emit_text(self._run.index, piece[1])
+            self._sample.emit(piece[1])
 
     def finish(self, result: list[Completion] | BaseException) -> None:
-        self._run.receive(self._number, result)
-
-
-def submit_calls(engine: Engine, calls: Sequence[tuple[Call, Handle]], meter: Meter | None) -> None:
-    """Queue calls, which start in the same step."""
-    requests, policies = [call.request for call, _ in calls], [call.policy for call, _ in calls]
-    engine.submit_all(requests, policies, meter, handles=[handle for _, handle in calls])
-
-
-def start_programs(
-    engine: Engine,
-    request: Request,
-    method: OpenedMethod,
-    meter: Meter | None,
-    stream: bool,
-) -> tuple[ProgramHandle, list[tuple[Call, Handle]]]:
-    """Return the handle of a request, and the first calls of its samples. Raises RequestError if it can never run."""
-    prompt = engine.codec.encode_prompt(request.prompt)
-    limit, thinking_limit = engine.limits(request, prompt)
-    engine.check_slots(request, len(prompt), limit + engine.codec.after_rationale(request) + method.draft_rows)
-    handle = ProgramHandle(engine, len(prompt), request.sampling.n, meter, stream)
-    account = engine.accounts[request.purpose]
-    samples = [
-        Sample(
-            request, prompt, index, engine.codec, limit, thinking_limit, method.policy, account,
-            partial(handle.emit_text, index),
-        )
-        for index in range(request.sampling.n)
-    ]  # fmt: skip
-    program = method.program or rationale_then_answer
-    return handle, handle.start([program(sample) for sample in samples])
+        self._sample.receive(self, result)

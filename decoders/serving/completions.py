@@ -16,7 +16,7 @@ from typing import Any
 
 from tot.decoders.budget import Budget, Meter
 from tot.decoders.decoder import LocalDecoder, find_method, load_decoder, method_names
-from tot.decoders.engine.sequence import Handle
+from tot.decoders.engine.sequence import Call, Handle
 from tot.decoders.errors import ContextError
 from tot.decoders.remote.loop import together
 from tot.decoders.request import Completion, Request, Sampling, Usage
@@ -26,7 +26,7 @@ from tot.decoders.serving.limits import Limits
 from tot.decoders.serving.metrics import ServerMetrics
 from tot.decoders.serving.protocol import ChatBody, TextBody, requests_of
 from tot.decoders.serving.replies import CompletionReply
-from tot.decoders.serving.scoring import Scored, Scoring
+from tot.decoders.serving.scoring import Scored, TextScoring
 from tot.decoders.serving.service import Emit
 
 _BODIES: Mapping[str, type[ChatBody | TextBody]] = {"/v1/chat/completions": ChatBody, "/v1/completions": TextBody}
@@ -210,14 +210,20 @@ class Decoding:
 
     async def _score(self, prompts: list[list[int]], scored: list[list[Scored]], meter: Meter) -> None:
         """Fill in the logprobs of the tokens."""
-        requests, policies = [], []
+        engine = self.source.engine
+        calls = []
         for ids, texts in zip(prompts, scored, strict=True):
             for text in texts:
                 if len(text.tokens) > text.unscored:
                     head = tuple(text.tokens[: text.unscored] or ids)
-                    requests.append(Request(prompt=head, sampling=Sampling(max_tokens=1), purpose="evaluate"))
-                    policies.append(partial(Scoring, text=text, top=self.body.alternatives or 0))
-        submit = partial(self.source.engine.submit_all, requests, policies, meter)
+                    request = Request(prompt=head, sampling=Sampling(max_tokens=1), purpose="evaluate")
+                    policy = partial(TextScoring, text=text, top=self.body.alternatives or 0)
+                    calls.append(Call(request, policy, Handle(engine.wake, stream=False)))
+
+        def submit() -> list[Handle]:
+            engine.submit_all(calls, meter)
+            return [call.handle for call in calls]
+
         async with _submitted(submit) as handles:
             self._check([await handle for handle in handles])
 

@@ -33,7 +33,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "lookahead": ("lookahead", {"window": 4, "ngram": 3, "guesses": 4, "adapt": False}),
     "fastcot": ("fastcot", {"cap": 4, "window": 3, "trajectory": True}),
     "fastcot, exact": ("fastcot", {}),
-    "pdos": ("pdos", {"step_tokens": 6, "instructions": "Write steps."}),
+    "pdos": ("pdos", {"instructions": "Write steps."}),
 }
 ALL = ("ar", "auto", "fastcot", "jacobi", "lookahead", "mcsd", "pdos", "sd", "seed")
 
