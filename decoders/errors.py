@@ -28,6 +28,7 @@ REMOVED = {
     "cpus_per_replica": "each replica has an equal share of the cores",
     "gpus_per_replica": "run vLLM on the GPUs, and give decoder=openai",
     "shuffle_seed": "shuffle the rows of the file",
+    "pdos:step_tokens": "steps share max_tokens equally",
     "served": "give the name of the model on the server as the model of that purpose: generate=NAME",
     "bench": "run python -m benchmarks in a clone of the repository",
     "format": "a run's folder has its rows as JSON lines (samples.jsonl) and a tree for each (trees/)",

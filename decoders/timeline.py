@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -18,7 +18,7 @@ class Span(NamedTuple):
     """"draft", "verify" or "sampling"."""
     began: float
     ended: float
-    """Seconds on the timeline's clock."""
+    """Seconds of `time.perf_counter`."""
     branch: int | None = None
     """The branch of a draft or verification, if it was for one branch."""
 
@@ -27,16 +27,15 @@ class Span(NamedTuple):
 class Timeline:
     """A recording of an engine's work, active while it is assigned: `engine.timeline = Timeline()`."""
 
-    clock: Callable[[], float] = time.perf_counter
     spans: list[Span] = field(default_factory=list)
     queue: list[tuple[float, int]] = field(default_factory=list)
     """(second, length) at each change of the queue of unverified drafts."""
 
     @contextmanager
     def span(self, lane: str, kind: str, branch: int | None = None) -> Iterator[None]:
-        began = self.clock()
+        began = time.perf_counter()
         yield
-        self.spans.append(Span(lane, kind, began, self.clock(), branch))
+        self.spans.append(Span(lane, kind, began, time.perf_counter(), branch))
 
     def seconds(self) -> dict[str, float]:
         """Return the total seconds of drafting ("draft"), and of the target's forwards ("verify") and "sampling"."""

@@ -22,7 +22,7 @@ from tot.decoders.budget import Meter
 from tot.decoders.engine.last_open import LastOpen
 from tot.decoders.engine.output import LONGEST_CHARACTER, Output
 from tot.decoders.engine.prefix_cache import PrefixCache
-from tot.decoders.engine.runner import Forward, Runner
+from tot.decoders.engine.runner import Runner
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.engine.scheduler import Scheduler, Step
 from tot.decoders.engine.sequence import BatchDrafter, Call, Handle, Job, PolicyFactory
@@ -124,16 +124,15 @@ class Engine:
                 self._thread = threading.Thread(target=self._run, name="tot-engine", daemon=True)
                 self._thread.start()
             yield
-            self._woken = True
-            self._condition.notify()
+            self.wake()
 
     def close(self) -> None:
         """Stop the loop, cancel the requests in flight, and restore the model's own attention."""
         with self._condition:
             if self._closed:
                 return
-            self._closed = self._woken = True
-            self._condition.notify()
+            self._closed = True
+            self.wake()
             thread = self._thread
         if thread is not None:
             thread.join()
@@ -148,12 +147,8 @@ class Engine:
 
     def reset(self) -> None:
         """Clear the cache and the counters. No request may be running."""
-
-        def clear_all() -> None:
-            self.cache.clear()
-            self.forwards, self.timeline = 0, None
-
-        self.call(clear_all)
+        self.call(self.cache.clear)
+        self.forwards, self.timeline = 0, None
 
     @property
     def loaded(self) -> LoadedModel:
@@ -288,7 +283,11 @@ class Engine:
                 if self.timeline is not None:
                     spans = Span("target", "verify", began, computed), Span("target", "sampling", computed, ended)
                     self.timeline.spans += spans
-                self._count_forward(step, forward)
+                self.forwards += 1
+                for chunk, own, job in zip(step.chunks, forward.own_from, step.jobs, strict=True):
+                    job.computed += max(0, min(chunk.stop, len(job.prompt)) - own)
+                for meter in {id(job.meter): job.meter for job in step.jobs}.values():
+                    meter.count(forwards=1)
                 self._commit(step, reads)
         for job, reason in step.failed.items():
             self._fail(job, reason)
@@ -325,14 +324,6 @@ class Engine:
             job.kept = True
             if not job.running:
                 self._finish(job, None)
-
-    def _count_forward(self, step: Step, forward: Forward) -> None:
-        """Count the forward once per meter in it, and the prompt tokens that it computed per job."""
-        self.forwards += 1
-        for chunk, own, job in zip(step.chunks, forward.own_from, step.jobs, strict=True):
-            job.computed += max(0, min(chunk.stop, len(job.prompt)) - own)
-        for meter in {id(job.meter): job.meter for job in step.jobs}.values():
-            meter.count(forwards=1)
 
     def _finish(self, job: Job, reason: FinishReason | None) -> None:
         """Finish a job; `reason` ends the outputs that are still running."""

@@ -14,9 +14,9 @@ import hashlib
 import json
 import logging
 import os
+import secrets
 import shutil
 import struct
-import tempfile
 import threading
 import time
 import zlib
@@ -152,7 +152,14 @@ class PrefixCache:
             for number, path in enumerate(islice(self._paths(tokens), most)):
                 if not path.exists():
                     block = slice(number * BLOCK, (number + 1) * BLOCK)
-                    self._write_block(path, _packed(tokens[block]) + self._store.read_slots(branch.slots[block]))
+                    rest = _packed(tokens[block]) + self._store.read_slots(branch.slots[block])
+                    unfinished = path.with_suffix(f".{secrets.token_hex(8)}")
+                    try:
+                        unfinished.touch(mode=0o600)
+                        unfinished.write_bytes(_HEADER.pack(_FORMAT, zlib.crc32(rest)) + rest)
+                        unfinished.replace(path)
+                    finally:
+                        unfinished.unlink(missing_ok=True)
                 _set_used(path, now, number)
             self._evict()
         except OSError as error:
@@ -161,17 +168,6 @@ class PrefixCache:
         finally:
             with suppress(TotError):  # the engine is closed or has failed
                 self._call(partial(self._cache.release, branch))
-
-    def _write_block(self, path: Path, rest: bytes) -> None:
-        with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".", delete=False) as file:
-            unfinished = Path(file.name)
-            try:
-                file.write(_HEADER.pack(_FORMAT, zlib.crc32(rest)))
-                file.write(rest)
-                file.close()
-                unfinished.replace(path)
-            finally:
-                unfinished.unlink(missing_ok=True)
 
     def _evict(self) -> None:
         """Delete the least recently used files until the rest is within the limit."""

@@ -86,11 +86,19 @@ def read(logits: Any, reads: Sequence[Read]) -> list[Sampled]:
     Rows that are not finite give NaN log-probabilities. Ties at temperature 0 go to the token with the lowest id.
     """
     targets = [target.draw or target if isinstance(target, Raw) else target for target in reads]
-    functions, logits = _compiled(), np.asarray(logits)
-    if functions is not None:
-        tokens, logprobs = _read(functions, logits, targets)
-    else:
+    functions, logits = _compiled(), np.ascontiguousarray(logits)
+    if functions is None:
         tokens, logprobs = _reference().read(logits, targets)
+    else:  # in few calls, because every step does this
+        tokens = (ctypes.c_int64 * len(targets))(
+            *(target if isinstance(target, int) else -1 if isinstance(target, Draw) else 0 for target in targets)
+        )
+        logprobs = (ctypes.c_float * len(targets))()
+        scratch = _scratch(logits, targets)
+        functions.read_rows(
+            address(logits, np.float32), *logits.shape, address(_token_hashes(logits.shape[1]), np.uint32),
+            pack_draws(targets, logits.shape[1]), tokens, logprobs, address(scratch, np.float32), len(scratch),
+        )  # fmt: skip
     rows = [logits[i] if isinstance(target, Raw) else None for i, target in enumerate(reads)]
     return list(map(Sampled, tokens, logprobs, rows))
 
@@ -101,12 +109,17 @@ def candidates(logits: Any, draws: Sequence[Draw], count: int) -> list[list[int]
     `logits` is as for `read`. A row has fewer tokens if the filters leave fewer. At temperature 0 the tokens are the
     most likely ones.
     """
-    functions, logits = _compiled(), np.asarray(logits)
-    if functions is not None:
-        tokens = _draw(functions, logits, draws, count)
-    else:
+    functions, logits = _compiled(), np.ascontiguousarray(logits)
+    if functions is None:
         tokens = _reference().top_tokens(logits, draws, count)
-    return [[token for token in row if token >= 0] for row in tokens.tolist()]
+    else:
+        tokens, scratch = empty((len(logits), count), np.int64), _scratch(logits, draws)
+        functions.draw(
+            address(logits, np.float32), *logits.shape, address(_token_hashes(logits.shape[1]), np.uint32),
+            pack_draws(draws, logits.shape[1]), count, address(tokens, np.int64), address(scratch, np.float32),
+            len(scratch),
+        )  # fmt: skip
+    return [[token for token in row if token >= 0] for row in tokens.tolist()]  # -1 pads shorter rows
 
 
 def distribution(logits: Any, draw: Draw) -> Array:
@@ -120,36 +133,6 @@ def _reference() -> Any:
     from tot.decoders.engine import sampling_reference
 
     return sampling_reference
-
-
-def _read(functions: Library, logits: Array, targets: Sequence[Draw | int | Raw]) -> tuple[list[int], list[float]]:
-    """Read tokens and log-probabilities with sampling.c, in few calls because every step does this."""
-    logits = np.ascontiguousarray(logits)
-    tokens = (ctypes.c_int64 * len(targets))(
-        *(target if isinstance(target, int) else -1 if isinstance(target, Draw) else 0 for target in targets)
-    )
-    logprobs = (ctypes.c_float * len(targets))()
-    scratch = _scratch(logits, targets)
-    functions.read_rows(
-        address(logits, np.float32), *logits.shape, address(_token_hashes(logits.shape[1]), np.uint32),
-        pack_draws(targets, logits.shape[1]), tokens, logprobs, address(scratch, np.float32), len(scratch),
-    )  # fmt: skip
-    return list(tokens), list(logprobs)
-
-
-def _draw(functions: Library, logits: Array, draws: Sequence[Draw], count: int) -> Array:
-    """Return the top tokens by filtered logits / T + G, (rows, vocab) -> (rows, count); -1 pads shorter rows."""
-    logits, tokens, scratch = (
-        np.ascontiguousarray(logits),
-        empty((len(logits), count), np.int64),
-        _scratch(logits, draws),
-    )
-    functions.draw(
-        address(logits, np.float32), *logits.shape, address(_token_hashes(logits.shape[1]), np.uint32),
-        pack_draws(draws, logits.shape[1]), count, address(tokens, np.int64), address(scratch, np.float32),
-        len(scratch),
-    )  # fmt: skip
-    return tokens
 
 
 def pack_draws(reads: Sequence[Draw | int | Raw], vocab: int) -> bytes:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
@@ -22,6 +22,7 @@ from pydantic import Field
 from tot.decoders.drafting.drafters import Draft, DraftContext, Drafter, Verified
 from tot.decoders.drafting.planner import SpeculationPlanner
 from tot.decoders.engine.engine import Engine
+from tot.decoders.engine.output import Output
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.engine.sequence import DecodingSequence, Job
 from tot.decoders.methods.autoregressive import Autoregressive
@@ -46,56 +47,37 @@ class FastCoTOptions(MethodOptions):
     """Keep (number of exact tokens, approximate tokens after them) of every iteration in `Completion.trajectory`."""
 
 
-@dataclass(slots=True)
-class _Buffer:
-    """The approximate tokens of one rationale."""
+class Approximations(Drafter):
+    """Drafts the approximate tokens of one rationale."""
 
-    question: Sequence[int]
-    """Repeated as the initial content (section 4.2)."""
-    computed: dict[int, int] = field(default_factory=dict)
-    """By position after the prompt: the token that the model drew last."""
-
-    def at(self, position: int) -> int:
-        return self.computed.get(position, self.question[position % len(self.question)])
-
-
-class Buffers(Drafter):
-    """Drafts the approximate tokens of all rationales in progress."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[int, _Buffer] = {}
-
-    def begin(self, key: int, question: Sequence[int]) -> None:
-        """Begin the buffer of a rationale with the tokens of its question."""
-        self._buffers[key] = _Buffer(question)
+    def __init__(self, question: Sequence[int]) -> None:
+        self._question = question
+        """Repeated as the initial content (section 4.2)."""
+        self._computed: dict[int, int] = {}
+        """By position after the prompt: the token that the model drew last."""
 
     def draft(self, contexts: Sequence[DraftContext], planner: SpeculationPlanner | None = None) -> list[Draft]:
-        drafts = []
-        for context in contexts:
-            draft = Draft()
-            if (buffer := self._buffers.get(context.key)) is not None:
-                start = len(context.tokens) - len(context.prompt)
-                for place in range(len(context.widths)):
-                    draft.add(buffer.at(start + place), place - 1, "approximate")
-            drafts.append(draft)
-        return drafts
+        return [self._draft(context) for context in contexts]
+
+    def _draft(self, context: DraftContext) -> Draft:
+        draft, start = Draft(), len(context.tokens) - len(context.prompt)
+        for place in range(len(context.widths)):
+            token = self._question[(start + place) % len(self._question)]
+            draft.add(self._computed.get(start + place, token), place - 1, "approximate")
+        return draft
 
     def observe(self, verified: Verified) -> None:
         """Update the buffer (section 4.3): drawn[i] is the token after node i."""
         context, draft, drawn, _, accepted, *_ = verified
-        if (buffer := self._buffers.get(context.key)) is not None:
-            start = len(context.tokens) - len(context.prompt) + accepted + 1
-            buffer.computed.update(enumerate((drawn[node] for node in range(accepted, len(draft.tokens))), start))
+        start = len(context.tokens) - len(context.prompt) + accepted + 1
+        self._computed.update(enumerate((drawn[node] for node in range(accepted, len(draft.tokens))), start))
 
-    def glimpse(self, key: int, start: int) -> list[int]:
+    def glimpse(self, start: int) -> list[int]:
         """Return the approximate tokens from `start` on that were drawn, without the initial content."""
         tokens: list[int] = []
-        while (token := self._buffers[key].computed.get(start + len(tokens))) is not None:
+        while (token := self._computed.get(start + len(tokens))) is not None:
             tokens.append(token)
         return tokens
-
-    def end(self, key: int) -> None:
-        self._buffers.pop(key, None)
 
 
 class FastCoT(Speculative):
@@ -106,27 +88,13 @@ class FastCoT(Speculative):
     """
 
     def __init__(
-        self,
-        job: Job,
-        speculation: Speculation,
-        buffers: Buffers,
-        question: Sequence[int],
-        cap: int | None,
-        options: FastCoTOptions,
+        self, job: Job, engine: Engine, question: Sequence[int], cap: int | None, options: FastCoTOptions
     ) -> None:
-        super().__init__(job, speculation)
-        self._buffers = buffers
-        self._question = question
+        self._approximations = Approximations(question)
+        super().__init__(job, Speculation(engine, self._approximations, SpeculativeConfig((1,) * options.window)))
         self._cap = cap
         self._options = options
         self._iterations = 0
-
-    def decoding(self) -> list[DecodingSequence]:
-        first = self._sequences is None
-        sequences = super().decoding()
-        for sequence in sequences if first else ():  # not earlier: the request may be refused or cancelled
-            self._buffers.begin(sequence.key, self._question)
-        return sequences
 
     @property
     def pausable(self) -> bool:
@@ -141,18 +109,17 @@ class FastCoT(Speculative):
             return
         cut = self._cap is not None and self._iterations >= self._cap
         if cut or self._options.trajectory:
-            output.trajectory.append((len(output.tokens), tuple(self._glimpse(sequence))))
+            output.trajectory.append((len(output.tokens), tuple(self._glimpse(output))))
         if cut:
             output.end("length")
             self._speculation.end(sequence.key)
 
-    def _glimpse(self, sequence: DecodingSequence) -> list[int]:
+    def _glimpse(self, output: Output) -> list[int]:
         """Return the next approximate tokens, up to the end that they predict for the rationale."""
-        output, codec = sequence.output, self._job.codec
         if not self._options.glimpse:
             return []
-        tokens = self._buffers.glimpse(sequence.key, len(output.tokens))[: output.room]
-        sampling = self._job.request.sampling
+        codec, sampling = self._job.codec, self._job.request.sampling
+        tokens = self._approximations.glimpse(len(output.tokens))[: output.room]
         stops, ends = sampling.stop, () if sampling.ignore_eos else codec.end_ids
         end = output.text[-max(map(len, stops), default=0) :] if stops else ""
         for count, token in enumerate(tokens):
@@ -173,14 +140,12 @@ def _question(sample: Sample) -> list[int]:
     return (sample.codec.encode(paragraphs[-1], continues=False) if paragraphs else []) or sample.prompt
 
 
-def _decode(sample: Sample, speculation: Speculation, buffers: Buffers, options: FastCoTOptions) -> Program:
+def _decode(sample: Sample, engine: Engine, options: FastCoTOptions) -> Program:
     """Decode a rationale up to the cap, and then the answer."""
     cap = None if sample.request.whole_rationale else options.cap
     rationale = Completion("", (), 0.0, "length", Usage(), parts=(Part("exact", ""),), trajectory=((0, ()),))
     if cap != 0:
-        policy = partial(
-            FastCoT, speculation=speculation, buffers=buffers, question=_question(sample), cap=cap, options=options
-        )
+        policy = partial(FastCoT, engine=engine, question=_question(sample), cap=cap, options=options)
         (rationale,) = yield [sample.rationale(policy)]
     if rationale.finish_reason in ("budget", "cancelled"):
         return rationale
@@ -203,9 +168,7 @@ def _decode(sample: Sample, speculation: Speculation, buffers: Buffers, options:
 
 
 def _open(engine: Engine, options: FastCoTOptions, stack: ExitStack) -> OpenedMethod:
-    buffers = Buffers()
-    shared = Speculation(engine, buffers, SpeculativeConfig((1,) * options.window))
-    program = partial(_decode, speculation=shared, buffers=buffers, options=options)
+    program = partial(_decode, engine=engine, options=options)
     return OpenedMethod(Autoregressive, draft_rows=options.window, program=program)
 
 

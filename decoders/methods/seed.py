@@ -9,23 +9,30 @@ gain.
 
 from __future__ import annotations
 
-import queue
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import ExitStack
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import model_validator
 
 from tot.decoders.drafting.draft_model import make_drafter
-from tot.decoders.drafting.drafters import DraftContext, Drafter
+from tot.decoders.drafting.drafters import Draft, DraftContext, Drafter
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.sequence import DecodingSequence
 from tot.decoders.machine import use_threads
 from tot.decoders.methods.method import Method, OpenedMethod
-from tot.decoders.methods.sd import DraftingOptions, KConfig
-from tot.decoders.methods.speculative import Drafted, Speculation, Speculative, SpeculativeConfig, speculate
+from tot.decoders.methods.speculative import (
+    Drafted,
+    DraftingOptions,
+    KConfig,
+    Speculation,
+    Speculative,
+    SpeculativeConfig,
+    speculate,
+)
 from tot.decoders.timeline import Span
 
 
@@ -59,87 +66,74 @@ class SEEDOptions(DraftingOptions):
 class Rounds(Speculation):
     """The queue of drafts to verify. Drafting is sequential, in a worker beside the target or between its forwards."""
 
-    def __init__(
-        self, engine: Engine, drafter: Drafter, options: SEEDOptions, executor: Executor | None = None
-    ) -> None:
+    def __init__(self, engine: Engine, drafter: Drafter, options: SEEDOptions) -> None:
         super().__init__(engine, drafter, options.config)
-        self._executor = executor or (draft_worker() if options.overlap else _Inline())
-        """Runs drafts in order."""
-        self._queue: queue.SimpleQueue[tuple[int, Future[Drafted]]] = queue.SimpleQueue()
-        """Finished drafts in order of completion."""
-        self._drafting: set[int] = set()
-        """Keys of the texts whose drafts are in progress or queued."""
+        self._worker = draft_worker() if options.overlap else None
+        self._queue: dict[int, tuple[DraftContext, Future[Draft] | None]] = {}
+        """By text, in the order of its draft: the draft in progress or finished; None if there is no worker."""
         self._verifying: tuple[int, float] | None = None
         """Key of the draft in verification, and its start on the timeline."""
 
     def draft_all(self, sequences: Sequence[DecodingSequence]) -> None:
-        """Submit a draft for each branch that has none in progress, and take the front of the queue."""
+        """Queue each branch that is not queued, and take the front of the queue if it is drafted."""
         self._end_verification()
         self._count_step(sequences)
         for sequence in sequences:
-            if (key := sequence.key) not in self._drafting:
-                self._drafting.add(key)
-                future = self._executor.submit(self._draft, key, self.context(sequence))
-                future.add_done_callback(partial(self._enqueue, key))
-        while not self._queue.empty():  # if empty, the next finished draft wakes the engine
-            key, future = self._queue.get()
-            self._note_length()
-            if key not in self._drafting:  # cancelled
-                continue
-            self._drafting.remove(key)
-            self.drafts[key] = future.result()
-            if self.engine.timeline is not None:
-                self._verifying = key, self.engine.timeline.clock()
+            if (key := sequence.key) not in self._queue:
+                context, future = self.context(sequence), None
+                if self._worker is not None:
+                    future = self._worker.submit(self._draft, context)
+                self._queue[key] = context, future
+                if future is not None:
+                    future.add_done_callback(self._finished)
+        if not self._queue:
             return
+        key, (context, future) = next(iter(self._queue.items()))
+        if future is not None and not future.done():
+            return  # the next finished draft wakes the engine
+        del self._queue[key]
+        self._note_length()
+        self.drafts[key] = Drafted(context, self._draft(context) if future is None else future.result())
+        if self.engine.timeline is not None:
+            self._verifying = key, time.perf_counter()
 
-    def _draft(self, key: int, context: DraftContext) -> Drafted:
-        """Draft for a branch. Runs in the executor."""
-        with self.span(f"branch {key}", key):
-            (draft,) = self.drafter.draft([context], self.planner([context]))
-        return Drafted(context, draft)
+    def _draft(self, context: DraftContext) -> Draft:
+        with self.span(f"branch {context.key}", context.key):
+            return self.drafter.draft([context], self.planner([context]))[0]
 
-    def _enqueue(self, key: int, future: Future[Drafted]) -> None:
-        self._queue.put((key, future))
+    def _finished(self, future: Future[Draft]) -> None:
         self._note_length()
         self.engine.wake()
 
     def _note_length(self) -> None:
+        """Record the number of finished drafts."""
         if (timeline := self.engine.timeline) is not None:
-            timeline.queue.append((timeline.clock(), self._queue.qsize()))
+            finished = [future is None or future.done() for _, future in list(self._queue.values())]
+            timeline.queue.append((time.perf_counter(), sum(finished)))
 
     def _end_verification(self) -> None:
         """Record the end of the verification that was in progress."""
         if self._verifying is not None and (timeline := self.engine.timeline) is not None:
             key, began = self._verifying
-            timeline.spans.append(Span(f"branch {key}", "verify", began, timeline.clock(), key))
+            timeline.spans.append(Span(f"branch {key}", "verify", began, time.perf_counter(), key))
         self._verifying = None
 
     def _end_drafting(self, key: int) -> None:
-        self._drafting.discard(key)
+        self._queue.pop(key, None)
         if self._verifying is not None and self._verifying[0] == key:
             self._end_verification()
-        try:
-            self._executor.submit(self.drafter.end, key)  # not while the drafter runs
-        except RuntimeError:  # the executor is shut down
-            self.drafter.end(key)
+        if self._worker is not None:
+            with suppress(RuntimeError):  # the worker is shut down
+                self._worker.submit(self.drafter.end, key)  # not while the drafter runs
+                return
+        self.drafter.end(key)
 
     def close(self) -> None:
-        self._executor.shutdown()
+        if self._worker is not None:
+            self._worker.shutdown()
 
 
-class _Inline(Executor):
-    """Runs functions immediately, in the caller's thread."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as error:  # like other executors  # noqa: BLE001
-            future.set_exception(error)
-        return future
-
-
-def draft_worker() -> Executor:
+def draft_worker() -> ThreadPoolExecutor:
     """Return an executor with one thread, which leaves the other cores to the target."""
     return ThreadPoolExecutor(1, "tot-draft", partial(use_threads, 1))
 

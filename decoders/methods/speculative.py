@@ -1,4 +1,4 @@
-"""Speculative decoding: a drafter guesses several tokens, the target verifies all of them in one forward.
+"""sd and mcsd, speculative decoding: a drafter guesses several tokens, the target verifies all of them in one forward.
 
 SD (Leviathan et al., 2023) drafts a chain; MCSD (Yang et al., 2024; SEED, section 3.2) drafts a tree with k_config
 candidates at each position. `acceptance.py` decides which tokens are accepted.
@@ -10,11 +10,14 @@ import itertools
 import operator
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
-from typing import NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BeforeValidator, Field
 
 from tot.decoders.drafting.acceptance import Coupled, Rejection
+from tot.decoders.drafting.draft_model import make_drafter
 from tot.decoders.drafting.drafters import Draft, DraftContext, Drafter, Verified
 from tot.decoders.drafting.latency_model import latency_model
 from tot.decoders.drafting.planner import AcceptanceStatistics, SpeculationPlanner
@@ -24,7 +27,7 @@ from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.engine.sequence import DecodingSequence, Job
 from tot.decoders.methods.autoregressive import Autoregressive
-from tot.decoders.methods.method import OpenedMethod
+from tot.decoders.methods.method import Method, MethodOptions, OpenedMethod
 from tot.decoders.request import Purpose
 
 _DRAFT_SEED = 0x3C6EF372FE94F82B
@@ -256,3 +259,45 @@ def speculate(engine: Engine, drafter: Drafter, config: SpeculativeConfig) -> Op
     """Return the method that verifies the drafts of a drafter."""
     shared = Speculation(engine, drafter, config)
     return OpenedMethod(partial(Speculative, speculation=shared), drafter, draft_rows=shared.rows)
+
+
+KConfig = Annotated[
+    tuple[Annotated[int, Field(ge=1, le=64)], ...],
+    Field(min_length=1, max_length=16),
+    BeforeValidator(lambda given: given.split(",") if isinstance(given, str) else given),
+]
+
+
+class DraftingOptions(MethodOptions):
+    """Options of methods with a drafter."""
+
+    draft: Any = None
+    """None uses prompt lookup, which drafts a single chain; otherwise a draft model: a name, a hub id, a folder or a
+    GGUF file."""
+
+
+class SDOptions(DraftingOptions):
+    """Speculative decoding (Leviathan et al., 2023): verify k drafted tokens in one forward pass."""
+
+    k: Annotated[int, Field(ge=1, le=16)] = 4
+    """Tokens drafted per step."""
+    rule: Literal["coupled", "leviathan"] = "coupled"
+    """coupled gives the output of `ar`, token for token; leviathan keeps only its distribution."""
+
+
+class MCSDOptions(DraftingOptions):
+    """Multi-candidate speculative decoding (Yang et al., 2024): verify a tree of drafted tokens."""
+
+    k_config: KConfig = (2, 2, 1)
+    """Number of candidates at each drafted position, per candidate of the position before."""
+    rule: Literal["coupled", "mcsd"] = "coupled"
+    """coupled gives the output of `ar`, token for token; mcsd, recursive rejection, keeps only its distribution."""
+
+
+def _open(engine: Engine, options: SDOptions | MCSDOptions, stack: ExitStack) -> OpenedMethod:
+    k_config = options.k_config if isinstance(options, MCSDOptions) else (1,) * options.k
+    return speculate(engine, make_drafter(options.draft, engine, stack), SpeculativeConfig(k_config, options.rule))
+
+
+SD = Method(_open, SDOptions)
+MCSD = Method(_open, MCSDOptions)

@@ -1,4 +1,4 @@
-"""Usages of completions, tokens by purpose, and the timeline of a run."""
+"""Usages of completions, and the timeline of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tot.decoders import Completion, LocalDecoder, Request, Sampling, Usage
+from tot.decoders import Completion, LocalDecoder, Meter, Request, Sampling, Usage
 from tot.decoders.timeline import Span, Timeline
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: "
@@ -30,12 +30,9 @@ def load(make_bench: Callable[..., Any]) -> Load:
     return lambda name, draft=None, **options: bench.speculative(name, draft, **options)
 
 
-def requests(count: int = 3, purpose: Any = "generate", tokens: int = 24, **more: Any) -> list[Request]:
+def requests(count: int = 3, tokens: int = 24, **more: Any) -> list[Request]:
     sampling = {"max_tokens": tokens, "temperature": 0.6, "ignore_eos": True, "n": 2}
-    return [
-        Request(prompt=LONG + str(i), purpose=purpose, sampling=Sampling(seed=i, **sampling), **more)
-        for i in range(count)
-    ]
+    return [Request(prompt=LONG + str(i), sampling=Sampling(seed=i, **sampling), **more) for i in range(count)]
 
 
 def total(completions: Sequence[Completion]) -> Usage:
@@ -45,23 +42,11 @@ def total(completions: Sequence[Completion]) -> Usage:
 # -- usages ----------------------------------------------------------------------------------------
 
 
-@named
-def test_tokens_are_counted_by_purpose(load: Load, name: str, options: dict[str, Any]) -> None:
-    decoder = load(name, **options)
-    handles = {
-        purpose: decoder.submit(requests(count, purpose))
-        for purpose, count in (("generate", 3), ("evaluate", 1), ("answer", 2))
-    }
-    for purpose, some in handles.items():
-        completions = [completion for handle in some for completion in handle.result(30)]
-        assert decoder.engine.accounts[purpose].tokens == total(completions).new_tokens  # type: ignore[index]
-    assert {*decoder.engine.accounts} == {*handles}
-
-
 def test_an_answer_is_counted_with_its_rationale(load: Load) -> None:
-    decoder = load("sd")
-    got = decoder.generate(requests(answer_trigger=" So", answer_tokens=5))
-    assert decoder.engine.accounts["generate"].tokens == total(got).new_tokens == 6 * (24 + 5)
+    meter = Meter()
+    handles = load("sd").submit(requests(answer_trigger=" So", answer_tokens=5), meter)
+    completions = [completion for handle in handles for completion in handle.result(30)]
+    assert total(completions).new_tokens == meter.new_tokens == 6 * (24 + 5)
 
 
 @pytest.mark.parametrize(("k", "tokens"), [(1, 32), (3, 32), (4, 50)])

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tot.decoders import Completion, Engine, LocalDecoder, Message, Request, Sampling, load_decoder, load_model
 from tot.decoders.engine.sampling import Draw, read
+from tot.decoders.engine.sequence import Call, Handle
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 4
 Serve = Callable[..., LocalDecoder]
@@ -140,6 +141,14 @@ def greedy(decoder: LocalDecoder, prompt: str = "abc", **settings: Any) -> Compl
     return decoder.generate([Request(prompt=prompt, sampling=Sampling(**settings))])[0]
 
 
+def submit_all(engine: Engine, requests: Sequence[Request], *policies: Any, stream: bool = False) -> list[Handle]:
+    """Queue requests together. The last policy is for all further requests."""
+    given = [*policies, *[policies[-1]] * (len(requests) - len(policies))]
+    calls = [Call(*pair, Handle(engine.wake, stream)) for pair in zip(requests, given, strict=True)]
+    engine.submit_all(calls)
+    return [call.handle for call in calls]
+
+
 def wait_until(true: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 20
     while not true():
@@ -155,5 +164,6 @@ def helpers() -> Any:
         by_request=by_request,
         mixed_requests=mixed_requests,
         greedy=greedy,
+        submit_all=submit_all,
         wait_until=wait_until,
     )

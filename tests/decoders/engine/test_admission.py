@@ -20,13 +20,13 @@ Serve = Callable[..., LocalDecoder]
 def pauses(monkeypatch: pytest.MonkeyPatch) -> Counter[Job]:
     """Count how often each request was paused."""
     counted: Counter[Job] = Counter()
-    pause = Autoregressive.pause
+    release = scheduler.Scheduler._release
 
-    def count(policy: Autoregressive) -> None:
-        counted[policy._job] += 1
-        pause(policy)
+    def count(self: scheduler.Scheduler, job: Job) -> None:
+        counted[job] += job.pauses > counted[job]
+        release(self, job)
 
-    monkeypatch.setattr(Autoregressive, "pause", count)
+    monkeypatch.setattr(scheduler.Scheduler, "_release", count)
     return counted
 
 
@@ -49,47 +49,50 @@ def test_every_kind_of_request_returns_the_same_beside_paused_ones(
 
 
 def test_the_oldest_request_is_never_paused_and_paused_ones_finish_in_order(
-    serve: Serve, pauses: Counter[Job], monkeypatch: pytest.MonkeyPatch
+    helpers: Any, serve: Serve, pauses: Counter[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler, "_AHEAD", 4)
     engine = serve(kv_budget=400).engine
     ended: list[int] = []
     requests = long_requests(6)
-    handles = engine.submit_all(requests, [Autoregressive] * 6)
+    handles = helpers.submit_all(engine, requests, Autoregressive)
     for i, handle in enumerate(handles):
         handle.future.add_done_callback(lambda _, i=i: ended.append(i))
     for handle in handles:
         handle.result(60)
     assert ended == sorted(ended)
-    assert requests[0] not in [job.request for job in pauses]
+    assert requests[0] not in [job.request for job, count in pauses.items() if count]
 
 
-def test_a_paused_stream_repeats_nothing(serve: Serve, pauses: Counter[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_paused_stream_repeats_nothing(
+    helpers: Any, serve: Serve, pauses: Counter[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(scheduler, "_AHEAD", 4)
     engine = serve(kv_budget=400).engine
-    handles = engine.submit_all(long_requests(6), [Autoregressive] * 6, stream=True)
+    handles = helpers.submit_all(engine, long_requests(6), Autoregressive, stream=True)
     for handle in handles:
         assert "".join(text for _, text in handle) == handle.result(60)[0].text
-    assert pauses
+    assert any(pauses.values())
 
 
 def test_a_paused_request_that_is_cancelled_keeps_its_text(
-    serve: Serve, pauses: Counter[Job], monkeypatch: pytest.MonkeyPatch
+    helpers: Any, serve: Serve, pauses: Counter[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests = long_requests(6)
     whole = serve(kv_budget=3000).generate(requests)[-1].tokens
     monkeypatch.setattr(scheduler, "_AHEAD", 4)
-    pause = Autoregressive.pause
+    release = scheduler.Scheduler._release
 
-    def pause_and_cancel(policy: Autoregressive) -> None:
-        pause(policy)
-        policy._job.handle.cancel()
+    def pause_and_cancel(self: scheduler.Scheduler, job: Job) -> None:
+        release(self, job)
+        if job.pauses:
+            job.handle.cancel()
 
-    monkeypatch.setattr(Autoregressive, "pause", pause_and_cancel)
+    monkeypatch.setattr(scheduler.Scheduler, "_release", pause_and_cancel)
     engine = serve(kv_budget=400).engine
-    handles = engine.submit_all(requests, [Autoregressive] * 6)
+    handles = helpers.submit_all(engine, requests, Autoregressive)
     (cancelled,) = handles[-1].result(60)
-    assert pauses
+    assert any(pauses.values())
     assert cancelled.finish_reason == "cancelled"
     assert 0 < len(cancelled.tokens) < len(whole)
     assert cancelled.tokens == whole[: len(cancelled.tokens)]
@@ -103,7 +106,7 @@ def test_slots_used_by_choices_are_not_reserved_again(serve: Serve, monkeypatch:
 
     def watch(self: scheduler.Scheduler) -> list[Any]:
         admitted = admit(self)
-        needed.append(engine.cache.live + sum(job.policy.growth() for job in self.running))
+        needed.append(engine.cache.live + sum(job.policy.need(1000) for job in self.running))
         return admitted
 
     monkeypatch.setattr(scheduler.Scheduler, "admit", watch)

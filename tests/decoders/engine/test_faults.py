@@ -44,7 +44,7 @@ def test_a_fault_in_a_policy_fails_its_request_only(helpers: Any, decoder: Local
     request = Request(prompt=LONG, sampling=Sampling(max_tokens=12, temperature=1.0, n=2))
     expected = [helpers.outcome(one) for one in decoder.generate([request])]
     policies = [Autoregressive, partial(Faulty, where=where), Autoregressive]
-    sound, faulty, also_sound = engine.submit_all([request] * 3, policies, stream=True)
+    sound, faulty, also_sound = helpers.submit_all(engine, [request] * 3, *policies, stream=True)
     with pytest.raises(ModelError, match="decoding failed: ZeroDivisionError: a fault of mine"):
         faulty.result(30)
     with pytest.raises(ModelError, match="a fault of mine"):
@@ -122,13 +122,15 @@ class Ruinous(Autoregressive):
 
 
 @pytest.mark.parametrize(("policy", "reason"), [(Exiting, "SystemExit: 1"), (Ruinous, "ZeroDivisionError: slots lost")])
-def test_a_failed_engine_fails_its_waiting_requests(model: Any, tokenizer: Any, policy: Any, reason: str) -> None:
+def test_a_failed_engine_fails_its_waiting_requests(
+    helpers: Any, model: Any, tokenizer: Any, policy: Any, reason: str
+) -> None:
     tokens = torch.tensor([[5, 6, 7]])
     before = model(tokens).logits
     engine = Engine(load_model(model, tokenizer=tokenizer), 1000)
     requests = [Request(prompt=p, sampling=Sampling(max_tokens=n, ignore_eos=True)) for p, n in (("a", 3), ("b", 700))]
     waiting = Request(prompt="c", sampling=Sampling(max_tokens=700))
-    handles = engine.submit_all([*requests, waiting], [policy, Autoregressive, Autoregressive], stream=True)
+    handles = helpers.submit_all(engine, [*requests, waiting], policy, Autoregressive, stream=True)
     for handle in handles:
         with pytest.raises(ModelError, match=rf"engine has failed \({reason}\): make a new one"):
             handle.result(30)

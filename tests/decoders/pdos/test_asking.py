@@ -108,7 +108,7 @@ def test_invalid_steps_are_refused(make: Make) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"step_tokens": 0}, "option step_tokens: .*greater than or equal to 1"),
+        ({"step_tokens": 6}, "option step_tokens: was removed: steps share max_tokens equally"),
         ({"marker": "@@"}, "option marker: was removed: the format of steps is fixed"),
     ],
 )

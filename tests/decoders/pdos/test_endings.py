@@ -50,9 +50,11 @@ def test_a_stop_string_in_a_title_ends_the_text_like_in_ar(make: Make, scripted:
 
 
 def test_a_step_ends_at_its_marker_end_token_or_limit(make: Make, scripted: Any, ask: Any) -> None:
-    decoder = make(step_tokens=9)
+    decoder = make()
     scripted(decoder, "#### A: on\n####", "#### B: and", "#### C: on and on and on and on", "#### D: x %%%")
-    (got,) = decoder.generate([ask(decoder, steps=tuple("ABCD"))])
+    frame = sum(len(decoder.engine.codec.encode(f"#### {title}:")) + 1 for title in "ABCD")
+    most = frame + len(decoder.engine.codec.encode("####%%%\n")) + 5 * 9
+    (got,) = decoder.generate([ask(decoder, steps=tuple("ABCD"), sampling={"max_tokens": most})])
     a, b, c, d = (part for part in got.parts if part.kind == "step")
     assert (a.text, b.text, d.text) == ("#### A: on\n", "#### B: and\n", "#### D: x\n")
     assert "#### C: on and on and on and on\n".startswith(c.text.rstrip())
@@ -62,9 +64,10 @@ def test_a_step_ends_at_its_marker_end_token_or_limit(make: Make, scripted: Any,
 
 def test_a_step_whose_end_splits_a_token_keeps_its_limit(make: Make, marks: Any, scripted: Any, ask: Any) -> None:
     marks(marker="e")
-    decoder = make(step_tokens=1)
+    decoder = make()
     scripted(decoder, "e A: the")  # one token, " the", of which the two tokens of " th" remain
-    (got,) = decoder.generate([ask(decoder, steps=("A",))])
+    most = len(decoder.engine.codec.encode("e A:")) + 1 + len(decoder.engine.codec.encode("e%%%\n")) + 2
+    (got,) = decoder.generate([ask(decoder, steps=("A",), sampling={"max_tokens": most})])
     assert (got.parts[0].text, got.parts[0].tokens) == ("e A: \n", 1)
 
 
