@@ -248,7 +248,6 @@ def test_a_command_that_fails_is_an_error_in_one_line(capfd: pytest.CaptureFixtu
     assert "--max-tokens 1 --json` failed with status 2: tot: " in err
 
 
-<<<<<<< HEAD
 def test_branches_are_decoded_together_from_an_empty_cache(tiny: Any) -> None:
     with tiny() as decoder:
         for _ in range(2):
@@ -256,47 +255,3 @@ def test_branches_are_decoded_together_from_an_empty_cache(tiny: Any) -> None:
             assert measured["tokens"] == 12
             assert 0 < measured["prefill"] < measured["seconds"]
             assert decoder.engine.cache.stored == 50 + 3 * 3  # of this run alone
-=======
-# -- recorded searches --------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def decoder(tiny: Any) -> Iterator[LocalDecoder]:
-    with tiny() as made:
-        yield made
-
-
-def test_a_recorded_search_is_replayed_with_the_same_prompts_and_numbers_of_tokens(
-    decoder: LocalDecoder, letters: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waves = record(decoder, letters(), "why?", 2, breadth=2, depth=3)
-    tokens = sum(sum(request.new) for wave in waves for request in wave)
-    scored = [[bool(request.choices) for request in wave] for wave in waves]
-    # A level expands each state to two thoughts and scores the thoughts. The best one is asked for its answer.
-    assert [all(wave) for wave in scored[:4]] == [False, True, False, True]
-    assert all(len(set(wave)) == 1 for wave in scored)
-    assert [len(request.new) for request in waves[0]] == [2]
-    asked: list[Any] = []
-    generate = decoder.generate
-    monkeypatch.setattr(decoder, "generate", lambda batch: asked.extend(batch) or generate(batch))
-    assert replay(decoder, waves)["tokens"] == tokens > 0
-    every = [request for wave in waves for request in wave]
-    assert [one.choices for one in asked if one.choices] == [one.choices for one in every if one.choices]
-    assert {one.prompt for one in asked} == {one.prompt for one in every}
-
-
-def test_samples_of_equal_length_share_one_request() -> None:
-    wave = (
-        WaveRequest((1, 2), (3, 3), seed=7),
-        WaveRequest((4,), (2, 5), seed=9),
-        WaveRequest((6,), (), (" 1",), True),
-    )
-    made = list(requests(wave))
-    drawn = [(one.sampling.n, one.sampling.max_tokens, one.sampling.seed) for one in made[:3]]
-    assert drawn == [(2, 3, 7), (1, 2, 9), (1, 5, 10)]
-    assert all(one.sampling.ignore_eos and one.sampling.temperature == 1 for one in made[:3])
-    assert (made[3].choices, made[3].close_choices, made[3].purpose) == ((" 1",), True, "evaluate")
-    assert checked(1.0, 13, [wave])["tokens"] == 13
-    assert checked(1.0, 14, [wave], scores=False)["tokens"] == 14  # an engine that cannot score reads one token
-    assert rows([wave]) == 2 * (2 + 3) + (1 + 2) + (1 + 5) + (1 + 1)
->>>>>>> 09ecf04 (Simplify FastCoT's buffer, SEED's rounds and the scoring of choices)
