@@ -9,14 +9,10 @@ CLIENTS := .venv-clients
 
 .PHONY: solve lint test test-rest test-all test-servers test-clients test-soak test-arm docs docs-check peers wheel notebooks jupyter pictures cllm clean
 
-# A small model ranks the moves of a puzzle, whose rules check the answer; then random ranks, without a model. Over 40
-# puzzles (rows of game24.csv, shuffled by seed 1), random ranks take 426 thoughts and the model's 214. This seed takes 332
-# and the model 155; other seeds take 461 to 1,111 for this puzzle.
-CHANCE := --model none --generator enumerate:prior=random --evaluator random --seed 6
+# One question, which the small model gets wrong by one answer and right by a search.
 solve: $(VENV)/solve
-	$(BIN)/tot solve game24 "4 9 10 13"
-	@echo; echo "With random ranks, without a model (about twice as many thoughts, as over 40 puzzles):"; $(BIN)/tot solve game24 "4 9 10 13" $(CHANCE) | tail -n 2
-	@echo; echo 'A model that can reason: $(BIN)/tot solve gsm8k --model Qwen/Qwen2.5-1.5B-Instruct "..."'
+	$(BIN)/tot demo
+	@echo; echo 'With your question: $(BIN)/tot ask "..."'
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

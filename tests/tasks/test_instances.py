@@ -10,8 +10,10 @@ import pytest
 
 from benchmarks.word_problems import WordProblems
 from tot.cli.app import main
+from tot.cli.instances import distinct_rows
 from tot.tasks.blocks_planner import plain_plan, shortest_plan
 from tot.tasks.blocksworld import Blocksworld, DirectBlocksworld, read_text
+from tot.tasks.code import Code, examples
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -84,6 +86,19 @@ def test_instances_are_distinct_and_exclude_those_of_another_file(
     assert not set(questions[0]) & set(questions[1])
     assert main(["instances", "creative_writing", "--out", str(first)]) == 2
     assert "can't generate questions" in capfd.readouterr().err
+
+
+def test_a_generated_function_is_judged_by_tests_that_its_question_does_not_show() -> None:
+    task = Code()
+    rows = {row["question"].split("(")[0].split()[-1]: row for row in distinct_rows("code")}
+    assert len(rows) == 40
+    row = rows["sum_odd"]
+    shown = examples(row["question"])
+    assert len(shown) == 3
+    assert not any(line in row["answer"] for line in shown)
+    program = "def sum_odd(numbers):\n    return sum(x for x in numbers if x % 2 == {})\n"
+    assert task.score(program.format(1), row["answer"]) == 1.0
+    assert task.score(program.format(0), row["answer"]) == 0.0
 
 
 def test_too_few_distinct_questions_are_an_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

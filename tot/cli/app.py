@@ -26,6 +26,7 @@ from tot.report.terminal import PlainFormatter, complain
 from tot.running import LOADING
 
 COMMANDS = {
+    "demo": "tot.cli.demo:demo_command",
     "solve": "tot.cli.solve:solve_command",
     "eval": "tot.cli.eval:eval_command",
     "calibrate": "tot.cli.calibrate:calibrate_command",

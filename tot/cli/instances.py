@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from itertools import count as numbers
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from tot.decoders.errors import OptionError
 
 
 def instances_command(
@@ -19,11 +22,24 @@ def instances_command(
     without: Annotated[list[Path] | None, typer.Option(help="Exclude the questions of these files.")] = None,
 ) -> None:
     """Generate distinct questions of a task."""
-    from tot.decoders.errors import OptionError
     from tot.decoders.files import writing
     from tot.evaluation.data import rows
-    from tot.registry import load_task
     from tot.report.terminal import counting
+
+    excluded = [row for path in without or () for row in rows(path)]
+    with writing(out), out.open("w", encoding="utf-8") as file, counting("generating", count) as tell:
+        written = 0
+        for row in islice(distinct_rows(task, seed, excluded), count):
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            written += 1
+            tell(written, f"{written} questions")
+        if written < count:
+            raise OptionError(f"{task} has hardly more than the {written} questions in {out}: lower the count")
+
+
+def distinct_rows(task: str, seed: int = 0, excluded: list[Any] | None = None) -> Iterator[dict[str, Any]]:
+    """Yield generated rows until 1,000 in a row repeat an earlier or excluded one."""
+    from tot.registry import load_task
     from tot.task.checked import CheckedTask
 
     checked = CheckedTask(load_task(task))
@@ -33,19 +49,13 @@ def instances_command(
         """Return the prompt of a row, because one question may be written in several ways."""
         return checked.prompt(template, checked.start(checked.question_of(row)))
 
-    seen = {prompt(row) for path in without or () for row in rows(path)}
-    written, repeated = 0, 0
-    with writing(out), out.open("w", encoding="utf-8") as file, counting("generating", count) as tell:
-        for number in numbers():
-            row = checked.instance((seed << 32) + number)
-            question = prompt(row)
-            repeated = repeated + 1 if question in seen else 0
-            if repeated > 1000:
-                raise OptionError(f"{task} has hardly more than the {written} questions in {out}: lower the count")
-            if not repeated:
-                seen.add(question)
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
-                written += 1
-                tell(written, f"{written} questions")
-            if written == count:
+    seen, repeated = {prompt(row) for row in excluded or ()}, 0
+    for number in numbers():
+        row = checked.instance((seed << 32) + number)
+        if (question := prompt(row)) in seen:
+            if (repeated := repeated + 1) > 1000:
                 return
+            continue
+        seen.add(question)
+        repeated = 0
+        yield row

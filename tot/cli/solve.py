@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -63,7 +62,6 @@ def solve_command(
     ] = False,
 ) -> None:
     """Grow a tree of thoughts about a question and answer it."""
-    started = time.monotonic()
     files = {name: one for name, one in zip(_FILES, (score, start, best), strict=True) if one is not None}
     from tot.search.checkpoint import Checkpoint
 
@@ -89,7 +87,7 @@ def solve_command(
         columns = {"question": question_column, "answer": answer_column}
         asked = _question(task, question, data, row, {name: one for name, one in columns.items() if one is not None})
         settings = {"task": task, "question": asked[0], "reference": asked[1], "out": place, **given}
-    if _run(settings, checkpoint, overwrite, started, as_json, live):
+    if _run(settings, checkpoint, overwrite, as_json, live):
         raise typer.Exit(130)
 
 
@@ -174,16 +172,16 @@ def _run(
     settings: Mapping[str, Any],
     checkpoint: Checkpoint | None,
     overwrite: bool,
-    started: float,
     as_json: bool,
     live: bool,
 ) -> bool:
     """Solve, save and print. Returns whether Ctrl-C ended the search."""
     from tot.api import solve
+    from tot.cli.live_view import watched
     from tot.cli.output import show
     from tot.decoders.files import write_json
     from tot.evaluators.noise import warn_if_noisy
-    from tot.report.terminal import complain, progress
+    from tot.report.terminal import complain
     from tot.search.checkpoint import Checkpoint
     from tot.serving.live import LiveSearches
 
@@ -206,8 +204,9 @@ def _run(
         from tot.serving.pages import served
 
         address = stack.enter_context(served(runs, "Searches"))
-    search = stack.enter_context(runs.run("tot solve", about["question"]))
+    search = stack.enter_context(watched(about["question"], "tot solve", quiet=as_json, runs=runs))
     if live:
+        search.votes = True
         complain(f"tot solve: the tree is shown at {address}#run-{search.id}")
 
     def watch(run: Run) -> None:
@@ -215,18 +214,9 @@ def _run(
             warn_if_noisy(task, parts["search"], parts["evaluator"], run.backend.loaded("evaluate"))
         search.watch(run)
 
-    bars = progress(lambda: search.line or f"loading the model … {time.monotonic() - started:.0f} s", quiet=as_json)
-    search.votes = live or not bars.disable
     with stack:
         try:
-            with bars:
-                solution = search.solution = solve(
-                    task,
-                    about["question"],
-                    config,
-                    checkpoint=checkpoint,
-                    watch=watch,
-                )
+            solution = search.solution = solve(task, about["question"], config, checkpoint=checkpoint, watch=watch)
         except BaseException:
             if checkpoint is not None:
                 checkpoint.close()

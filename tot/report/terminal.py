@@ -118,13 +118,14 @@ def print_tree(page: Console, tree: ThoughtTree, most: int = 50) -> None:
     branches = {tree.root.id: top}
     for node in tree:
         if node.parent is not None and node.id in kept:
-            branches[node.id] = branches[node.parent].add(_label(node))
+            branches[node.id] = branches[node.parent].add(label(node))
     page.print(top, soft_wrap=False, no_wrap=True, overflow="ellipsis")
     if len(kept) < len(tree):
         page.print(f"… and {len(tree) - len(kept)} more thoughts")
 
 
-def _label(node: Node) -> Text:
+def label(node: Node) -> Text:
+    """Return a thought on one line, with its value, visits and answer."""
     value = "  –  " if node.value is None else f"{node.value:5.2f}"
     text = Text(f"{'★' if node.chosen else '·'} {value}  ", style="bold green" if node.chosen else "cyan")
     assert node.thought is not None

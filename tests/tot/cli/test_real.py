@@ -117,3 +117,11 @@ def test_models_lists_the_embedded_model_and_its_file(smollm2: str, python: Any)
     path = Path(line.split("  ")[-1])
     assert path.suffix == ".gguf"
     assert path.is_file()
+
+
+@pytest.mark.real
+def test_the_demo_shows_a_wrong_answer_beside_a_right_one(smollm2: str, tot: Any) -> None:
+    status, out, err = tot("demo")
+    assert (status, err) == (0, "")
+    (judged,) = (line for line in out.splitlines() if "hidden tests" in line and "│" in line)
+    assert [cell.strip() for cell in judged.split("│")[1:]] == ["wrong", "right"]

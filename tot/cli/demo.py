@@ -1,0 +1,57 @@
+"""`tot demo`: one question, answered by the small model plainly and by a search, side by side."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Annotated, Any
+
+import typer
+
+_CHOSEN = 3
+"""The first of the 20 questions of seed 0 that one answer gets wrong and the search gets right."""
+
+
+def demo_command(
+    number: Annotated[int, typer.Argument(min=1, max=20, help="Which of the 20 questions.")] = _CHOSEN,
+) -> None:
+    """Answer one question by one greedy answer and by a search, with the model that comes with tot."""
+    from rich.syntax import Syntax
+    from rich.table import Table
+
+    from tot.api import solve
+    from tot.cli.instances import distinct_rows
+    from tot.cli.live_view import watched
+    from tot.registry import load_task
+    from tot.report.terminal import console
+
+    row = next(islice(distinct_rows("code"), number - 1, None))
+    page, task = console(width=100), load_task("code")
+    page.print(f"{row['question']}\n")
+    table = Table("", "one answer", "search", expand=True, show_edge=False)
+    table.columns[0].no_wrap = True
+    columns: list[list[Any]] = []
+    for search, name in (("cot", "one answer"), (task.search, "search")):
+        with watched(row["question"], name) as view:
+            found = solve(task, row["question"], search=search, max_tokens=200, reproducible=True, watch=view.watch)
+        answer = str(found.answer or "no program")
+        usage = found.usage
+        columns.append(
+            [
+                Syntax(answer.strip(), "python", theme="ansi_light", word_wrap=True, background_color="default"),
+                "all pass" if found.solved else "wrong",
+                "right" if task.score(answer, row["answer"]) else "wrong",
+                f"{len(found.tree) - 1}",
+                f"{usage.new_tokens:,}",
+                f"{usage.seconds:.1f}",
+            ]
+        )
+    for cells in zip(("", "the examples", "30 hidden tests", "programs", "tokens", "seconds"), *columns, strict=True):
+        table.add_row(*cells)
+    page.print(table, soft_wrap=False)
+    chosen = ", the first that one answer gets wrong and the search right" if number == _CHOSEN else ""
+    page.print(
+        f"\nQuestion {number} of the 20 that `tot instances code --count 20` writes{chosen}.",
+        f"The search ({task.search}) samples programs, tests them on the examples, and repairs the best one.",
+        "The hidden tests only judge the answers.",
+        sep="\n",
+    )
