@@ -30,14 +30,10 @@ _BROKEN_OFF = re.compile(r"abort|cancel|error|failed|timeout")
 _LENGTH = re.compile(r"length|limit|max_|incomplete|exceeded")
 _STOP = re.compile(r"stop_(?:seq|str|word)")
 _EOS = re.compile(r"eos|end_?of|end_turn|complete")
+_THINKING = re.compile(r"thinking|reasoning")
+"""Types of parts of a message."""
 _MIN_LOGPROB = -9999.0
 """OpenAI's logprob for very unlikely tokens. It replaces minus infinity, which other servers return."""
-_PARTS = {
-    **dict.fromkeys(("text", "output_text", "str"), "text"),
-    **dict.fromkeys(("thinking", "reasoning", "reasoning_text", "redacted_thinking"), "reasoning"),
-    "refusal": "refusal",
-}
-"""The field for each type of content part."""
 
 
 def _count(given: Any) -> int | None:
@@ -125,16 +121,11 @@ class Choice(_Reply):
             if given.get("text") is None:
                 raise ValueError("a choice has neither a message nor a text")
             return given
-        text, texts = message.get("content"), {"text": "", "reasoning": "", "refusal": ""}
-        if isinstance(text, list):
-            for part in text:
-                kind = str(part.get("type")) if isinstance(part, Mapping) else type(part).__name__
-                if kind not in _PARTS:
-                    raise ValueError(f"content has a part of type {kind[:40]!r}, and only text is supported")
-                texts[_PARTS[kind]] += _text_of(part)
-            text = texts["text"]
-        reasoning = texts["reasoning"] or message.get("reasoning_content") or message.get("reasoning")
-        return {**given, "text": text or texts["refusal"] or message.get("refusal") or "", "reasoning": reasoning}
+        text, thinking = message.get("content"), message.get("reasoning_content") or message.get("reasoning")
+        if isinstance(text, list):  # of parts
+            thoughts = [one for one in text if isinstance(one, Mapping) and _THINKING.search(str(one.get("type")))]
+            text, thinking = _text_of([part for part in text if part not in thoughts]), _text_of(thoughts) or thinking
+        return {**given, "text": text or message.get("refusal") or "", "reasoning": thinking}
 
     @property
     def stopped_blank(self) -> bool:
@@ -175,7 +166,7 @@ class TokenIds(_Reply):
 
 
 def _text_of(part: Any) -> str:
-    """Return the text of one part, which may contain nested parts."""
+    """Return the text of a part of a message, which may contain nested parts."""
     if isinstance(part, list):
         return "".join(map(_text_of, part))
     if isinstance(part, Mapping):

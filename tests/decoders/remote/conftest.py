@@ -75,9 +75,7 @@ class Scripted:
         self.cut_off = 0
         """Number of requests whose client disconnected before the reply."""
         self.wait_for = 0
-        """Hold replies until this number of requests has been in flight. Only applies to messages that begin with
-        `held`."""
-        self.held = ""
+        """Hold replies until this number of requests has been in flight."""
         self.slow: str | None = None
         """Never reply to messages that begin with this."""
         self.die_after: int | None = None
@@ -191,7 +189,7 @@ class Scripted:
             await asyncio.sleep(0.005)
 
     async def _answer(self, target: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> bool:
-        if self.wait_for and (body.get("messages") or [{"content": ""}])[-1]["content"].startswith(self.held):
+        if self.wait_for:
             await asyncio.wait_for(self._enough.wait(), 10)
         if self.slow and body["messages"][0]["content"].startswith(self.slow):
             await asyncio.sleep(60)
@@ -261,7 +259,6 @@ def broken(fault: type[Fault]) -> dict[str, Fault]:
         "neither message nor text": fault(raw=b'{"choices": [{"index": 0, "finish_reason": "stop"}]}'),
         "message of null": fault(raw=b'{"choices": [{"message": null, "finish_reason": "stop"}]}'),
         "content of another shape": fault(raw=b'{"choices": [{"message": {"content": {"text": "a"}}}]}'),
-        "content with an image": fault(raw=b'{"choices": [{"message": {"content": [{"type": "image_url"}]}}]}'),
         "error with status 200": fault(raw=b'{"error": {"message": "Too many requests"}}'),
         "error with choices of null": fault(raw=b'{"choices": null, "detail": "no capacity"}'),
     }

@@ -17,7 +17,7 @@ LOST = ["reset", "truncated body", "no body"]
 """Unreadable replies that are the connection's fault."""
 UNREADABLE = [
     *("malformed JSON", "empty body", "JSON of another shape", "no choices", "null", "bytes", "plain text"),
-    *("broken off", "neither message nor text", "message of null", "content of another shape", "content with an image"),
+    *("broken off", "neither message nor text", "message of null", "content of another shape"),
     *("error with status 200", "error with choices of null"),
 ]
 
@@ -193,24 +193,6 @@ def test_an_unknown_model_error_lists_the_servers_models(
     server.reply = lambda path, body: (status, message)
     with pytest.raises(ModelError, match=r"has no model 'tiny'.*Its models: big, bigger\. Give one of them"):
         remote().generate([ask()])
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"error": {"message": "quota exceeded", "code": 429}}, "quota exceeded"),
-        ({"error": "boom"}, "boom"),
-        ({"choices": None, "error": {"message": "flagged"}}, "flagged"),
-        ({"choices": [], "detail": "no worker"}, "no worker"),
-        ({"object": "error", "message": "died"}, "died"),
-    ],
-)
-def test_an_error_with_status_200_is_reported(
-    server: Any, remote: Any, fault: Any, fields: dict[str, Any], words: str
-) -> None:
-    server.always = fault(raw=json.dumps(fields).encode())
-    with pytest.raises(RequestError, match=rf"its reply is an error: {words}"):
-        remote(retries=0).generate([ask()])
 
 
 def test_a_servers_message_becomes_one_short_line_without_control_characters(server: Any, remote: Any) -> None:

@@ -140,13 +140,6 @@ def test_a_server_that_takes_no_seed_gets_none_and_a_warning_is_logged(server: A
     ]
 
 
-def test_a_refused_field_that_is_needed_ends_in_the_servers_message(server: Any, remote: Any) -> None:
-    server.reply = lambda path, body: (400, {"error": {"message": "Unrecognized request argument: top_k"}})
-    with pytest.raises(RequestError, match=r"rejects the request \(400\): Unrecognized request argument: top_k"):
-        remote().generate([ask(top_k=3)])
-    assert len(server.posts) == 1
-
-
 # -- usage and log-probabilities ----------------------------------------------------------------------------------
 
 

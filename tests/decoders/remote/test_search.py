@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from tot import BFS, Generator, LogProb, Task, Value, asolve, close_models, evaluate, solve
+from tot import BFS, LogProb, Task, Value, evaluate, solve
 from tot.cli.app import main
 from tot.decoders import ModelError, OptionError
 from tot.search.self_consistency import SelfConsistency
@@ -55,48 +53,6 @@ def lines(folder: Path) -> list[str]:
 
 
 # -- searches -----------------------------------------------------------------------------------------------------
-
-
-class Both(Generator):
-    """Propose a thought of each of the two models."""
-
-    async def propose(self, ctx: Any, nodes: Any, count: int | None) -> Any:
-        async def ask(node: Any) -> list[Any]:
-            return [*await ctx.ask("thought", node), *await ctx.to("escalate").ask("thought", node)]
-
-        return await ctx.each(nodes, ask)
-
-
-def test_a_local_model_escalates_to_a_server(
-    server: Any, make_model: Callable[..., Any], tokenizer: Any, tmp_path: Path
-) -> None:
-    make_model().save_pretrained(tmp_path / "small")
-    tokenizer.save_pretrained(tmp_path / "small")
-    server.reply = script
-    options = {"model": str(tmp_path / "small"), "escalate": "large", "decoder": "escalate=openai", "kv_budget": "900"}
-    options |= {"search": BFS(breadth=1, depth=2), "evaluator": "random", "generator": Both(), "base_url": server.url}
-    solution = solve(Letters, "q", max_tokens=6, **options)
-    assert [node.decoder for node in solution.tree][1:] == ["auto@small", "openai@large"]
-    assert {post.body["model"] for post in server.posts} == {"large"}
-    assert solution.by_model["large"]["calls"] == len(server.posts) == 1
-    assert (solution.by_model["small"]["calls"], solution.usage.forwards > 0) == (2, True)
-    close_models()
-
-
-def test_searches_run_in_a_notebooks_loop_and_side_by_side_on_one_decoder(
-    server: Any, remote: Any, options: dict[str, Any]
-) -> None:
-    alone = [solve(Letters, f"q{i}", seed=i, **SEARCH, **options).answer for i in range(4)]
-    decoder = remote()
-
-    async def notebook() -> list[Any]:
-        inside = solve(Letters, "q0", seed=0, **SEARCH, decoder=decoder).answer
-        together = await asyncio.gather(
-            *(asolve(Letters, f"q{i}", seed=i, **SEARCH, decoder=decoder) for i in range(4))
-        )
-        return [inside, *(solution.answer for solution in together)]
-
-    assert asyncio.run(notebook()) == [alone[0], *alone]
 
 
 @pytest.mark.parametrize(("requested", "answer"), [(True, "b"), (False, "c")])

@@ -1,12 +1,13 @@
-"""The table of servers: how each kind is recognized, the effect of its differences, and the report of `tot models`."""
+"""The differences of servers: the table, stop strings that stay in the text, continued messages, and thinking."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import pytest
 
-from tot import SelfConsistency, solve
+from tot import BFS, Continue, Random, SelfConsistency, Solution, Task, solve
 from tot.cli.app import main
 from tot.decoders import Message, OptionError, Request, Sampling
 from tot.decoders.remote.servers import SERVERS, recognized
@@ -99,3 +100,168 @@ def test_tot_models_reports_a_server(server: Any, capsys: pytest.CaptureFixture[
     }
     assert main(["models", "--server", "http://127.0.0.1:1/v1"]) == 2
     assert "does not answer" in capsys.readouterr().err
+
+
+WHOLE = "First we add.\n\n\nSo 3 + 4 = 7. Right?\n\nThe answer is 7."
+PIECES = ["First we add.\n\n\n", "So 3 + 4 = 7. Right?\n\n", "The answer is 7."]
+KINDS = ["vllm", "sglang", "llama-server"]
+"""Servers that report a stop string as `stop_reason`, as `matched_stop`, and not at all."""
+
+
+class Chain(Task):
+    """A task with one message, in pieces."""
+
+    thought = ("step",)
+    depth = 9
+    templates: ClassVar = {
+        "step": "{% block user %}{{ question }}{% endblock %}"
+        "{% block assistant %}{% for t in thoughts %}{{ t.step }}{% endfor %}{{ step | default('') }}{% endblock %}",
+        "answer": "{{ question }}",
+    }
+
+
+class Writer:
+    """Continue the assistant's text up to the first stop string, and report the stop as a kind of server does."""
+
+    def __init__(self, kind: str, whole: str = WHOLE) -> None:
+        self.kind = kind
+        self.whole = whole
+
+    def __call__(self, path: str, body: dict[str, Any]) -> Any:
+        last = body["messages"][-1]
+        prefix = last["content"] if last["role"] == "assistant" else ""
+        assert self.whole.startswith(prefix)
+        rest = self.whole[len(prefix) :]
+        at, stop = min(((rest.find(stop), stop) for stop in body.get("stop", ()) if stop in rest), default=(None, None))
+        fields: dict[str, Any] = {"finish_reason": "stop"}
+        if self.kind == "vllm":
+            fields["stop_reason"] = stop
+        if self.kind == "sglang":
+            fields["matched_stop"] = 2 if stop is None else stop
+        return [{"text": rest[:at], **fields}] * body.get("n", 1)
+
+
+def solved(decoder: Any, until: str = "paragraph") -> Solution:
+    return solve(
+        Chain(),
+        "why",
+        decoder=decoder,
+        search=BFS(thoughts=1, breadth=1),
+        generator=Continue(temperature=0.0, until=until),
+        evaluator=Random(),
+    )
+
+
+def path(solution: Solution) -> list[str]:
+    return [node.thought.text for node in solution.tree if node.thought]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_message_is_split_into_its_pieces(server: Any, remote: Any, kind: str) -> None:
+    server.reply = Writer(kind)
+    solution = solved(remote(server=kind))
+    assert "".join(path(solution)) == WHOLE
+    assert [piece.split() for piece in path(solution)] == [piece.split() for piece in PIECES]
+    assert [node.thought.ended for node in solution.tree if node.thought] == [False, False, True]
+    assert (solution.parse_failures, solution.answer, len(server.posts)) == (0, WHOLE, 3)
+    assert ["stop" in post.body for post in server.posts] == [kind != "llama-server"] * 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("whole", "until", "pieces"),
+    [
+        ("Is it 7? It is! Yes. It is 7.", "sentence", ["Is it 7?", " It is!", " Yes.", " It is 7."]),
+        ("a; b; c", "; ", ["a;", " b;", " c"]),
+    ],
+)
+def test_pieces_keep_their_end_mark_and_leave_the_space_to_the_next_word(
+    server: Any, remote: Any, kind: str, whole: str, until: str, pieces: list[str]
+) -> None:
+    server.reply = Writer(kind, whole)
+    assert path(solved(remote(server=kind), until)) == pieces
+
+
+def completion_of(remote: Callable[..., Any], kind: str, **sampling: Any) -> Any:
+    prompt = (Message(role="user", content="why"),)
+    request = Request(prompt=prompt, sampling=Sampling(keep_stop=True, **sampling))
+    (completion,) = remote(server=kind).generate([request])
+    return completion
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stop_string_after_leading_whitespace_does_not_end_a_text(server: Any, remote: Any, kind: str) -> None:
+    server.reply = Writer(kind, "\n\n First.\n\n Then.")
+    completion = completion_of(remote, kind, stop=("\n\n",))
+    assert (completion.text, completion.finish_reason) == ("\n\n First.\n\n", "stop")
+    again = kind != "llama-server"  # the whole text is needed
+    assert (len(server.posts), completion.usage.new_tokens) == ((2, 6) if again else (1, 3))
+
+
+def test_a_whole_text_that_ends_in_a_stop_string_ended_by_itself(server: Any, remote: Any) -> None:
+    server.reply = Writer("llama-server", "All.\n\n")
+    completion = completion_of(remote, "llama-server", stop=("\n\n",))
+    assert (completion.text, completion.finish_reason) == ("All.\n\n", "eos")
+
+
+def test_continue_is_refused_on_a_server_that_is_not_known_to_continue(server: Any, remote: Any) -> None:
+    with pytest.raises(OptionError, match=r"is not known to continue an assistant message.*use generator=sample") as e:
+        solved(remote())
+    assert ("\n" in str(e.value), server.posts) == (False, [])
+
+
+QUESTION = (Message(role="user", content="q"),)
+
+
+def thought(completion: Any) -> tuple[str, str]:
+    return "".join(part.text for part in completion.parts if part.kind == "thinking"), completion.text
+
+
+@pytest.mark.parametrize(
+    ("choice", "thinking", "text"),
+    [
+        ({"text": "7", "message": {"reasoning_content": "3 + 4"}}, "3 + 4", "7"),
+        ({"text": "7", "message": {"reasoning": "3 + 4"}}, "3 + 4", "7"),
+        ({"text": "<think>3 + 4</think>\n\n7"}, "3 + 4", "7"),
+        ({"text": "\n<think>\n3 + 4\n</think>7"}, "\n3 + 4\n", "7"),
+        ({"text": "3 + 4</think>7"}, "3 + 4", "7"),
+        ({"text": "<think>3 + 4", "finish_reason": "length"}, "3 + 4", ""),
+        ({"text": None, "message": {"reasoning_content": "3 +"}, "finish_reason": "length"}, "3 +", ""),
+        ({"text": "I <think> so"}, "", "I <think> so"),
+        ({"text": "7"}, "", "7"),
+    ],
+)
+def test_thinking_is_not_part_of_the_text(
+    server: Any, remote: Any, choice: dict[str, Any], thinking: str, text: str
+) -> None:
+    server.reply = lambda path, body: [choice]
+    (completion,) = remote().generate([Request(prompt=QUESTION)])
+    assert thought(completion) == (thinking, text)
+    assert completion.answer == text
+    assert [part.kind for part in completion.parts] == (["thinking"] if thinking else []) + ["exact"]
+
+
+def test_thinking_has_its_own_token_limit_and_ignores_stop_strings(server: Any, remote: Any) -> None:
+    server.reply = lambda path, body: [{"text": "<think>a\n\nb</think>7\n\n8", "finish_reason": "stop"}]
+    request = Request(prompt=QUESTION, sampling=Sampling(max_tokens=16, stop=("\n\n",)))
+    (completion,) = remote(thinking_tokens=1000).generate([request])
+    assert (server.posts[0].body["max_tokens"], "stop" in server.posts[0].body) == (1016, False)
+    assert (thought(completion), completion.finish_reason) == (("a\n\nb", "7"), "stop")
+
+
+def test_a_rationale_is_continued_without_its_thinking(server: Any, remote: Any) -> None:
+    def reply(path: str, body: dict[str, Any]) -> Any:
+        answers = body["messages"][-1]["role"] == "assistant"
+        return [{"text": " 7" if answers else "<think>hm</think>It is easy."}]
+
+    server.reply = reply
+    (completion,) = remote().generate([Request(prompt=QUESTION, answer_trigger=" So:")])
+    assert server.posts[1].body["messages"][-1]["content"] == "It is easy. So:"
+    assert (completion.text, completion.answer, thought(completion)[0]) == ("It is easy. So: 7", " 7", "hm")
+    assert [part.kind for part in completion.parts] == ["thinking", "exact", "trigger", "exact"]
+
+
+def test_choices_are_found_after_the_thinking(server: Any, remote: Any) -> None:
+    server.reply = lambda path, body: [{"text": "<think>10? no</think>7"}]
+    (completion,) = remote(thinking_tokens=50).generate([Request(prompt=QUESTION, choices=("10", "7"))])
+    assert [one.total for one in completion.choice_logprobs] == [-100.0, 0.0]
