@@ -19,7 +19,7 @@ from rich.table import Table
 
 from benchmarks import peer_process as peer
 from benchmarks.engines import local_decoders, searched
-from benchmarks.harness import Bench, Cells, Measured, SideError
+from benchmarks.harness import SECONDS, Bench, Cells, Measured, SideError, times
 from benchmarks.peers import settled
 from benchmarks.ways import WaysOptions, compared, read_ways
 from tot.decoders.decoder import REMOTE, LocalDecoder
@@ -259,7 +259,8 @@ def table(cells: Cells, names: Sequence[str], title: str) -> Table:
     """Build a table with one row per side: right answers, seconds and tokens, compared with the first side."""
     answers = {name: found for name in names if (found := cells.of(name))}
     first = next(iter(answers), "")  # every side may have failed
-    head = ["questions", "right", f"minus {first}", "seconds: median", "mean", f"of {first}'s seconds", "new tokens"]
+    head = ["questions", "right", f"minus {first}", "seconds: median", "mean", f"of {first}'s seconds"]
+    head += ["faster, by question", "new tokens"]
     rows = Table("", *head, title=f"{title}, with 95% intervals; differences question by question")
     scores = {name: {i: cell["score"] for i, cell in found.items()} for name, found in answers.items()}
     for (name, found), right in zip(answers.items(), compared(scores), strict=True):
@@ -272,6 +273,7 @@ def table(cells: Cells, names: Sequence[str], title: str) -> Table:
             f"{median(seconds):.1f}",
             f"{fmean(seconds):.1f}",
             f"{sum(ours for ours, _ in pairs) / sum(other for _, other in pairs):.2f}x" if pairs else "",
+            times(cells.ratios(SECONDS, name, first)) if name != first else "",
             f"{fmean(cell['tokens'] for cell in found.values()):.0f}",
         )
     return rows

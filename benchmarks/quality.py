@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean
@@ -21,9 +20,8 @@ from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.engines import searched
 from benchmarks.evaluators import judge_pieces
-from benchmarks.harness import SECONDS, Bench, Measured, Metric, by_metric, plain
+from benchmarks.harness import Bench
 from benchmarks.ways import WaysOptions, compared, read_options, read_ways
 from tot.decoders.errors import OptionError
 from tot.decoders.machine import describe
@@ -32,7 +30,6 @@ from tot.decoders.request import Sampling
 from tot.evaluation.config import EvaluationRun
 from tot.evaluation.estimate import estimate
 from tot.evaluation.folder import read_leaves, read_samples
-from tot.evaluation.questions import Question, Questions
 from tot.evaluation.results import tokens_of
 from tot.evaluation.run import run_evaluation
 from tot.evaluators.heuristic import LogProb
@@ -73,7 +70,6 @@ class Options(WaysOptions):
         ge=1,
         description="Questions whose solutions the evaluators judge piece by piece, from the way with most samples.",
     )
-    timed: int = Field(0, ge=0, description="Questions to time one at a time; the ways take turns.")
 
 
 @dataclass(frozen=True)
@@ -136,8 +132,6 @@ def run(asked: Options, console: Console) -> None:
         bench.show(preferred(judge, {name: ways[name] for name in works}, bench))
     if evaluators:
         judge_pieces(bench, works[most], folders[most], evaluators, asked.judged)
-    if asked.timed:
-        time_each(asked, works, bench)
 
 
 def way(asked: Options, options: Mapping[str, Any]) -> EvaluationRun:
@@ -303,24 +297,3 @@ def preferred(judge: EvaluationRun, ways: Mapping[str, Answers], bench: Bench) -
             bench.keep(**{f"{name} preferred": dict(zip(pairs, wins, strict=True))})
             rows.add_row(name, estimate(wins).format() if wins else "", f"{agreed} of {len(wins)}")
     return rows
-
-
-def time_each(asked: Options, works: Mapping[str, EvaluationRun], bench: Bench) -> None:
-    """Measure seconds per question of each way, one question at a time; the ways take turns."""
-    work = next(iter(works.values()))
-    rows = Questions(work.task, work.options.data, asked.timed, asked.offset)
-    questions = [one.text for one in rows if isinstance(one, Question)]
-
-    def answered(work: EvaluationRun, question: str) -> Measured:
-        seconds, solution = searched([], work.task, question, work.config)
-        return {"seconds": seconds, "tokens": solution.usage.new_tokens}
-
-    metrics = [SECONDS, Metric("new tokens", lambda cell: cell["tokens"], plain(".0f"))]
-    title = f"{len(questions)} questions, one at a time"
-    bench.compare(
-        title,
-        {name: partial(answered, work) for name, work in works.items()},
-        questions,
-        partial(by_metric, metrics=metrics, against=list(works)[:1], title=title),
-        warm_up=True,
-    )
