@@ -80,8 +80,7 @@ def test_a_file_of_an_installed_package_is_read(folder: Path, monkeypatch: pytes
 def test_rows_are_read_lazily(tmp_path: Path) -> None:
     many = tmp_path / "many.jsonl"
     many.write_text("".join(json.dumps({"n": i}) + "\n" for i in range(5000)) + "bad")
-    assert next(rows(many)) == {"n": 0}
-    assert row(many, 4999) == {"n": 4999}
+    assert (next(rows(many)), row(many, 4999)) == ({"n": 0}, {"n": 4999})
 
 
 @pytest.mark.parametrize("name", ["a.yaml", "a.tsv", "a", "jsonl"])
@@ -113,11 +112,11 @@ def test_a_damaged_or_missing_file_is_a_one_line_error_with_its_name(tmp_path: P
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.json", "a.txt"])
-def test_a_file_that_is_not_utf_8_is_rejected_with_a_remedy(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes("question,answer\nq,1\n".encode("utf-16"))
-    with pytest.raises(OptionError, match=r"can't be read: 'utf-8' codec .*: save it as UTF-8"):
-        list(rows(tmp_path / name))
+def test_a_file_that_is_not_utf_8_is_rejected_with_a_remedy(tmp_path: Path) -> None:
+    for name in ("a.csv", "a.json", "a.txt"):
+        (tmp_path / name).write_bytes("question,answer\nq,1\n".encode("utf-16"))
+        with pytest.raises(OptionError, match=r"can't be read: 'utf-8' codec .*: save it as UTF-8"):
+            list(rows(tmp_path / name))
 
 
 def test_a_bad_line_does_not_affect_other_lines(tmp_path: Path) -> None:
@@ -142,14 +141,10 @@ def test_rows_of_one_file_may_have_different_types(tmp_path: Path) -> None:
     assert list(rows(tmp_path / "x.jsonl")) == list(rows(tmp_path / "x.json")) == mixed
 
 
-@pytest.mark.parametrize("cell", ["NA", "null", "007", "3.10", "1e5", "true", "12345678901234567890123", "2024-01-02"])
-def test_a_csv_cell_is_its_literal_text(tmp_path: Path, cell: str) -> None:
-    (tmp_path / "x.csv").write_text(f"question,answer\nq,{cell}\nr,18\ns,\n")
-    assert list(rows(tmp_path / "x.csv")) == [
-        {"question": "q", "answer": cell},
-        {"question": "r", "answer": "18"},
-        {"question": "s"},
-    ]
+def test_a_csv_cell_is_its_literal_text(tmp_path: Path) -> None:
+    cells = ["NA", "null", "007", "3.10", "1e5", "true", "12345678901234567890123", "2024-01-02"]
+    (tmp_path / "x.csv").write_text("question,answer\n" + "".join(f"q,{cell}\n" for cell in cells) + "s,\n")
+    assert list(rows(tmp_path / "x.csv")) == [{"question": "q", "answer": cell} for cell in cells] + [{"question": "s"}]
 
 
 def test_a_bad_csv_row_is_named_by_its_first_line(tmp_path: Path) -> None:

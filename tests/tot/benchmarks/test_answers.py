@@ -113,7 +113,7 @@ def test_answers_of_all_sides_are_scored_and_compared(bench: Any) -> None:
     assert [cell["index"] for cell in ours] == [0, 1, 2]
     assert all(0 < cell["tokens"] <= 3 and cell["seconds"] > 0 for cell in ours)
     assert "| llama.cpp, votes | 3 | 66.7% (20.8% to 93.9%) | +0.0% (" in out
-    assert "| 0.5 | 0.5 | 1.00x | 1.00x (1.00 to 1.00) | 6 |" in out
+    assert "| 0.2 | 0.2 | 1.00x | 1.00x (1.00 to 1.00) | 6 |" in out
     # one answer is greedy, and votes are sampled as the task samples
     greedy, voting = (next(one for one in reversed(requests()) if one["n"] == n) for n in (1, 3))
     assert greedy["prompt"] == voting["prompt"]
