@@ -42,6 +42,7 @@ REMOVED = {
     **dict.fromkeys(("fp16", "float16"), "choose bf16 or fp32"),
     "head": "choose logprob, which needs no training",
     "int8-dynamic": "give a .gguf file, or choose none for floating point",
+    "mcts:leaves": "it selects one leaf after another",
     "mcts:until": "choose self-consistency",
     "models": "give model={'generate': MODEL, 'escalate': MODEL}",
     "reward-model": "write an evaluator that calls it, as in docs/extending.md",

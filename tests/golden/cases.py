@@ -122,7 +122,7 @@ GROUPS: dict[str, dict[str, Run]] = {
     "mcts": {
         "uct": _words("mcts:iterations=8,thoughts=3,depth=4"),
         "puct": _blocks("mcts:iterations=8,thoughts=none,rule=puct,depth=4", generator="enumerate", evaluator="prior"),
-        "leaves": _chat("mcts:iterations=6,thoughts=2,leaves=2,calc_q=max,cum_reward=sum", evaluator="likelihood"),
+        "max": _chat("mcts:iterations=6,thoughts=2,calc_q=max,cum_reward=sum", evaluator="likelihood"),
         "rollout": _words(
             MCTS(iterations=4, thoughts=2, rollout="greedy", fast=Random(), depth=4),
             evaluator="value",

@@ -1,4 +1,4 @@
-"""Monte Carlo tree search: answer selection, rollouts, batched leaves, fast rewards, and stopping."""
+"""Monte Carlo tree search: answer selection, rollouts, fast rewards, and stopping."""
 
 from __future__ import annotations
 
@@ -93,23 +93,9 @@ def test_a_greedy_rollout_follows_the_best_child_to_a_terminal_state(drive: Driv
     assert (path(search, search.best), search.stopped) == ("bdf", None)
 
 
-# -- batched leaves ---------------------------------------------------------------------------------------------
-
-
-def test_a_pending_visit_counts_as_the_worst_reward_so_far(drive: Drive) -> None:
-    """One at a time, a is visited three times; in a batch of three, each arm once."""
-    worth = {"a": 5.0, "b": 1.0, "c": 0.5}.__getitem__
-    alone, _ = drive(MCTS(iterations=3, exploration=0.1), lambda p: list("abc"), worth)
-    assert visits(alone) == {"": 3, "a": 3}
-    together, _ = drive(MCTS(iterations=3, exploration=0.1, leaves=3), lambda p: list("abc"), worth)
-    assert visits(together) == {"": 3, "a": 1, "b": 1, "c": 1}
-    assert [node.q for node in together.tree][1:] == [5, 1, 0.5]  # the virtual loss is removed
-
-
-@pytest.mark.parametrize("leaves", [1, 2, 7])
 @pytest.mark.parametrize("rollout", ["none", "greedy"])
-def test_a_search_ends_once_every_state_has_been_visited(leaves: int, rollout: Any, drive: Drive) -> None:
-    mcts = MCTS(depth=4, iterations=10**9, leaves=leaves, rollout=rollout, exploration=3)
+def test_a_search_ends_once_every_state_has_been_visited(rollout: Any, drive: Drive) -> None:
+    mcts = MCTS(depth=4, iterations=10**9, rollout=rollout, exploration=3)
     search, _ = drive(mcts, lambda p: [] if p == "a" else ["a", "b"], lambda p: len(p) + p.count("b") / 10)
     assert {path(search, node) for node in search.tree} == {"", "a", "b", "ba", "bb", "baa", "bab", "bba", "bbb"}
     assert all(node.visits for node in search.tree)

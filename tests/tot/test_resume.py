@@ -41,7 +41,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "propose": {"search": BFS(thoughts=2, breadth=1, depth=3), "generator": Propose()},
     "dfs": {"search": DFS(thoughts=2, depth=3), "evaluator": Value()},
     "best-first": {"search": BestFirst(thoughts=2, depth=3, rank="value")},
-    "mcts": {"search": MCTS(thoughts=2, depth=3, iterations=4, leaves=2)},
+    "mcts": {"search": MCTS(thoughts=2, depth=3, iterations=4)},
     "mcts-fast": {
         "search": MCTS(thoughts=2, depth=3, iterations=3, fast=YES, rollout="greedy"),
         "generator": Sample(samples=2),

@@ -1,4 +1,4 @@
-"""Monte Carlo tree search over thoughts: UCT and PUCT, with several leaves selected per iteration.
+"""Monte Carlo tree search over thoughts: UCT and PUCT.
 
 UCT: Kocsis and Szepesvári, 2006; on language models: RAP (Hao et al., 2023), Algorithm 1. PUCT: Silver et al., 2017.
 """
@@ -6,8 +6,6 @@ UCT: Kocsis and Szepesvári, 2006; on language models: RAP (Hao et al., 2023), A
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence
 from statistics import fmean
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -44,9 +42,6 @@ class MCTS(Search):
     """uct: Q + w sqrt(ln N_parent / N). puct: Q + w P sqrt(N_parent) / (1 + N), where P is the generator's prior."""
     exploration: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     """w in the formulas of `rule`."""
-    leaves: Count = 1
-    """Number of leaves to select before evaluating them in one batch. Until its reward is known, a selected leaf counts
-    as a visit with the worst reward so far (virtual loss)."""
     rollout: Literal["none", "greedy"] = "none"
     """none backpropagates the leaf's own value; greedy follows the best children to an end state."""
     cum_reward: Literal["sum", "mean"] = "mean"
@@ -73,35 +68,31 @@ class _Statistics:
         self.options = options
         self.search = search
         self.backed_up: dict[int, list[float]] = {}
+        """The cumulative rewards that each node received."""
         self.children: dict[int, list[Node]] = {}
         """Children of every expanded state; empty at a dead end."""
         self.exhausted: set[int] = set()
         """Visited states below which every state was visited."""
-        self.pending: Counter[int] = Counter()
-        """Visits whose reward is not known yet, by node."""
-        self.worst: float | None = None
         self.ends: list[tuple[float, Node]] = []
         """The cumulative reward and the last node of every path that reached an end state."""
         self.cumulate = math.fsum if options.cum_reward == "sum" else fmean
 
     def steps(self) -> Steps:
-        options, search = self.options, self.search
-        yield from self._expand([search.tree.root])
-        done = 0
-        while done < options.iterations and not self.is_exhausted() and search.solved is None:
-            paths = self._select_paths(min(options.leaves, options.iterations - done))
-            yield from self._expand([path[-1] for path in paths if path[-1].visits and not self._is_closed(path[-1])])
-            for path in paths:
-                if path[-1].visits and (child := self._best_child(path[-1])) is not None:
+        search, done = self.search, 0
+        yield from self._expand(search.tree.root)
+        while done < self.options.iterations and not self.is_exhausted() and search.solved is None:
+            path = self._select()
+            leaf = path[-1]
+            if leaf.visits:
+                yield from self._expand(leaf)
+                if (child := self._best_child(leaf, leaf.visits + 1)) is not None:
                     path.append(child)
-            yield from self._evaluate([path[-1] for path in paths])
-            if options.rollout != "none":
-                yield from self._roll_out(paths)
-            self.pending.clear()
-            for path in paths:
-                self._back_up(path)
-            done += len(paths)
+            yield from self._evaluate(path[-1])
+            if self.options.rollout != "none":
+                yield from self._simulate(path)
+            self._back_up(path)
             self._choose()
+            done += 1
         if search.solved is not None:
             search.best = search.solved
         elif not self.ends and not search.tree.root.goal:
@@ -111,59 +102,37 @@ class _Statistics:
         """Return whether more visits would find nothing."""
         return not self.children.get(0) or 0 in self.exhausted
 
-    def _select_paths(self, count: int) -> list[list[Node]]:
-        """Select paths to different leaves. Earlier paths count as visits with the worst reward (virtual loss)."""
-        paths: list[list[Node]] = []
-        while len(paths) < count:
-            path = [self.search.tree.root]
-            while (child := self._best_child(path[-1])) is not None:
-                path.append(child)
-                if not child.visits:
-                    break
-            if any(path[-1] is other[-1] for other in paths):
+    def _select(self) -> list[Node]:
+        """Follow the best children from the root to an unvisited state, or to one without children."""
+        path = [self.search.tree.root]
+        while (child := self._best_child(path[-1], path[-1].visits)) is not None:
+            path.append(child)
+            if not child.visits:
                 break
-            self.pending.update(node.id for node in path)
-            paths.append(path)
-        return paths
+        return path
 
     def _children(self, node: Node) -> list[Node]:
         return [child for child in self.children.get(node.id, ()) if not child.pruned]
 
-    def _best_child(self, node: Node) -> Node | None:
+    def _best_child(self, node: Node, visits: int) -> Node | None:
+        """Return the child of a node with this number of visits that `rule` chooses."""
         children = self._children(node)
-        return max(children, key=lambda child: self._urgency(child, node, len(children)), default=None)
+        return max(children, key=lambda child: self._urgency(child, node, max(visits, 1), len(children)), default=None)
 
-    def _urgency(self, node: Node, parent: Node, siblings: int) -> float:
-        options = self.options
-        visits = node.visits + self.pending[node.id]
-        above = max(parent.visits + self.pending[parent.id], 1)
-        q = self._q(node)
-        if options.rule == "uct":
-            if q is None:
-                return math.inf
-            return q + options.exploration * math.sqrt(math.log(above) / max(visits, 1))
+    def _urgency(self, node: Node, parent: Node, above: int, siblings: int) -> float:
+        q, exploration = _q(node), self.options.exploration
+        if self.options.rule == "uct":
+            return math.inf if q is None else q + exploration * math.sqrt(math.log(above) / max(node.visits, 1))
         if q is None:
-            q = self._q(parent) or 0.0
+            q = _q(parent) or 0.0
         prior = 1 / siblings if node.prior is None else node.prior
-        return q + options.exploration * prior * math.sqrt(above) / (1 + visits)
+        return q + exploration * prior * math.sqrt(above) / (1 + node.visits)
 
-    def _q(self, node: Node) -> float | None:
-        """Return Q; pending visits count with the worst reward so far. Before the first visit, the fast reward."""
-        known = self.backed_up.get(node.id, [])
-        pending = self.pending[node.id]
-        if not known and not pending:
-            return _fast(node)
-        if self.options.calc_q == "max" and known:
-            return max(known)
-        return (math.fsum(known) + pending * (self.worst or 0.0)) / (len(known) + pending)
-
-    def _is_closed(self, node: Node) -> bool:
-        return self.search.is_end(node) or node.id in self.children
-
-    def _expand(self, nodes: Sequence[Node]) -> Steps:
-        expandable = [node for node in nodes if not self._is_closed(node)]
-        children = yield self.search.expand(expandable, self.options.thoughts)
-        self.children |= {node.id: [] for node in expandable}
+    def _expand(self, node: Node) -> Steps:
+        if self.search.is_end(node) or node.id in self.children:
+            return
+        children = yield self.search.expand([node], self.options.thoughts)
+        self.children[node.id] = []
         fast = self.options.fast
         if fast is not None:
             children = yield self.search.evaluate(children, fast=fast != "evaluator")
@@ -171,33 +140,27 @@ class _Statistics:
             if child.parent in self.children:
                 self.children[child.parent].append(child)
 
-    def _evaluate(self, nodes: Sequence[Node]) -> Steps:
-        """Set the rewards of visited states: the value, evaluated if missing, plus the task's reward."""
-        unknown = [node for node in nodes if node.reward is None and node.parent is not None]
-        yield self.search.evaluate([node for node in unknown if node.value is None])
-        for node in unknown:
+    def _evaluate(self, node: Node) -> Steps:
+        """Set the reward of a visited state: the value, evaluated if missing, plus the task's reward."""
+        if node.reward is None and node.parent is not None:
+            if node.value is None:
+                yield self.search.evaluate([node])
             if node.value is not None:
                 node.reward = node.value + self.search.checked.reward(self.search.tree.state(node))
 
-    def _roll_out(self, paths: Sequence[list[Node]]) -> Steps:
-        """Extend all paths to end states, one level at a time."""
-        before = [len(path) for path in paths]
-        unfinished = [path for path in paths if not self.search.is_end(path[-1])]
-        while unfinished:
-            yield from self._expand([path[-1] for path in unfinished])
-            extended = []
-            for path in unfinished:
-                if children := self._children(path[-1]):
-                    path.append(max(children, key=lambda child: _fast(child) or 0.0))
-                    extended.append(path)
-            yield from self._evaluate(list({path[-1].id: path[-1] for path in extended}.values()))
-            unfinished = [path for path in extended if not self.search.is_end(path[-1])]
-        for path, length in zip(paths, before, strict=True):
-            self.search.emit("on_simulate", path[length - 1 :])
+    def _simulate(self, path: list[Node]) -> Steps:
+        """Extend a path greedily to an end state."""
+        before = len(path)
+        while not self.search.is_end(path[-1]):
+            yield from self._expand(path[-1])
+            if not (children := self._children(path[-1])):
+                break
+            path.append(max(children, key=lambda child: _fast(child) or 0.0))
+            yield from self._evaluate(path[-1])
+        self.search.emit("on_simulate", path[before - 1 :])
 
     def _back_up(self, path: list[Node]) -> None:
         rewards: list[float] = []
-        total = None
         for node in reversed(path):
             if node.reward is not None and node.parent is not None:
                 rewards.insert(0, node.reward)
@@ -206,13 +169,11 @@ class _Statistics:
             if children is not None and all(child.pruned or child.id in self.exhausted for child in children):
                 self.exhausted.add(node.id)
             if rewards:
-                total = self.cumulate(rewards)
                 known = self.backed_up.setdefault(node.id, [])
-                known.append(total)
+                known.append(self.cumulate(rewards))
                 node.q = max(known) if self.options.calc_q == "max" else fmean(known)
-                self.worst = total if self.worst is None else min(self.worst, total)
-        if total is not None and self.search.is_end(path[-1]):
-            self.ends.append((total, path[-1]))
+        if rewards and self.search.is_end(path[-1]):
+            self.ends.append((self.cumulate(rewards), path[-1]))
         self.search.emit("on_backpropagate", path)
 
     def _choose(self) -> None:
@@ -224,6 +185,11 @@ class _Statistics:
         while visited := [child for child in self._children(node) if child.q is not None]:
             node = max(visited, key=lambda child: child.q or 0.0)
         self.search.best = node
+
+
+def _q(node: Node) -> float | None:
+    """Return Q, or the fast reward before the first visit."""
+    return _fast(node) if node.q is None else node.q
 
 
 def _fast(node: Node) -> float | None:
