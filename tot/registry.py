@@ -9,7 +9,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +125,11 @@ def parts_of(
                 "choose bfs, dfs, best-first or mcts"
             )
         functions = [TOOLS.find(tool) if isinstance(tool, str) else tool for tool in tools]
-        with_tools = getattr(parts["generator"], "with_tools", partial(Generator.with_tools, parts["generator"]))
+        if (with_tools := getattr(parts["generator"], "with_tools", None)) is None:
+            name = type(parts["generator"]).__name__
+            raise OptionError(
+                f"generator {name} does not support tools: use generator='continue', which writes a message in pieces"
+            )
         parts["generator"] = with_tools(functions)
     _check_together(task, **parts, own=named(task.evaluator, EVALUATORS))
     return parts

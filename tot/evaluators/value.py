@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tot.evaluators.base import Labels, TemplateEvaluator
+from tot.evaluators.base import TemplateEvaluator
 from tot.llm.context import Context
 from tot.llm.replies import Evaluation, spent
 from tot.task.task import Task
@@ -46,17 +46,13 @@ class Value(TemplateEvaluator):
 
 
 class Classify(Value):
-    """Ask the model for a label and parse it: sure, likely or impossible; good or bad. Each label has a value.
+    """Ask the model for one of the task's `labels`, such as sure, likely or impossible, each with a value.
 
-    The last label in a reply counts, except for negated labels ("not good").
+    The last label in a reply counts, except for negated labels ("not good"). Without labels, parse a number.
     """
 
-    labels: Labels | None = None
-    """The value of each label; None uses the task's `labels`, or the numbers of its scale, parsed as in `Value`."""
-
     def read(self, task: Task, text: str) -> float | None:
-        labels = self.labels or task.labels
-        if not labels:
+        if not (labels := task.labels):
             return super().read(task, text)
         words = "|".join(re.escape(label) for label in sorted(labels, key=len, reverse=True))
         matches = re.findall(rf"(?<!\w)(not\s+(?:a\s+)?)?({words})(?!\w)", text, re.IGNORECASE)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tot.decoders.errors import OptionError
 from tot.llm.context import Context
 from tot.task.task import Task
 from tot.tree.tree import Node
@@ -38,10 +37,3 @@ class Generator(BaseModel):
 
         A thought is a text, a Thought, a Reply or a Proposal.
         """
-
-    def with_tools(self, functions: Sequence[Callable[..., Any]]) -> Generator:
-        """Return this generator with tools that the model can call. Raises OptionError if it does not support tools."""
-        raise OptionError(
-            f"generator {type(self).__name__} does not support tools: use generator='continue', which writes a message "
-            "in pieces"
-        )

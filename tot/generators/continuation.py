@@ -78,7 +78,8 @@ class Continue(Generator):
     def _names(self, tools: tuple[Tool, ...]) -> list[str]:
         return [tool.name for tool in tools]
 
-    def with_tools(self, functions: Sequence[Callable[..., Any]]) -> Generator:
+    def with_tools(self, functions: Sequence[Callable[..., Any]]) -> Continue:
+        """Return this generator with tools that the model can call."""
         return self.model_copy(update={"tools": self._of_functions(functions)})
 
     async def propose(self, ctx: Context, nodes: Sequence[Node], count: int | None) -> list[list[Proposal]]:

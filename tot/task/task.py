@@ -16,13 +16,6 @@ from tot.task import parsing
 from tot.task.templates import Templates, joined
 from tot.tree.thought import State
 
-_REMOVED = {
-    **dict.fromkeys(("answer", "chain", "propose", "value", "vote"), "give the template this name"),
-    "values": "each state is evaluated in a request of its own",
-    "default_value": "it is the lower end of `scale`",
-}
-"""Attributes of earlier versions, with a replacement."""
-
 
 class Task:
     """A kind of problem.
@@ -92,9 +85,6 @@ class Task:
     evaluator: ClassVar[str] = "likelihood"
 
     def __init_subclass__(cls) -> None:
-        for attribute in _REMOVED.keys() & cls.__dict__.keys():
-            if not callable(cls.__dict__[attribute]):
-                raise TaskError(f"{cls.__name__}.{attribute} is no attribute of a task: {_REMOVED[attribute]}")
         if "chat" not in cls.__dict__ and {"templates", "thought"} & cls.__dict__.keys():
             cls.chat = {}  # the parent's chat prompts would hide the subclass's own
         if "name" not in cls.__dict__:
