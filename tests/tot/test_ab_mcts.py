@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from scipy.stats import chi2_contingency
 
-from tot import Expand, State, Task, Thought
+from tot import Expand, Task, Thought
 from tot.search.ab_mcts import ABMCTS, _Scores, scaled
 
 Built = Sequence[tuple[int, float]]
@@ -69,35 +68,6 @@ def test_choices_have_the_frequencies_of_treequest(name: str) -> None:
     table = [[count[node] for node in nodes] for count in counts]
     assert len(nodes) > 1
     assert chi2_contingency(table).pvalue > 1e-3, dict(zip(nodes, zip(*table, strict=True), strict=True))
-
-
-def best_found(iterations: int, seed: int, value: Callable[[State], float], together: int = 1) -> float:
-    """Run a search on a synthetic tree. Return the best value that it has found."""
-    search = ABMCTS(iterations=iterations, together=together).start(Hidden(), "?", seed=seed)
-    rng = random.Random(seed)
-    while (step := search.ask()) is not None:
-        if isinstance(step, Expand):
-            search.tell([[f"{rng.random():.6f}"] for _ in step.nodes])
-        else:
-            search.tell([value(state) for state in step.states])
-    assert search.best.value is not None
-    assert search.best.value == max(node.value or 0.0 for node in search.tree)
-    return search.best.value
-
-
-def climbing(state: State) -> float:
-    """A noisy score that grows along good paths: each thought adds up to 0.2."""
-    return min(1.0, sum(0.2 * float(thought.text) for thought in state.thoughts))
-
-
-def flat(state: State) -> float:
-    return float(state.thoughts[-1].text)
-
-
-@pytest.mark.parametrize("value", [climbing, flat])
-def test_a_larger_budget_finds_better_thoughts(value: Callable[[State], float]) -> None:
-    found = [sum(best_found(n, seed, value) for seed in range(30)) / 30 for n in (4, 16, 64)]
-    assert found[0] < found[1] < found[2]
 
 
 @pytest.mark.parametrize("together", [1, 5, 100])

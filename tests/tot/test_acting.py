@@ -11,8 +11,6 @@ import pytest
 from tot import BFS, BestOfN, Budget, Checkpoint, Observation, Refine, Sample, State, Task, Thought, asolve, solve
 from tot.tree.tree import ThoughtTree
 
-DRAFTS = {"try q": ["cat", "cart", "dog", "dog"], "mend cat, 2 wrong": ["doc", "cow", "bat", "cat"]}
-
 
 class Spell(Task):
     """A thought is a word, and its observation counts the wrong letters: dog is correct."""
@@ -94,13 +92,6 @@ def test_an_observation_is_in_the_tree_and_in_later_prompts(scripted: Any) -> No
     assert (solution.answer, solution.solved) == ("dog", True)
 
 
-def test_an_answer_is_verified_only_by_an_observation(scripted: Any) -> None:
-    decoder = scripted({"try q": ["cat", "dot"], "mend dot, 1 wrong": ["dig", "dot"]})
-    solution = solve(Spell, "q", decoder=decoder, search=BFS(thoughts=2, breadth=1), evaluator="heuristic")
-    assert solution.answer in ("dot", "dig")
-    assert not solution.solved
-
-
 def test_equal_thoughts_of_a_state_are_acted_on_once(scripted: Any) -> None:
     solution = solve(
         Spell, "q", decoder=scripted({"try q": ["cat"] * 4}), search=BestOfN(samples=4), evaluator="heuristic"
@@ -126,14 +117,6 @@ def test_acts_of_a_step_run_concurrently(scripted: Any) -> None:
         Meet, "q", decoder=scripted({"try q": list("abcd")}), search=BestOfN(samples=4), evaluator="heuristic"
     )
     assert texts(solution.tree) == [(letter, "met") for letter in "abcd"]
-
-
-def test_observations_are_saved_and_loaded_with_the_tree(scripted: Any, tmp_path: Path) -> None:
-    tree = solve(Spell, "q", decoder=scripted(DRAFTS), search=Refine(thoughts=4), evaluator="heuristic").tree
-    tree.save(tmp_path / "run.json")
-    again = ThoughtTree.load(tmp_path / "run.json")
-    assert texts(again) == texts(tree)
-    assert again.to_json() == tree.to_json()
 
 
 # -- resuming -----------------------------------------------------------------------------------------------------
@@ -263,20 +246,6 @@ def test_reproducible_drafts_keep_their_order(scripted: Any, reproducible: bool,
     assert len(selected) == steps
 
 
-def test_a_hook_that_rejects_the_drafts_leaves_the_first_one(scripted: Any) -> None:
-    decoder = scripted({"try q": ["cow", "cat", "dot"]})
-    hooks = {"on_select": lambda search, nodes: [] if len(search.tree) > 1 else nodes}
-    solution = solve(Spell, "q", decoder=decoder, search=Refine(thoughts=3), evaluator="heuristic", hooks=hooks)
-    assert (solution.answer, len(decoder.requests)) == ("cow", 1)
-
-
-def test_equal_drafts_that_arrive_one_by_one_are_acted_on_once(scripted: Any) -> None:
-    decoder = scripted({"try q": ["cow", "cat", "cat", "dot", "cat"], "mend dot, 1 wrong": ["cat"] * 5})
-    solution = solve(Staggered, "q", decoder=decoder, search=Refine(thoughts=5), evaluator="heuristic")
-    assert Spell.acted == [("", "cow"), ("", "cat"), ("", "dot"), ("dot", "cat")]
-    assert sorted(node.merged for node in solution.tree) == [0, 0, 0, 0, 2, 4]
-
-
 class Compares:
     compares = True
 
@@ -301,24 +270,6 @@ def test_own_generators_and_comparisons_get_all_drafts_at_once(scripted: Any, ge
 
 
 # -- ask and tell -----------------------------------------------------------------------------------------------
-
-
-def test_an_injected_thought_is_acted_on_and_verified() -> None:
-    search = BFS(thoughts=1).start(Spell(), "q")
-    injected = search.inject(search.tree.root, "dog")
-    assert Spell.acted == [("", "dog")]
-    assert injected is not None
-    assert injected.verified
-    assert search.solved is injected
-
-
-def test_thoughts_given_to_tell_are_acted_on_once_each() -> None:
-    search = BFS(thoughts=3).start(Spell(), "q")
-    search.ask()
-    search.tell([["cat", "dog", "cat"]])
-    assert sorted(Spell.acted) == [("", "cat"), ("", "dog")]
-    assert texts(search.tree) == [("cat", "3 wrong"), ("dog", "0 wrong")]
-    assert search.solved is not None
 
 
 def test_a_thought_is_injected_inside_a_running_event_loop(scripted: Any) -> None:

@@ -15,7 +15,6 @@ from tot import (
     Prior,
     Propose,
     Sample,
-    SelfConsistency,
     Solution,
     State,
     Task,
@@ -24,7 +23,6 @@ from tot import (
     solve,
 )
 from tot.decoders import RequestError
-from tot.decoders.request import ChoiceLogprob
 
 FOUR = {"grow": ["a", "b", "c", "d"], "value a": "9", "value b": "5", "value c": "6", "value d": "2"}
 
@@ -52,11 +50,6 @@ def test_complete_states_vote_with_their_values_and_may_outvote_the_best(letters
     assert (best.answer, best.value, chosen(best)) == ("1", 9, "a")
 
 
-def test_an_answer_cut_off_by_a_budget_has_no_vote(letters: Any, scripted: Any) -> None:
-    replies = {"answer a": scripted.completion("1", "budget"), "answer b": "2", "answer c": "3", "answer d": "2"}
-    assert grow(letters, scripted(FOUR | replies)).answer == "2"  # 5 + 2 against 6
-
-
 def test_a_verified_answer_needs_no_votes(letters: Any, scripted: Any) -> None:
     def answer_at(self: Task, state: State) -> str | None:
         return "right" if state.text == "d" else None
@@ -66,37 +59,6 @@ def test_a_verified_answer_needs_no_votes(letters: Any, scripted: Any) -> None:
     solution = grow(type("Sure", (letters,), fields), decoder)
     assert (solution.answer, solution.solved, chosen(solution)) == ("right", True, "d")
     assert decoder.prompts == [["grow"]]
-
-
-def test_self_consistency_takes_the_most_frequent_answer(letters: Any, scripted: Any) -> None:
-    templates = letters.templates | {"chain": "chain"}
-    fields = {"templates": templates, "parse_answer": lambda self, text: text[-1] if text[-1].isdigit() else None}
-    decoder = scripted({"chain": ["so 1", "so 2", "no idea", "thus 2", "so 3"]})
-    solution = solve(type("Chained", (letters,), fields), "q", decoder=decoder, search=SelfConsistency(samples=5))
-    assert decoder.prompts == [["chain"]]
-    assert (solution.answer, chosen(solution)) == ("2", "so 2")
-
-
-# -- choices ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def choosing(letters: Any) -> type[Task]:
-    """Letters with the choices yes, no and maybe."""
-    return type("Choosing", (letters,), {"choices": lambda self, state: ["yes", "no", "maybe not"]})
-
-
-def likelihoods(scripted: Any, *probabilities: float) -> Any:
-    scores = tuple(ChoiceLogprob(math.log(p), tokens) for p, tokens in zip(probabilities, (1, 1, 4), strict=True))
-    return scripted.completion("", "stop", 0, choice_logprobs=scores)
-
-
-def test_the_likeliest_choice_is_the_answer(choosing: Any, scripted: Any) -> None:
-    decoder = scripted(FOUR | {"answer a": likelihoods(scripted, 0.2, 0.3, 0.1)})
-    solution = grow(choosing, decoder, aggregate="best")
-    assert solution.answer == "no"
-    assert decoder.requests[-1].choices == ("yes", "no", "maybe not")
-    assert decoder.requests[-1].purpose == "answer"
 
 
 # -- no model ---------------------------------------------------------------------------------------------------

@@ -75,14 +75,6 @@ def test_a_correct_majority_is_the_answer_in_any_order(replies: list[str], scrip
 # -- best of n --------------------------------------------------------------------------------------------------
 
 
-def test_best_of_n_takes_the_solution_with_the_highest_value(scripted: Any) -> None:
-    values = {"value so no": "4", "value so yes": "8", "value maybe": "8"}
-    decoder = scripted({"solve q": ["so no", "so yes", "maybe"]} | values)
-    solution = solve(Riddle, "q", decoder=decoder, search=BestOfN(samples=3), evaluator=Value())
-    assert decoder.prompts == [["solve q"], ["value so no", "value so yes", "value maybe"]]
-    assert (solution.answer, solution.value) == ("yes", 8)
-
-
 def test_best_of_n_takes_a_verified_solution_without_evaluation(scripted: Any) -> None:
     decoder = scripted({"solve q": ["so no", "so yes", "maybe"]})
     solution = solve(Checked, "q", decoder=decoder, search=BestOfN(samples=3), evaluator=Value())

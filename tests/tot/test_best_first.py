@@ -75,27 +75,6 @@ def length(roads: Map, path: str) -> float:
 # -- A* ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_star_finds_the_cheapest_path_and_expands_the_expected_places() -> None:
-    search = BestFirst().start(Roads(HILLS, AHEAD), "q")
-    assert ride(search) == ["s", "a", "b", "c"]
-    assert (route(search), search.best.cost, search.best.goal, search.stopped) == ("sabcg", 8, True, None)
-
-
-def test_an_inconsistent_estimate_reopens_a_state() -> None:
-    """c is first reached from s at cost 3, since a's estimate of 11 is right but c's of 0 is far too low."""
-    roads = {"s": {"a": 1, "c": 3}, "a": {"c": 1}, "c": {"g": 10}}
-    search = BestFirst().start(Roads(roads, {"s": 0, "a": 11, "c": 0, "g": 0}), "q")
-    assert ride(search) == ["s", "c", "a", "c"]
-    assert (route(search), search.best.cost) == ("sacg", 12)
-
-
-def test_a_batch_of_expansions_still_finds_the_cheapest_path() -> None:
-    """a and b are expanded together, so g is first reached at cost 13 and must wait for all cheaper states."""
-    search = BestFirst(batch=2).start(Roads(HILLS, AHEAD), "q")
-    assert ride(search)[:2] == ["s", "ab"]
-    assert (route(search), search.best.cost) == ("sabcg", 8)
-
-
 def cheapest(roads: Map, start: str) -> float:
     done: set[str] = set()
     queue = [(0.0, start)]

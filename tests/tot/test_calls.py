@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
-from tot import BFS, Propose, Sample, State, Thought, ThoughtTree, Value, Vote, solve
+from tot import BFS, Propose, State, Thought, ThoughtTree, Value, Vote, solve
 from tot.decoders import Message, TaskError
 from tot.decoders.request import Part
 from tot.tree.calls import Call, calls_from_json, calls_to_json
@@ -28,11 +27,6 @@ calls = st.builds(
     parts=st.lists(parts, max_size=2).map(tuple),
     choices=st.dictionaries(texts, st.floats(max_value=0, allow_nan=False), max_size=3),
 )
-
-
-@given(st.dictionaries(st.integers(0, 50), st.lists(calls, min_size=1, max_size=3), max_size=5))
-def test_calls_round_trip(saved: dict[int, list[Call]]) -> None:
-    assert calls_from_json(**json.loads(json.dumps(calls_to_json(saved)))) == saved
 
 
 def test_shared_prompt_parts_are_saved_once() -> None:
@@ -74,15 +68,6 @@ def test_a_reply_with_several_thoughts_and_a_vote_are_recorded_once(letters: Any
     assert [(call.template, call.output) for call in tree.calls[0]] == [("propose", "a\nb")]
     assert [call.template for call in tree.calls[1] if call.purpose == "evaluate"] == ["vote"] * 3
     assert not [call for call in tree.calls.get(2, []) if call.purpose == "evaluate"]
-
-
-def test_approximate_parts_of_a_reply_are_recorded(letters: Any, scripted: Any) -> None:
-    stretches = (Part("exact", "a", 1), Part("approximate", "b", 1), Part("undecoded", "", 9))
-    decoder = scripted({"grow": [scripted.completion("ab", parts=stretches)] * 2})
-    tree = solve(
-        letters, "Q", decoder=decoder, search=BFS(thoughts=2, depth=2), generator=Sample(), evaluator=Value()
-    ).tree
-    assert tree.calls[1][0].parts == stretches
 
 
 @pytest.mark.parametrize(

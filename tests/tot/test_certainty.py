@@ -19,7 +19,7 @@ from tot.decoders import OptionError
 from tot.decoders.models.weights import Weights
 from tot.evaluation.calibration import Vote, cross_validated, fit
 from tot.llm.family import identity_of
-from tot.search.certainty import Curve, Features, curve_for, curves_for, features, to_json
+from tot.search.certainty import Curve, Features, curve_for, features, to_json
 from tot.search.votes import Ballot
 from tot.tasks.gsm8k import GSM8K
 
@@ -59,14 +59,6 @@ def test_features_are_shares_of_the_weight_with_one_more_ballot_for_no_answer() 
     assert seen.share == pytest.approx(1.2 / 2.4)
     assert (seen.agree, seen.weight) == (1.0, pytest.approx(0.6))
     assert features(ballots[:2]).model_dump() == pytest.approx({"share": 0.6 / 1.65, "agree": 0, "weight": 0.6})
-
-
-def test_a_curve_clips_weights_to_the_range_of_its_fit() -> None:
-    own = curve(coefficients=Features(share=1, agree=3, weight=4))
-    seen = Features(share=0.5, agree=1, weight=0.7)
-    assert own.certainty(seen) == pytest.approx(logistic(-1 + 0.5 + 3 + 4 * 0.7))
-    for weight, used in ((0.1, 0.4), (0.95, 0.8), (0.0, 0.6)):
-        assert own.certainty(seen.model_copy(update={"weight": weight})) == pytest.approx(logistic(2.5 + 4 * used))
 
 
 def test_a_curve_counts_for_its_task_and_model_only(tmp_path: Path, tiny: Any) -> None:
@@ -203,11 +195,6 @@ def test_an_invalid_file_of_curves_is_refused(scripted: Any, tmp_path: Path, tex
     with pytest.raises(OptionError, match=message):
         solve(Riddle, "q", decoder=decoder, search=SelfConsistency(samples=2), certainty=str(tmp_path / "c.json"))
     assert decoder.batches == []
-
-
-def test_shipped_curves_can_be_read() -> None:
-    keys = [(one.task, one.model) for one in curves_for(GSM8K(), None)]
-    assert keys == [("gsm8k", "qwen2-0.5b-9eaaaeb0")]
 
 
 # -- fitting ----------------------------------------------------------------------------------------------------

@@ -235,18 +235,6 @@ def test_a_damaged_line_is_named(record: Any, path: Path, damage: str) -> None:
         Checkpoint.resume(path)
 
 
-@pytest.mark.parametrize("missing", ["results", "spent"])
-def test_a_line_with_a_missing_field_is_rejected(
-    record: Any, letters: Any, scripted: Any, two_levels: Any, path: Path, missing: str
-) -> None:
-    record()
-    steps = lines(path)
-    del steps[3][missing]
-    path.write_text("".join(json.dumps(step) + "\n" for step in steps))
-    with pytest.raises(TaskError, match=r"run\.jsonl"):
-        resumed(letters, scripted(two_levels), path)
-
-
 @pytest.mark.parametrize("version", [0, 1, 3, None])
 def test_another_version_is_rejected_and_named(path: Path, version: Any) -> None:
     path.write_text(json.dumps({"format": "tot.checkpoint", "version": version}) + "\n")

@@ -67,23 +67,6 @@ def pruned(search: SearchState) -> list[str]:
     return [path(search, node) for node in search.tree if node.pruned]
 
 
-def test_the_best_child_is_followed_to_the_bottom_before_the_next(drive: Any) -> None:
-    search = DFS().start(Paths(), "q")
-    assert drive(search, CHILDREN, VALUES) == ["", "b", "b/f", "b/f/h", "b/e", "c", "c/g", "a", "a/d"]
-    assert pruned(search) == []
-
-
-def test_one_state_is_expanded_at_a_time_and_its_children_are_evaluated_together() -> None:
-    search = DFS(thoughts=2).start(Paths(), "q")
-    step = search.ask()
-    assert isinstance(step, Expand)
-    assert (step.nodes, step.count) == ((search.tree.root,), 2)
-    children = search.tell([["a", "b"]])
-    step = search.ask()
-    assert step is not None
-    assert step.nodes == tuple(children)
-
-
 def test_a_threshold_prunes_children_with_lower_values(drive: Any) -> None:
     search = DFS(threshold=4).start(Paths(), "q")
     assert drive(search, CHILDREN, VALUES) == ["", "b", "b/f", "c", "a", "a/d"]  # a/d is exactly at the threshold
@@ -91,17 +74,6 @@ def test_a_threshold_prunes_children_with_lower_values(drive: Any) -> None:
     nothing = DFS(threshold=4).start(Paths(), "q")
     assert drive(nothing, {"": ["a"]}, {"a": None}) == [""]
     assert pruned(nothing) == ["a"]
-
-
-GOALS = {"": ["a", "b"], "a": ["x!", "w"], "b": ["y!", "z?"], "a/w": ["u!"]}
-WORTH = {"a": 9, "b": 8, "a/x!": 3, "a/w": 2, "b/y!": 5, "b/z?": 6, "a/w/u!": 4}
-
-
-def test_the_search_ends_at_its_first_goal(drive: Any) -> None:
-    search = DFS().start(Paths(), "q")
-    assert drive(search, GOALS, WORTH) == ["", "a"]
-    assert path(search, search.best) == "a/x!"
-    assert search.stopped is None
 
 
 def test_without_terminal_states_full_depth_is_the_goal(drive: Any) -> None:

@@ -60,34 +60,7 @@ def learnt(search: SearchState) -> dict[str, tuple[int, float | None]]:
 # -- by hand ----------------------------------------------------------------------------------------------------
 
 
-def test_a_visited_leaf_is_expanded_only_at_its_next_visit(drive: Drive) -> None:
-    def expansions(iterations: int) -> list[str]:
-        expanded: list[str] = []
-        children = lambda p: expanded.append(p) or ["a"]  # type: ignore[func-returns-value] # noqa: E731
-        _, ends = drive(MCTS(depth=4, iterations=iterations), children, lambda p: 1.0)
-        assert ends == ["a", "aa", "aaa", "aaa"][:iterations]
-        return expanded
-
-    assert [expansions(n) for n in (1, 2, 3, 4)] == [[""], ["", "a"], ["", "a", "aa"], ["", "a", "aa"]]
-
-
 CHAIN: tuple[Any, Any] = (lambda p: {"": ["a"], "a": ["b"]}.get(p, []), lambda p: {"a": 3.0, "ab": 5.0}[p])
-
-
-@pytest.mark.parametrize(
-    ("cum_reward", "calc_q", "root", "a", "b"),
-    [
-        ("sum", "mean", (3 + 8) / 2, (3 + 8) / 2, 5),
-        ("sum", "max", 8, 8, 5),
-        ("mean", "mean", (3 + 4) / 2, (3 + 4) / 2, 5),
-        ("mean", "max", 4, 4, 5),
-    ],
-)
-def test_rewards_are_accumulated_along_the_path_and_q_is_their_mean_or_max(
-    cum_reward: Any, calc_q: Any, root: float, a: float, b: float, drive: Drive
-) -> None:
-    search, _ = drive(MCTS(iterations=2, cum_reward=cum_reward, calc_q=calc_q), *CHAIN)
-    assert learnt(search) == {"": (2, root), "a": (2, a), "ab": (1, b)}
 
 
 def test_the_reward_of_a_state_is_its_value_plus_the_reward_of_the_task(drive: Drive) -> None:

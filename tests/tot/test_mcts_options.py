@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
-from tot import MCTS, Evaluate, Expand, Node, SearchState, State, Task, Value, solve
+from tot import MCTS, Evaluate, Expand, Node, SearchState, State, Task, Value
 
 
 class Letters(Task):
@@ -114,21 +114,3 @@ def test_a_fast_reward_is_q_until_the_evaluator_runs_at_the_visit(drive: Drive) 
     search, requests = drive(search, lambda p: ["a", "b"], lambda p, fast=False: (cheap if fast else true)[p])
     assert requests == ["expand", "fast a b", "evaluate b", "evaluate a"]
     assert [(node.fast, node.value, node.reward, node.q) for node in search.tree][1:] == [(1, 3, 3, 3), (2, 0, 0, 0)]
-
-
-class Guess(Letters):
-    templates: ClassVar = {
-        "thought": "grow",
-        "value": "value {{ thought }}",
-        "guess": "guess {{ thought }}",
-        "answer": "answer {{ thoughts[-1].thought }}",
-    }
-
-
-def test_solve_uses_fast_rewards_for_new_children_and_the_evaluator_for_visits(scripted: Any) -> None:
-    replies = {"grow": ["a", "b"], "guess a": "4", "guess b": "6", "value a": "7", "value b": "2"}
-    decoder = scripted(replies)
-    search = MCTS(thoughts=2, iterations=2, exploration=0, fast=Value(template="guess"))
-    solution = solve(Guess, "q", decoder=decoder, search=search, evaluator=Value())
-    assert decoder.prompts == [["grow"], ["guess a", "guess b"], ["value b"], ["value a"], ["answer a"]]
-    assert (solution.answer, solution.value) == ("answer a", 7)

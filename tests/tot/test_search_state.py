@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tot import BFS, DFS, MCTS, BestFirst, Evaluate, Expand, SearchState, SelfConsistency, State, Task, Thought, World
+from tot import BFS, DFS, MCTS, BestFirst, Evaluate, Expand, SearchState, SelfConsistency, State, Task, Thought
 from tot.decoders import TaskError, Usage
 from tot.llm.replies import Proposal
 from tot.search import base
@@ -127,46 +127,6 @@ def test_a_wrong_number_of_results_is_rejected_and_the_step_remains(results: lis
     assert len(search.tree) == 1
 
 
-@pytest.mark.parametrize(
-    ("results", "message"),
-    [
-        (["ab"], "'ab' is not a list of thoughts: pass a list for each node"),
-        ([None], "None is not a list of thoughts"),
-        ([{"a": 1}], "is not a list of thoughts"),
-        ([Thought(parts={"thought": "a"})], "is not a list of thoughts"),
-        ([[3]], "3 is not a thought: give texts, Thoughts, Replies or Proposals"),
-        ([[["a"]]], r"\['a'\] is not a thought"),
-    ],
-)
-def test_an_invalid_thought_is_rejected(results: list[Any], message: str) -> None:
-    search = BFS().start(Paths(), "q")
-    search.ask()
-    with pytest.raises(TaskError, match=message):
-        search.tell(results)
-
-
-@pytest.mark.parametrize("value", ["high", [1], {"value": 3}])
-def test_an_invalid_value_is_rejected(value: Any) -> None:
-    search = BFS().start(Paths(), "q")
-    search.ask()
-    search.tell([["a"]])
-    search.ask()
-    with pytest.raises(TaskError, match=r"value|number"):
-        search.tell([value])
-
-
-def test_stop_ends_the_search_in_its_current_state() -> None:
-    search = BFS().start(Paths(), "q")
-    search.ask()
-    (a,) = search.tell([["a"]])
-    search.ask()
-    search.tell([1])
-    search.ask()
-    search.stop("enough")
-    assert search.ask() is None
-    assert (search.stopped, search.best) == ("enough", a)
-
-
 def test_an_injected_thought_is_an_ordinary_child(drive: Any) -> None:
     search = DFS(thoughts=1).start(Paths(), "q")
     node = search.inject(search.tree.root, "mine!!")
@@ -178,53 +138,6 @@ def test_an_injected_thought_is_an_ordinary_child(drive: Any) -> None:
     other = DFS().start(refusing, "q")
     assert other.inject(other.tree.root, "mine") is None
     assert (len(other.tree), other.tree.root.rejected) == (1, 1)
-
-
-# -- errors of a task -------------------------------------------------------------------------------------------
-
-
-def after_tell(task: Task, thoughts: Sequence[str] = ("b",)) -> SearchState:
-    """Tell the search "a", then `thoughts` after it."""
-    search = BFS().start(task, "q")
-    search.ask()
-    search.tell([["a"]])
-    search.ask()
-    search.tell([1])
-    search.ask()
-    search.tell([list(thoughts)])
-    return search
-
-
-def broken(**methods: Callable[..., Any]) -> Task:
-    """Make a Paths task whose given methods are replaced after the first thought."""
-
-    def after_a(name: str, wrong: Callable[..., Any]) -> Callable[..., Any]:
-        def method(self: Task, state: State, *rest: Any) -> Any:
-            usual = getattr(Paths, name, getattr(World, name))
-            return wrong(state, *rest) if state.thoughts else usual(self, state, *rest)
-
-        return method
-
-    return type("Broken", (Paths,), {name: after_a(name, wrong) for name, wrong in methods.items()})()
-
-
-def fail(*_: Any) -> Any:
-    raise KeyError("lost")
-
-
-@pytest.mark.parametrize("method", ["step", "cost"])
-def test_a_method_that_raises_is_named_with_the_error_and_the_path(method: str) -> None:
-    with pytest.raises(TaskError, match=rf"Broken\.{method} raised KeyError: 'lost' after 'a': fix the task") as caught:
-        after_tell(broken(**{method: fail}))
-    assert isinstance(caught.value.__cause__, KeyError)
-
-
-@pytest.mark.parametrize("world", [{1, 2}, object(), {"left": {3}}, (1, 2)])
-def test_a_world_that_is_not_json_is_rejected(world: Any) -> None:
-    with pytest.raises(
-        TaskError, match=r"Broken\.step gave a world that is not JSON data, .*: use text, numbers, lists"
-    ):
-        after_tell(broken(step=lambda state, thought: state.then(thought, world)))
 
 
 # -- empty searches ---------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,19 +24,7 @@ from tot import (
 )
 from tot.decoders import Request, TaskError
 from tot.task.checked import CheckedTask
-from tot.task.world import HasAct, HasActions, HasAnswer, HasElection, HasHeuristic, HasTerminal, World
-
-SMALLEST = """\
-from tot import Task, load_task
-
-
-class Riddle(Task):
-    templates = {
-        "thought": "Riddle: {{ question }} Give one more idea.",
-        "value": "Riddle: {{ question }} Idea: {{ thoughts[-1].thought }} How good is it, from 1 to 10?",
-        "answer": "Riddle: {{ question }} Best idea: {{ thoughts[-1].thought }} Answer in one word.",
-    }
-"""
+from tot.task.world import HasAct, HasActions, HasAnswer, HasElection, HasHeuristic, HasTerminal
 
 
 def drive(search: SearchState, table: dict[str, list[str]]) -> None:
@@ -47,36 +34,6 @@ def drive(search: SearchState, table: dict[str, list[str]]) -> None:
             search.tell([table.get("/".join(t.text for t in state.thoughts), []) for state in step.states])
         else:
             search.tell([1.0] * len(step.nodes))
-
-
-# -- the smallest task ------------------------------------------------------------------------------------------
-
-
-def test_the_smallest_task_is_under_15_lines_and_runs(tmp_path: Path, scripted: Any) -> None:
-    assert len(SMALLEST.splitlines()) < 15
-    (tmp_path / "riddle.py").write_text(SMALLEST)
-    head = "Riddle: What has keys? "
-    decoder = scripted(
-        {
-            f"{head}Give one more idea.": ["a map", "a piano"],
-            f"{head}Idea: a map How good is it, from 1 to 10?": "3",
-            f"{head}Idea: a piano How good is it, from 1 to 10?": "9",
-            f"{head}Best idea: a piano Answer in one word.": "Piano.",
-        }
-    )
-    search = BFS(thoughts=2, depth=2)
-    solution = solve(
-        f"{tmp_path}/riddle.py:Riddle", "What has keys?", decoder=decoder, search=search, evaluator=Value()
-    )
-    assert (solution.answer, solution.value, solution.calls) == ("Piano.", 9, 5)
-
-
-def test_the_smallest_task_runs_on_a_real_decoder(tmp_path: Path, tiny: Any) -> None:
-    (tmp_path / "riddle.py").write_text(SMALLEST)
-    with tiny() as decoder:
-        solution = solve(f"{tmp_path}/riddle.py:Riddle", "What?", decoder=decoder, max_tokens=4)
-    assert max(node.depth for node in solution.tree) == 3  # T = 4
-    assert all(1 <= node.value <= 10 for node in solution.tree if node.value is not None)
 
 
 # -- errors of faulty tasks -------------------------------------------------------------------------------------
@@ -99,48 +56,8 @@ def test_a_missing_template_is_an_error_only_if_it_is_used(scripted: Any) -> Non
         solve(half, "q", decoder=decoder, search=BFS(thoughts=2, depth=2), evaluator=Random())
 
 
-@pytest.mark.parametrize(
-    ("templates", "message"),
-    [
-        ({"thought": "grow\n{{ thoughs }}"}, "template thought, line 2: 'thoughs' is undefined"),
-        ({"value": "\n\n{{ sub_question }}"}, "template value, line 3: 'sub_question' is undefined"),
-        ({"value": "{{ thoughts[0].idea }}"}, "template value, line 1: .* has no attribute 'idea'"),
-        ({"answer": "{{ thoughts[7].thought }}"}, "template answer, line 1: .*"),
-        ({"thought": "{{ candidates }}"}, "template thought, line 1: 'candidates' is undefined"),
-    ],
-)
-def test_an_unknown_variable_is_named_with_template_and_line(
-    letters: Any, scripted: Any, templates: dict[str, str], message: str
-) -> None:
-    task = type("Typo", (letters,), {"templates": letters.templates | templates})
-    with pytest.raises(TaskError, match=message):
-        solve(task, "q", decoder=scripted({"grow": ["a"]}), search=BFS(thoughts=1, depth=2), evaluator=Value())
-
-
 def broken(*_: Any) -> Any:
     raise ValueError("out of luck")
-
-
-@pytest.mark.parametrize(
-    ("method", "after"),
-    [
-        ("step", ""),
-        ("key", ""),
-        ("cost", ""),
-        ("is_terminal", " after 'a'"),
-        ("is_goal", " after 'a'"),
-        ("answer_at", " after 'a'"),
-    ],
-)
-def test_an_exception_in_a_task_method_names_the_method(letters: Any, method: str, after: str) -> None:
-    def later(self: Any, state: State, *rest: Any) -> Any:
-        default = getattr(World, method)
-        return default(self, state, *rest) if not state.thoughts and after else broken()
-
-    task = type("Unlucky", (letters,), {"depth": 2, method: later})
-    message = rf"Unlucky\.{method} raised ValueError: out of luck{after}: fix the task"
-    with pytest.raises(TaskError, match=message):
-        drive(BFS(thoughts=1).start(task(), "q"), {"": ["a"]})
 
 
 @pytest.mark.parametrize(
@@ -237,21 +154,6 @@ def test_every_shared_prefix_of_the_prompts_is_computed_once(
     assert usage.prompt_tokens == sum(map(len, prompts))
     assert usage.prompt_tokens - usage.reused_prompt_tokens == computed(prompts)
     assert computed(prompts) < usage.prompt_tokens / 3
-
-
-def test_a_repeated_search_computes_one_token_a_prompt(
-    letters: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options: dict[str, Any] = {"search": BFS(thoughts=2, breadth=2, depth=3), "evaluator": Value(), "max_tokens": 4}
-    with tiny() as decoder:
-        solve(letters, "q", decoder=decoder, **options)
-        submit, submitted = decoder.submit, []
-        monkeypatch.setattr(
-            decoder, "submit", lambda requests, *rest: submitted.extend(requests) or submit(requests, *rest)
-        )
-        again = solve(letters, "q", decoder=decoder, **options)
-    assert len(submitted) >= 8
-    assert again.usage.prompt_tokens - again.usage.reused_prompt_tokens == len(submitted)
 
 
 @pytest.mark.parametrize(

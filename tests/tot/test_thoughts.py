@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from tot import BFS, Enumerate, Propose, Random, Sample, Solution, State, Task, Thought, solve
-from tot.decoders import Request, TaskError
+from tot.decoders import TaskError
 from tot.decoders.request import ChoiceLogprob
 
 ONE_LEVEL = BFS(thoughts=None, breadth=9, depth=2)
@@ -25,21 +25,7 @@ def thoughts(solution: Solution) -> list[str]:
     return [node.thought.text for node in solution.tree if node.thought]
 
 
-def generations(decoder: Any) -> list[Request]:
-    return [request for request in decoder.requests if request.purpose == "generate"]
-
-
 # -- Sample -----------------------------------------------------------------------------------------------------
-
-
-def test_votes_keep_the_most_frequent_text_of_each_thought_and_its_share(letters: Any, scripted: Any) -> None:
-    decoder = scripted({"grow": ["a", "b", "b", "c", "c", "c"]})
-    solution = grow(letters, decoder, Sample(thoughts=2, samples=3))
-    assert [request.sampling.n for request in generations(decoder)] == [6]
-    assert thoughts(solution) == ["b", "c"]
-    assert [node.confidence for node in solution.tree][1:] == pytest.approx([2 / 3, 1])
-    assert [node.prior for node in solution.tree][1:] == [0.5, 0.5]
-    assert [node.usage.new_tokens for node in solution.tree][1:] == [15, 15]
 
 
 @pytest.fixture
@@ -87,20 +73,6 @@ def listing(letters: Any) -> type[Task]:
     """Letters with a template that asks for several thoughts."""
     templates = {**letters.templates, "propose": f"list {{{{ count }}}} {PATH}"}
     return type("Listing", (letters,), {"templates": templates})
-
-
-def test_one_reply_lists_the_thoughts_of_a_state(listing: Any, scripted: Any) -> None:
-    decoder = scripted({"list 3": "1. a\n2. b", "list 3 a": "c", "list 3 b": "d"})
-    solution = grow(listing, decoder, Propose(temperature=0.4), BFS(thoughts=3, breadth=2, depth=3))
-    prompts = [(request.prompt[-1].content, request.sampling.n) for request in generations(decoder)]
-    assert prompts[0] == ("list 3", 1)
-    assert sorted(prompts[1:]) == [("list 3 a", 1), ("list 3 b", 1)]
-    assert {request.sampling.temperature for request in generations(decoder)} == {0.4}
-    assert len({request.sampling.seed for request in generations(decoder)}) == 3
-    assert sorted(thoughts(solution)) == ["a", "b", "c", "d"]
-    assert [node.prior for node in solution.tree] == [None, 0.5, 0.5, 1, 1]
-    assert solution.tree.root.usage.new_tokens == 5  # the call belongs to the state, not to a thought
-    assert [node.usage.new_tokens for node in solution.tree if node.depth == 2] == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -196,9 +168,3 @@ def test_priors_are_normalized_likelihoods_of_the_actions_in_descending_order(wa
 def test_a_task_without_actions_is_rejected_with_a_remedy(letters: Any, scripted: Any) -> None:
     with pytest.raises(TaskError, match=r"task Letters has no `actions`: define it, or sample thoughts"):
         grow(letters, scripted({}), Enumerate())
-
-
-@pytest.mark.parametrize("generator", [Sample(), Propose()])
-def test_a_missing_template_of_a_generator_is_named(generator: Any, scripted: Any) -> None:
-    with pytest.raises(TaskError, match=r"task Bare has no template 'thought': define it"):
-        grow(type("Bare", (Task,), {}), scripted({}), generator)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tot import Checkpoint, Task, solve
+from tot import Task, solve
 from tot.decoders.errors import OptionError
 from tot.generators import tool_calls as tools_module
 from tot.generators.tool_calls import Tool, run_call, tools_prompt
@@ -216,20 +216,6 @@ def test_a_result_is_inserted_after_its_call_and_the_message_continues(scripted:
     assert first.observation == Observation(text="9.0")
     assert second.observation is None
     assert second.ended
-
-
-def test_a_resumed_run_calls_no_tool_twice(scripted: Any, tmp_path: Path) -> None:
-    whole = tmp_path / "whole.jsonl"
-    trace = Checkpoint.create(whole)
-    run(scripted(SCRIPT), checkpoint=trace)
-    trace.close()
-    lines = whole.read_text().splitlines(keepends=True)
-    (tmp_path / "cut.jsonl").write_text("".join(lines[:3]) + lines[3][:9])
-    CALLED.clear()
-    trace = Checkpoint.resume(tmp_path / "cut.jsonl")
-    assert run(scripted(SCRIPT), checkpoint=trace).answer == "9"
-    trace.close()
-    assert CALLED == []
 
 
 @pytest.mark.parametrize(

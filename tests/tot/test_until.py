@@ -88,40 +88,6 @@ def test_unfinished_samples_are_cancelled_and_new_ones_fill_their_rows(chained: 
     assert solution.votes == (3, 4)
 
 
-def test_invalid_answers_do_not_vote_and_do_not_stop_the_search(chained: Any) -> None:
-    solution, decoder = vote(chained, *["no idea"] * 8)
-    assert (solution.answer, solution.votes, len(decoder.ended)) == (None, None, 8)
-
-
-def test_a_decoder_that_delivers_all_at_once_gives_the_same_answer(chained: Any) -> None:
-    search = SelfConsistency(samples=4, until=0.9)
-    solution, decoder = vote(chained, "so 1", "so 2", "thus 2", "so 2", search=search, at_once=True)
-    assert (solution.answer, solution.votes, decoder.batches) == ("2", (3, 4), [4])
-
-
-def test_a_program_that_never_ends_does_not_delay_an_agreed_answer(letters: Any) -> None:
-    cancelled: list[str] = []
-
-    class Runs(letters):  # type: ignore[misc]
-        templates = letters.templates | {"chain": "chain"}
-
-        def parse_answer(self, text: str) -> str | None:
-            return text[-1]
-
-        async def act(self, state: State, thought: Thought) -> Observation | None:
-            if thought.text.startswith("loop"):
-                try:
-                    await asyncio.Event().wait()
-                except asyncio.CancelledError:
-                    cancelled.append(thought.text)
-                    raise
-            return None
-
-    search = SelfConsistency(samples=4, until=0.8, at_once=4)
-    solution, _ = vote(Runs, "loop 9", "b 1", "c 1", "d 1", search=search, at_once=True)
-    assert (solution.answer, cancelled) == ("1", ["loop 9"])
-
-
 def test_a_verified_answer_ends_the_vote(chained: Any) -> None:
     sure = type("Sure", (chained,), {"verify": lambda self, question, answer: answer == "3"})
     solution, _ = vote(sure, "a 1", "b 3", "c 1", "d 1")
@@ -235,25 +201,6 @@ def test_the_first_draft_or_revision_that_passes_cancels_the_others(
     assert all(future.cancelled() for future, _ in decoder._waiting)
 
 
-def test_killed_drafts_resume_with_the_same_samples_and_acts(drafted: Any, tmp_path: Path) -> None:
-    texts, options = "abcbdb", {"search": Refine(thoughts=5, depth=2), "evaluator": "random"}
-    whole, _ = vote(drafted, *texts, checkpoint=Checkpoint.create(tmp_path / "whole.jsonl"), **options)
-    assert drafted.acted == ["a", "b", "c", "d"]
-    lines = (tmp_path / "whole.jsonl").read_text().splitlines()
-    expansions = [i for i, line in enumerate(lines) if '"step": "expand"' in line]
-    assert len(expansions) >= 4
-    for end in (i for i in expansions if not json.loads(lines[i]).get("more")):  # a round is written at once
-        received = sum(len(json.loads(lines[i])["results"][0]) for i in expansions if i <= end)
-        drafted.acted.clear()
-        (tmp_path / "killed.jsonl").write_text("\n".join(lines[: end + 1]) + "\n")
-        trace = Checkpoint.resume(tmp_path / "killed.jsonl")
-        resumed, decoder = vote(drafted, *texts[received:], checkpoint=trace, **options)
-        trace.close()
-        assert decoder.batches == [6 - received] * (received < 6)
-        assert drafted.acted == [text for text in "bcd" if text not in texts[1:received]]
-        assert [node.thought for node in resumed.tree] == [node.thought for node in whole.tree]
-
-
 # -- two models ---------------------------------------------------------------------------------------------------
 
 
@@ -264,12 +211,6 @@ def escalated(task: Any, small: Streamed, large: Streamed, **options: Any) -> An
     search = SelfConsistency(samples=6, until=0.9, at_once=4)
     decoder = {"generate": small, "escalate": large}
     return solve(task, "q", decoder=decoder, search=search, watch=release, **options)
-
-
-def test_the_larger_model_is_not_asked_if_the_smaller_is_sure(chained: Any) -> None:
-    small, large = Streamed("a 1", "b 1", "c 1", "d 1"), Streamed()
-    solution = escalated(chained, small, large)
-    assert (solution.answer, large.started) == ("1", 0)
 
 
 def test_the_larger_model_decides_alone_if_the_smaller_is_not_sure(chained: Any) -> None:
@@ -284,19 +225,6 @@ def test_the_smaller_model_decides_if_the_larger_has_no_answer(chained: Any) -> 
     assert escalated(chained, small, large).answer == "1"
     small, large = Streamed("a 1", "b 2", "c 1", "d 1"), Streamed(*("no",) * 5, "f 3")
     assert escalated(chained, small, large).answer == "3"
-
-
-def test_a_killed_escalation_resumes_with_the_larger_model(chained: Any, tmp_path: Path) -> None:
-    replies = ("e 3", "f 3", "g 3", "h 3", "i 3", "j 3")
-    small, large = Streamed("a 1", "b 2", "c 1", "d 1"), Streamed(*replies)
-    whole = escalated(chained, small, large, checkpoint=Checkpoint.create(tmp_path / "whole.jsonl"))
-    lines = (tmp_path / "whole.jsonl").read_text().splitlines()
-    steps = [line for line in lines if '"step": "expand"' in line]
-    (tmp_path / "killed.jsonl").write_text("\n".join([*lines[:2], *steps[:3]]) + "\n")
-    rest = Streamed(*replies[1:])
-    resumed = escalated(chained, Streamed(), rest, checkpoint=Checkpoint.resume(tmp_path / "killed.jsonl"))
-    assert [node.thought for node in resumed.tree] == [node.thought for node in whole.tree]
-    assert rest.batches[0] == 4  # the three unfinished samples of the killed run, and a new one
 
 
 # -- the posterior ------------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tot import BFS, Likelihood, Solution, Value, solve
-from tot.decoders import Request
 from tot.decoders.request import ChoiceLogprob
 from tot.evaluators.likelihood import expected
 
@@ -21,10 +20,6 @@ ONE_THOUGHT = BFS(thoughts=1, breadth=1, depth=2)
 def evaluate(task: Any, decoder: Any, evaluator: Any, **options: Any) -> Solution:
     """A tree of one thought, "a", and the decoder's replies to "value a"."""
     return solve(task, "q", decoder=decoder, search=ONE_THOUGHT, evaluator=evaluator, **options)
-
-
-def evaluations(decoder: Any) -> list[Request]:
-    return [request for request in decoder.requests if request.purpose == "evaluate"]
 
 
 # -- Likelihood -------------------------------------------------------------------------------------------------
@@ -58,28 +53,6 @@ def test_an_expected_value_is_on_the_scale_and_ignores_a_common_factor(logprobs:
     value = expected(range(1, 11), logprobs)
     assert 1 <= value <= 10
     assert expected(range(1, 11), [logprob + shift for logprob in logprobs]) == pytest.approx(value, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("template", "first", "last"),
-    [
-        ("value {{ thought }}", "1", "10"),
-        ("{% block user %}value{% endblock %}{% block assistant %}It is{% endblock %}", " 1", " 10"),
-    ],
-)
-def test_every_number_of_the_scale_is_scored_with_the_end_of_turn_after_it(
-    letters: Any, scripted: Any, template: str, first: str, last: str
-) -> None:
-    task = type("Rated", (letters,), {"templates": letters.templates | {"value": template}})
-    reply = scripted.completion("", "stop", 0, choice_logprobs=(ChoiceLogprob(-1.0, 1),) * 10)
-    decoder = scripted({"grow": "a", "value a": reply, "It is": reply})
-    evaluate(task, decoder, Likelihood())
-    (request,) = evaluations(decoder)
-    assert (request.choices[0], request.choices[-1], len(request.choices)) == (first, last, 10)
-    assert [int(choice) for choice in request.choices] == list(range(1, 11))
-    assert request.close_choices
-    assert request.answer_trigger is None
-    assert request.sampling.n == 1
 
 
 # -- Value ------------------------------------------------------------------------------------------------------

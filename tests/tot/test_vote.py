@@ -70,15 +70,6 @@ def test_every_ballot_has_every_candidate_once_in_its_own_order(election: Any) -
     assert {ballot[1] for ballot in voter.ballots} == set("abcde")  # every candidate appears in every position
 
 
-def test_a_value_is_a_share_of_the_votes(election: Any) -> None:
-    wanted = iter("dbdbd")
-    voter = Voter("abcde", lambda ballot: f"The best choice is {place(ballot, next(wanted))}")
-    solution = hold(election, voter)
-    assert values(solution) == pytest.approx({"a": 0, "b": 0.4, "c": 0, "d": 0.6, "e": 0})
-    assert solution.value == pytest.approx(0.6)
-    assert sum(node.usage.new_tokens for node in solution.tree) == 5 * 5 + 5 * 5
-
-
 @pytest.mark.parametrize("reply", ["", "none of them", "6", "0", "the 1.5th", "best: 77"])
 def test_an_unparsed_vote_counts_for_no_candidate(election: Any, reply: str) -> None:
     replies = iter(["a", reply, "a", reply])

@@ -47,21 +47,6 @@ def test_the_tree_the_order_of_calls_and_the_answer_match_algorithm_1(
     assert (solution.answer, solution.value, solution.stopped) == ("the end", 9, None)
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3, 4])
-def test_depth_t_expands_t_minus_1_levels_and_then_asks_for_one_answer(
-    letters: Any, scripted: Any, depth: int, grow: Callable[..., Solution]
-) -> None:
-    chain = "/".join("a" * (depth - 1))
-    ever_a = {f"grow {'/'.join('a' * level)}".strip(): ["a"] for level in range(depth)}
-    decoder = scripted(ever_a | {f"value {'/'.join('a' * level)}": "6" for level in range(1, depth)})
-    solution = grow(letters, decoder, thoughts=1, breadth=1, depth=depth)
-    purposes = [batch[0].purpose for batch in decoder.batches]
-    assert purposes == ["generate", "evaluate"] * (depth - 1) + ["answer"]
-    assert max(node.depth for node in solution.tree) == depth - 1
-    assert solution.answer == f"answer {chain}".strip()
-    assert solution.value == (6 if depth > 1 else None)
-
-
 @pytest.fixture
 def final(letters: Any) -> type[Task]:
     """Letters with terminal thoughts: thoughts that end in "!"."""

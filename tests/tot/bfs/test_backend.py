@@ -50,12 +50,6 @@ def test_a_search_that_is_stopped_during_its_answer_ends_without_it(
     assert (solution.answer, solution.stopped, decoder.cancelled, len(solution.tree)) == ("b\nd", "enough", 1, 7)
 
 
-def test_a_hook_sees_the_tree_grow(letters: Any, scripted: Any, grow: Callable[..., Solution], two_levels: Any) -> None:
-    sizes: list[int] = []
-    grow(letters, scripted(two_levels), watch=lambda session: sizes.append(len(session.tree)))
-    assert sizes == [1, 3, 3, 7, 7]
-
-
 def test_an_error_of_a_decoder_ends_the_search_and_names_the_decoder(
     letters: Any, scripted: Any, grow: Callable[..., Solution], two_levels: Any
 ) -> None:

@@ -10,31 +10,6 @@ import pytest
 from tot import Solution
 
 
-def test_equal_thoughts_of_a_state_are_one_node_evaluated_once(
-    letters: Any, scripted: Any, grow: Callable[..., Solution], values: Callable[..., dict[str, float | None]]
-) -> None:
-    children = {
-        "grow a": ["x", "y", "x"],
-        "grow b": ["x", "x", "x"],
-        "value a/x": "6",
-        "value a/y": "1",
-        "value b/x": "5",
-    }
-    decoder = scripted({"grow": ["a", "b", "a"], "value a": "7", "value b": "6"} | children)
-    solution = grow(letters, decoder, thoughts=3, breadth=3)
-    assert decoder.prompts[1] == ["value a", "value b"]
-    assert decoder.prompts[3] == ["value a/x", "value a/y", "value b/x"]
-    assert values(solution.tree) == {"a": 7, "b": 6, "a/x": 6, "a/y": 1, "b/x": 5}
-    assert [node.merged for node in solution.tree] == [0, 1, 0, 1, 0, 2]
-    assert [node.prior for node in solution.tree][1:] == pytest.approx([2 / 3, 1 / 3, 2 / 3, 1 / 3, 1])
-    assert [node.usage.new_tokens for node in solution.tree][1:4] == [
-        15,
-        10,
-        15,
-    ]
-    assert sum(node.usage.new_tokens for node in solution.tree) + 5 == solution.usage.new_tokens
-
-
 def test_without_any_parsed_thought_the_answer_is_asked_at_the_root(
     letters: Any, scripted: Any, grow: Callable[..., Solution]
 ) -> None:
