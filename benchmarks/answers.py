@@ -31,6 +31,7 @@ from tot.decoders.request import Message
 from tot.decoders.thinking import split
 from tot.evaluation.config import EvaluationRun
 from tot.evaluation.questions import Question, Questions
+from tot.llm.decoders import open_decoders
 from tot.search.votes import count
 from tot.task.checked import CheckedTask
 from tot.task.world import HasAnswer
@@ -215,7 +216,7 @@ def open_peers(
 ) -> dict[str, Callable[[Question], Measured]]:
     """Return a function for each available peer that asks a question. Ways with equal settings share a process."""
     try:
-        reader = Reader.of(base, base.config.open(stack)["generate"])
+        reader = Reader.of(base, open_decoders(base.config.model, stack)["generate"])
     except SideError as error:
         bench.say(f"{' and '.join(ways)}: left out, {error}")
         return {}

@@ -7,12 +7,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from benchmarks.harness import timed
-from tot.api import asolve
+from tot.api import run_search
 from tot.config import SearchConfig
 from tot.decoders.decoder import LocalDecoder
 from tot.decoders.engine.engine import Engine
 from tot.decoders.machine import describe
 from tot.decoders.timeline import Timeline
+from tot.llm.decoders import open_decoders
 from tot.running import run_to_end
 from tot.solution import Solution
 from tot.task.task import Task
@@ -41,7 +42,7 @@ def forget(decoder: LocalDecoder) -> None:
 
 def local_decoders(config: SearchConfig, stack: ExitStack) -> list[LocalDecoder]:
     """Open a run's models, and return the decoders of this process."""
-    opened = {id(one): one for one in config.open(stack).values()}
+    opened = {id(one): one for one in open_decoders(config.model, stack).values()}
     return [one for one in opened.values() if isinstance(one, LocalDecoder)]
 
 
@@ -51,4 +52,4 @@ def searched(
     """Search a question with empty caches, and return the seconds and the solution. A stopped search raises."""
     for decoder in decoders:
         forget(decoder)
-    return timed(lambda: run_to_end(asolve(task, question, config, **options)))
+    return timed(lambda: run_to_end(run_search(task, question, SearchConfig.of(config, options))))

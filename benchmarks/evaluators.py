@@ -30,6 +30,7 @@ from tot.evaluators.base import Evaluator, judge
 from tot.evaluators.noise import PRUNE, WEIGH, Use, use_of
 from tot.llm.backend import Backend
 from tot.llm.context import Context
+from tot.llm.decoders import open_decoders
 from tot.running import run_to_end
 from tot.task.checked import CheckedTask
 from tot.task.task import Task
@@ -84,7 +85,7 @@ def judge_pieces(
 ) -> None:
     """Measure each evaluator's AUROC over the pieces of a question, on at most `most` questions."""
     with ExitStack() as stack:
-        decoders = work.config.open(stack)
+        decoders = open_decoders(work.config.model, stack)
         tokenizer = getattr(decoders["generate"], "tokenizer", None)
         decode = None if tokenizer is None else tokenizer.backend_tokenizer.decode  # as the engine decodes its texts
         every = [solutions(folder, sample, work.task, decode) for sample in islice(read_samples(folder), most)]

@@ -23,7 +23,7 @@ from benchmarks.harness import SECONDS, Bench, BenchOptions, Cells, Measured, Me
 from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.decoders.engine.engine import Engine
 from tot.decoders.methods.fastcot import FastCoTOptions
-from tot.decoders.models.model_names import Quantize
+from tot.decoders.models.engine_options import Quantize
 from tot.decoders.training.caps import AGREEMENT, LOSS, Answers, by_iteration, decode_whole
 from tot.decoders.training.question import Question
 from tot.evaluation.estimate import paired

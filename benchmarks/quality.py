@@ -33,7 +33,8 @@ from tot.evaluation.folder import read_leaves, read_samples
 from tot.evaluation.results import tokens_of
 from tot.evaluation.run import run_evaluation
 from tot.evaluators.heuristic import LogProb
-from tot.llm.prefix import scoring
+from tot.llm.context import scoring
+from tot.llm.decoders import open_decoders
 from tot.registry import EVALUATORS, named
 from tot.search.votes import Ballot, count, stays_ahead
 from tot.task.checked import CheckedTask
@@ -275,9 +276,9 @@ def preferred(judge: EvaluationRun, ways: Mapping[str, Answers], bench: Bench) -
     """
     (first, of_first), *others = ways.items()
     heads = [f"preferred to {first}", "pairs that it orders so in either order"]
-    rows, task = Table("", *heads, title=f"judge: {judge.config.model}"), judge.task
+    rows, task = Table("", *heads, title=f"judge: {judge.config.to_json()['model']}"), judge.task
     with ExitStack() as stack:
-        decoder = judge.config.open(stack)["evaluate"]
+        decoder = open_decoders(judge.config.model, stack)["evaluate"]
         for name, answers in others:
             pairs = {question: (one.answer, of_first[question].answer) for question, one in answers.items()}
             pairs = {question: pair for question, pair in pairs.items() if pair != (None, None)}

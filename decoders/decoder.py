@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from tot.decoders.budget import Meter
 from tot.decoders.errors import OptionError, RequestError, TotError, unknown, validated
 from tot.decoders.methods.method import Method
-from tot.decoders.models.model_names import Quantize
+from tot.decoders.models.engine_options import Quantize
 from tot.decoders.registry import Registry
 from tot.decoders.request import Completion, Request
 

@@ -13,6 +13,10 @@ _Model = TypeVar("_Model", bound=BaseModel)
 _TOO_LONG = re.compile(r"(?i)\bcontext[ _](?:length|size|window)|\bexceeds?\b.*\bcontext\b|\bprompt is too long")
 """Messages of servers about a prompt that is longer than the model's context."""
 REMOVED = {
+    **{
+        f"--{name}": f"give it with the search, as in --search bfs:{name}=3"
+        for name in ("thoughts", "breadth", "depth")
+    },
     "ab-mcts:prior": "the prior is gaussian",
     "agreement": "choose logprob",
     "best-first:weight": "estimates have the weight 1",
@@ -44,9 +48,12 @@ REMOVED = {
     "int8-dynamic": "give a .gguf file, or choose none for floating point",
     "mcts:leaves": "it selects one leaf after another",
     "mcts:until": "choose self-consistency",
+    "escalate": "give model={'generate': MODEL, 'escalate': MODEL}",
+    "model_options": "give model=Model(NAME, options={'draft': MODEL})",
     "models": "give model={'generate': MODEL, 'escalate': MODEL}",
     "reward-model": "write an evaluator that calls it, as in docs/extending.md",
     "train-value": "choose the evaluator logprob, which needs no training",
+    "watch": "iterate over astream(...)",
     "trained": "give a small model of the same family, or lookup",
 }
 """Removed commands, parts, drafts and options, with a replacement."""

@@ -20,7 +20,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from tot.decoders.errors import OptionError, TaskError, validated
 from tot.decoders.files import write_text
-from tot.llm.seeds import derive
+from tot.llm.context import derive
 from tot.running import in_thread
 from tot.sandbox import confines, pool
 from tot.task.task import Task

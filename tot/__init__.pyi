@@ -1,10 +1,15 @@
+from .api import SearchFinished as SearchFinished
+from .api import SearchStarted as SearchStarted
+from .api import SearchStep as SearchStep
 from .api import asolve as asolve
+from .api import astream as astream
 from .api import solve as solve
 from .config import SearchConfig as SearchConfig
 from .decoders.budget import Budget as Budget
 from .decoders.decoder import load_decoder as load_decoder
 from .decoders.engine.open_models import close_models as close_models
 from .decoders.errors import TotError as TotError
+from .decoders.models.engine_options import EngineOptions as EngineOptions
 from .evaluation.run import evaluate as evaluate
 from .evaluators.base import Evaluator as Evaluator
 from .evaluators.combine import Combine as Combine
@@ -25,6 +30,7 @@ from .generators.enumerate import Enumerate as Enumerate
 from .generators.propose import Propose as Propose
 from .generators.sample import Sample as Sample
 from .llm.context import Context as Context
+from .llm.models import Model as Model
 from .llm.replies import Evaluation as Evaluation
 from .llm.replies import Proposal as Proposal
 from .llm.replies import Reply as Reply

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tot.decoders.errors import TaskError
@@ -17,6 +18,17 @@ from tot.search.votes import Ballot, cast
 from tot.task.task import Task, answer_text
 from tot.task.world import HasAnswer, HasMeasured
 from tot.tree.tree import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """The answer that a search would give now."""
+
+    answer: str
+    certainty: float | None
+    """Probability that it is right, as in the solution; None if it is not known."""
+    share: float | None
+    """Its share of the votes; None without a vote."""
 
 
 class Answers:
@@ -135,6 +147,24 @@ class Answers:
         if len(nodes) > 1:
             self.votes = len(winner), len(answered)
         return next(answer for node, answer in winner if node is search.best)
+
+    def leading(self) -> Leader | None:
+        """Return the answer that the search would give without further calls; None without one."""
+        search = self.search
+        answered = [(node, answer) for node in self.candidates if (answer := search.answer_at(node)) is not None]
+        if not answered:
+            return None
+        question, aggregate = search.tree.state(search.tree.root).question, search.options.aggregate
+        ballots, winners = cast(search.checked, question, answered, aggregate == "majority")
+        node, answer = answered[winners[0]]
+        total = math.fsum(ballot.weight for ballot in ballots)
+        certainty = share = None
+        if node is search.solved:
+            certainty = 1.0 if self._task.verdict == Task.verdict else None
+        elif aggregate != "best" and len(ballots) > 1 and total > 0:
+            certainty = None if self.curve is None else self.curve.certainty(features(ballots))
+            share = math.fsum(ballots[i].weight for i in winners) / total
+        return Leader(answer_text(answer), certainty, share)
 
     def of_best(self) -> Any | None:
         """Return the answer that the best state contains, without asking the model."""

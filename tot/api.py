@@ -1,32 +1,126 @@
-"""solve() and asolve(): solve one question of a task with a model and a search."""
+"""solve(), asolve() and astream(): solve one question of a task with a model and a search."""
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Unpack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypeVar
 
+from tot.answers import Leader
 from tot.config import SearchConfig
+from tot.decoders.budget import Budget
+from tot.decoders.decoder import Decoder
+from tot.decoders.errors import OptionError, unknown
+from tot.decoders.request import Usage
+from tot.evaluators.base import Evaluator
+from tot.generators.base import Generator
+from tot.llm.decoders import open_decoders_in_thread
+from tot.llm.models import Model
 from tot.run import Run, Watcher
 from tot.running import run_to_end
+from tot.search.base import Search
 from tot.search.certainty import curves_for
 from tot.search.checkpoint import Checkpoint
 from tot.solution import Solution
 from tot.task.checked import CheckedTask
 from tot.task.task import Task
+from tot.tree.tree import ThoughtTree
 
 if TYPE_CHECKING:
-    from tot.search.options import SearchOptions
+    from pathlib import Path
+
+    from transformers import PreTrainedModel
+
+    OneModel: TypeAlias = Model | str | Path | PreTrainedModel | Callable[[str], Any]
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_DEFAULT = Model()
 
 
+@dataclass(frozen=True, slots=True)
+class SearchEvent:
+    """An event of a running search. Its properties are as of the moment when they are read."""
+
+    run: Run
+
+    @property
+    def tree(self) -> ThoughtTree:
+        return self.run.tree
+
+    @property
+    def leader(self) -> Leader | None:
+        """The answer that the search would give without further calls, and its certainty; None without an answer."""
+        return self.run.answers.leading()
+
+    @property
+    def usage(self) -> Usage:
+        return self.run.meter.total
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the start of the search."""
+        return self.run.meter.seconds
+
+
+class SearchStarted(SearchEvent):
+    """The model is loaded, and the tree has its root."""
+
+
+class SearchStep(SearchEvent):
+    """Steps of the search have ended: the tree has new thoughts or values."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchFinished(SearchEvent):
+    """The search has ended."""
+
+    solution: Solution
+
+
+def _naming_neighbours(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Raise OptionError with the nearest known name for an unknown keyword."""
+    known = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def call(*arguments: _P.args, **keywords: _P.kwargs) -> _T:
+        for name in keywords:
+            if name not in known:
+                raise OptionError(
+                    f"{unknown('option', name, known)}; options of a decoder or an engine are fields of Model, others "
+                    "of SearchConfig"
+                )
+        return function(*arguments, **keywords)
+
+    return call
+
+
+@_naming_neighbours
 def solve(
     task: Task | type[Task] | str,
     question: str,
     config: SearchConfig | None = None,
     *,
+    model: OneModel | Mapping[str, OneModel] | None = _DEFAULT,
+    decoder: str | Decoder | Mapping[str, str | Decoder] | None = None,
+    dtype: Literal["auto", "bf16", "fp32"] | None = None,
+    tokenizer: Any = None,
+    search: str | Search | None = None,
+    generator: str | Generator | None = None,
+    evaluator: str | Evaluator | None = None,
+    tools: Sequence[str | Callable[..., Any]] | None = None,
+    prompts: Literal["papers", "chat"] | None = None,
+    max_tokens: int | None = None,
+    temperature: float | None = None,
+    budget: Budget | Mapping[str, float] | None = None,
+    seed: int | None = None,
+    reproducible: bool | None = None,
     hooks: object | None = None,
     checkpoint: Checkpoint | None = None,
-    watch: Watcher | None = None,
-    **options: Unpack[SearchOptions],
 ) -> Solution:
     """Solve one question. Works in a script and inside a running event loop (Jupyter).
 
@@ -35,42 +129,139 @@ def solve(
     Args:
         task: A task, its class, its name, or "path/to/file.py:ClassName".
         question: The question, as text.
-        config: The options of the run.
+        config: All options of the run. The keywords below override its fields, and have the same defaults.
+        model: A Model, a name or path, a loaded model, a function from text to text (plain or async), None for no
+            model, or a mapping from purpose (generate, evaluate, answer, escalate) to these.
+        decoder: Fills `Model.decoder`: a name, an object, or a mapping from purpose to either.
+        dtype: Fills `Model.engine.dtype`.
+        tokenizer: Fills `Model.tokenizer`, for a loaded model.
+        search: The search, as text ("mcts:iterations=20") or object; the default is the task's own.
+        generator: The thought generator, likewise.
+        evaluator: The state evaluator, likewise.
+        tools: Functions with type hints that the model can call, or their names.
+        prompts: "chat" for prompts in the model's chat format, "papers" for few-shot prompts; by default what suits
+            the model, the search and the decoder.
+        max_tokens: Maximum number of new tokens per text.
+        temperature: Sampling temperature of thoughts, 0.7 by default.
+        budget: Limits (tokens, seconds, nodes, forwards). A search that reaches one returns its best answer so far.
+        seed: Seed of the run, 0 by default.
+        reproducible: Compute in float32, for the same tree every time.
         hooks: Functions that watch and steer the search (see `tot.search.hooks`).
         checkpoint: Records every step, and resumes a killed run.
-        watch: Called with the run at the start and after every step.
-        options: Fields of `SearchConfig`, which override `config` (model, decoder, search, budget, max_tokens, seed…).
-            Other names are options of the decoder.
 
     Raises:
-        TotError: An error that the caller can fix.
+        TotError: An error that the caller can fix, such as an unknown keyword.
     """
-    arguments: dict[str, Any] = {"hooks": hooks, "checkpoint": checkpoint, "watch": watch}
-    return run_to_end(asolve(task, question, config, **arguments, keep_best=True, **options))
+    return run_to_end(_search(locals(), keep_best=True))
 
 
+@_naming_neighbours
 async def asolve(
     task: Task | type[Task] | str,
     question: str,
     config: SearchConfig | None = None,
     *,
+    model: OneModel | Mapping[str, OneModel] | None = _DEFAULT,
+    decoder: str | Decoder | Mapping[str, str | Decoder] | None = None,
+    dtype: Literal["auto", "bf16", "fp32"] | None = None,
+    tokenizer: Any = None,
+    search: str | Search | None = None,
+    generator: str | Generator | None = None,
+    evaluator: str | Evaluator | None = None,
+    tools: Sequence[str | Callable[..., Any]] | None = None,
+    prompts: Literal["papers", "chat"] | None = None,
+    max_tokens: int | None = None,
+    temperature: float | None = None,
+    budget: Budget | Mapping[str, float] | None = None,
+    seed: int | None = None,
+    reproducible: bool | None = None,
+    hooks: object | None = None,
+    checkpoint: Checkpoint | None = None,
+) -> Solution:
+    """Solve one question, as a coroutine. Concurrent calls with one decoder object share its forward passes.
+
+    The arguments are those of `solve`. Cancelling it raises CancelledError.
+    """
+    return await _search(locals())
+
+
+@_naming_neighbours
+async def astream(
+    task: Task | type[Task] | str,
+    question: str,
+    config: SearchConfig | None = None,
+    *,
+    model: OneModel | Mapping[str, OneModel] | None = _DEFAULT,
+    decoder: str | Decoder | Mapping[str, str | Decoder] | None = None,
+    dtype: Literal["auto", "bf16", "fp32"] | None = None,
+    tokenizer: Any = None,
+    search: str | Search | None = None,
+    generator: str | Generator | None = None,
+    evaluator: str | Evaluator | None = None,
+    tools: Sequence[str | Callable[..., Any]] | None = None,
+    prompts: Literal["papers", "chat"] | None = None,
+    max_tokens: int | None = None,
+    temperature: float | None = None,
+    budget: Budget | Mapping[str, float] | None = None,
+    seed: int | None = None,
+    reproducible: bool | None = None,
+    hooks: object | None = None,
+    checkpoint: Checkpoint | None = None,
+) -> AsyncIterator[SearchStarted | SearchStep | SearchFinished]:
+    """Solve one question, and yield SearchStarted, a SearchStep after every step, and SearchFinished.
+
+    The arguments are those of `solve`. Closing or cancelling the iterator cancels the search.
+    """
+    runs = asyncio.Queue[Run | None]()
+    searching = asyncio.create_task(_search(locals(), watch=runs.put_nowait))
+    searching.add_done_callback(lambda _: runs.put_nowait(None))
+    last: Run | None = None
+    try:
+        while run := await runs.get():
+            yield SearchStarted(run) if last is None else SearchStep(run)
+            last = run
+        solution = searching.result()
+        assert last is not None  # a search that ends has started
+        yield SearchFinished(last, solution)
+    finally:
+        searching.cancel()
+        await asyncio.wait([searching])
+
+
+def _search(given: Mapping[str, Any], **about: Any) -> Any:
+    """Return the search of the arguments of `solve`, as a coroutine."""
+    task, question, config, hooks, checkpoint = (
+        given[name] for name in ("task", "question", "config", "hooks", "checkpoint")
+    )
+    names = SearchConfig.names() & given.keys()
+    options = {name: given[name] for name in names if given[name] is not None or name == "model"}
+    if options["model"] is _DEFAULT and config is not None:
+        del options["model"]
+    return run_search(task, question, SearchConfig.of(config, options), hooks=hooks, checkpoint=checkpoint, **about)
+
+
+async def run_search(
+    task: Task | type[Task] | str,
+    question: str,
+    config: SearchConfig,
+    *,
     hooks: object | None = None,
     checkpoint: Checkpoint | None = None,
     watch: Watcher | None = None,
     keep_best: bool = False,
-    **options: Unpack[SearchOptions],
 ) -> Solution:
-    """Solve one question, as a coroutine. Concurrent calls with one decoder object share its forward passes.
+    """Solve one question with these options.
 
-    Cancelling it raises CancelledError; with `keep_best`, it returns the best answer so far instead.
+    `watch` is called with the run at the start and after every step. Cancelling this raises CancelledError; with
+    `keep_best`, it returns the best answer so far instead.
     """
-    config = SearchConfig.of(config, options).exact()
+    config = config.exact()
     task = config.suited(task)
     parts, filters = config.parts(task), config.filters_for(task)
     CheckedTask(task).start(question)  # reject an invalid question before a model is loaded
     if config.certainty is not None:
         curves_for(task, config.certainty)
     with ExitStack() as stack:
-        decoders = await config.aopen(stack)
-        about: dict[str, Any] = {"hooks": hooks, "checkpoint": checkpoint, "watch": watch}
-        return await Run(task, question, config, decoders, parts, filters, **about).solve(keep_best)
+        decoders = await open_decoders_in_thread(config.model, stack)
+        run = Run(task, question, config, decoders, parts, filters, hooks=hooks, checkpoint=checkpoint, watch=watch)
+        return await run.solve(keep_best)

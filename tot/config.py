@@ -1,37 +1,21 @@
-"""SearchConfig: the options of a run: model, decoder, search, generator, evaluator, sampling and budget."""
+"""SearchConfig: the options of a run, from Python, flags and files: models, search, sampling and budget."""
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from functools import cached_property, partial
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, model_validator
 
 from tot.decoders.budget import Budget
-from tot.decoders.decoder import Decoder, LocalDecoder
+from tot.decoders.decoder import REMOTE
 from tot.decoders.errors import OptionError, readable, unknown
-from tot.decoders.machine import MAX_THREADS
-from tot.decoders.models.model_names import Quantize
+from tot.decoders.models.engine_options import EngineOptions
 from tot.decoders.request import Purpose
-from tot.llm.decoders import (
-    OF_ENGINE,
-    decoders_by_purpose,
-    first_and_escalate,
-    instantiate,
-    is_remote,
-    models_by_purpose,
-    need_few_shot,
-    open_decoders,
-    uses_chat_format,
-)
-from tot.llm.filters import FILTERS, filters_of
+from tot.llm.decoders import FILTERS, filters_of, uses_chat_format
+from tot.llm.models import ALWAYS, Models, by_purpose, is_remote, option_names, value_text
 from tot.registry import SEARCHES, load_task, named, parts_of, spec_of
-from tot.running import LOADING, in_daemon_thread
 from tot.search.base import Search
 from tot.task.task import Task
 
@@ -40,83 +24,39 @@ _SECRET_VALUE = re.compile(r"(?i)((?:[:,]|[_-])(?:key|secret|password|credential
 _USER_IN_URL = re.compile(r"//[^/@\s]*@")
 
 
-def _short(dtype: Any) -> Any:
-    """Return the short name of a dtype. Raises OptionError if it is unknown."""
-    short = {"float32": "fp32", "bfloat16": "bf16"}.get(str(dtype).removeprefix("torch."), dtype)
-    if short not in ("auto", "bf16", "fp32"):
-        raise OptionError(unknown("dtype", str(dtype).removeprefix("torch."), ("auto", "bf16", "fp32")))
-    return short
+class ModelFlags(EngineOptions):
+    """Models as flags, and as entries of YAML files and saved runs: all have one engine and one set of options."""
 
-
-def _pairs(options: Sequence[Any]) -> dict[str, str]:
-    """Parse options from name=value texts. Raises OptionError if one is invalid."""
-    split = [str(option).partition("=") for option in options]
-    for option, (name, equals, _) in zip(options, split, strict=True):
-        if not (name.strip() and equals) or name.strip() in OF_ENGINE:
-            raise OptionError(f"--decoder-option {option!r} can't be read: write NAME=VALUE, such as k=4")
-    return {name.strip(): value.strip() for name, _, value in split}
+    model: str | None = Field(
+        "smollm2-135m",
+        description="A name (tot models), a hub id, a folder or a .gguf file; none for no model; or purpose=model "
+        "pairs (generate, evaluate, answer, escalate).",
+    )
+    escalate: str | None = Field(
+        None, description="A second, larger model, which the search asks where the first is not sure; none for none."
+    )
+    decoder: str = Field(
+        "auto",
+        description="A decoder (path/to/file.py:Name:option=value for yours), or purpose=decoder pairs (generate, "
+        "evaluate, answer, escalate).",
+    )
+    decoder_option: list[str] = Field(
+        [], description="Option of the decoder, as name=value: k=4, k_config=2,2,1, draft=small.gguf."
+    )
 
 
 class SearchConfig(BaseModel):
-    """Options of a run: model, decoder, search, generator, evaluator, sampling and budget.
+    """Options of a run: models, search, generator, evaluator, sampling and budget.
 
     `solve`, `evaluate`, the command line, YAML files, results folders and checkpoints use these fields. The search, the
     generator and the evaluator are texts ("mcts:iterations=20") or objects. `to_json` writes texts that `of` reads.
     """
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", arbitrary_types_allowed=True, protected_namespaces=(), coerce_numbers_to_str=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-    model: Any = Field(
-        "smollm2-135m",
-        description="A name (tot models), a hub id, a folder or a .gguf file; none for no model; or purpose=model "
-        "pairs (generate, evaluate, answer, escalate).",
-    )
-    """A name, a path, a loaded model, a function from text to text (plain or async), or a mapping from purpose to
-    these. Named models stay loaded for the next call; `close_models()` frees them.
-
-    A purpose that is missing in a mapping uses the model of "generate"; "escalate" sets `escalate`."""
-    escalate: Any = Field(
-        None, description="A second, larger model, which the search asks where the first is not sure; none for none."
-    )
-    decoder: Any = Field(
-        "auto",
-        description="A decoder (path/to/file.py:Name:option=value for yours), or purpose=decoder pairs (generate, "
-        "evaluate, answer, escalate).",
-    )
-    """The name of a method, a decoder object with its own model, or a mapping from purpose to either.
-
-    Each named model has one engine, which its named decoders share. A missing purpose uses "auto"; if all decoders are
-    objects, it uses the decoder of "generate". For "escalate", `escalate` names the model, unless its decoder is an
-    object."""
-    model_options: dict[str, Any] = Field(
-        {},
-        description="Option of the decoder, as name=value: k=4, k_config=2,2,1, draft=small.gguf.",
-        json_schema_extra={"flag": "--decoder-option"},
-    )
-    """Options of the decoder, and `tokenizer` for a loaded model."""
-    dtype: Annotated[Literal["auto", "bf16", "fp32"], BeforeValidator(_short)] = Field(
-        "auto", description="auto: bf16 if the machine supports it."
-    )
-    quantize: Quantize = Field(
-        "auto",
-        description="gguf: 4- to 8-bit weights, as stored in a .gguf file, and inputs rounded to 8 bits, on a CPU. "
-        "none: floating point. auto: gguf for a .gguf file, unless a dtype is given.",
-    )
-    device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
-    kv_budget: str | None = Field(None, description="Size of the key-value cache, in tokens or bytes (1.5GiB).")
-    threads: int | None = Field(
-        None,
-        ge=1,
-        le=MAX_THREADS,
-        description="Number of threads on the CPU; by default all processors that the process may use, at most "
-        "OMP_NUM_THREADS.",
-    )
-    prefix_cache: bool = Field(
-        True,
-        description="Keep computed prompts in the cache folder, so that later runs start sooner.",
-    )
+    model: InstanceOf[Models]
+    """A Model, a name, a function, or a mapping from purpose to these. `of` also reads the entries of `ModelFlags`,
+    and `decoder` (a name, an object, or a mapping) and `tokenizer` for models without them."""
     search: Any = Field(
         None,
         description="bfs, dfs, best-first, mcts, rap, ab-mcts, refine, act, cot, self-consistency or "
@@ -144,12 +84,6 @@ class SearchConfig(BaseModel):
     )
     """None uses few-shot prompts if the task has no others, or if the search or the decoder needs them (RAP, FastCoT,
     PDOS)."""
-    thoughts: int | None = Field(None, description="Number of thoughts per state (n).")
-    breadth: int | None = Field(None, description="Number of states to keep at each level (b).")
-    depth: int | None = Field(
-        None,
-        description="Depth of the tree (T): T - 1 levels of thoughts, then the answer. The default is the task's own.",
-    )
     until: float | None = Field(
         None,
         description="Stop a vote when the probability that its leader stays ahead reaches this: self-consistency, bfs "
@@ -180,71 +114,53 @@ class SearchConfig(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _from_text(cls, given: Any) -> Any:
-        """Convert the spellings of flags and files: decoder_option and tool as lists, budget_tokens."""
+    def _from_flags(cls, given: Any) -> Any:
+        """Convert the spellings of flags and files: models, tool as a list, budget_tokens."""
         if not isinstance(given, Mapping):
             return given
-        fields = first_and_escalate(given)
+        fields = dict(given)
         limits = {name: fields.pop(f"budget_{name}") for name in Budget.model_fields if f"budget_{name}" in fields}
         if limits:
             fields["budget"] = {**dict(fields.get("budget") or {}), **limits}
-        options = fields.pop("decoder_option", None) or fields.get("model_options")
-        if isinstance(options, str | list | tuple):
-            fields["model_options"] = _pairs([options] if isinstance(options, str) else options)
         tools = fields.pop("tool", None) or fields.get("tools") or ()
-        return {**fields, "tools": (tools,) if isinstance(tools, str) else tuple(tools)}
+        fields["tools"] = (tools,) if isinstance(tools, str) else tuple(tools)
+        decoder, tokenizer = fields.pop("decoder", None), fields.pop("tokenizer", None)
+        models = Models.of(_with_second(fields), decoder)
+        engine = {name: fields.pop(name) for name in EngineOptions.model_fields if name in fields}
+        options = read_options(fields.pop("decoder_option", None) or ())
+        if engine or options or tokenizer is not None:
+            models = models.with_options(engine, options, tokenizer)
+        return {**fields, "model": models}
 
     @classmethod
-    def of(cls, config: SearchConfig | None, options: Mapping[str, Any]) -> Self:
-        """Return `config` with some options changed. Unknown names become decoder options. Raises OptionError."""
+    def of(cls, config: SearchConfig | None = None, options: Mapping[str, Any] | None = None) -> Self:
+        """Return `config` with some options changed. Raises OptionError for an unknown or an invalid one."""
         if type(config) is cls and not options:
             return config
-        known = {name: value for name, value in options.items() if name in cls.names()}
-        others = {name: value for name, value in options.items() if name not in known}
+        for name in options or {}:
+            if name not in cls.names():
+                raise OptionError(unknown("option", name, {*cls.model_fields, *ModelFlags.model_fields}))
         base = {} if config is None else {name: getattr(config, name) for name in cls.model_fields}
         try:
-            merged = cls(**{**base, **first_and_escalate(known)})
+            return cls(**{**base, **(options or {})})
         except ValidationError as error:
             raise OptionError(readable(error)) from None
-        return merged.model_copy(update={"model_options": {**merged.model_options, **others}}) if others else merged
 
     @classmethod
     def names(cls) -> set[str]:
         """Return the names of all options, in Python, in files and as flags."""
         budget = (f"budget_{name}" for name in Budget.model_fields)
-        return {*cls.model_fields, "decoder_option", "tool", *budget}
-
-    def __getstate__(self) -> dict[Any, Any]:
-        state = super().__getstate__()
-        return state | {"__dict__": {name: one for name, one in vars(self).items() if name != "decoders"}}
+        return {*cls.model_fields, *ModelFlags.model_fields, "tokenizer", "tool", *budget}
 
     def to_json(self, secrets: bool = False) -> dict[str, Any]:
         """Return the options as JSON data, objects by name. Keys and passwords are included only with `secrets`."""
-        options = [f"{name}={as_text(value)}" for name, value in self.model_options.items() if name != "tokenizer"]
-        if not secrets:
-            options = [_USER_IN_URL.sub("//", option) for option in options if not _SECRET.search(option)]
         tools = [getattr(tool, "__name__", str(tool)) for tool in self.tools]
         budget = {f"budget_{name}": limit for name, limit in (self.budget or Budget()).model_dump().items()}
-        parts = {name: as_text(getattr(self, name)) for name in ("decoder", "search", "generator", "evaluator")}
-        if parts["decoder"] and not secrets:
-            parts["decoder"] = _SECRET_VALUE.sub(r"\1***", parts["decoder"])
-        special = {"model", "escalate", "model_options", "tools", "budget", *parts}
+        parts = {name: as_text(getattr(self, name)) for name in ("search", "generator", "evaluator")}
+        special = {"model", "tools", "budget", *parts}
         others = {name: getattr(self, name) for name in type(self).model_fields if name not in special}
-        named_options = {
-            "model": as_text(self._model) or "none",
-            "escalate": as_text(self.escalate),
-            **parts,
-            "decoder_option": options,
-            "tool": tools or None,
-        }
-        return {name: value for name, value in {**named_options, **others, **budget}.items() if value is not None}
-
-    @property
-    def loading(self) -> dict[str, Any]:
-        """Arguments of `load_decoder` that differ from its defaults."""
-        given = {name: getattr(self, name) for name in ("dtype", "device", "kv_budget", "quantize", "threads")}
-        options = {name: value for name, value in given.items() if value not in (None, "auto")}
-        return options | ({} if self.prefix_cache else {"prefix_cache": False}) | self.model_options
+        options = {**_as_flags(self.model, secrets), **parts, "tool": tools or None, **others, **budget}
+        return {name: value for name, value in options.items() if value is not None}
 
     def suited(self, task: Task | type[Task] | str) -> Task:
         """Return the task with the chosen prompts, or else the prompts that suit the model.
@@ -258,27 +174,7 @@ class SearchConfig(BaseModel):
             return loaded
         search = named(loaded.search if self.search is None else self.search, SEARCHES)
         few_shot = isinstance(search, Search) and search.few_shot
-        return loaded.with_prompts("chat") if not few_shot and self._uses_chat_format() else loaded
-
-    def _uses_chat_format(self) -> bool:
-        """Return whether the generating model uses a chat format and no decoding method needs few-shot prompts.
-
-        Raises OptionError if the model of "escalate" differs in that: the prompts are the same for both.
-        """
-        decoders = self.decoders
-        purposes: tuple[Purpose, ...] = ("generate", "escalate")
-        chats, large = (
-            uses_chat_format(decoders[one], self.models.get(one), self.model_options) if one in decoders else None
-            for one in purposes
-        )
-        if (chats or large) and need_few_shot(decoders.values()):
-            return False
-        if None not in (chats, large) and chats != large:
-            raise OptionError(
-                f"the model of {'generate' if large else 'escalate'} has no chat format, and the other has one: choose "
-                "the prompts of both, --prompts papers or --prompts chat"
-            )
-        return bool(chats)
+        return loaded.with_prompts("chat") if not few_shot and uses_chat_format(self.model) else loaded
 
     def parts(self, task: Task) -> dict[str, Any]:
         """Return the search, the generator and the evaluator, by kind. Raises OptionError if one is unknown."""
@@ -286,46 +182,16 @@ class SearchConfig(BaseModel):
             task,
             *(self.search, self.generator, self.evaluator),
             tools=self.tools,
-            search_options={name: getattr(self, name) for name in ("thoughts", "breadth", "depth", "until")},
+            search_options={"until": self.until},
             generator_options={"temperature": self.temperature},
         )
-        if "escalate" in self.decoders:
-            _check_escalation(parts["search"], parts["generator"])
+        own = all(type(parts[kind]).__module__.startswith("tot.") for kind in ("search", "generator"))
+        if "escalate" in self.model.by_purpose and own and not parts["search"].asks_second_model:
+            raise OptionError(
+                f"escalate has no effect: {type(parts['search']).__name__} asks only one model; choose "
+                "search='self-consistency:samples=8,until=0.95' or search='ab-mcts', or leave escalate out"
+            )
         return parts
-
-    @cached_property
-    def decoders(self) -> dict[Purpose, str | Decoder]:
-        """The decoder of each purpose. Raises OptionError for an unknown purpose or decoder.
-
-        A user's decoder is created once for all purposes, and again by another process that receives this config.
-        """
-        created = {one: instantiate(one) for one in {one for one in self._named.values() if isinstance(one, str)}}
-        return {purpose: created[one] if isinstance(one, str) else one for purpose, one in self._named.items()}
-
-    @property
-    def _named(self) -> dict[Purpose, str | Decoder]:
-        return decoders_by_purpose(self.decoder, self.escalate is not None)
-
-    @property
-    def models(self) -> dict[Purpose, Any]:
-        """The model, or its name, of each purpose with a named decoder. Raises OptionError if one is missing."""
-        return models_by_purpose(self.decoders, self.model, self.escalate)
-
-    @property
-    def _model(self) -> Any:
-        """`model` if a decoder is named, otherwise the model of the first decoder object that has one."""
-        if any(isinstance(one, str) for one in self._named.values()):
-            return self.model
-        chosen = sorted(self._named.values(), key=is_remote)
-        return next((model for one in chosen if (model := getattr(one, "model", None)) is not None), None)
-
-    @property
-    def weights(self) -> dict[Purpose, Any]:
-        """The local model, or its name, of each purpose that has one."""
-        models: dict[Purpose, Any] = self.models
-        local = {purpose: one for purpose, one in self.decoders.items() if not is_remote(one)}
-        found = {purpose: models[purpose] if purpose in models else _weights_of(one) for purpose, one in local.items()}
-        return {purpose: model for purpose, model in found.items() if model is not None}
 
     def filters_for(self, task: Task) -> dict[Purpose, dict[str, float]]:
         """Return the sampling filters for a task by purpose: of the model that generates, and of "escalate".
@@ -335,88 +201,95 @@ class SearchConfig(BaseModel):
         """
         given = {name: getattr(self, name) for name in FILTERS}
         purposes: tuple[Purpose, ...] = ("generate", "escalate")
-        models = {purpose: self.weights.get(purpose) for purpose in purposes if purpose in self.decoders}
+        models = {one: self.model.weights.get(one) for one in purposes if one in self.model.by_purpose}
         return {
             purpose: filters_of(model, given, {} if model is None else task.filters)
             for purpose, model in models.items()
         }
 
     def exact(self) -> SearchConfig:
-        """Return this config; if it is reproducible, with float32, and "ar" instead of "auto".
-
-        Raises OptionError if another option contradicts that, or if a decoder is remote.
-        """
-        if not self.reproducible:
-            return self
-        chosen = self.decoders.values()
-        if any(map(is_remote, chosen)):
-            raise OptionError(
-                "reproducible runs need a local model in float32, but the decoder is remote: leave reproducible out, "
-                "or use a decoder other than openai"
-            )
-        for one in chosen:
-            model = one.engine.loaded if isinstance(one, LocalDecoder) else getattr(one, "model", None)
-            dtype = str(getattr(model, "dtype", "float32")).removeprefix("torch.")
-            if dtype != "float32":
-                raise OptionError(f"reproducible runs compute in float32, but this decoder's model is in {dtype}")
-        if not any(isinstance(one, str) for one in chosen):
-            return self
-        if self.dtype not in ("auto", "fp32"):
-            raise OptionError(f"reproducible runs compute in float32: leave dtype={self.dtype!r} out")
-        if self.quantize not in ("auto", "none"):
-            raise OptionError(f"reproducible runs compute in float32: leave quantize={self.quantize!r} out")
-        decoder: Any = {purpose: "ar" if one == "auto" else one for purpose, one in self.decoders.items()}
-        if isinstance(self.decoder, str) and "=" not in self.decoder:
-            decoder = decoder["generate"]
-        return self.of(self, {"decoder": decoder, "dtype": "fp32"})
-
-    async def aopen(self, stack: ExitStack) -> dict[Purpose, Decoder]:
-        """`open` in a thread. If this is cancelled, nothing waits for the model, which is closed once it is loaded."""
-        own = ExitStack()
-        opening = in_daemon_thread(partial(self.open, own), LOADING)
-        try:
-            decoders = await asyncio.wrap_future(opening)
-        except BaseException:
-            opening.add_done_callback(lambda _: own.close())
-            raise
-        stack.enter_context(own)
-        return decoders
-
-    def open(self, stack: ExitStack) -> dict[Purpose, Decoder]:
-        """Create the decoder of each purpose. `stack` closes the engines, one for each local model, and connections.
-
-        Raises TotError if a model can't be loaded or an option is invalid.
-        """
-        fields = type(self).model_fields
-        return open_decoders(self.decoders, self.models, self.loading, fields, stack)
+        """Return this config; if it is reproducible, with exact models. Raises OptionError for a contradiction."""
+        return self.model_copy(update={"model": self.model.exact()}) if self.reproducible else self
 
 
-def _weights_of(decoder: Any) -> Any:
-    """Return the model of a decoder object, or its name if the engine runs without a transformers module."""
-    if isinstance(decoder, LocalDecoder) and decoder.engine.loaded.module is None:
-        return decoder.engine.loaded.name
-    return getattr(decoder, "model", None)
+def read_options(options: str | Sequence[Any]) -> dict[str, str]:
+    """Parse options from name=value texts. Raises OptionError if one is invalid."""
+    given = [options] if isinstance(options, str) else options
+    split = [str(option).partition("=") for option in given]
+    for option, (name, equals, _) in zip(given, split, strict=True):
+        if not (name.strip() and equals) or name.strip() in EngineOptions.model_fields:
+            raise OptionError(f"--decoder-option {option!r} can't be read: write NAME=VALUE, such as k=4")
+    return {name.strip(): value.strip() for name, _, value in split}
+
+
+def _with_second(fields: dict[str, Any]) -> Any:
+    """Remove `model` and `escalate` from the fields, and return them as one. Raises OptionError if they differ."""
+    model = fields.pop("model", "smollm2-135m")
+    if "escalate" not in fields:
+        return model
+    second = fields.pop("escalate")
+    second = None if second == "none" else second
+    models = by_purpose("model", model)
+    if models is None:
+        return Models.of(model).with_second(second)
+    if second is not None and models.setdefault("escalate", second) != second:
+        raise OptionError(f"escalate is {models['escalate']!r} in model, and {second!r}: give one of them")
+    return models
+
+
+def _as_flags(models: Models, secrets: bool) -> dict[str, Any]:
+    """Return models as the entries of `ModelFlags`; as a nested mapping if their engines or options differ."""
+    given, named = models.by_purpose, {purpose: one for purpose, one in models.by_purpose.items() if one.named}
+    options = {name: value for one in named.values() for name, value in one.options.items()}
+    engines = [one.engine for one in named.values() if one.decoder not in REMOTE] or [EngineOptions()]
+    equal = all(one == engines[0] for one in engines) and all(
+        one.options
+        == {name: options[name] for name in options if name in one.options or name in option_names(one.decoder)}
+        for one in named.values()
+    )
+    decoders = {purpose: _without_secrets(value_text(one.decoder), secrets) for purpose, one in given.items()}
+    if not equal:
+        return {
+            "model": {
+                purpose: {
+                    "model": value_text(one.model),
+                    "decoder": decoders[purpose],
+                    "options": dict(pair.split("=", 1) for pair in _option_texts(one.options, secrets)),
+                    "engine": one.engine.model_dump(exclude_defaults=True),
+                }
+                for purpose, one in given.items()
+            }
+        }
+    first = {purpose: value_text(one.model) for purpose, one in named.items() if purpose in ALWAYS}
+    if not first:
+        own = sorted((one.decoder for one in given.values()), key=is_remote)
+        first = {"generate": value_text(next((one.model for one in own if hasattr(one, "model")), None))}
+    return {
+        "model": _joined(first),
+        "escalate": value_text(named["escalate"].model) if "escalate" in named else None,
+        "decoder": _joined(decoders),
+        "decoder_option": _option_texts(options, secrets),
+        **engines[0].model_dump(),
+    }
+
+
+def _joined(texts: Mapping[Purpose, str]) -> str:
+    """Return one text for all purposes, or pairs if they differ."""
+    first, *others = dict.fromkeys(texts.values())
+    return ",".join(f"{purpose}={text}" for purpose, text in texts.items()) if others else first
+
+
+def _option_texts(options: Mapping[str, Any], secrets: bool) -> list[str]:
+    texts = [f"{name}={value_text(value)}" for name, value in options.items()]
+    return texts if secrets else [_USER_IN_URL.sub("//", text) for text in texts if not _SECRET.search(text)]
+
+
+def _without_secrets(decoder: str, secrets: bool) -> str:
+    return decoder if secrets else _SECRET_VALUE.sub(r"\1***", decoder)
 
 
 def as_text(part: Any) -> str | None:
-    """Return a part as text: names unchanged, pairs as in flags, objects as `of` reads them, or else by class."""
-    if part is None or isinstance(part, str):
-        return part
-    if isinstance(part, Mapping):
-        return ",".join(f"{name}={as_text(value) or 'none'}" for name, value in part.items())
-    if isinstance(part, list | tuple):
-        return ",".join(map(str, part))
-    if isinstance(part, Path | int | float):
-        return str(part)
-    if not isinstance(part, BaseModel):
-        return type(part).__name__
-    return spec_of(part) or re.sub(r" at 0x[0-9a-f]+", "", repr(part))
-
-
-def _check_escalation(search: Any, generator: Any) -> None:
-    """Reject a second model that the built-in search and generator never ask. User-defined parts are not checked."""
-    if all(type(part).__module__.startswith("tot.") for part in (search, generator)) and not search.asks_second_model:
-        raise OptionError(
-            f"escalate has no effect: {type(search).__name__} asks only one model; choose "
-            "search='self-consistency:samples=8,until=0.95' or search='ab-mcts', or leave escalate out"
-        )
+    """Return a part as text: names unchanged, objects as `of` reads them, or else by class."""
+    if isinstance(part, BaseModel):
+        return spec_of(part) or re.sub(r" at 0x[0-9a-f]+", "", repr(part))
+    return part if part is None or isinstance(part, str) else type(part).__name__

@@ -7,57 +7,34 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.last_open import LastOpen
 from tot.decoders.engine.runner import default_budget
-from tot.decoders.errors import OptionError, TotError, unknown
+from tot.decoders.errors import OptionError, TotError, validated
 from tot.decoders.kernels.native.compiling import SAMPLING
 from tot.decoders.kernels.native.library import level, library
 from tot.decoders.kernels.native.packed_file import open_packed
 from tot.decoders.machine import free_memory, give_back, trim
+from tot.decoders.models.engine_options import EngineOptions
 from tot.decoders.models.families import GGUF_FAMILIES
 from tot.decoders.models.loading import resolve_device
 from tot.decoders.models.memory import Need, check_memory, split_budget
-from tot.decoders.models.model_names import KNOWN_MODELS, Quantize, find_model, gguf_text, model_key
+from tot.decoders.models.model_names import KNOWN_MODELS, find_model, gguf_text, model_key
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class EngineOptions:
-    """How an engine computes, as in `load_decoder`."""
-
-    dtype: str = "auto"
-    device: str = "auto"
-    kv_budget: int | str | None = None
-    quantize: Quantize = "auto"
-    threads: int | None = None
-    prefix_cache: bool = True
-
-    def device_of(self, model: Any) -> str:
-        """Return the device of a model. A model object stays on its device by default."""
-        if self.device == "auto" and not isinstance(model, str | Path):
-            return str(model.device)
-        return resolve_device(self.device)
-
-    def need_of(self, model: str | Path) -> Need:
-        """Return the memory that a model needs."""
-        integers = self.quantize == "gguf" or (self.quantize == "auto" and _uses_integers(model, self))
-        return Need.of(model, self.dtype, resolve_device(self.device), integers)
-
-
 def open_engine(model: str | Path | Any, tokenizer: Any = None, **options: Any) -> Engine:
     """Load a model and make an engine for it. `options` are EngineOptions by name."""
-    chosen = EngineOptions(**options)
+    chosen = validated(EngineOptions, options, "engine")
     quantize = chosen.quantize
     if quantize == "auto":
         if _uses_integers(model, chosen):
@@ -66,19 +43,24 @@ def open_engine(model: str | Path | Any, tokenizer: Any = None, **options: Any) 
             except OptionError as error:  # unsupported layers, or too little free memory
                 log.info("cannot compute with the quantized weights of %s, so they are dequantized: %s", model, error)
     elif quantize == "gguf":
-        if (kind := chosen.device_of(model).partition(":")[0]) != "cpu":
+        if (kind := _device(model, chosen).partition(":")[0]) != "cpu":
             raise OptionError(f"quantize=gguf runs on the CPU only, and the device is {kind}: leave quantize out")
         if not (isinstance(model, str | Path) and find_model(model).is_file()):
             raise OptionError("quantize=gguf uses the integers of a .gguf file: give such a file, or omit quantize")
         return _open(model, tokenizer, chosen, integers=True)
-    elif quantize != "none":
-        raise OptionError(unknown("quantization", str(quantize), get_args(Quantize)))
     return _open(model, tokenizer, chosen, integers=False)
+
+
+def _device(model: Any, options: EngineOptions) -> str:
+    """Return the device of a model. A model object stays on its device by default."""
+    if options.device == "auto" and not isinstance(model, str | Path):
+        return str(model.device)
+    return resolve_device(options.device)
 
 
 def _uses_integers(model: Any, options: EngineOptions) -> bool:
     """Return whether to compute with the quantized weights of a .gguf file. Decided before the slow loading."""
-    if options.dtype != "auto" or not isinstance(model, str | Path) or options.device_of(model) != "cpu":
+    if options.dtype != "auto" or not isinstance(model, str | Path) or _device(model, options) != "cpu":
         return False
     if str(model) in KNOWN_MODELS:  # of the small model, rounding costs answers
         return False
@@ -104,45 +86,53 @@ def _open(model: Any, tokenizer: Any, options: EngineOptions, integers: bool) ->
 
 
 @contextmanager
-def shared_engines(
-    models: Sequence[str | Path | Any], *, tokenizer: Any = None, **options: Any
-) -> Iterator[list[Engine]]:
-    """Yield an engine for each model, shared by all concurrent users of the same models and options.
+def shared_engines(models: Sequence[tuple[Any, Any, EngineOptions]]) -> Iterator[list[Engine]]:
+    """Yield an engine for each model, tokenizer and options, shared by all concurrent users of the same ones.
 
-    `options` are EngineOptions by name, for each model. Names of the same files share one engine. The engines stay
-    open for the next user, with empty caches. Model objects, and models with a given tokenizer, belong to the caller:
-    their engines close after use. Raises ModelError before loading if several models do not fit into free memory.
+    Names of the same files share one engine. The engines stay open for the next user, with empty caches. Model objects,
+    and models with a given tokenizer, belong to the caller: their engines close after use. Raises ModelError before
+    loading if several models do not fit into free memory.
     """
-    kept = tokenizer is None and all(isinstance(model, str | Path) for model in models)
-    files = [find_model(model).resolve() if kept else id(model) for model in models]
-    distinct = dict(zip(files, models, strict=True))
+    kept = all(tokenizer is None and isinstance(model, str | Path) for model, tokenizer, _ in models)
+    keys = [(find_model(model).resolve() if kept else id(model), options) for model, _, options in models]
+    distinct = dict(zip(keys, models, strict=True))
     if len(distinct) > 1 and not kept:
         raise OptionError(
             f"{len(distinct)} models are given, and one is an object or has a given tokenizer: name all of them, or "
-            "pass decoder objects, such as decoder={'escalate': load_decoder('ar', model, tokenizer=tokenizer)}"
+            "pass decoder objects, such as model={'escalate': Model(decoder=load_decoder('ar', model, "
+            "tokenizer=tokenizer))}"
         )
-    chosen = EngineOptions(**options)
     # A fork cannot use its parent's engine, and models that share memory have a smaller cache.
-    keys = {file: (model_key(model), chosen, len(distinct), os.getpid()) for file, model in distinct.items() if kept}
-    budgets: dict[Any, Any] = dict.fromkeys(distinct, chosen.kv_budget)
+    open_as: dict[Any, Hashable] = {}
+    if kept:
+        open_as = {key: (model_key(one[0]), key[1], len(distinct), os.getpid()) for key, one in distinct.items()}
+    budgets: dict[Any, Any] = {key: key[1].kv_budget for key in distinct}
     if len(distinct) > 1:
-        _engines.close_idle(keys.values())
-        needs = {file: chosen.need_of(model) for file, model in distinct.items()}
-        new = [needs[file] for file in distinct if keys[file] not in _engines]
-        free = free_memory(on := resolve_device(chosen.device))
-        check_memory(new, free)
-        if chosen.kv_budget is None:
-            room = default_budget(free - sum(need.weights for need in new), on)
-            budgets = dict(zip(distinct, split_budget(list(needs.values()), room), strict=True))
+        _engines.close_idle(open_as.values())
+        for on in {resolve_device(options.device) for _, options in distinct}:
+            needs = {key: _need(*one) for key, one in distinct.items() if resolve_device(key[1].device) == on}
+            new = [need for key, need in needs.items() if open_as[key] not in _engines]
+            free = free_memory(on)
+            check_memory(new, free)
+            if unbounded := {key: need for key, need in needs.items() if budgets[key] is None}:
+                room = default_budget(free - sum(need.weights for need in new), on)
+                budgets |= zip(unbounded, split_budget(list(unbounded.values()), room), strict=True)
     with ExitStack() as stack:
         engines = {}
-        for file, model in distinct.items():
-            make = partial(open_engine, model, tokenizer, **{**options, "kv_budget": budgets[file]})
-            opening = _engines.use(keys[file], make, keys.values()) if kept else make()
-            engines[file] = engine = stack.enter_context(opening)
-            if chosen.kv_budget is None:
+        for key, (model, tokenizer, options) in distinct.items():
+            chosen = options.model_dump() | {"kv_budget": budgets[key]}
+            make = partial(open_engine, model, tokenizer, **chosen)
+            opening = _engines.use(open_as[key], make, open_as.values()) if kept else make()
+            engines[key] = engine = stack.enter_context(opening)
+            if options.kv_budget is None:
                 engine.runner.bound_idle()
-        yield [engines[file] for file in files]
+        yield [engines[key] for key in keys]
+
+
+def _need(model: str | Path, tokenizer: Any, options: EngineOptions) -> Need:
+    """Return the memory that a model needs."""
+    integers = options.quantize == "gguf" or (options.quantize == "auto" and _uses_integers(model, options))
+    return Need.of(model, options.dtype, resolve_device(options.device), integers)
 
 
 def close_models() -> None:

@@ -16,7 +16,6 @@ import struct
 from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from tot.decoders.errors import ModelError, reason, unknown
 from tot.decoders.models.families import FAMILIES
@@ -32,16 +31,6 @@ _GGUF_HEAD = 2**26
 """Maximum bytes of the metadata at the beginning of a GGUF file, including the vocabulary."""
 _GGUF_TEXT = 8
 """The type id of a string in GGUF metadata."""
-
-Quantize = Literal["auto", "none", "gguf"]
-"""Quantization of linear layers.
-
-- "none": the model's weights.
-- "gguf": the integers of a .gguf file, in four to eight bits.
-- "auto": "gguf" for a .gguf file without an explicit dtype, if it is supported; otherwise, and for the embedded model,
-  "none".
-
-"gguf" needs the backend in C, and also quantizes the inputs of linear layers to eight bits, but no file of floats."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 
 from tot import BFS, Continue, Solution, Task, ThoughtTree, solve
 from tot.decoders import Message, Request, Sampling, load_decoder
-from tot.llm.prefix import as_written
+from tot.llm.context import as_written
 from tot.tree.thought import SampledText, Thought
 
 

@@ -17,6 +17,7 @@ from tot.decoders import ModelError, OptionError, Request, Sampling, load_decode
 from tot.decoders.engine import open_models
 from tot.decoders.engine.open_models import shared_engines
 from tot.decoders.kernels.native.compiling import LEVELS
+from tot.decoders.models.engine_options import EngineOptions
 
 Loads = list[tuple[str, bool]]
 """The device and the quantization of each load."""
@@ -75,7 +76,7 @@ def test_a_model_that_was_saved_again_is_loaded_again(saved: Callable[..., str],
 
 def test_closing_frees_the_model(saved: Callable[..., str], loads: list[str]) -> None:
     model = saved("one")
-    with shared_engines([model], kv_budget=500) as (engine,):
+    with shared_engines([(model, None, EngineOptions(kv_budget="500"))]) as (engine,):
         model_reference = weakref.ref(engine.loaded.model)
     close_models()
     del engine
@@ -87,9 +88,9 @@ def test_closing_frees_the_model(saved: Callable[..., str], loads: list[str]) ->
 
 def test_a_failed_engine_is_not_kept(saved: Callable[..., str], loads: list[str]) -> None:
     model = saved("one")
-    with shared_engines([model], kv_budget=500) as (engine,):
+    with shared_engines([(model, None, EngineOptions(kv_budget="500"))]) as (engine,):
         engine.failed = ModelError("the engine has failed")
-    with shared_engines([model], kv_budget=500) as (again,):
+    with shared_engines([(model, None, EngineOptions(kv_budget="500"))]) as (again,):
         assert again is not engine
 
 

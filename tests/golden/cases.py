@@ -108,7 +108,7 @@ GROUPS: dict[str, dict[str, Run]] = {
         "all": _chat("bfs:thoughts=2,select=all,depth=4", evaluator="logprob"),
         "moves": _numbers("bfs:thoughts=none,breadth=3", generator="propose", evaluator="classify"),
         "sure": _chat("bfs:thoughts=1,breadth=6,select=all,aggregate=vote,until=0.9", evaluator="logprob"),
-        "budget": _words("bfs:thoughts=3,breadth=2", budget_nodes=5),
+        "budget": _words("bfs:thoughts=3,breadth=2", budget={"nodes": 5}),
     },
     "dfs": {
         "words": _words("dfs:thoughts=2,depth=3"),
@@ -116,8 +116,8 @@ GROUPS: dict[str, dict[str, Run]] = {
     },
     "best-first": {
         "cost": _blocks("best-first:rank=cost", model=None, generator="enumerate:prior=uniform"),
-        "prior": _numbers("best-first:rank=prior,batch=2,thoughts=4", generator="enumerate", budget_nodes=20),
-        "value": _words("best-first:rank=value,thoughts=2,depth=3", evaluator="value", budget_nodes=12),
+        "prior": _numbers("best-first:rank=prior,batch=2,thoughts=4", generator="enumerate", budget={"nodes": 20}),
+        "value": _words("best-first:rank=value,thoughts=2,depth=3", evaluator="value", budget={"nodes": 12}),
     },
     "mcts": {
         "uct": _words("mcts:iterations=8,thoughts=3,depth=4"),

@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tot import Checkpoint, State, Thought, load_task, solve
+from tot import Checkpoint, State, Thought, load_task
+from tot.api import run_search
 from tot.cli.app import main
+from tot.config import SearchConfig
 from tot.decoders import Completion, OptionError, TaskError, Usage
+from tot.running import run_to_end
 from tot.tasks.optimize import Optimize
 
 WANTED = "Return a number close to 10."
@@ -48,8 +51,9 @@ class Numbers:
 
 
 def run(task: Any, decoder: Any, thoughts: int, **options: Any) -> Any:
-    search = f"ab-mcts:iterations={thoughts},together=1"
-    return solve(task, WANTED, decoder=decoder, **{"search": search, **options})
+    about = {name: options.pop(name, None) for name in ("watch", "checkpoint")}
+    options = {"search": f"ab-mcts:iterations={thoughts},together=1", "decoder": decoder, **options}
+    return run_to_end(run_search(task, WANTED, SearchConfig.of(None, options), **about))
 
 
 def test_the_best_program_is_the_answer_and_on_disk(folder: Path, tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ from ml_dtypes import bfloat16
 
 from tot import BFS, BestOfN, ChainOfThought, SelfConsistency, Solution, Task, Value, solve
 from tot.cli.output import answer_line
+from tot.config import SearchConfig
 from tot.decoders import OptionError
 from tot.decoders.models.weights import Weights
 from tot.evaluation.calibration import Vote, cross_validated, fit
-from tot.llm.family import identity_of
+from tot.llm.decoders import identity_of
 from tot.search.certainty import Curve, Features, curve_for, features, to_json
 from tot.search.votes import Ballot
 from tot.tasks.gsm8k import GSM8K
@@ -109,7 +110,8 @@ class SmallWeights(Weights):
 
 def voted(scripted: Any, replies: Sequence[str], task: Any = Riddle, **options: Any) -> Solution:
     search = SelfConsistency(samples=len(replies))
-    return solve(task, "q", decoder=scripted({"solve q": list(replies)}), **{"search": search} | options)
+    config = SearchConfig.of(None, {"search": search, **options})
+    return solve(task, "q", config, decoder=scripted({"solve q": list(replies)}))
 
 
 def test_a_vote_has_the_certainty_of_its_curve(scripted: Any, tmp_path: Path) -> None:
@@ -157,7 +159,7 @@ def test_shipped_curves_are_not_used_for_solutions_that_share_thoughts(
     replies = {"grow": ["a", "b"], "value a": "9", "value b": "5", "answer a": "1", "answer b": "1"}
     search = BFS(thoughts=2, breadth=2, depth=2, aggregate="majority")
     grown: Callable[..., Solution] = lambda **options: solve(  # noqa: E731
-        letters, "q", decoder=scripted(replies), search=search, evaluator=Value(), **options
+        letters, "q", SearchConfig.of(None, options), decoder=scripted(replies), search=search, evaluator=Value()
     )
     assert (grown().votes, grown().certainty) == ((2, 2), None)
     own = written(tmp_path / "c.json", curve("letters"))
@@ -192,8 +194,9 @@ def test_an_invalid_file_of_curves_is_refused(scripted: Any, tmp_path: Path, tex
     if text is not None:
         (tmp_path / "c.json").write_text(text)
     decoder = scripted({"solve q": ["yes", "yes"]})
+    config = SearchConfig.of(None, {"certainty": str(tmp_path / "c.json")})
     with pytest.raises(OptionError, match=message):
-        solve(Riddle, "q", decoder=decoder, search=SelfConsistency(samples=2), certainty=str(tmp_path / "c.json"))
+        solve(Riddle, "q", config, decoder=decoder, search=SelfConsistency(samples=2))
     assert decoder.batches == []
 
 

@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 
 from tot import BFS, DFS, MCTS, Checkpoint, Solution, State, Task, Thought, ThoughtTree, Value, solve
+from tot.api import run_search
+from tot.config import SearchConfig
 from tot.decoders import TaskError
+from tot.running import run_to_end
 
 SEARCH = BFS(thoughts=2, breadth=2, depth=3)
 
@@ -30,8 +33,9 @@ def record(letters: Any, scripted: Any, two_levels: Any, path: Path) -> Callable
     def run(task: Any = letters, table: Any = two_levels, search: Any = SEARCH, **options: Any) -> Solution:
         trace = Checkpoint.create(path)
         try:
-            options = {"search": search, "evaluator": Value(), "checkpoint": trace} | options
-            return solve(task, "q", decoder=scripted(table), **options)
+            about = {"watch": options.pop("watch", None), "checkpoint": trace}
+            options = {"search": search, "evaluator": Value(), "decoder": scripted(table)} | options
+            return run_to_end(run_search(task, "q", SearchConfig.of(None, options), **about))
         finally:
             trace.close()
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tot import BFS, Enumerate, Explain, Likelihood, SearchConfig, Value, asolve, evaluate, solve
+from tot import BFS, EngineOptions, Enumerate, Explain, Likelihood, Model, SearchConfig, Value, asolve, evaluate, solve
 from tot.decoders import OptionError, TotError
 
 SEARCH: dict[str, Any] = {"search": BFS(thoughts=2, breadth=1, depth=3), "evaluator": Value()}
@@ -48,7 +48,7 @@ def test_an_evaluation_accepts_objects_by_purpose_and_records_them(
     counts = {purpose: dict(purposes(each)) for purpose, each in decoder.items()}
     assert counts == {"answer": {"answer": 2}, "evaluate": {"evaluate": 8}, "generate": {"generate": 4}}
     config = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
-    assert config["decoder"] == "answer=Scripted,evaluate=Scripted,generate=Scripted"
+    assert config["decoder"] == "Scripted"
     assert [json.loads(line)["answer"] for line in (tmp_path / "out" / "samples.jsonl").open()] == ["the end"] * 2
 
 
@@ -56,8 +56,9 @@ def test_a_name_beside_an_object_uses_the_model(letters: Any, scripted: Any, tin
     with tiny() as decoder:
         model, tokenizer = decoder.model, decoder.tokenizer
     judge = scripted({})
-    options = {"model": model, "tokenizer": tokenizer, "kv_budget": 4000, "max_tokens": 4}
-    solution = solve(letters, "q", decoder={"generate": "sd", "evaluate": judge}, **SEARCH, **options)
+    small = Model(model, tokenizer=tokenizer, engine=EngineOptions(kv_budget="4000"))
+    decoder = {"generate": "sd", "evaluate": judge}
+    solution = solve(letters, "q", model=small, decoder=decoder, max_tokens=4, **SEARCH)
     assert purposes(judge) == {"evaluate": solution.calls - 5}  # the model's: two pairs of thoughts and the answer
     assert {node.decoder for node in solution.tree if node.parent is not None} == {"sd@LlamaForCausalLM"}
     assert solution.usage.forwards > 0
@@ -67,8 +68,11 @@ def test_objects_alone_accept_no_model_options_and_reproducible_checks_each(lett
     half = scripted({})
     half.model = type("Model", (), {"dtype": "torch.bfloat16"})()
     decoder = {"generate": scripted({}), "evaluate": half}
-    with pytest.raises(OptionError, match="kv_budget: a decoder object has its own model; leave these out"):
-        solve(letters, "q", decoder=decoder, kv_budget=100, **SEARCH)
+    for refused in ({"dtype": "fp32"}, {"tokenizer": object()}):
+        with pytest.raises(OptionError, match=f"{next(iter(refused))}: a decoder object has its own model; leave"):
+            solve(letters, "q", decoder=decoder, **refused, **SEARCH)
+    with pytest.raises(OptionError, match="draft, kv_budget: a decoder object has its own model; leave these out"):
+        Model(decoder=half, options={"draft": "lookup"}, engine=EngineOptions(kv_budget="100"))
     with pytest.raises(OptionError, match=r"compute in float32, but this decoder's model is in bfloat16"):
         solve(letters, "q", decoder=decoder, reproducible=True, **SEARCH)
 
@@ -165,7 +169,7 @@ def test_a_decoder_from_a_file_decodes(tmp_path: Path, letters: Any) -> None:
         (f"generate={name}:text=c,api_key=d,answer={name}:text=c", "c"),
     ):
         assert solve(letters, "q", decoder=decoder, evaluator="random", search="cot").answer == answer
-    config = SearchConfig(decoder=f"{name}:text=a,api_key=d,n=2")
+    config = SearchConfig.of(None, {"decoder": f"{name}:text=a,api_key=d,n=2"})
     assert config.to_json()["decoder"] == f"{name}:text=a,api_key=***,n=2"
     assert config.to_json(secrets=True)["decoder"] == f"{name}:text=a,api_key=d,n=2"
     with pytest.raises(TotError, match=r"raised TypeError: .* unexpected keyword argument 'txt'"):

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 from benchmarks.__main__ import main as benchmark
-from tot import BFS, ChainOfThought, Explain, Sample, Task, evaluate, solve
+from tot import BFS, ChainOfThought, EngineOptions, Explain, Model, Sample, Task, evaluate, solve
 from tot.cli.app import main
 from tot.decoders import Engine, OptionError, Usage, load_decoder
 from tot.decoders.request import ChoiceLogprob
@@ -208,12 +208,13 @@ def test_reproducible_answers_are_equal_alone_and_in_a_batch(tiny: Any, tmp_path
             Anything,
             tmp_path / "rows.jsonl",
             out=out,
-            model=decoder.model,
-            tokenizer=decoder.tokenizer,
-            kv_budget=4000,
-            decoder="fastcot",
-            cap=6,
-            window=window,
+            model=Model(
+                decoder.model,
+                "fastcot",
+                {"cap": 6, "window": window},
+                tokenizer=decoder.tokenizer,
+                engine=EngineOptions(kv_budget="4000"),
+            ),
             search=ChainOfThought(),
             max_tokens=40,
             concurrency=concurrency,
@@ -232,11 +233,8 @@ def test_built_in_tasks_have_explanations_and_triggers(name: str, smollm2: str) 
     solution = solve(
         name,
         load_task(name).example(),
-        model=smollm2,
+        model={"generate": smollm2, "evaluate": Model(smollm2, "fastcot", {"cap": 3, "window": 4})},
         prompts="papers",
-        decoder={"evaluate": "fastcot"},
-        cap=3,
-        window=4,
         search=BFS(thoughts=2, breadth=1, depth=2),
         evaluator="explain",
         max_tokens=12,

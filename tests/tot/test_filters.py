@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tot import evaluate, solve
+from tot import SearchConfig, evaluate, solve
 from tot.decoders import Completion, OptionError, Request, Usage
 from tot.evaluation.folder import read_config
-from tot.llm.filters import filters_of
+from tot.llm.decoders import filters_of
 from tot.task.task import Task
 
 
@@ -63,7 +63,8 @@ class Model:
 
 
 def run(decoder: Recording, **options: Any) -> Any:
-    return solve(Letters(), "q", decoder=decoder, search="bfs:thoughts=2", evaluator="random", **options)
+    config = SearchConfig.of(None, options)
+    return solve(Letters(), "q", config, decoder=decoder, search="bfs:thoughts=2", evaluator="random")
 
 
 def test_given_filters_apply_unless_a_template_overrides_them() -> None:

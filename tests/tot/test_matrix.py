@@ -103,7 +103,7 @@ def example(name: str) -> tuple[str, tuple[str, ...]]:
 
 def refusal(options: dict[str, Any]) -> TotError | None:
     """Return the error of building the parts, or None."""
-    config = SearchConfig(**{name: value for name, value in options.items() if name != "task"})
+    config = SearchConfig.of(None, {name: value for name, value in options.items() if name != "task"})
     try:
         config.parts(config.suited(options["task"]))
     except (OptionError, TaskError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from typing import Any
@@ -10,10 +11,11 @@ import pytest
 import typer
 from pydantic import BaseModel, Field, ValidationError
 
-from tot import Budget, evaluate, load_task, solve
+from tot import Budget, EngineOptions, Model, asolve, astream, evaluate, load_task, solve
 from tot.cli.flags import is_given, takes
 from tot.config import SearchConfig
 from tot.decoders import OptionError
+from tot.llm.models import Models
 
 
 class Base(BaseModel):
@@ -76,26 +78,30 @@ def test_help_lists_a_models_own_options_first_without_undefined_defaults(comman
 def test_texts_become_parts_and_options() -> None:
     config = SearchConfig.of(
         None,
-        {"model": "none", "decoder": "generate=seed, evaluate=ar", "decoder_option": ["k=4"], "breadth": 2,
+        {"model": "none", "decoder": "generate=seed, evaluate=ar", "decoder_option": ["k=4"], "dtype": "fp32",
          "budget_tokens": 9, "temperature": 0.5, "tool": "calculator"},
     )  # fmt: skip
     parts = SearchConfig.of(config, {"tools": ()}).parts(load_task("gsm8k").with_prompts("papers"))
-    assert (parts["search"].breadth, parts["generator"].temperature) == (2, 0.5)
-    assert (config.model, config.decoders["generate"], config.decoders["evaluate"]) == (None, "seed", "ar")
+    assert parts["generator"].temperature == 0.5
+    exact = EngineOptions(dtype="fp32")
+    assert config.model.by_purpose == {
+        "generate": Model(None, decoder="seed", options={"k": "4"}, engine=exact),
+        "evaluate": Model(None, decoder="ar", engine=exact),
+        "answer": Model(None, engine=exact),
+    }
     assert (config.budget, config.tools) == (Budget(tokens=9), ("calculator",))
-    assert config.model_options == {"k": "4"}
     assert SearchConfig.of(config, {"budget_seconds": 3}).budget == Budget(tokens=9, seconds=3)
 
 
 def test_invalid_texts_are_rejected() -> None:
     with pytest.raises(OptionError, match=r"--decoder 'generate=' can't be read"):
-        _ = SearchConfig(decoder="generate=").decoders
+        SearchConfig.of(None, {"decoder": "generate="})
     with pytest.raises(OptionError, match=r"unknown decoder 'sed'"):
-        _ = SearchConfig(decoder="sed").decoders
+        SearchConfig.of(None, {"decoder": "sed"})
     with pytest.raises(OptionError, match=r"--decoder-option 'dtype=fp32' can't be read"):
         SearchConfig.of(None, {"decoder_option": ["dtype=fp32"]})
     with pytest.raises(ValidationError, match="max_tokens"):
-        SearchConfig(max_tokens=0)
+        SearchConfig(model=Models.of(), max_tokens=0)
 
 
 @pytest.mark.parametrize(
@@ -103,17 +109,20 @@ def test_invalid_texts_are_rejected() -> None:
     [
         {},
         {"model": None, "search": "mcts:iterations=3", "tools": ("calculator",), "budget": Budget(seconds=1.5)},
-        {"decoder": {"generate": "seed", "evaluate": "ar"}, "model_options": {"k_config": (2, 1)}, "dtype": "float32"},
-        {"thoughts": 2, "breadth": 3, "depth": 4, "temperature": 0.0, "top_k": 5, "prompts": "chat", "seed": 7},
+        {"model": Model(decoder="seed", options={"k_config": (2, 1)}, engine=EngineOptions(dtype="float32"))},
+        {"model": {"generate": Model("a", "seed", {"k": 2}), "evaluate": Model("b", engine=EngineOptions(threads=2))}},
+        {"model": {"generate": Model("a", "ar"), "escalate": Model("gpt", "openai", {"base_url": "http://host/v1"})}},
+        {"until": 0.9, "temperature": 0.0, "top_k": 5, "prompts": "chat", "seed": 7},
     ],
 )
 def test_options_round_trip_through_json(given: dict[str, Any]) -> None:
-    written = SearchConfig(**given).to_json()
+    written = SearchConfig.of(None, given).to_json()
     assert SearchConfig.of(None, json.loads(json.dumps(written))).to_json() == written
 
 
 def test_written_options_contain_no_secrets() -> None:
-    config = SearchConfig(decoder="openai", model_options={"api_key": "sk-1", "base_url": "http://me:pw@host/v1"})
+    options = {"api_key": "sk-1", "base_url": "http://me:pw@host/v1"}
+    config = SearchConfig.of(None, {"model": Model("m", "openai", options)})
     assert config.to_json()["decoder_option"] == ["base_url=http://host/v1"]
     assert "api_key=sk-1" in config.to_json(secrets=True)["decoder_option"]
 
@@ -122,8 +131,9 @@ def test_written_options_contain_no_secrets() -> None:
     ("option", "message"),
     [
         ({"serach": "mcts"}, r"unknown option 'serach' \(did you mean search\?\)"),
-        ({"breath": 3}, "unknown option 'breath'"),
-        ({"serach": "mcts", "dtype": "fp32"}, "unknown option 'serach'"),
+        ({"base_url": "x"}, "unknown option 'base_url': .*; options of a decoder or an engine are fields of Model"),
+        ({"escalate": "b.gguf"}, "option 'escalate' was removed: give model={'generate': MODEL, 'escalate': MODEL}"),
+        ({"watch": print}, r"option 'watch' was removed: iterate over astream\(\.\.\.\)"),
     ],
 )
 def test_an_unknown_option_is_rejected_even_without_a_model(option: dict[str, Any], message: str) -> None:
@@ -138,3 +148,11 @@ def test_a_mistyped_option_names_its_neighbour_with_every_decoder(decoder: str, 
         solve("game24", "4 9 10 13", decoder=chosen, serch="bfs")  # type: ignore[call-arg]
     with pytest.raises(OptionError, match=r"unknown option 'ofset' \(did you mean offset\?\)"):
         evaluate("game24", "absent.jsonl", decoder=chosen, ofset=1)
+
+
+def test_solve_has_16_keywords_that_asolve_and_astream_share_and_a_config_has() -> None:
+    parameters = inspect.signature(solve).parameters
+    assert inspect.signature(asolve).parameters == inspect.signature(astream).parameters == parameters
+    keywords = {name for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY}
+    assert len(keywords) == 16
+    assert keywords - SearchConfig.names() == {"hooks", "checkpoint"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
 import subprocess
@@ -41,6 +42,7 @@ from tot import (
     rap,
     solve,
 )
+from tot.api import run_search
 from tot.config import SearchConfig
 from tot.decoders import OptionError, TaskError
 from tot.registry import EVALUATORS, GENERATORS, SEARCHES, named, parts_of, spec_of
@@ -364,18 +366,18 @@ def test_a_decoder_in_a_file_is_created_once(letters: Any, parts: str, tmp_path:
     )
     Path(parts).write_text(counted)
     seen: list[Any] = []
-
-    def watch(session: Any) -> None:
-        seen.append(session.backend._decoders)
-
-    solve(letters(), "q", decoder=f"{parts}:Echo", search=BFS(thoughts=2, depth=2), evaluator="random", watch=watch)
+    options = {"decoder": f"{parts}:Echo", "search": BFS(thoughts=2, depth=2), "evaluator": "random"}
+    search = run_search(
+        letters(), "q", SearchConfig.of(None, options), watch=lambda run: seen.append(run.backend._decoders)
+    )
+    asyncio.run(search)
     assert [(tmp_path / name).read_text() for name in ("runs", "made")] == ["run ", "made "]
     assert len({id(one) for one in seen[0].values()}) == 1
     assert seen[0].keys() == {"generate", "evaluate", "answer"}
-    config = SearchConfig(decoder=f"generate={parts}:Echo,evaluate={parts}:Echo")
-    assert config.decoders["generate"] is config.decoders["evaluate"]
-    assert "decoders" not in vars(pickle.loads(pickle.dumps(config)))
-    assert SearchConfig.of(config, {"seed": 3}).to_json()["decoder"] == config.decoder
+    config = SearchConfig.of(None, {"decoder": f"generate={parts}:Echo,evaluate={parts}:Echo"})
+    assert config.model.decoders["generate"] is config.model.decoders["evaluate"]
+    assert "decoders" not in vars(pickle.loads(pickle.dumps(config)).model)
+    assert SearchConfig.of(config, {"seed": 3}).model is config.model
 
 
 def test_a_temperature_that_was_given_is_in_the_text_even_if_it_is_the_default() -> None:

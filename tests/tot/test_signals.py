@@ -108,11 +108,11 @@ def test_a_process_that_is_interrupted_while_a_model_loads_ends_at_once(tmp_path
     (tmp_path / "q.jsonl").write_text('{"question": "q", "answer": "1"}\n')
     (tmp_path / "run.py").write_text(
         "import os, signal, sys, time\n"
-        "from tot.config import SearchConfig\n"
-        "def load(self, stack):\n"
+        "import tot.llm.decoders\n"
+        "def load(models, stack):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    time.sleep(1000)\n"
-        "SearchConfig.open = load\n"
+        "tot.llm.decoders.open_decoders = load\n"
         "sys.argv[1:] = 'eval gsm8k --data q.jsonl --search cot --prompts chat --out out'.split()\n"
         "from tot.cli.app import main\n"
         "main()\n"

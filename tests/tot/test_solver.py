@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tot import BFS, Budget, Solution, Value, asolve, solve
+from tot import BFS, Budget, EngineOptions, Model, Solution, Value, asolve, solve
 from tot.decoders import ModelError, OptionError, RequestError, TaskError
 
 SMALL = BFS(thoughts=2, breadth=2, depth=3)
@@ -164,8 +164,10 @@ def test_a_local_decoder_stops_within_a_text_when_a_budget_is_spent(letters: Any
 
 INTERRUPTED = """
 import asyncio, os, signal, sys, time
-from tot import BFS, Task, Value, solve
+from tot import BFS, SearchConfig, Task, Value
+from tot.api import run_search
 from tot.decoders import Completion, Usage
+from tot.running import run_to_end
 
 class Letters(Task):
     templates = {"thought": "grow {{ thoughts | length }}", "value": "value", "answer": "answer"}
@@ -187,7 +189,8 @@ def watch(event):
 def run():
     tasks.clear()
     search = BFS(thoughts=2, depth=9)
-    solution = solve(Letters, "q", decoder=Interrupting(), search=search, evaluator=Value(), watch=watch)
+    config = SearchConfig.of(None, {"decoder": Interrupting(), "search": search, "evaluator": Value()})
+    solution = run_to_end(run_search(Letters, "q", config, watch=watch, keep_best=True))
     print(solution.stopped, solution.answer, solution.value, len(solution.tree))
 
 async def cell():
@@ -228,9 +231,9 @@ def test_an_empty_question_is_rejected_before_a_model_is_loaded(letters: Any, qu
         ({"decoder": "beam"}, r"unknown decoder 'beam'.*: choose one of .*\bar\b"),
         ({"decoder": {"judge": "ar"}}, "unknown purpose 'judge': choose one of answer, escalate, evaluate, generate"),
         ({"decoder": {"generate": "beam"}}, r"unknown decoder 'beam'.*: choose one of .*\bar\b"),
-        ({"decoder": "ar", "warmth": 3}, r"decoder ar, option warmth: .* \(its options: none\)"),
+        ({"model": Model(decoder="ar", options={"warmth": 3})}, r"decoder ar, option warmth: .* \(its options: none\)"),
         ({"dtype": "int3"}, r"unknown dtype 'int3': choose one of auto, bf16, fp32"),
-        ({"device": "tpu"}, "device 'tpu' is not known: choose auto, cpu, "),
+        ({"model": Model(engine=EngineOptions(device="tpu"))}, "device 'tpu' is not known: choose auto, cpu, "),
     ],
 )
 def test_an_unknown_name_is_rejected_with_the_choices(letters: Any, options: dict[str, Any], message: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tot import SearchConfig, evaluate, rap, solve
+from tot import Model, SearchConfig, evaluate, rap, solve
 from tot.decoders import LocalDecoder, OptionError, load_decoder
 from tot.decoders.models.model_names import has_chat_template, warn_of_no_template
 from tot.decoders.remote.decoder import RemoteDecoder
@@ -20,18 +20,18 @@ from tot.tasks import GSM8K, MultipleChoice
 
 
 def prompts(task: Any = GSM8K, **options: Any) -> str:
-    return SearchConfig(**options).suited(task).prompts.kind
+    return SearchConfig.of(None, options).suited(task).prompts.kind
 
 
 def test_a_model_with_a_chat_template_gets_chat_prompts(tiny: Any, monkeypatch: Any) -> None:
     with tiny() as decoder:
         assert prompts(decoder=decoder) == prompts(decoder={"generate": decoder}) == "chat"
         assert prompts(decoder=decoder, prompts="papers") == "papers"
-        assert prompts(model=decoder.model, model_options={"tokenizer": decoder.tokenizer}) == "chat"
+        assert prompts(model=decoder.model, tokenizer=decoder.tokenizer) == "chat"
         monkeypatch.setattr(decoder.tokenizer, "chat_template", None)
         assert prompts(decoder=decoder) == "papers"
         assert prompts(decoder=decoder, prompts="chat") == "chat"
-        assert prompts(model=decoder.model, model_options={"tokenizer": decoder.tokenizer}) == "papers"
+        assert prompts(model=decoder.model, tokenizer=decoder.tokenizer) == "papers"
 
 
 def test_a_model_without_a_chat_template_gets_few_shot_prompts_with_one_warning(
@@ -41,7 +41,7 @@ def test_a_model_without_a_chat_template_gets_few_shot_prompts_with_one_warning(
     base.write_bytes(b"GGUF and no template")
     with tiny() as decoder:
         monkeypatch.setattr(decoder.tokenizer, "chat_template", None)
-        object_given = {"model": decoder.model, "model_options": {"tokenizer": decoder.tokenizer}}
+        object_given = {"model": decoder.model, "tokenizer": decoder.tokenizer}
         for options in ({"model": base}, {"decoder": decoder}, object_given):
             warn_of_no_template.cache_clear()
             caplog.clear()
@@ -58,7 +58,7 @@ def test_a_model_without_a_chat_template_gets_few_shot_prompts_with_one_warning(
 
 def test_a_server_gets_chat_prompts() -> None:
     where = {"base_url": "http://127.0.0.1:1/v1"}
-    assert prompts(decoder="openai", model_options=where) == "chat"
+    assert prompts(model=Model("m", "openai", where)) == "chat"
     with RemoteDecoder("m", RemoteOptions(**where)) as decoder:
         assert prompts(decoder=decoder) == "chat"
 
@@ -67,7 +67,7 @@ def test_decoders_and_searches_that_need_marked_texts_get_the_papers_prompts(
     tiny: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     with tiny() as decoder, load_decoder("pdos", engine=decoder.engine) as needing:
-        model: dict[str, Any] = {"model": decoder.model, "model_options": {"tokenizer": decoder.tokenizer}}
+        model: dict[str, Any] = {"model": decoder.model, "tokenizer": decoder.tokenizer}
         named: dict[str, Any] = {"decoder": {"evaluate": "pdos"}, **model}
         for options in ({"decoder": needing}, {"decoder": {"generate": decoder, "evaluate": needing}}, named):
             _warn_of_few_shot.cache_clear()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tot import BFS, TotError, close_models, evaluate, solve
+from tot import BFS, EngineOptions, Model, TotError, close_models, evaluate, solve
 from tot.cli.output import usage_line
 from tot.config import SearchConfig
 from tot.decoders import ModelError, OptionError, RequestError
@@ -20,6 +20,7 @@ from tot.decoders.engine import open_models
 from tot.decoders.models import memory
 from tot.generators.base import Generator
 from tot.llm.backend import models_of
+from tot.llm.decoders import open_decoders
 from tot.search.checkpoint import Checkpoint
 
 
@@ -63,19 +64,20 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("given", "model", "escalate"),
+    ("given", "models"),
     [
-        ({"model": "a.gguf", "escalate": "b.gguf"}, "a.gguf", "b.gguf"),
-        ({"model": "generate=a.gguf, escalate=b.gguf"}, {"generate": "a.gguf"}, "b.gguf"),
-        ({"model": {"generate": "a", "evaluate": "b"}}, {"generate": "a", "evaluate": "b"}, None),
-        ({"model": "generate=none,evaluate=b"}, {"generate": None, "evaluate": "b"}, None),
-        ({"model": "escalate=b.gguf"}, "smollm2-135m", "b.gguf"),
-        ({"escalate": "none"}, "smollm2-135m", None),
+        ({"model": "a.gguf", "escalate": "b.gguf"}, ("a.gguf", "a.gguf", "a.gguf", "b.gguf")),
+        ({"model": "generate=a.gguf, escalate=b.gguf"}, ("a.gguf", "a.gguf", "a.gguf", "b.gguf")),
+        ({"model": {"generate": "a", "evaluate": Model("b")}}, ("a", "b", "a")),
+        ({"model": "generate=none,evaluate=b"}, (None, "b", None)),
+        ({"model": "escalate=b.gguf"}, (*["smollm2-135m"] * 3, "b.gguf")),
+        ({"escalate": "none"}, ("smollm2-135m",) * 3),
     ],
 )
-def test_spellings_of_models_become_two_fields(given: dict[str, Any], model: Any, escalate: Any) -> None:
+def test_spellings_of_models_become_a_model_for_each_purpose(given: dict[str, Any], models: tuple[Any, ...]) -> None:
     config = SearchConfig.of(None, given)
-    assert (config.model, config.escalate) == (model, escalate)
+    assert tuple(one.model for one in config.model.by_purpose.values()) == models
+    assert [*config.model.by_purpose] == ["generate", "evaluate", "answer", "escalate"][: len(models)]
     written = config.to_json()
     assert SearchConfig.of(None, json.loads(json.dumps(written))) == config
 
@@ -92,7 +94,7 @@ def test_spellings_of_models_become_two_fields(given: dict[str, Any], model: Any
 )
 def test_contradictory_models_are_rejected(given: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        _ = SearchConfig.of(None, given).models
+        SearchConfig.of(None, given)
 
 
 def test_models_as_first_and_then_are_refused(letters: Any) -> None:
@@ -136,8 +138,12 @@ SEARCH: dict[str, Any] = {
     "search": BFS(breadth=1, depth=3),
     "generator": Both(),
     "evaluator": "random",
-    "kv_budget": 4000,
 }
+SMALL = EngineOptions(kv_budget="4000")
+
+
+def two(small: str, large: str) -> dict[str, Model]:
+    return {"generate": Model(small, engine=SMALL), "escalate": Model(large, engine=SMALL)}
 
 
 def written(solution: Any) -> list[tuple[str, str]]:
@@ -149,7 +155,7 @@ def test_two_models_write_one_tree_which_names_them(
     letters: Any, saved: Callable[..., str], loads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small, large = saved("small"), saved("large", seed=3)
-    solution = solve(letters, "q", model={"generate": small, "escalate": large}, **SEARCH)
+    solution = solve(letters, "q", model=two(small, large), **SEARCH)
     assert loads == ["small", "large"]
     names = [decoder for _, decoder in written(solution)]
     assert names == ["auto@small", "auto@large"] * 2
@@ -161,17 +167,18 @@ def test_two_models_write_one_tree_which_names_them(
     assert sum(one["new_tokens"] for one in used.values()) == solution.usage.new_tokens
     assert solution.summary()["by_model"] == used
     assert f"{used['large']['new_tokens']} new tokens by large" in usage_line(solution)
-    alone = solve(letters, "q", model=small, kv_budget=4000, search=BFS(breadth=1, depth=2), evaluator="random")
+    alone = solve(letters, "q", model=Model(small, engine=SMALL), search=BFS(breadth=1, depth=2), evaluator="random")
     assert alone.by_model == {}
     assert "by_model" not in alone.summary()
 
 
 def test_both_engines_stay_open_for_the_next_search(letters: Any, saved: Callable[..., str], loads: list[str]) -> None:
-    options = {"model": saved("small"), "escalate": saved("large", seed=3), **SEARCH}
+    small = saved("small")
+    options: Any = {"model": two(small, saved("large", seed=3)), **SEARCH}
     first = solve(letters, "q", reproducible=True, **options)
     assert written(solve(letters, "q", reproducible=True, **options)) == written(first)
     assert loads == ["small", "large"]
-    solve(letters, "q", model=options["model"], kv_budget=4000, evaluator="random", search=BFS(depth=2))
+    solve(letters, "q", model=Model(small, engine=SMALL), evaluator="random", search=BFS(depth=2))
     assert loads == ["small", "large", "small"]
 
 
@@ -182,7 +189,7 @@ def test_models_by_purpose_have_an_engine_each_with_the_options_of_both(saved: C
          "kv_budget": "400", "decoder_option": "n=3"},
     )  # fmt: skip
     with ExitStack() as stack:
-        decoders: Any = config.open(stack)
+        decoders: Any = open_decoders(config.model, stack)
         engines = {purpose: decoder.engine for purpose, decoder in decoders.items()}
         assert engines["generate"] is engines["answer"] is not engines["evaluate"]
         assert {engine.cache.capacity for engine in engines.values()} == {400}
@@ -191,16 +198,17 @@ def test_models_by_purpose_have_an_engine_each_with_the_options_of_both(saved: C
 
 def test_a_decoder_object_escalates_for_a_named_model(letters: Any, scripted: Any, saved: Callable[..., str]) -> None:
     judge = scripted({})
-    solution = solve(letters, "q", model=saved("small"), decoder={"escalate": judge}, **SEARCH)
+    small: Any = {"model": Model(saved("small"), engine=SMALL)}
+    solution = solve(letters, "q", **small, decoder={"escalate": judge}, **SEARCH)
     assert {request.purpose for request in judge.requests} == {"escalate"}
     assert [decoder for _, decoder in written(solution)] == ["auto@small", "Scripted"] * 2
     with pytest.raises(OptionError, match="escalate=x has no effect, because its decoder has its own model"):
-        solve(letters, "q", model=saved("small"), decoder={"escalate": judge}, escalate="x", **SEARCH)
+        solve(letters, "q", model={"generate": "a", "escalate": "x"}, decoder={"escalate": judge}, **SEARCH)
 
 
 def test_a_generator_that_asks_a_missing_second_model_is_told_to_give_one(letters: Any, scripted: Any) -> None:
     with pytest.raises(RequestError, match="the search asks a second model, but none was given: give escalate=MODEL"):
-        solve(letters, "q", decoder=scripted({}), **{**SEARCH, "kv_budget": None})
+        solve(letters, "q", decoder=scripted({}), **SEARCH)
 
 
 def test_models_that_do_not_fit_are_refused_with_numbers_before_loading(
@@ -210,15 +218,16 @@ def test_models_that_do_not_fit_are_refused_with_numbers_before_loading(
     size = (Path(small) / "model.safetensors").stat().st_size + 4096 * 2 * 2 * 2 * 8 * 4  # layers, heads, dimensions
     monkeypatch.setattr(memory, "_gib", lambda size: f"{size:,}")
     monkeypatch.setattr(open_models, "free_memory", lambda device: 2 * size - 1)
-    options = {**SEARCH, "dtype": "fp32"}
+    exact = EngineOptions(dtype="fp32", kv_budget="4000")
+    models: Any = {"generate": Model(small, engine=exact), "escalate": Model(large, engine=exact)}
     numbers = rf"the models need {2 * size:,} GiB \(small {size:,}, large {size:,}\) and {2 * size - 1:,} GiB are free"
     with pytest.raises(ModelError, match=numbers):
-        solve(letters, "q", model=small, escalate=large, **options)
+        solve(letters, "q", model=models, **SEARCH)
     assert loads == []
     monkeypatch.setattr(open_models, "free_memory", lambda device: 2 * size)
-    solve(letters, "q", model=small, escalate=large, **options)
+    solve(letters, "q", model=models, **SEARCH)
     monkeypatch.setattr(open_models, "free_memory", lambda device: 0)  # open models need no more
-    solve(letters, "q", model=small, escalate=large, **options)
+    solve(letters, "q", model=models, **SEARCH)
     assert loads == ["small", "large"]
 
 
@@ -228,15 +237,13 @@ def test_models_that_do_not_fit_are_refused_with_numbers_before_loading(
 def test_models_with_and_without_a_chat_format_need_a_choice_of_prompts(saved: Callable[..., str]) -> None:
     chat, base = saved("chat"), saved("base", template=False)
     for model, escalate, lacking in ((chat, base, "escalate"), (base, chat, "generate")):
-        config = SearchConfig(model=model, escalate=escalate)
+        config = SearchConfig.of(None, {"model": model, "escalate": escalate})
         with pytest.raises(OptionError, match=f"the model of {lacking} has no chat format, and the other has one: ch"):
             config.suited("gsm8k")
         assert SearchConfig.of(config, {"prompts": "papers"}).suited("gsm8k").prompts.kind == "papers"
-    assert SearchConfig(model=chat, escalate=chat).suited("gsm8k").prompts.kind == "chat"
+    assert SearchConfig.of(None, {"model": chat, "escalate": chat}).suited("gsm8k").prompts.kind == "chat"
     remote = {"model": chat, "escalate": "gpt", "decoder": "escalate=openai"}
     assert SearchConfig.of(None, remote).suited("gsm8k").prompts.kind == "chat"
-    with pytest.raises(OptionError, match="the model of escalate has no chat format"):
-        SearchConfig.of(None, {**remote, "api": "completions"}).suited("gsm8k")
 
 
 def test_each_model_has_the_filters_of_its_own_generation_config(letters: Any, saved: Callable[..., str]) -> None:
@@ -248,10 +255,10 @@ def test_each_model_has_the_filters_of_its_own_generation_config(letters: Any, s
             return await super().propose(ctx, nodes, count)
 
     options = {**SEARCH, "generator": Seeing(), "search": BFS(depth=2)}
-    options |= {"model": saved("small", top_k=5), "escalate": saved("large", 3, top_p=0.5)}
+    options |= {"model": two(saved("small", top_k=5), saved("large", 3, top_p=0.5))}
     solve(letters, "q", **options)
     assert seen.pop() == ({"top_k": 5}, {"top_p": 0.5}, {"top_k": 5})
-    solve(letters, "q", top_k=7, **options)
+    solve(letters, "q", SearchConfig.of(None, {"top_k": 7}), **options)
     assert seen.pop() == ({"top_k": 7}, {"top_k": 7, "top_p": 0.5}, {"top_k": 7})
 
 
@@ -264,7 +271,8 @@ def test_an_evaluation_reports_both_models_and_resumes_only_with_the_same(
     small, large = saved("small"), saved("large", seed=3)
 
     def run(escalate: str | None, **options: Any) -> Any:
-        return evaluate(letters, rows, out=tmp_path / "out", model=small, escalate=escalate, **SEARCH, **options)
+        models = {"model": small, "escalate": escalate, "kv_budget": 4000}
+        return evaluate(letters, rows, out=tmp_path / "out", **models, **SEARCH, **options)
 
     results = run(large, limit=2)
     assert results.by_model["small"]["calls"] == results.by_model["large"]["calls"] + 2  # the answers
@@ -286,7 +294,8 @@ def test_an_evaluation_reports_both_models_and_resumes_only_with_the_same(
 def test_a_resumed_search_has_the_usage_of_both_models_and_refuses_others(
     letters: Any, saved: Callable[..., str], tmp_path: Path
 ) -> None:
-    options = {"model": saved("small"), "escalate": saved("large", seed=3), "reproducible": True, **SEARCH}
+    small = saved("small")
+    options: Any = {"model": two(small, saved("large", seed=3)), "reproducible": True, **SEARCH}
     trace = tmp_path / "run.jsonl"
     checkpoint = Checkpoint.create(trace)
     whole = solve(letters, "q", checkpoint=checkpoint, **options)
@@ -298,7 +307,8 @@ def test_a_resumed_search_has_the_usage_of_both_models_and_refuses_others(
         solution = solve(letters, "q", checkpoint=checkpoint, **options)
         checkpoint.close()
         assert (solution.by_model, written(solution)) == (whole.by_model, written(whole))
-    for other in ({"escalate": saved("other", seed=5)}, {"escalate": None, "generator": None}):
+    alone = {"model": Model(small, engine=SMALL), "generator": None}
+    for other in ({"model": two(small, saved("other", seed=5))}, alone):
         checkpoint = Checkpoint.resume(trace)
         with pytest.raises(TotError, match=r"holds another run: its (models|generator) is"):
             solve(letters, "q", checkpoint=checkpoint, **{**options, **other})

@@ -14,7 +14,10 @@ from typing import Any
 import pytest
 
 from tot import BFS, Refine, SelfConsistency, Task, solve
+from tot.api import run_search
+from tot.config import SearchConfig
 from tot.decoders import Completion, Meter, OptionError, Request, Usage
+from tot.running import run_to_end
 from tot.search.certainty import Curve, Features, to_json
 from tot.search.checkpoint import Checkpoint
 from tot.search.votes import Ballot, stays_ahead
@@ -70,7 +73,12 @@ def chained(letters: Any) -> type[Task]:
 def vote(task: Any, *replies: str, search: Any = None, at_once: bool = False, **options: Any) -> tuple[Any, Streamed]:
     decoder = Streamed(*replies, at_once=at_once)
     search = search or SelfConsistency(samples=8, until=0.9, at_once=4)
-    return solve(task, "q", decoder=decoder, search=search, watch=decoder.release, **options), decoder
+    return solved(task, search, decoder.release, decoder=decoder, **options), decoder
+
+
+def solved(task: Any, search: Any, watch: Any, checkpoint: Any = None, **options: Any) -> Any:
+    config = SearchConfig.of(None, {"search": search, **options})
+    return run_to_end(run_search(task, "q", config, watch=watch, checkpoint=checkpoint))
 
 
 def test_the_vote_stops_when_its_leader_cannot_be_caught(chained: Any) -> None:
@@ -131,14 +139,8 @@ def test_a_killed_vote_resumes_with_the_same_samples(chained: Any, scripted: Any
     assert len(steps) == 6
     (tmp_path / "killed.jsonl").write_text("\n".join([*lines[:2], *steps[:2]]) + "\n")
     decoder = Streamed("c 3", "d 1", "e 2", "f 1")
-    resumed = solve(
-        chained,
-        "q",
-        decoder=decoder,
-        search=search,
-        watch=decoder.release,
-        checkpoint=Checkpoint.resume(tmp_path / "killed.jsonl"),
-    )
+    killed = Checkpoint.resume(tmp_path / "killed.jsonl")
+    resumed = solved(chained, search, decoder.release, killed, decoder=decoder)
     assert decoder.batches[0] == 3  # two unfinished samples of the killed run, and a new one
     assert [node.thought for node in resumed.tree] == [node.thought for node in whole.tree]
 
@@ -210,7 +212,7 @@ def escalated(task: Any, small: Streamed, large: Streamed, **options: Any) -> An
 
     search = SelfConsistency(samples=6, until=0.9, at_once=4)
     decoder = {"generate": small, "escalate": large}
-    return solve(task, "q", decoder=decoder, search=search, watch=release, **options)
+    return solved(task, search, release, decoder=decoder, **options)
 
 
 def test_the_larger_model_decides_alone_if_the_smaller_is_not_sure(chained: Any) -> None:

@@ -180,9 +180,9 @@ def _usage_message(error: Any, first: str) -> str:
         return message
     if context.parent is None and (instead := _instead_of(first)):
         return instead
-    option = getattr(error, "option_name", "").removeprefix("--")
-    if option in REMOVED:
-        return unknown("option", option, ())
+    option = getattr(error, "option_name", "")
+    if (removed := next((name for name in (option, option.removeprefix("--")) if name in REMOVED), None)) is not None:
+        return unknown("option", removed, ())
     return f"{message.rstrip('.')}; see {context.command_path} --help"
 
 

@@ -18,11 +18,13 @@ def demo_command(
     from rich.syntax import Syntax
     from rich.table import Table
 
-    from tot.api import solve
+    from tot.api import run_search
     from tot.cli.instances import distinct_rows
     from tot.cli.live_view import watched
+    from tot.config import SearchConfig
     from tot.registry import load_task
     from tot.report.terminal import console
+    from tot.running import run_to_end
 
     row = next(islice(distinct_rows("code"), number - 1, None))
     page, task = console(width=100), load_task("code")
@@ -32,7 +34,9 @@ def demo_command(
     columns: list[list[Any]] = []
     for search, name in (("cot", "one answer"), (task.search, "search")):
         with watched(row["question"], name) as view:
-            found = solve(task, row["question"], search=search, max_tokens=200, reproducible=True, watch=view.watch)
+            config = SearchConfig.of(None, {"search": search, "max_tokens": 200, "reproducible": True})
+            running = run_search(task, row["question"], config, watch=view.watch, keep_best=True)
+            found = run_to_end(running)
         answer = str(found.answer or "no program")
         usage = found.usage
         columns.append(

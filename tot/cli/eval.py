@@ -11,13 +11,13 @@ import typer
 from rich.table import Table
 
 from tot.cli.flags import picture_file, takes
-from tot.config import SearchConfig
+from tot.config import ModelFlags, SearchConfig
 from tot.decoders.errors import OptionError
 from tot.evaluation.config import EvaluationOptions, EvaluationRun, read_yaml
 from tot.report.terminal import complain, console
 
 
-@takes(EvaluationOptions, SearchConfig)
+@takes(EvaluationOptions, ModelFlags, SearchConfig)
 def eval_command(
     context: typer.Context,
     *,

@@ -22,7 +22,7 @@ _PER_SECOND = 4
 def watched(
     question: str, name: str = "tot", *, quiet: bool = False, runs: LiveSearches | None = None
 ) -> Iterator[LiveSearch]:
-    """Yield a search, whose `watch` to pass to `solve`, and show it on standard error; in a pipe, or quiet, nothing."""
+    """Yield a search with the `watch` for `run_search`, and show it on standard error, unless in a pipe or quiet."""
     screen, began = console(stderr=True), time.monotonic()
     with (runs or LiveSearches()).run(name, question) as search:
         if quiet or not screen.is_terminal:

@@ -7,26 +7,19 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, create_model
+from pydantic import Field
 
 from tot.cli.flags import takes
-from tot.config import SearchConfig
+from tot.config import read_options
 from tot.decoders.decoder import REMOTE, find_method, method_names
 from tot.decoders.errors import OptionError, unknown
+from tot.decoders.models.engine_options import EngineOptions
 from tot.decoders.remote.network import is_loopback, key_from
 from tot.decoders.serving.limits import KEY_VARIABLE, Limits
 from tot.report.terminal import complain
 
 if TYPE_CHECKING:
     from tot.decoders.remote.decoder import RemoteDecoder
-
-
-_ENGINE = ("dtype", "quantize", "device", "kv_budget", "threads", "prefix_cache")
-_fields: dict[str, Any] = {
-    name: (field.annotation, field) for name, field in SearchConfig.model_fields.items() if name in _ENGINE
-}
-EngineFlags = create_model("EngineFlags", **_fields)
-"""The options of the engine, as for tot solve."""
 
 
 class ServeOptions(Limits):
@@ -59,25 +52,24 @@ class ServeOptions(Limits):
         return Limits(**given | {"max_tokens": self.max_tokens_limit})
 
 
-@takes(ServeOptions, EngineFlags)
+@takes(ServeOptions, EngineOptions)
 def serve_command(given: dict[str, Any]) -> None:
     """Serve a model to OpenAI clients, whose requests share packed forward passes. The environment variable
     TOT_SERVE_KEY sets an optional API key."""
-    settings = ServeOptions(**{name: value for name, value in given.items() if name not in _ENGINE})
+    settings = ServeOptions(**{name: value for name, value in given.items() if name in ServeOptions.model_fields})
     key = key_from(KEY_VARIABLE)
     if key == "":
         raise OptionError(f"{KEY_VARIABLE} is empty: unset it, or set a key")
-    shared = {name: getattr(settings, name) for name in ("model", "decoder", "decoder_option")}
-    config = SearchConfig.of(None, shared | {name: given[name] for name in _ENGINE if name in given})
-    options = config.model_options
-    loading = config.model_copy(update={"model_options": _own_options(settings.decoder, options)}).loading
+    engine = EngineOptions(**{name: one for name, one in given.items() if name in EngineOptions.model_fields})
+    options = read_options(settings.decoder_option)
+    loading = {**engine.model_dump(exclude_defaults=True), **_own_options(settings.decoder, options)}
     from tot.decoders.decoder import LocalDecoder, load_decoder
     from tot.decoders.machine import describe
     from tot.decoders.serving.app import make_app
     from tot.decoders.serving.completions import DecodingMethods
     from tot.decoders.serving.server import address_of, listen, serve
     from tot.decoders.serving.service import Service, Source
-    from tot.llm.filters import FILTERS, filters_of
+    from tot.llm.decoders import FILTERS, filters_of
     from tot.serving.live import LiveSearches
     from tot.serving.pages import Pages
     from tot.serving.search_models import SearchModels

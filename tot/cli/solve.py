@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tot.cli.flags import is_given, takes, writable
-from tot.config import SearchConfig
+from tot.config import ModelFlags, SearchConfig
 from tot.decoders.errors import OptionError, TaskError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _CODE = ("task", *_FILES, "tools", "search", "generator", "evaluator", "decoder"
 """Options that may name files, which a resumed run uses only if the user names them again."""
 
 
-@takes(SearchConfig)
+@takes(ModelFlags, SearchConfig)
 def solve_command(
     context: typer.Context,
     *,
@@ -176,12 +176,13 @@ def _run(
     live: bool,
 ) -> bool:
     """Solve, save and print. Returns whether Ctrl-C ended the search."""
-    from tot.api import solve
+    from tot.api import run_search
     from tot.cli.live_view import watched
     from tot.cli.output import show
     from tot.decoders.files import write_json
     from tot.evaluators.noise import warn_if_noisy
     from tot.report.terminal import complain
+    from tot.running import run_to_end
     from tot.search.checkpoint import Checkpoint
     from tot.serving.live import LiveSearches
 
@@ -216,7 +217,8 @@ def _run(
 
     with stack:
         try:
-            solution = search.solution = solve(task, about["question"], config, checkpoint=checkpoint, watch=watch)
+            running = run_search(task, about["question"], config, checkpoint=checkpoint, watch=watch, keep_best=True)
+            solution = search.solution = run_to_end(running)
         except BaseException:
             if checkpoint is not None:
                 checkpoint.close()

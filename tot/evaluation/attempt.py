@@ -13,7 +13,8 @@ from tot.decoders.errors import ModelError, OptionError, describe
 from tot.decoders.request import Purpose, Usage
 from tot.evaluation.config import EvaluationRun
 from tot.evaluation.questions import Question
-from tot.llm.seeds import derive
+from tot.llm.context import derive
+from tot.llm.decoders import open_decoders_in_thread
 from tot.run import Run, Watcher
 from tot.sandbox import pool
 
@@ -40,7 +41,7 @@ async def search_here(evaluation: EvaluationRun, pending: Pending, finish: Finis
     running searches. Raises TotError for problems that affect every question.
     """
     with ExitStack() as stack:
-        decoders = await evaluation.config.aopen(stack)
+        decoders = await open_decoders_in_thread(evaluation.config.model, stack)
 
         async def work() -> None:
             for question, repeat in pending:

@@ -22,7 +22,7 @@ from tot.decoders.errors import OptionError, reason
 from tot.decoders.models.loading import open_model
 from tot.evaluation.estimate import Reliability, reliability
 from tot.evaluation.folder import installed, read_config, read_leaves, read_samples
-from tot.llm.family import identity_of
+from tot.llm.decoders import identity_of
 from tot.registry import SEARCHES, named
 from tot.search.certainty import Curve, Features, features
 from tot.search.votes import Ballot, count, source_of, votes_of
@@ -69,7 +69,7 @@ def read_votes(folder: Path, task: Task | type[Task] | str | None = None) -> tup
     config = read_config(folder)
     chosen = installed(folder, {name: config.get(name) for name in ("task", "search")}, task)
     run = SearchConfig.of(None, {name: config[name] for name in _OF_VOTES if name in config})
-    suited, models = run.suited(chosen["task"]), run.weights
+    suited, models = run.suited(chosen["task"]), run.model.weights
     largest = models.get("escalate", models.get("generate"))
     model = None if largest is None else identity_of(open_model(largest))
     equal = getattr(named(run.search or suited.search, SEARCHES), "aggregate", "best") == "majority"

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tot.config import SearchConfig, as_text
+from tot.config import ModelFlags, SearchConfig, as_text
 from tot.decoders.errors import OptionError, readable, unknown
 from tot.decoders.registry import declared
 from tot.decoders.request import Purpose
@@ -114,7 +114,8 @@ class EvaluationRun:
         own = EvaluationOptions.model_fields.keys()
         for name in given:
             if name not in {"task", *own, *SearchConfig.names()}:
-                raise OptionError(unknown("option", str(name), {"task", *own, *SearchConfig.model_fields}))
+                known = {"task", *own, *ModelFlags.model_fields, *SearchConfig.model_fields}
+                raise OptionError(unknown("option", str(name), known))
         if "task" not in given:
             raise OptionError("no task is given: give its name, such as gsm8k, or path/to/file.py:ClassName")
         config = {name: value for name, value in given.items() if name != "task" and name not in own}

@@ -29,6 +29,7 @@ from tot.evaluation import fingerprint
 from tot.evaluation.attempt import Finish, Pending, attempt, lost_sample, task_group
 from tot.evaluation.config import EvaluationRun
 from tot.evaluation.questions import Question
+from tot.llm.decoders import open_decoders
 from tot.running import LOADING, in_thread
 
 ANSWER = 60.0
@@ -48,7 +49,7 @@ async def search_on_ray(
     joined or has no room.
     """
     options = evaluation.options
-    parts = [evaluation.task, *evaluation.config.decoders.values(), *evaluation.parts.values()]
+    parts = [evaluation.task, *evaluation.config.model.decoders.values(), *evaluation.parts.values()]
     payload = packed(evaluation, [type(part) for part in parts])
     hashes = {name: value for name, value in record.items() if name.endswith("_sha256") and name != "data_sha256"}
     async with _cluster(options.ray_address):
@@ -93,14 +94,15 @@ class Worker:
         except (ImportError, AttributeError) as error:
             raise OptionError(f"a Ray worker can't load the task ({error}): install it on every node") from None
         config = self._evaluation.config
-        for name, found in fingerprint.hash_models(config.weights).items():
+        for name, found in fingerprint.hash_models(weights := config.model.weights).items():
             if found != (expected := self._hashes.get(name)):
-                model = getattr(config, name.removesuffix("_sha256"), config.model)
+                own: Any = name.removesuffix("_sha256")
+                model = weights.get(own, next(iter(weights.values()), None))
                 raise ModelError(
                     f"model {model} has the SHA-256 {str(found)[:16]} on a Ray worker, and {str(expected)[:16]} where "
                     "the run was started: put the same files on every node"
                 )
-        self._decoders = config.open(self._stack)
+        self._decoders = open_decoders(config.model, self._stack)
 
     async def attempt(self, question: Question, repeat: int) -> tuple[str, str]:
         """Return a sample and its tree as JSON text, null without a tree. Raises the same errors as `attempt`."""

@@ -6,7 +6,6 @@ Each search derives its seed from (seed, row, repeat), so results depend neither
 from __future__ import annotations
 
 import asyncio
-import difflib
 import re
 import time
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tot.config import SearchConfig
-from tot.decoders.errors import REMOVED, OptionError, TotError, unknown
+from tot.decoders.errors import OptionError, TotError, unknown
 from tot.evaluation import fingerprint
 from tot.evaluation.attempt import search_here
 from tot.evaluation.config import EvaluationOptions, EvaluationRun
@@ -61,9 +60,8 @@ def evaluate(
     """
     fields = EvaluationOptions.model_fields
     own = {name: options.pop(name) for name in fields if name in options}
-    for name in options.keys() - SearchConfig.names():  # an option of the decoder, or mistyped
-        if name in REMOVED or difflib.get_close_matches(name, fields, n=1, cutoff=0.8):
-            raise OptionError(unknown("option", name, {*fields, *SearchConfig.model_fields}))
+    for name in options.keys() - SearchConfig.names():
+        raise OptionError(unknown("option", name, {*fields, *SearchConfig.model_fields}))
     evaluation = EvaluationRun.of(task, SearchConfig.of(config, options), {**own, "data": data})
     return run_evaluation(evaluation, results_folder(out, resume, evaluation), resume)
 
@@ -95,7 +93,7 @@ def run_evaluation(evaluation: EvaluationRun, out: Path, resume: bool) -> Result
     record = {
         **evaluation.used,
         "verdict": task.verdict,
-        **fingerprint.hash_models(config.weights),
+        **fingerprint.hash_models(config.model.weights),
         **({"escalate_filters": filters["escalate"]} if "escalate" in filters else {}),
         "data_sha256": fingerprint.hash_path(path) if local else None,
         "versions": fingerprint.versions(),

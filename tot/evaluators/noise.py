@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Literal, NamedTuple
 
-from tot.llm.family import family_of
+from tot.llm.decoders import family_of
 from tot.task.task import Task
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class Auroc(NamedTuple):
     task: str
     """Class of the task."""
     model: str
-    """Family of the model (`tot.llm.family`)."""
+    """Family of the model (`tot.llm.decoders`)."""
     evaluator: str
     """Class of the evaluator."""
     unfinished: tuple[float, float, float]

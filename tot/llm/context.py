@@ -6,6 +6,8 @@ It renders templates, derives the seed of every call from its content, and cache
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import random
 import re
 from collections.abc import Awaitable, Callable, Hashable, Sequence
@@ -15,9 +17,7 @@ from typing import Any, TypeVar
 
 from tot.decoders.request import Completion, Message, Purpose, Request, Sampling
 from tot.llm.backend import Backend
-from tot.llm.prefix import as_written, sampled_tokens, scoring, with_text
 from tot.llm.replies import Evaluation, Reply, is_cut
-from tot.llm.seeds import derive
 from tot.task.checked import CheckedTask
 from tot.tree.thought import State, Thought
 from tot.tree.tree import Node, ThoughtTree
@@ -250,3 +250,72 @@ class Context:
         """Return whether a rationale was cut before an answer that can be parsed."""
         short = completion.usage.undecoded_tokens > 0 and not is_cut(completion)
         return short and self.answer_in(completion.text) is None
+
+
+def derive(*about: object) -> int:
+    """Derive a 64-bit seed from plain values. Equal values give equal seeds on every machine."""
+    text = json.dumps(about, ensure_ascii=True, separators=(",", ":"), default=str)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def sampled_tokens(thoughts: Sequence[Thought]) -> int:
+    """Return the number of sampled tokens of the thoughts."""
+    return sum(len(part.tokens) for thought in thoughts for part in thought.drawn.values())
+
+
+def scoring(
+    prompt: Sequence[Message],
+    labels: Sequence[str],
+    sampling: Sampling,
+    purpose: Purpose = "evaluate",
+    *,
+    end: str = "",
+    close: bool = True,
+    trigger: str | None = None,
+) -> Request:
+    """Return a request that scores labels after a prompt, or after an explanation and `trigger`."""
+    space = " " if trigger is not None or prompt[-1].role == "assistant" else ""
+    return Request(
+        prompt=tuple(prompt),
+        sampling=sampling,
+        purpose=purpose,
+        answer_trigger=trigger,
+        choices=tuple(f"{space}{label}{end}" for label in labels),
+        close_choices=close,
+    )
+
+
+def with_text(prompt: tuple[Message, ...], text: str) -> tuple[Message, ...]:
+    """Append a paragraph to the last user message of a prompt."""
+    user_indices = [i for i, message in enumerate(prompt) if message.role == "user"]
+    if not text or not user_indices:
+        return prompt
+    last = prompt[user_indices[-1]]
+    longer = last.model_copy(update={"content": f"{last.content}\n\n{text}"})
+    return (*prompt[: user_indices[-1]], longer, *prompt[user_indices[-1] + 1 :])
+
+
+def as_written(prompt: tuple[Message, ...], thoughts: Sequence[Thought]) -> tuple[Message, ...]:
+    """Mark the sampled tokens of the thoughts in the assistant's prefix of a prompt.
+
+    Tokenizing the text again could give other tokens than the model sampled.
+    """
+    last = prompt[-1]
+    if last.role != "assistant":
+        return prompt
+    written = []
+    at = 0
+    for thought in thoughts:
+        for name, text in thought.parts.items():
+            start = last.content.find(text, at)
+            if start < 0:
+                continue
+            at = start + len(text)
+            if (drawn := thought.drawn.get(name)) is None or not drawn.tokens:
+                continue
+            own = drawn.text.lstrip() if thought.observation is not None else text  # text may end with an observation
+            if own in drawn.text and text.startswith(own):
+                begin = start - drawn.text.index(own)  # the parsed text may start inside the sampled text
+                if begin >= 0 and last.content.startswith(drawn.text[: start - begin], begin):
+                    written.append((begin, drawn.tokens))
+    return (*prompt[:-1], last.model_copy(update={"written": tuple(written)}))

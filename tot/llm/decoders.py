@@ -1,230 +1,123 @@
-"""The decoders of a run: one for each purpose, from names or objects, on one engine for each local model."""
+"""The decoders of a search: opened from its models, on one engine for each local model; their prompts and filters."""
 
 from __future__ import annotations
 
-import difflib
+import asyncio
+import json
 import logging
-import os
-import re
-from collections.abc import Collection, Iterable, Mapping
+import math
+import zlib
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from functools import cache
-from itertools import chain
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from tot.decoders.decoder import (
-    METHODS,
-    REMOTE,
-    Decoder,
-    LocalDecoder,
-    checked_options,
-    find_decoder,
-    find_method,
-    load_decoder,
-)
-from tot.decoders.errors import ModelError, OptionError, unknown
+from ml_dtypes import bfloat16
+from pydantic import ValidationError
+
+from tot.decoders.decoder import REMOTE, Decoder, LocalDecoder, checked_options, find_method, load_decoder
+from tot.decoders.errors import ModelError, OptionError
 from tot.decoders.methods.method import Method
+from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.models.model_names import find_model, has_chat_template, warn_of_no_template
-from tot.decoders.registry import split_spec
+from tot.decoders.models.shapes import HEAD
 from tot.decoders.remote.decoder import RemoteDecoder
-from tot.decoders.remote.options import RemoteOptions
-from tot.decoders.request import Purpose
-from tot.llm.function import FunctionDecoder, is_function
-from tot.task.checked import user_code
+from tot.decoders.request import Purpose, Sampling
+from tot.llm.models import Models
+from tot.running import LOADING, in_daemon_thread
 
 log = logging.getLogger(__name__)
-OF_ENGINE = ("tokenizer", "dtype", "device", "kv_budget", "quantize", "threads", "prefix_cache")
-"""Options of the engine, common to all decoders."""
-_ALWAYS: tuple[Purpose, ...] = ("generate", "evaluate", "answer")
-"""The purposes of every search. "escalate" needs a model or a decoder of its own."""
+FILTERS = ("top_k", "top_p", "min_p")
+_NOT_APPLIED = {"temperature": (0.7, 1.0), "repetition_penalty": (1.0,), "no_repeat_ngram_size": (0,)}
+"""Other settings of a generation_config that change which tokens are sampled, with the values that change nothing."""
 
 
-def by_purpose(option: str, given: Any) -> dict[Purpose, Any] | None:
-    """Return values by purpose from a mapping or from "generate=seed,evaluate=ar"; None if it is one value for all.
+def open_decoders(models: Models, stack: ExitStack) -> dict[Purpose, Decoder]:
+    """Create the decoder of each purpose. Equal local models have one engine; `stack` closes engines and connections.
 
-    Raises OptionError for an unknown purpose, naming the option if the text can't be read.
+    Raises TotError if a model can't be loaded or an option is invalid.
     """
-    if isinstance(given, str) and re.match(r"\s*\w+=", given) and not os.path.exists(given):  # noqa: PTH110
-        start = "|".join(get_args(Purpose)) if ":" in given else r"\w+"  # a decoder may have options
-        pairs = [pair.partition("=") for pair in re.split(rf",(?=\s*(?:{start})=)", given)]
-        if not all(name for _, _, name in pairs):
-            raise OptionError(f"--{option} {given!r} can't be read: write generate=NAME,evaluate=NAME")
-        given = {purpose.strip(): name.strip() for purpose, _, name in pairs}
-    if not isinstance(given, Mapping):
-        return None
-    for purpose in given:
-        if purpose not in get_args(Purpose):
-            raise OptionError(unknown("purpose", str(purpose), get_args(Purpose)))
-    return dict(given)
-
-
-def first_and_escalate(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options with models spelled as `model` and `escalate`, without purpose=model pairs and "none".
-
-    Functions become decoders. Raises OptionError for contradictory models.
-    """
-    fields = dict(given)
-    if (named := by_purpose("model", fields.get("model"))) is not None:
-        if "escalate" in named:
-            large = named.pop("escalate")
-            if fields.get("escalate") not in (None, large):
-                raise OptionError(f"escalate is {large!r} in model, and {fields['escalate']!r}: give one of them")
-            fields["escalate"] = large
-        fields["model"] = {purpose: None if one == "none" else one for purpose, one in named.items()}
-        if not named:
-            del fields["model"]
-    _functions_to_decoders(fields)
-    return {name: None if name in ("model", "escalate") and one == "none" else one for name, one in fields.items()}
-
-
-def _functions_to_decoders(fields: dict[str, Any]) -> None:
-    """Replace functions among the models of some options by decoders."""
-    model = fields.get("model")
-    models = dict(model) if isinstance(model, Mapping) else dict.fromkeys(_ALWAYS, model)
-    models["escalate"] = fields.get("escalate")
-    functions: dict[str, Any] = {purpose: one for purpose, one in models.items() if is_function(one)}
-    if not functions:
-        return
-    decoders = by_purpose("decoder", fields.get("decoder"))
-    if decoders is None and fields.get("decoder") is not None:
-        raise OptionError(f"decoder={fields['decoder']} has no effect, because the model is a function: leave it out")
-    made = {one: FunctionDecoder(one) for one in functions.values()}
-    fields["decoder"] = {**(decoders or {}), **{purpose: made[one] for purpose, one in functions.items()}}
-    for name in ("model", "escalate"):
-        if is_function(fields.get(name)):
-            del fields[name]
-    if isinstance(model, Mapping):
-        fields["model"] = {purpose: one for purpose, one in model.items() if purpose not in functions}
-        if not fields["model"]:
-            del fields["model"]
-
-
-def decoders_by_purpose(given: Any, escalates: bool = False) -> dict[Purpose, str | Decoder]:
-    """Return the decoder of each purpose from a name, an object, a mapping, or "generate=seed,evaluate=ar".
-
-    `escalates`: a model is given for the purpose "escalate". Raises OptionError for an unknown purpose or decoder.
-    """
-    named = by_purpose("decoder", given)
-    if named is None:
-        named = dict.fromkeys(_ALWAYS, given)
-        if escalates and isinstance(given, str) and ".py:" not in given:
-            named["escalate"] = given
-    for one in named.values():
-        if isinstance(one, str):
-            name, options = split_spec(one, "decoder")
-            if ".py:" not in one and name not in (*METHODS, *REMOTE):
-                raise OptionError(unknown("decoder", one, (*METHODS, *REMOTE)))
-            if options and (name in REMOTE or isinstance(find_decoder(name), Method)):
-                given_as = " ".join(f"--decoder-option {option}={value}" for option, value in options.items())
-                raise OptionError(f"decoder {one}: give the options of a decoding method as {given_as}")
-        if isinstance(one, type):
-            raise OptionError(f"decoder={one.__name__} is a class: give an object of it, {one.__name__}(...)")
-        if not isinstance(one, str) and not callable(getattr(one, "generate", None)):
-            raise OptionError(
-                f"decoder={one!r} has no method 'generate': give a name, such as ar, or an object whose "
-                "generate(requests) returns a list of completions, request.sampling.n for each request"
-            )
-    if isinstance(named.get("escalate"), str) and not escalates:
-        raise OptionError(f"decoder escalate={named['escalate']} has no model: add --escalate MODEL")
-    own = [one for purpose, one in named.items() if purpose != "escalate"]
-    only_objects = own and not any(isinstance(one, str) for one in own)
-    others: str | Decoder = named.get("generate", own[0]) if only_objects else "auto"
-    return {**dict.fromkeys(_ALWAYS, others), **({"escalate": "auto"} if escalates else {}), **named}
-
-
-def models_by_purpose(decoders: Mapping[Purpose, str | Decoder], model: Any, escalate: Any) -> dict[Purpose, Any]:
-    """Return the model of each purpose with a named decoder. `model` is one for all, or a mapping from purpose.
-
-    A purpose that is missing in the mapping uses the model of "generate". Raises OptionError if that is missing, too.
-    """
-    own = {**(model if isinstance(model, Mapping) else dict.fromkeys(_ALWAYS, model)), "escalate": escalate}
-    found: dict[Purpose, Any] = {}
-    for purpose, decoder in decoders.items():
-        if isinstance(decoder, str):
-            if purpose not in own and "generate" not in own:
-                raise OptionError(f"no model is given for {purpose}: add one, such as generate=small.gguf")
-            found[purpose] = own[purpose] if purpose in own else own["generate"]
-        elif purpose == "escalate" and escalate is not None:
-            raise OptionError(
-                f"escalate={escalate} has no effect, because its decoder has its own model: leave one of them out, or "
-                "add --decoder escalate=auto"
-            )
-    return found
-
-
-def open_decoders(
-    decoders: Mapping[Purpose, str | Decoder],
-    models: Mapping[Purpose, Any],
-    options: Mapping[str, Any],
-    fields: Collection[str],
-    stack: ExitStack,
-) -> dict[Purpose, Decoder]:
-    """Create the decoder of each purpose. Each local model has one engine; `stack` closes all engines and connections.
-
-    `options` belong to the engines and the decoders; errors about unknown ones also list `fields`. Raises TotError
-    if a model can't be loaded or an option is invalid.
-    """
-    names = {purpose: one for purpose, one in decoders.items() if isinstance(one, str)}
-    objects = {purpose: one for purpose, one in decoders.items() if not isinstance(one, str)}
-    own = {name: _options_of(name) for name in sorted(set(names.values()), key=lambda name: (name in REMOTE, name))}
-    known = {*fields, *OF_ENGINE, *chain(*own.values())}
-    for name in sorted(options.keys() - known):
-        if not names or difflib.get_close_matches(name, fields, n=1):  # a mistyped option of the search
-            raise OptionError(unknown("option", name, known))
-    if options and not names:
-        raise OptionError(f"{', '.join(options)}: a decoder object has its own model; leave these out")
-    needed = {purpose: (name, models[purpose]) for purpose, name in names.items() if models[purpose] is not None}
-    of_none = {name: value for name, value in options.items() if not any(name in known for known in own.values())}
-    if not needed:
-        if other := of_none.keys() - OF_ENGINE:  # a file may contain options for a model
-            raise OptionError(unknown("option", min(other), known))
-        return objects
-    pairs = list(dict.fromkeys(needed.values()))
-    local = list(dict.fromkeys(model for name, model in pairs if name not in REMOTE))
-    shared = {option: of_none.pop(option) for option in OF_ENGINE if local and option in of_none}
-    arguments = {name: {option: options[option] for option in options if option in own[name]} for name, _ in pairs}
-    arguments[min(arguments, key=lambda name: name in REMOTE)] |= of_none  # this decoder rejects unknown options
-    for name in arguments:  # fail before torch and the models are loaded
-        if name not in REMOTE:
-            checked_options(name, arguments[name])
-    for model in local:
-        if isinstance(model, str | Path):
-            find_model(model)
-    sources = {pair: {"model": pair[1]} for pair in pairs}
+    given = models.by_purpose
+    objects = {purpose: one for purpose, one in models.decoders.items() if not isinstance(one, str)}
+    named = {purpose: one for purpose, one in given.items() if purpose not in objects and one.model is not None}
+    different = [one for i, one in enumerate(named.values()) if one not in [*named.values()][:i]]
+    local = [one for one in different if one.decoder not in REMOTE]
+    for one in local:  # fail before torch and the models are loaded
+        checked_options(str(one.decoder), one.options)
+    for one in local:
+        if isinstance(one.model, str | Path):
+            find_model(one.model)
+    sources = [{"model": one.model, **one.engine.model_dump(exclude_defaults=True)} for one in different]
     if local:
         from tot.decoders.engine.open_models import shared_engines
 
-        engines = stack.enter_context(shared_engines(local, **shared))
-        by_model = dict(zip(local, engines, strict=True))
-        sources |= {pair: {"engine": by_model[pair[1]]} for pair in pairs if pair[0] not in REMOTE}
-    opened = {pair: stack.enter_context(load_decoder(pair[0], **sources[pair], **arguments[pair[0]])) for pair in pairs}
-    return {**objects, **{purpose: opened[pair] for purpose, pair in needed.items()}}
+        engines = stack.enter_context(shared_engines([(one.model, one.tokenizer, one.engine) for one in local]))
+        for one, engine in zip(local, engines, strict=True):
+            sources[different.index(one)] = {"engine": engine}
+    opened = [
+        stack.enter_context(load_decoder(str(one.decoder), **source, **one.options))
+        for one, source in zip(different, sources, strict=True)
+    ]
+    return {**objects, **{purpose: opened[different.index(one)] for purpose, one in named.items()}}
 
 
-def is_remote(decoder: str | Decoder) -> bool:
-    return decoder in REMOTE if isinstance(decoder, str) else isinstance(decoder, RemoteDecoder)
+async def open_decoders_in_thread(models: Models, stack: ExitStack) -> dict[Purpose, Decoder]:
+    """Open the decoders in a thread. If this is cancelled, nothing waits for a model, which is closed once loaded."""
+    own = ExitStack()
+    opening = in_daemon_thread(partial(open_decoders, models, own), LOADING)
+    try:
+        decoders = await asyncio.wrap_future(opening)
+    except BaseException:
+        opening.add_done_callback(lambda _: own.close())
+        raise
+    stack.enter_context(own)
+    return decoders
 
 
-def instantiate(decoder: str | Decoder) -> str | Decoder:
-    """Create the user's decoder object that a name refers to. Names of decoding methods are returned unchanged."""
-    if not isinstance(decoder, str) or decoder in REMOTE:
-        return decoder
-    name, options = split_spec(decoder, "decoder")
-    if isinstance(factory := find_decoder(name), Method):
-        return decoder
-    if options and not isinstance(factory, type):
-        raise OptionError(f"decoder {name} is an object and has no options: leave {', '.join(options)} out")
-    with user_code(f"decoder {name}"):
-        instance: Decoder = factory(**options) if isinstance(factory, type) else factory
-    if not callable(getattr(instance, "generate", None)):
-        raise OptionError(f"decoder {name} has no method 'generate': give a class with this method")
-    return instance
+def uses_chat_format(models: Models) -> bool:
+    """Return whether the generating model uses a chat format and no decoding method needs few-shot prompts.
+
+    Raises OptionError if the model of "escalate" differs in that: the prompts are the same for both.
+    """
+    purposes: tuple[Purpose, ...] = ("generate", "escalate")
+    chats, large = (_chats(models, purpose) if purpose in models.by_purpose else None for purpose in purposes)
+    if (chats or large) and _need_few_shot(models):
+        return False
+    if None not in (chats, large) and chats != large:
+        raise OptionError(
+            f"the model of {'generate' if large else 'escalate'} has no chat format, and the other has one: choose "
+            "the prompts of both, --prompts papers or --prompts chat"
+        )
+    return bool(chats)
 
 
-def need_few_shot(decoders: Iterable[str | Decoder]) -> bool:
+def _chats(models: Models, purpose: Purpose) -> bool | None:
+    """Return whether a model uses a chat format; None if that is not known. Warns if it has no template."""
+    decoder, given = models.decoders[purpose], models.by_purpose[purpose]
+    if not isinstance(decoder, str):
+        if getattr(getattr(decoder, "tokenizer", None), "chat_template", "") is None:
+            warn_of_no_template()
+        return getattr(decoder, "chats", None)
+    if decoder in REMOTE:
+        return RemoteDecoder.chats
+    if given.model is None:
+        return None
+    try:
+        if isinstance(given.model, str | Path):
+            chats = has_chat_template(given.model)
+        else:
+            chats = getattr(given.tokenizer, "chat_template", None) is not None
+    except (OSError, ModelError):  # loading the model reports it
+        return None
+    if not chats:
+        warn_of_no_template()
+    return chats
+
+
+def _need_few_shot(models: Models) -> bool:
     """Return whether a decoding method needs few-shot prompts. Warns that they replace the model's chat prompts."""
-    for decoder in decoders:
+    for decoder in models.decoders.values():
         method = find_method(decoder) if isinstance(decoder, str) and decoder not in REMOTE else decoder
         if isinstance(method, Method | LocalDecoder) and method.few_shot:
             _warn_of_few_shot(method.name if isinstance(method, LocalDecoder) else str(decoder))
@@ -242,27 +135,70 @@ def _warn_of_few_shot(name: str) -> None:
     )
 
 
-def uses_chat_format(decoder: str | Decoder, model: Any, options: Mapping[str, Any]) -> bool | None:
-    """Return whether a decoder's model uses a chat format; None if that is not known. Warns if it has no template."""
-    if not isinstance(decoder, str):
-        if getattr(getattr(decoder, "tokenizer", None), "chat_template", "") is None:
-            warn_of_no_template()
-        return getattr(decoder, "chats", None)
-    if decoder in REMOTE:
-        return RemoteDecoder.chats
+def filters_of(
+    model: Any,
+    given: Mapping[str, float | None],
+    default: Mapping[str, float] | None = None,
+    names: Sequence[str] = FILTERS,
+) -> dict[str, float]:
+    """Return the sampling filters of a run by name, or other fields of `Sampling`.
+
+    Sources in order: `given`, the model's generation_config, `default`.
+
+    Args:
+        model: A name or path of model files, a model object, or None for a remote model.
+
+    Raises:
+        OptionError: a value is out of range.
+    """
+    config = getattr(model, "generation_config", None)
+    own = _file_filters(model) if isinstance(model, str | Path) else {} if config is None else vars(config)
+    changes = {name: own[name] for name, same in _NOT_APPLIED.items() if own.get(name) not in (None, *same)}
+    if unused := [f"{name}={value}" for name, value in changes.items() if name not in names]:
+        _warn_once(" and ".join(unused))
+    sources = (given, own, default or {})
+    chosen = {name: next((one[name] for one in sources if one.get(name) is not None), None) for name in names}
+    filters = {name: value for name, value in chosen.items() if value is not None}
+    try:
+        Sampling(**filters)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        source = "" if given.get(name) is not None else ", from the model's generation_config: give another"
+        raise OptionError(f"{name}={first['input']!r}: {first['msg']}{source}") from None
+    return filters
+
+
+@cache
+def _warn_once(settings: str) -> None:
+    advice = ": give --temperature to set it" if "temperature" in settings else ""
+    log.warning("the model's generation_config sets %s, which is not applied%s", settings, advice)
+
+
+def _file_filters(model: str | Path) -> dict[str, Any]:
+    try:
+        path = find_model(model)
+        return dict(json.loads((path / "generation_config.json").read_text()))
+    except (OSError, ValueError, TypeError, ModelError):  # no config or no model: loading the model reports it
+        return {}
+
+
+def family_of(model: LoadedModel | None) -> str | None:
+    """Return a model's `model_type` and billions of parameters, which fine-tuned versions share; None if not local.
+
+    The output head does not count, because files of one model differ in whether they repeat the embeddings in it.
+    """
     if model is None:
         return None
-    try:
-        if isinstance(model, str | Path):
-            chats = has_chat_template(model)
-        else:
-            chats = getattr(options.get("tokenizer"), "chat_template", None) is not None
-    except (OSError, ModelError):  # loading the model reports it
+    size = sum(math.prod(shape) for name, shape in model.weights.shapes.items() if name != HEAD)
+    return f"{model.config.model_type}-{size / 1e9:.1f}b"
+
+
+def identity_of(model: LoadedModel | None) -> str | None:
+    """Return the family of a model and a checksum of its last norm; None without a local model or such a norm.
+
+    Quantized versions share it, because norms are not quantized. Full fine-tuning changes it; LoRA adapters don't.
+    """
+    if model is None or (norm := "model.norm.weight") not in model.weights:
         return None
-    if not chats:
-        warn_of_no_template()
-    return chats
-
-
-def _options_of(name: str) -> set[str]:
-    return set(RemoteOptions.model_fields if name in REMOTE else find_method(name).options.model_fields)
+    return f"{family_of(model)}-{zlib.crc32(model.weights.first(norm).astype(bfloat16).tobytes()):08x}"

@@ -21,8 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from tot.decoders.errors import TaskError
 from tot.decoders.request import Purpose
 from tot.evaluators.base import Evaluator
+from tot.llm.context import derive
 from tot.llm.replies import Evaluation, as_evaluation, as_proposal, as_proposals
-from tot.llm.seeds import derive
 from tot.running import run_to_end
 from tot.search.growth import SearchTree
 from tot.search.hooks import Hooks

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tot.decoders.errors import OptionError, readable, reason
-from tot.llm.family import identity_of
+from tot.llm.decoders import identity_of
 from tot.search.votes import Ballot, elected
 from tot.task.task import Task
 

@@ -19,7 +19,7 @@ from tot.decoders.request import Message, before_stop
 from tot.decoders.serving.errors import ServingError
 from tot.decoders.serving.protocol import Body, ChatMessage, Effort, GenerationBody
 from tot.decoders.serving.replies import usage_of
-from tot.llm.filters import FILTERS
+from tot.llm.decoders import FILTERS
 from tot.solution import Solution
 from tot.task.task import Task, answer_text
 from tot.task.world import HasElection

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import secrets
 import time
 from collections.abc import Iterator
@@ -13,8 +12,6 @@ from typing import Any
 from tot.decoders.errors import TaskError
 from tot.report.terminal import brief
 from tot.run import Run
-from tot.search.certainty import features
-from tot.search.votes import cast
 from tot.serving.revisions import Revisions
 from tot.solution import Solution
 from tot.task.task import answer_text
@@ -29,7 +26,7 @@ STOPPED = "stopped on the live page"
 
 
 class LiveSearch:
-    """A search that runs or has run: pass `watch` to `solve`. Its attributes can be read from any thread."""
+    """A search that runs or has run: pass `watch` to `run_search`. Its attributes can be read from any thread."""
 
     def __init__(self, name: str = "", question: str = "", votes: bool = True) -> None:
         self.id = secrets.token_hex(8)
@@ -116,24 +113,14 @@ class LiveSearch:
 
 
 def leading(run: Run) -> tuple[str, str] | None:
-    """Return the answer that a search would give now without further calls, and how sure it is; None without one."""
-    search = run.search
-    answered = [(node, answer) for node in run.answers.candidates if (answer := search.answer_at(node)) is not None]
-    if not answered:
+    """Return the answer that leads, and how sure it is; None without an answer."""
+    if (leader := run.answers.leading()) is None:
         return None
-    question, aggregate = run.tree.state(run.tree.root).question, search.options.aggregate
-    ballots, winners = cast(search.checked, question, answered, aggregate == "majority")
-    node, answer = answered[winners[0]]
-    total = math.fsum(ballot.weight for ballot in ballots)
-    if node is search.solved:
-        note = run.task.verdict
-    elif aggregate == "best" or len(ballots) == 1 or not total > 0:
-        note = ""
-    elif run.answers.curve is not None:
-        note = f"{run.answers.curve.certainty(features(ballots)):.0%} sure"
-    else:
-        note = f"{math.fsum(ballots[i].weight for i in winners) / total:.0%} of votes"
-    return answer_text(answer), note
+    if run.search.solved is not None:
+        return leader.answer, run.task.verdict
+    if leader.certainty is not None:
+        return leader.answer, f"{leader.certainty:.0%} sure"
+    return leader.answer, "" if leader.share is None else f"{leader.share:.0%} of votes"
 
 
 class LiveSearches:

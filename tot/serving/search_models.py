@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tot.api import asolve
+from tot.api import run_search
 from tot.config import SearchConfig
 from tot.decoders.budget import Budget
 from tot.decoders.errors import TaskError
@@ -132,7 +132,7 @@ class ServedRequest:
 
     async def _solved(self, config: SearchConfig, hooks: Any) -> Solution:
         """Search in a thread: tokenizing, grading and voting must not delay the replies to other clients."""
-        search = partial(asolve, self.task, self.body.question, config, hooks=hooks)
+        search = partial(run_search, self.task, self.body.question, config, hooks=hooks)
         if self.source.runs is None:
             return await in_own_thread(search())
         with self.source.runs.run(self.body.model, self.body.question) as run:

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tot.config import SearchConfig
+from tot.config import ModelFlags, SearchConfig
 from tot.decoders.decoder import Decoder
 from tot.decoders.errors import OptionError, TotError, unknown
-from tot.llm.decoders import OF_ENGINE
 from tot.sandbox import can_confine
 from tot.search.certainty import curves_for
 from tot.task.task import Task
@@ -22,10 +21,7 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "tree": {"search": "bfs:thoughts=2,breadth=4,select=all,aggregate=vote", "until": 0.95},
     "code": {"task": "code"},
 }
-_OF_SERVER = {
-    *OF_ENGINE,
-    *("model", "escalate", "decoder", "decoder_option", "model_options"),
-}
+_OF_SERVER = {*ModelFlags.model_fields, "tokenizer"}
 """Options of the decoder, which all searches share."""
 
 

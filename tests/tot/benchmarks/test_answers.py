@@ -13,7 +13,6 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.answers import SEARCHING, TITLE, VOTING, Reader, default_ways
 from benchmarks.harness import SideError
-from tot.config import SearchConfig
 from tot.evaluation.config import EvaluationRun
 
 pytestmark = pytest.mark.benches
@@ -72,7 +71,8 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: Any) -> None:
     monkeypatch.setattr("benchmarks.peers.BUSY", 1000.0)
     decoder = tiny()
     purposes = ("generate", "evaluate", "answer")
-    monkeypatch.setattr(SearchConfig, "open", lambda self, stack: dict.fromkeys(purposes, decoder))
+    for place in ("tot.llm.decoders", "benchmarks.answers", "benchmarks.engines"):
+        monkeypatch.setattr(f"{place}.open_decoders", lambda models, stack: dict.fromkeys(purposes, decoder))
     Path("numbers.py").write_text(TASK)
     Path("m.gguf").write_bytes(b"GGUF")
     rows = [{"question": f"{word}?", "answer": str(number)} for number, word in enumerate(("Ada", "Bo", "Cy"), 1)]

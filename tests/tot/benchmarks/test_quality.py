@@ -16,7 +16,6 @@ from benchmarks.evaluators import PLACES, Judged, auroc, judged, pieces_of, solu
 from benchmarks.quality import Answered, Leaf, Options, read_answers, replayed, table, way
 from benchmarks.ways import read_ways
 from tot import Sample, SelfConsistency, Task, evaluate
-from tot.config import SearchConfig
 from tot.decoders import Completion, Request, Usage
 from tot.decoders.budget import Meter
 from tot.decoders.request import ChoiceLogprob
@@ -73,7 +72,8 @@ def _known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     purposes = ("generate", "evaluate", "answer")
-    monkeypatch.setattr(SearchConfig, "open", lambda self, stack: dict.fromkeys(purposes, Known()))
+    for place in ("tot.llm.decoders", "benchmarks.quality", "benchmarks.engines"):
+        monkeypatch.setattr(f"{place}.open_decoders", lambda models, stack: dict.fromkeys(purposes, Known()))
     monkeypatch.setattr("tot.evaluation.fingerprint.hash_model", lambda model: "0")
 
 
@@ -171,8 +171,8 @@ def test_methods_without_a_model_are_compared(tmp_path: Path, monkeypatch: pytes
 def test_a_way_may_repeat_an_option() -> None:
     (options,) = read_ways(["drafts: decoder=seed; decoder_option=draft=a.gguf; decoder_option=k_config=2,1"]).values()
     config = way(Options(data="rows.jsonl"), options).config
-    assert config.decoder == "seed"
-    assert (config.model_options["draft"], config.model_options["k_config"]) == ("a.gguf", "2,1")
+    model = config.model.by_purpose["generate"]
+    assert (model.decoder, model.options) == ("seed", {"draft": "a.gguf", "k_config": "2,1"})
 
 
 # -- replays ------------------------------------------------------------------------------------------------------

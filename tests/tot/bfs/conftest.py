@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
-from tot import BFS, Solution, ThoughtTree, Value, solve
+from tot import BFS, Solution, ThoughtTree, Value
+from tot.api import run_search
+from tot.config import SearchConfig
+from tot.running import run_to_end
 
 
 def grow(
@@ -21,10 +24,12 @@ def grow(
     thoughts: int = 2,
     breadth: int = 2,
     depth: int = 3,
+    watch: Any = None,
     **options: Any,
 ) -> Solution:
     search = BFS(thoughts=thoughts, breadth=breadth, depth=depth)
-    return solve(task, question, decoder=decoder, search=search, evaluator=Value(), **options)
+    config = SearchConfig.of(None, {"decoder": decoder, "search": search, "evaluator": Value(), **options})
+    return run_to_end(run_search(task, question, config, watch=watch))
 
 
 def paths(tree: ThoughtTree) -> list[str]:

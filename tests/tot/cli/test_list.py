@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from tot.config import SearchConfig
 from tot.registry import SEARCHES
-from tot.search.options import SearchOptions
 
 ROWS = [{"problem": "1 + 1?", "right": "2"}, {"problem": "2 + 5?", "right": "7"}]
 
@@ -80,11 +78,6 @@ def test_the_version_is_printed(tot: Any, python: Any) -> None:
     out, _ = python("-m", "tot", "--version").communicate(timeout=60)
     assert out == f"tot {version('tot')}\n"
     assert "Usage: tot" in tot("-h")[1]
-
-
-def test_keywords_for_editors_are_the_fields_of_the_config() -> None:
-    budgets = {name for name in SearchConfig.names() if name.startswith("budget_")}
-    assert set(SearchOptions.__annotations__) == {*SearchConfig.model_fields, *budgets, "tokenizer"}
 
 
 def test_columns_of_other_names_are_read_and_the_answer_is_judged(

@@ -34,7 +34,11 @@ from tot.decoders.errors import reason
         ("eval gsm8k --track wandb", r"option 'track' was removed: read samples\.jsonl in the folder .*"),
         ("report x.json --format sft", r"option 'format' was removed: a run's folder has its rows .*"),
         ("help solv", r"No such command 'solv'\. Did you mean 'solve'\?; see tot --help"),
-        ("solve gsm8k q --breath 2", r"No such option: --breath \(Possible.* --breadth.*\); see tot solve --help"),
+        ("solve gsm8k q --evaluater x", r"No such option: --evaluater .*--evaluator.*; see tot solve --help"),
+        (
+            "solve gsm8k q --breadth 2",
+            r"option '--breadth' was removed: give it with the search, as in --search bfs:.*",
+        ),
         ("--quiet", r"No such option: --quiet; see tot --help"),
         ("solve gsm8k q two", r"Got unexpected extra argument\(s\) \(two\)"),
         ("solve gsm9k q", r"unknown task 'gsm9k' \(did you mean gsm8k\?\): choose one of .*, gsm8k, .*"),
@@ -49,7 +53,7 @@ from tot.decoders.errors import reason
         ("solve gsm8k q --search dsf", r"unknown search 'dsf' \(did you mean dfs\?\): choose one of .*"),
         ("solve gsm8k q --search dfs:goal=2", r"search dfs, option goal: .* \(its options: .*\)"),
         ("solve gsm8k q --search mcts:iterations", r"search 'mcts:iterations': .* write mcts:option=value.*"),
-        ("solve gsm8k q --search dfs --breadth 2", r"search dfs, option breadth: .*"),
+        ("solve gsm8k q --search dfs:breadth=2", r"search dfs, option breadth: .*"),
         ("solve gsm8k q --generator sampel", r"unknown generator 'sampel' \(did you mean sample\?\): .*"),
         ("solve gsm8k q --search bfs --generator enumerate", r"task GSM8K has no `actions`: .*"),
         ("solve gsm8k q --model none", r"the search needs a model, but none was given: give model=.*"),
@@ -67,17 +71,8 @@ from tot.decoders.errors import reason
         ("solve gsm8k q --dtype int8", r".*'--dtype': .*'int8' is not one of 'auto', 'bf16', 'fp32'\."),
         ("solve gsm8k q --device tpu", r"device 'tpu' is not known: choose auto, cpu, cuda or cuda:N"),
         (
-            "solve gsm8k q --search bfs --thoughts 0",
+            "solve gsm8k q --search bfs:thoughts=0",
             r"search bfs, option thoughts: Input should be greater than or equal to 1 .*",
-        ),
-        ("solve gsm8k q --thoughts two", r".*'--thoughts': .*integer.*"),
-        (
-            "solve gsm8k q --search bfs --breadth -1",
-            r"search bfs, option breadth: Input should be greater than or equal to 1 .*",
-        ),
-        (
-            "solve gsm8k q --search bfs --depth 0",
-            r"search bfs, option depth: Input should be greater than or equal to 1 .*",
         ),
         ("solve gsm8k q --max-tokens 0", r".*'--max-tokens': .*greater than or equal to 1"),
         ("solve gsm8k q --temperature -1", r".*'--temperature': .*greater than or equal to 0"),
@@ -166,7 +161,7 @@ def test_missing_memory_is_one_line_with_a_remedy(
     def fails(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("tot.api.asolve", fails)
+    monkeypatch.setattr("tot.api.run_search", fails)
     message = refused(tot("solve", "gsm8k", "q"))
     assert message.startswith(f"there is not enough memory ({reason(error)}): ")
     assert message.endswith("raise its limit (ulimit -v), or use a smaller model or --kv-budget")
@@ -176,6 +171,6 @@ def test_another_error_of_the_program_is_not_hidden(tot: Any, monkeypatch: pytes
     def fails(*_: object, **__: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("tot.api.asolve", fails)
+    monkeypatch.setattr("tot.api.run_search", fails)
     with pytest.raises(RuntimeError, match="a bug"):
         tot("solve", "gsm8k", "q")

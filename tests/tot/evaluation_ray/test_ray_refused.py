@@ -57,7 +57,7 @@ def test_a_worker_with_other_model_weights_is_rejected(tiny: Any, task: Any, row
     from tot.evaluation.ray_executor import Worker, packed  # importing ray reads the cluster's settings
 
     with tiny() as decoder:
-        work = EvaluationRun.of(task("Riddles"), SearchConfig(model=decoder.model), {"data": str(rows)})
+        work = EvaluationRun.of(task("Riddles"), SearchConfig.of(None, {"model": decoder.model}), {"data": str(rows)})
         worker = Worker(packed(work, [type(work.task)]), {"model_sha256": "0" * 64}, str(Path.cwd()))
         with pytest.raises(ModelError, match="on a Ray worker, and 0000000000000000 where the run was started: put"):
             asyncio.run(worker.open())

@@ -14,8 +14,11 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from tot import State, Thought, ThoughtTree, solve
+from tot import State, Thought, ThoughtTree
+from tot.api import run_search
+from tot.config import SearchConfig
 from tot.decoders import Message, ModelError
+from tot.running import run_to_end
 from tot.serving import live
 from tot.serving.live import LiveSearches
 from tot.serving.revisions import Revisions
@@ -230,7 +233,8 @@ def test_a_search_that_is_stopped_before_it_begins_asks_nothing(serve: Any, chat
     decoder, runs = chat("7"), LiveSearches()
     with runs.run("vote", "a?") as run:
         run.stop()  # the model is loading
-        run.solution = solve("ask", "a?", decoder=decoder, search="self-consistency:samples=4", watch=run.watch)
+        config = SearchConfig.of(None, {"decoder": decoder, "search": "self-consistency:samples=4"})
+        run.solution = run_to_end(run_search("ask", "a?", config, watch=run.watch))
     assert decoder.requests == []
     assert (run.solution, run.ended["answer"], run.status["state"]) == (None, None, "stopped on the live page")
 

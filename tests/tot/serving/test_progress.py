@@ -14,9 +14,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tot import BFS, ChainOfThought, SelfConsistency, Task, Value, asolve, solve
+from tot import BFS, ChainOfThought, SelfConsistency, Task, Value, solve
+from tot.api import run_search
+from tot.config import SearchConfig
 from tot.decoders import Budget, Meter
 from tot.run import Run
+from tot.running import run_to_end
 from tot.search.certainty import Curve, Features, to_json
 from tot.serving.live import LiveSearch, leading
 
@@ -42,7 +45,8 @@ def leaders(decoder: Any, search: Any, task: Any = Last, **options: Any) -> list
     def watch(session: Run) -> None:
         seen.append(leading(session))
 
-    solve(task, "q", decoder=decoder, search=search, watch=watch, **options)
+    config = SearchConfig.of(None, {"decoder": decoder, "search": search, **options})
+    run_to_end(run_search(task, "q", config, watch=watch))
     return seen
 
 
@@ -56,7 +60,7 @@ def test_the_leader_of_a_vote_has_its_certainty(scripted: Any, tmp_path: Path) -
     assert first is None
     assert last is not None
     assert last[0] == "7"
-    solution = solve(Last, "q", decoder=scripted(replies), **options)
+    solution = solve(Last, "q", SearchConfig.of(None, options), decoder=scripted(replies))
     assert last[1] == f"{solution.certainty:.0%} sure" == "50% sure"
 
 
@@ -98,7 +102,8 @@ def test_progress_follows_the_search_and_survives_a_failing_task(scripted: Any) 
 
     async def follow() -> None:
         replies = {"solve": ["7", "8", "7"]}
-        await asolve(task, "q", decoder=scripted(replies), search=SelfConsistency(samples=3), watch=progress.watch)
+        config = SearchConfig.of(None, {"decoder": scripted(replies), "search": SelfConsistency(samples=3)})
+        await run_search(task, "q", config, watch=progress.watch)
         async with asyncio.timeout(30):
             while progress.leading is None:
                 await asyncio.sleep(0.01)
