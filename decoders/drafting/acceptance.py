@@ -73,10 +73,7 @@ def reject(
     """
     p, q = target, draft
     for index, x in enumerate(candidates):
-        if q is None:
-            point = np.zeros_like(p)
-            point[x] = 1.0
-        proposal = point if q is None else q
+        proposal = (np.arange(len(p)) == x).astype(np.float64) if q is None else q
         if uniform() * float(proposal[x]) < float(p[x]):  # u < p(x) / q(x)
             return index, p
         p = _normalised(np.maximum(p - proposal, 0.0), p)  # Leviathan et al., eq. 4
@@ -96,5 +93,4 @@ def _draw_token(probabilities: Array, uniform: float) -> int:
     """Return the token at which the cumulative probability exceeds `uniform`."""
     cumulative = probabilities.cumsum(-1)
     token = int(np.searchsorted(cumulative, uniform * float(cumulative[-1]), side="right"))
-    support = probabilities.nonzero()[0]
-    return int(support[-1]) if token > int(support[-1]) else token
+    return min(token, int(probabilities.nonzero()[0][-1]))

@@ -248,13 +248,8 @@ def _load_drafter(draft: Any, named: bool, engine: Engine) -> ModelDrafter:
 def check_vocabulary(draft: Any, target: Any) -> None:
     """Raise ModelError unless both tokenizers have the same tokens. Embeddings may be padded to different sizes."""
     draft_ids, target_ids = draft.get_vocab(), target.get_vocab()
-    different = sorted(
-        token for token in draft_ids.keys() | target_ids.keys() if draft_ids.get(token) != target_ids.get(token)
-    )
-    if different:
-        examples = ", ".join(
-            f"{token!r} ({draft_ids.get(token)} and {target_ids.get(token)})" for token in different[:3]
-        )
+    if different := sorted({token for token, _ in draft_ids.items() ^ target_ids.items()}):
+        examples = ", ".join(f"{one!r} ({draft_ids.get(one)} and {target_ids.get(one)})" for one in different[:3])
         raise ModelError(
             f"the draft's tokenizer differs from the target's in {len(different)} of {len(target_ids)} tokens, such as "
             f"{examples}: choose a draft of the same family, or draft=None for lookup"

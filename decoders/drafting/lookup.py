@@ -86,7 +86,7 @@ class LookupDrafter(Drafter):
         self._indexed: dict[int, int] = {}
         """By key: the number of tokens of the text that are indexed."""
         self._prompts: deque[np.ndarray[Any, np.dtype[np.int32]]] = deque(maxlen=_PROMPTS)
-        """Indexed prompts, none of which begins another."""
+        """The latest prompts that began with something new."""
         self._guesses: dict[int, tuple[Guess, AcceptanceStatistics]] = {}
         """By key: the guess for the next token that has not been judged."""
 
@@ -118,16 +118,12 @@ class LookupDrafter(Drafter):
 
     def _known(self, prompt: Sequence[int]) -> int:
         """Return how many tokens of a prompt are indexed as the beginning of another, and remember the prompt."""
-        tokens, known, nearest = np.array(prompt, np.int32), 0, None
+        tokens, known = np.array(prompt, np.int32), 0
         for other in self._prompts:
             size = min(len(other), len(tokens))
             differs = other[:size] != tokens[:size]
-            common = int(differs.argmax()) if differs.any() else size
-            if common > known:
-                known, nearest = common, other
+            known = max(known, int(differs.argmax()) if differs.any() else size)
         if known < len(tokens):
-            if nearest is not None and known == len(nearest):
-                self._prompts = deque((other for other in self._prompts if other is not nearest), _PROMPTS)
             self._prompts.append(tokens)
         return known
 

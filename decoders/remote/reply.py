@@ -175,12 +175,12 @@ def _text_of(part: Any) -> str:
 
 
 def completions_of(
-    reply: ServerReply, sampling: Sampling, logprobs: bool, used: Usage, stops_sent: bool = True, prefix: str = ""
+    reply: ServerReply, sampling: Sampling, logprobs: bool, used: Usage, stops_sent: bool
 ) -> list[Completion]:
     """Return one completion per choice, in order: its thinking, if there is any, and its text.
 
-    The first one has the usage of the prompt. New tokens are split evenly, as servers report their total. `prefix` is
-    the assistant message to continue, which is removed if the server repeated it.
+    The first one has the usage of the prompt. New tokens are split evenly, as servers report their total. `stops_sent`:
+    whether the server got the stop strings.
 
     Raises:
         RequestError: Requested logprobs are missing, or the reply has no text: it was filtered, or is a tool call.
@@ -194,10 +194,6 @@ def completions_of(
     samples = []
     for i, choice in enumerate(choices):
         whole, thinking = choice.apart(sampling.keep_stop)
-        for repeated in (prefix.lstrip(), prefix.strip()):
-            if prefix and whole.lstrip().startswith(repeated):
-                whole = whole.lstrip().removeprefix(repeated)
-                break
         text, reason = _ended(choice, whole, sampling, stops_sent)
         if choice.problem:
             log.warning('one of %d samples gets the finish reason "length": %s', len(choices), choice.problem)

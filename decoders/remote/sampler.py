@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tot.decoders.budget import Meter
 from tot.decoders.errors import OptionError, RefusedError
-from tot.decoders.remote.body import CHAT, Prompt, body_of, messages_of, prefix_of
+from tot.decoders.remote.body import Prompt, body_of, messages_of, prefix_of
 from tot.decoders.remote.loop import together
 from tot.decoders.remote.reply import ServerReply, completions_of
 from tot.decoders.request import Completion, Part, Sampling, Usage
@@ -148,8 +148,8 @@ class Sampler:
 
     async def _drawn(self, prompt: Prompt, sampling: Sampling, index: int, n: int, meter: Meter) -> list[Completion]:
         """Draw n samples, or fewer if the server returns fewer; the first has this index."""
-        start, server = time.monotonic(), self.client.server
-        path, body = body_of(prompt, sampling, self.options, server, index, n)
+        start = time.monotonic()
+        path, body = body_of(prompt, sampling, self.options, self.client.server, index, n)
         try:
             reply, usage = await self.ask(meter, path, body)
             if sampling.keep_stop and "stop" in body and any(choice.stopped_blank for choice in reply.choices):
@@ -159,5 +159,4 @@ class Sampler:
         except SpentError:
             return [CUT] * n
         usage = replace(usage, seconds=time.monotonic() - start)
-        repeated = prefix_of(prompt) if path == CHAT and not server.continues else ""
-        return completions_of(reply, sampling, self.options.logprobs, usage, "stop" in body, repeated)
+        return completions_of(reply, sampling, self.options.logprobs, usage, "stop" in body)

@@ -12,7 +12,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -57,23 +57,23 @@ def collect(
         ModelError: `out` was started with another model.
     """
     _begin(out, options.model_dump(), engine.loaded)
-    windows = dropped = 0
+
+    def rows_of(number: int, batch: Sequence[Request]) -> list[dict[str, Any]]:
+        if any(request.answer_trigger for request in batch):
+            raise OptionError("trajectories do not support an answer trigger: remove it")
+        prompts = [engine.codec.encode_prompt(one.prompt) for one in batch for _ in range(one.sampling.n)]
+        texts = enumerate(zip(prompts, decoder.generate(batch), strict=True))
+        rows = [_row(prompt, completion, options, f"{number}/{i}") for i, (prompt, completion) in texts]
+        return [row for row in rows if row is not None]
+
+    done = windows = dropped = 0
     with load_decoder("jacobi", engine=engine, n=options.n, adapt=False, trajectory=True) as decoder:
-        for number, batch in enumerate(_batches(requests, options.together)):
-            if any(request.answer_trigger for request in batch):
-                raise OptionError("trajectories do not support an answer trigger: remove it")
-            repeated = [request for request in batch for _ in range(request.sampling.n)]
-            path = _shard(out, number, batch)
-            if not path.exists():
-                rows = [
-                    _row(engine.codec.encode_prompt(request.prompt), completion, options, f"{number}/{i}")
-                    for i, (request, completion) in enumerate(zip(repeated, decoder.generate(batch), strict=True))
-                ]
-                _write([row for row in rows if row is not None], path)
-            counts = [len(starts) for starts in parquet.read_table(path, columns=["starts"])["starts"].to_pylist()]
+        for batch, shard in _shards(out, requests, options.together, rows_of):
+            counts = [len(starts) for starts in parquet.read_table(shard, columns=["starts"])["starts"].to_pylist()]
+            done += len(batch)
             windows += sum(counts)
-            dropped += len(repeated) - len(counts)
-            tell(number * options.together + len(batch), windows, dropped)
+            dropped += sum(request.sampling.n for request in batch) - len(counts)
+            tell(done, windows, dropped)
 
 
 def given(
@@ -88,17 +88,21 @@ def given(
     """
     _begin(out, {"given": True}, loaded)
     codec = TextCodec(loaded.tokenizer)
-    count = 0
-    for number, batch in enumerate(_batches(texts, _GIVEN_PER_SHARD)):
-        count += len(batch)
-        path = _shard(out, number, batch)
-        if not path.exists():
-            rows = []
-            for request, text in batch:
-                response = [*codec.encode(text), codec.end_of(request)]
-                rows.append({"prompt": codec.encode_prompt(request.prompt), "response": response, **_NO_WINDOWS})
-            _write(rows, path)
-        tell(count)
+
+    def rows_of(_: int, batch: Sequence[tuple[Request, str]]) -> list[dict[str, Any]]:
+        return [
+            {
+                "prompt": codec.encode_prompt(request.prompt),
+                "response": [*codec.encode(text), codec.end_of(request)],
+                **_NO_WINDOWS,
+            }
+            for request, text in batch
+        ]
+
+    done = 0
+    for batch, _ in _shards(out, texts, _GIVEN_PER_SHARD, rows_of):
+        done += len(batch)
+        tell(done)
 
 
 def trajectories(folder: Path, model: LoadedModel) -> Iterator[dict[str, Any]]:
@@ -187,26 +191,26 @@ def _row(prompt: Sequence[int], completion: Completion, options: CollectOptions,
     }
 
 
-def _batches(source: Iterable[_T], size: int) -> Iterator[list[_T]]:
-    source = iter(source)
-    while batch := list(islice(source, size)):
-        yield batch
+def _shards(
+    out: Path, source: Iterable[_T], size: int, rows_of: Callable[[int, list[_T]], list[dict[str, Any]]]
+) -> Iterator[tuple[list[_T], Path]]:
+    """Write a shard for each batch, unless it exists, and yield the batch and its shard.
 
-
-def _shard(out: Path, number: int, batch: Sequence[object]) -> Path:
-    """Return the file of a batch, and delete a shard with the same number for another batch."""
-    digest = hashlib.sha256(repr(batch).encode()).hexdigest()[:12]
-    path = out / f"shard-{number:05d}-{digest}.parquet"
-    for other in out.glob(f"shard-{number:05d}-*.parquet"):
-        if other != path:
+    A shard with the same number for another batch is deleted. A shard without rows records that its batch is done.
+    """
+    items = iter(source)
+    for number in count():
+        if not (batch := list(islice(items, size))):
+            return
+        digest = hashlib.sha256(repr(batch).encode()).hexdigest()[:12]
+        path = out / f"shard-{number:05d}-{digest}.parquet"
+        for other in set(out.glob(f"shard-{number:05d}-*.parquet")) - {path}:
             other.unlink()
-    return path
-
-
-def _write(rows: list[dict[str, Any]], path: Path) -> None:
-    """Write a shard atomically. A shard without rows records that its prompts are done."""
-    with replacing(path) as file:
-        parquet.write_table(pa.Table.from_pylist(rows, _SCHEMA), file)
+        if not path.exists():
+            rows = rows_of(number, batch)
+            with replacing(path) as file:
+                parquet.write_table(pa.Table.from_pylist(rows, _SCHEMA), file)
+        yield batch, path
 
 
 def _begin(out: Path, options: dict[str, Any], model: LoadedModel) -> None:

@@ -67,15 +67,6 @@ def test_a_last_assistant_message_is_continued(server: Any, remote: Any, caplog:
     assert caplog.text.count("is not known to continue an assistant message") == (kind == "openai")
 
 
-def test_a_prefix_that_another_server_repeats_is_removed(server: Any, remote: Any) -> None:
-    server.reply = lambda path, body: [{"text": " The answer is 42."}]
-    request = Request(prompt=chat("q", "The answer is "))
-    assert [remote(server=kind).generate([request])[0].text for kind in ("openai", "vllm")] == [
-        "42.",
-        " The answer is 42.",
-    ]
-
-
 @pytest.mark.parametrize("kind", ["vllm", "ollama", "openai"])
 def test_a_vote_runs_on_each_server(server: Any, kind: str) -> None:
     server.takes_n = kind == "vllm"
