@@ -18,7 +18,7 @@ from tot.decoders.engine.radix_cache import SCRATCH, Branch, RadixCache
 from tot.decoders.engine.sampling import Read, Sampled, read
 from tot.decoders.errors import OptionError
 from tot.decoders.kernels.backend import Backend, open_backend
-from tot.decoders.kernels.native.shared_prefixes import Run
+from tot.decoders.kernels.native.tiles import Run
 from tot.decoders.machine import free_memory
 from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.models.memory import MAX_TOKENS

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 from tot.decoders.errors import OptionError
 from tot.decoders.kernels.native.forward import native_forward
 from tot.decoders.kernels.native.packing import GROUP
-from tot.decoders.kernels.native.shared_prefixes import Run
+from tot.decoders.kernels.native.tiles import Run
 from tot.decoders.models.families import FAMILIES
 from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.models.shapes import Array

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from tot.decoders.errors import ModelError, reason
-from tot.decoders.kernels.native.shared_prefixes import Run
+from tot.decoders.kernels.native.tiles import Run
 from tot.decoders.machine import fit_torch
 from tot.decoders.models.families import FAMILIES
 from tot.decoders.models.loaded import LoadedModel
@@ -25,9 +24,8 @@ ATTENTION = "tot_packed"
 """The name under which transformers finds `packed_attention`."""
 _TEXTS = ([1, 2, 3, 4, 5, 6], [1, 2, 3, 7, 8, 9])
 """The texts that verify a model: two branches with a common prefix. Each token is also the number of its slot."""
-_TOLERANCE = {"float32": 1e-3}
-"""Maximum error of a logit in a verification, in standard deviations of the logits, by number format."""
-_COARSE_TOLERANCE = 0.2
+_TOLERANCE, _COARSE_TOLERANCE = 1e-3, 0.2
+"""Maximum error of a logit in a verification, in standard deviations of the logits: in float32, and otherwise."""
 
 
 class Plan(NamedTuple):
@@ -63,7 +61,7 @@ class TransformersForward:
         if loaded.config.model_type in FAMILIES:
             model.set_attn_implementation(ATTENTION)
         else:
-            self._verify(loaded.name, _TOLERANCE.get(loaded.dtype.name, _COARSE_TOLERANCE))
+            self._verify(loaded.name, _TOLERANCE if dtype == torch.float32 else _COARSE_TOLERANCE)
 
     def _verify(self, name: str, tolerance: float) -> None:
         """Raise ModelError unless packed branches get the logits of their texts alone."""
@@ -171,12 +169,7 @@ def attend(
     if window is not None:
         visible &= position > row - window
     visible = visible.repeat(heads // kv_heads, 1)  # the query heads of a key-value head are rows
-    folded = query.reshape(kv_heads, -1, query.shape[2])
-    inexact = query.is_cuda and query.dtype == torch.float32  # fused kernels round float32 products
-    if not (cap or inexact or sinks is not None):
-        out = scaled_dot_product_attention(folded[None], keys[None], values[None], visible, scale=scale)
-        return out.reshape(heads, rows, -1)
-    scores = torch.matmul(folded.float(), keys.float().mT) * scale  # float16 would overflow
+    scores = torch.matmul(query.reshape(kv_heads, -1, query.shape[2]).float(), keys.float().mT) * scale
     if cap:
         scores = cap * torch.tanh(scores / cap)
     scores = scores.masked_fill(~visible, -torch.inf)

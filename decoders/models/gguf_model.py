@@ -6,6 +6,7 @@ Files with features that the engine does not compute (long RoPE, extra or missin
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,9 +22,9 @@ from tot.decoders.models.gguf_reader import GGUFFile, read_gguf
 from tot.decoders.models.gguf_tokenizer import UnknownTokenizerError, build_tokenizer, end_tokens
 from tot.decoders.models.model_names import gguf_parts
 from tot.decoders.models.rotary import RotaryTable
-from tot.decoders.models.shapes import EMBEDDING, HEAD, SINKS, Array, Shape, weight_shapes
+from tot.decoders.models.shapes import EMBEDDING, HEAD, SINKS, Array, weight_shapes
 from tot.decoders.models.tokenizer import Tokenizer
-from tot.decoders.models.weights import FIRST, Weights, fused_rows
+from tot.decoders.models.weights import FIRST, Part, Weights, whole_parts
 
 _LOCAL_ROPE = 10000.0
 """The RoPE base of Gemma 3's layers with a window (report, section 2.1). Not in files."""
@@ -104,12 +105,12 @@ class GGUFWeights(Weights):
 
     def __getitem__(self, name: str) -> Array | QuantizedMatrix:
         source = self._sources[name]
-        tensor = self._file.tensors[source.name]
+        tensor = self._file.tensors[source.names[0]]
         router = self._family.experts is not None and name.endswith(f".{self._family.experts.router}.weight")
         if self.integers and len(source.shape) == 2 and not router:
             matrix = unpack(tensor)
-            return source.take(read_floats(tensor)) if matrix is None else matrix.map(source.take)
-        values = source.take(dequantized(tensor).reshape(source.shape))
+            return source.view(read_floats(tensor)) if matrix is None else matrix.map(source.view)
+        values = source.view(dequantized(tensor).reshape(source.shape))
         if name.endswith((*(f"{stem}.weight" for stem in self._family.norms.values()), "model.norm.weight")):
             values = values - self._family.norm_offset
         if self.integers and router:
@@ -120,64 +121,50 @@ class GGUFWeights(Weights):
         source = self._sources[name]
         if len(source.shape) == 1:
             return self.array(name)[:FIRST]
-        row = source.rows.start or 0
-        return self._rounded(dequantized(self._file.tensors[source.name], slice(row, row + 1))[0, :FIRST])
+        row = source.view(np.arange(source.shape[0]))[0]
+        return self._rounded(dequantized(self._file.tensors[source.names[0]], slice(row, row + 1))[0, :FIRST])
 
     def _rounded(self, values: Array) -> Array:
         return values.astype(self.exact_dtype, copy=False).astype(self.dtype, copy=False)
 
 
-class Source(NamedTuple):
-    """Where a GGUF file stores a weight."""
-
-    name: str
-    shape: Shape
-    """The shape of the tensor; the weights of all experts are one matrix (experts * outputs, inputs)."""
-    rows: slice = slice(None)
-    """The weight's part of the tensor."""
-    pairs: int = 0
-    """The number of heads whose adjacent dimensions are pairs for RoPE, where transformers rotates halves; 0: none."""
-
-    def take(self, values: Array) -> Array:
-        """Return the weight, from the tensor (outputs, ...)."""
-        part = values[self.rows]
-        if not self.pairs:
-            return part
-        return part.reshape(self.pairs, -1, 2, *part.shape[1:]).swapaxes(1, 2).reshape(part.shape)
+def _in_halves(values: Array, heads: int) -> Array:
+    """Sort the outputs of each head, whose adjacent ones are pairs for RoPE, for transformers, which rotates halves."""
+    return values.reshape(heads, -1, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
 
 
-def sources_of(config: Any) -> dict[str, Source]:
-    """Return where a GGUF file stores each weight, by the weight's name in transformers."""
+def sources_of(config: Any) -> dict[str, Part]:
+    """Return where a GGUF file stores each weight, by the weight's name in transformers.
+
+    Tensors have a weight's shape: the weights of all experts are one matrix (experts * outputs, inputs)."""
     import gguf
 
-    family, shapes = family_of(config), weight_shapes(config)
+    family = family_of(config)
     architectures = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(architectures[family.gguf], config.num_hidden_layers)
-    fused = fused_rows(config)
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     sources = {}
-    for name, shape in shapes.items():
-        stored, rows, whole = fused.get(name, (name, slice(None), shape))
+    for name, part in whole_parts(config).items():
+        stored = part.names[0]
         stem, _, suffix = (f"{stored}.weight" if stored.endswith(SINKS) else stored).rpartition(".")
-        pairs = 0
-        if family.adjacent_pairs and ".q_proj." in name:
-            pairs = config.num_attention_heads
-        elif family.adjacent_pairs and ".k_proj." in name:
-            pairs = config.num_key_value_heads
-        sources[name] = Source(f"{names.get_name(stem)}.{suffix}", whole, rows, pairs)
+        sources[name] = part._replace(names=(f"{names.get_name(stem)}.{suffix}",))
+        if family.adjacent_pairs and (count := heads.get(name.split(".")[-2])):
+            sources[name] = sources[name]._replace(view=partial(_in_halves, heads=count))
     return sources
 
 
-def _check_tensors(file: GGUFFile, sources: dict[str, Source]) -> None:
+def _check_tensors(file: GGUFFile, sources: dict[str, Part]) -> None:
     """Raise ModelError unless the file has the tensors of the sources, in their shapes, and no others."""
-    missing = [source.name for source in sources.values() if source.name not in file.tensors]
-    extra = sorted(set(file.tensors) - {source.name for source in sources.values()} - {_FREQUENCIES})
+    shapes = {name: part.shape for part in sources.values() for name in part.names}
+    missing = [name for name in shapes if name not in file.tensors]
+    extra = sorted(file.tensors.keys() - shapes.keys() - {_FREQUENCIES})
     if missing or extra:
         raise refusal(file, f"it has no {missing[0]}" if missing else f"its tensor {extra[0]} is unknown")
-    for source in sources.values():
-        *outputs, inputs = file.shape(source.name)
-        shape = (math.prod(outputs), inputs) if len(source.shape) == 2 else (math.prod(outputs) * inputs,)
-        if shape != source.shape:
-            raise refusal(file, f"{source.name} has shape {(*outputs, inputs)}, not {source.shape}")
+    for name, expected in shapes.items():
+        *outputs, inputs = file.shape(name)
+        shape = (math.prod(outputs), inputs) if len(expected) == 2 else (math.prod(outputs) * inputs,)
+        if shape != expected:
+            raise refusal(file, f"{name} has shape {(*outputs, inputs)}, not {expected}")
 
 
 def dequantized(tensor: Any, rows: slice = slice(None)) -> Array:

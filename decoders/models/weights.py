@@ -192,29 +192,26 @@ class Part(NamedTuple):
 
 def stored_parts(config: Any, names: Container[str]) -> dict[str, Part]:
     """Return where each weight is stored, by name. `names` are the stored tensors: some families have two layouts."""
-    mixture, shapes = Mixture.of(config), weight_shapes(config)
-    parts = {name: Part((name,), shape) for name, shape in shapes.items()}
-    parts |= {
-        name: Part((stored,), shape, itemgetter(rows)) for name, (stored, rows, shape) in fused_rows(config).items()
-    }
+    mixture = Mixture.of(config)
+    parts = whole_parts(config)
     if mixture is not None:
         for number in range(config.num_hidden_layers):
             parts |= _expert_parts(f"model.layers.{number}.{EXPERTS}.", config, mixture, names)
     return parts
 
 
-def fused_rows(config: Any) -> dict[str, tuple[str, slice, Shape]]:
-    """Return the weights that are rows of a larger one: its name, the rows, and its shape, by name."""
+def whole_parts(config: Any) -> dict[str, Part]:
+    """Return where each weight is stored if all experts are one matrix: alone, or as rows of a larger one."""
     family, shapes = family_of(config), weight_shapes(config)
-    fused: dict[str, tuple[str, slice, Shape]] = {}
+    parts = {name: Part((name,), shape) for name, shape in shapes.items()}
     for number in range(config.num_hidden_layers):
         for stored, stems in family.fused.items():
             names, first = [f"model.layers.{number}.{stem}.weight" for stem in stems], 0
             whole = (sum(shapes[name][0] for name in names), shapes[names[0]][1])
             for name in names:
                 rows = slice(first, first := first + shapes[name][0])
-                fused[name] = (f"model.layers.{number}.{stored}.weight", rows, whole)
-    return fused
+                parts[name] = Part((f"model.layers.{number}.{stored}.weight",), whole, itemgetter(rows))
+    return parts
 
 
 def _of_experts(stored: Any, part: slice = slice(None), transposed: bool = False) -> Any:

@@ -23,7 +23,7 @@ BUILT = "built"
 HEADS = (64, 96, 128, 256)
 """Head dimensions that a wheel's libraries support; others are compiled at first use."""
 EXPORTS = {
-    "forward": ("forward", "scratch_floats", "forward_sizes", "run_parallel"),
+    "forward": ("forward", "scratch_floats", "run_parallel"),
     "sampling": ("read_rows", "draw", "size_of_draw", "run_parallel"),
     "pool": ("run_parallel",),
 }

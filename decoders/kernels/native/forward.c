@@ -8,11 +8,6 @@
 
 void (*run_parallel)(void (*work)(void *argument, int thread), void *argument, int threads);
 
-// Python compares these with the sizes of its own structures.
-const int64_t forward_sizes[] = {sizeof(Piece), sizeof(Tiles), sizeof(Matrix), sizeof(Layer), sizeof(Model),
-                                 sizeof(Batch), LANES};
-
-
 static int64_t max_int64(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t min_int64(int64_t a, int64_t b) { return a < b ? a : b; }
 

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Sequence
-from ctypes import POINTER, byref, c_int, c_int64, c_uint8, c_void_p
+from ctypes import POINTER, byref, c_int, c_int64
 from typing import Any
 
 import numpy as np
@@ -27,13 +27,11 @@ from tot.decoders.kernels.native.library import (
     lazy_zeros,
     library,
     log_once,
-    sizes_agree,
 )
 from tot.decoders.kernels.native.packed_file import PackedWeights, pack_model
 from tot.decoders.kernels.native.packing import GROUP, PRODUCTS, PackedKind, beside, product_shape, products_of
-from tot.decoders.kernels.native.shared_prefixes import Run
-from tot.decoders.kernels.native.structures import KINDS, SIZES, Batch, Layer, Matrix, Model
-from tot.decoders.kernels.native.tiles import CTiles, Tiles, kernels_run, make_tiles
+from tot.decoders.kernels.native.structures import structure
+from tot.decoders.kernels.native.tiles import Run, Tiles, kernels_run, make_tiles
 from tot.decoders.machine import free_memory, processor, threads
 from tot.decoders.models.families import (
     ACTIVATIONS,
@@ -47,7 +45,6 @@ from tot.decoders.models.families import (
     setting,
 )
 from tot.decoders.models.gguf_model import GGUFWeights
-from tot.decoders.models.gguf_quants import QuantizedMatrix
 from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.models.rotary import RotaryTable, layer_ropes
 from tot.decoders.models.shapes import EMBEDDING, SINKS, Array, Heads, weight_shapes
@@ -80,7 +77,7 @@ class NativeForward:
         """The windows of the layers, each once."""
         self._references: list[Any] = []  # C gets addresses only
         self._strips = [packed.strips for packed in weights.products.values()]
-        self._layers = (Layer * loaded.config.num_hidden_layers)()
+        self._layers = (structure("Layer") * loaded.config.num_hidden_layers)()
         self._model = self._make_model(weights)
         self.weight_bytes = sum(strips.nbytes for strips in self._strips) / sum(
             math.prod(product_shape(weights.shapes, parts))
@@ -90,28 +87,28 @@ class NativeForward:
         self._tables: list[tuple[Array, Array]] = []
         self._store: Array | None = None
         self._functions: Library | None = functions
-        functions.forward.argtypes, functions.forward.restype = [POINTER(Model), POINTER(Batch)], None
-        functions.scratch_floats.argtypes = [POINTER(Model), POINTER(Batch)]
-        functions.scratch_floats.restype = c_int64
+        arguments = [POINTER(structure("Model")), POINTER(structure("Batch"))]
+        functions.forward.argtypes, functions.forward.restype = arguments, None
+        functions.scratch_floats.argtypes, functions.scratch_floats.restype = arguments, c_int64
 
-    def _make_model(self, weights: PackedWeights) -> Model:
+    def _make_model(self, weights: PackedWeights) -> Any:
         config = self._config
         products = {
             name: self._matrix(weights, name, parts) for name, parts in products_of(config, weights.kind).items()
         }
         for number, layer in enumerate(self._layers):
             self._fill_layer(layer, number, weights, products)
-        embedding, table, scales = None, Matrix(), Scales.of(config)
+        embedding, table, scales = None, structure("Matrix")(), Scales.of(config)
         if weights.kind == "gguf":
             tied = "table" not in products
-            table = Matrix.from_buffer_copy(products["head" if tied else "table"])
+            table = structure("Matrix").from_buffer_copy(products["head" if tied else "table"])
             table.unit /= scales.logits if tied else 1.0
         else:
             self._references.append(np.ascontiguousarray(weights.array(EMBEDDING), self._dtype))
             embedding = address(self._references[-1], self._dtype)
         heads, mixture = Heads.of(config), Mixture.of(config)
         inner = config.intermediate_size if mixture is None else mixture.inner
-        return Model(
+        return structure("Model")(
             ctypes.addressof(self._layers), embedding, self._norm(weights, "model.norm.weight"),
             products["head"], table, len(self._layers), config.hidden_size, inner, heads.query,
             heads.kv, 0, 0, self._rotary[0].dim, _GATE + ACTIVATIONS.index(activation_of(config)),
@@ -119,7 +116,7 @@ class NativeForward:
             config.rms_norm_eps, scales.attention, scales.attention_cap, scales.embedding, scales.logit_cap,
         )  # fmt: skip
 
-    def _matrix(self, weights: PackedWeights, name: str, parts: Sequence[str]) -> Matrix:
+    def _matrix(self, weights: PackedWeights, name: str, parts: Sequence[str]) -> Any:
         """Return the struct of one product, with its biases. Scales of the config are factors of its results."""
         strips, bits, group, unit, *form, codebook = weights.products[name]
         scales = Scales.of(self._config)
@@ -129,10 +126,12 @@ class NativeForward:
         if f"{parts[0]}.bias" in weights:
             biases = [weights.array(f"{part}.bias") for part in parts]
             bias = self._float_address(np.array(beside(biases, name.endswith("gate_up")), dtype=np.float32) * factor)
-        entries = (c_uint8 * 16)(*codebook)
-        return Matrix(address(strips, strips.dtype), bias, inputs, outputs, bits, group, unit * factor, *form, entries)
+        begin = address(strips, strips.dtype)
+        matrix = structure("Matrix")(begin, bias, inputs, outputs, bits, group, unit * factor, *form)
+        matrix.codebook[: len(codebook)] = codebook
+        return matrix
 
-    def _fill_layer(self, layer: Layer, number: int, weights: Weights, products: dict[str, Matrix]) -> None:
+    def _fill_layer(self, layer: Any, number: int, weights: Weights, products: dict[str, Any]) -> None:
         """Set the fields of one layer."""
         family, place = family_of(self._config), f"model.layers.{number}."
         for name in PRODUCTS:
@@ -143,10 +142,9 @@ class NativeForward:
             layer.sinks = self._float_address(weights.array(place + SINKS))
         if family.experts is not None:
             router = place + family.experts.router
-            weight = weights[f"{router}.weight"]
-            layer.router = self._float_address(weight.floats() if isinstance(weight, QuantizedMatrix) else weight)
+            layer.router.weight = self._float_address(weights.array(f"{router}.weight"))
             if family.experts.biased:
-                layer.router_bias = self._float_address(weights.array(f"{router}.bias"))
+                layer.router.bias = self._float_address(weights.array(f"{router}.bias"))
         layer.window = self._windows.index(self._layer_windows[number])
         layer.rope = self._layer_ropes[number]
 
@@ -197,13 +195,13 @@ class NativeForward:
         tables = self._rope_tables(int(positions.max()) + 1)
         logits = empty((kept, self._config.vocab_size), np.float32)
         saturated = c_int()
-        batch = Batch(
-            *(address(array, np.int64) for array in (tokens, positions, write, keep)),
-            *((c_void_p * KINDS)(*(address(table[part], np.float32) for table in tables)) for part in (0, 1)),
-            address(logits, np.float32), None,
-            (CTiles * KINDS)(*map(CTiles.of, pieces)),
-            count, kept, threads(), ctypes.addressof(saturated),
-        )  # fmt: skip
+        batch = structure("Batch")(*(address(array, np.int64) for array in (tokens, positions, write, keep)))
+        for kind, table in enumerate(tables):
+            batch.cosines[kind], batch.sines[kind] = (address(part, np.float32) for part in table)
+        for kind, tiles in enumerate(pieces):
+            batch.tiles[kind] = tiles.addresses()
+        batch.logits, batch.saturated = address(logits, np.float32), ctypes.addressof(saturated)
+        batch.rows, batch.kept, batch.threads = count, kept, threads()
         if len(self._scratch) < (needed := self._functions.scratch_floats(byref(self._model), byref(batch))):
             self._scratch = empty((needed,), np.float32)
         batch.scratch = address(self._scratch, np.float32)
@@ -223,7 +221,7 @@ class NativeForward:
 
     def close(self) -> None:
         """Free the packed weights and the store."""
-        self._references, self._strips, self._model = [], [], Model()
+        self._references, self._strips, self._model = [], [], None
         self._scratch, self._store, self._functions = np.empty(0, np.float32), None, None
 
 
@@ -245,7 +243,7 @@ def native_forward(loaded: LoadedModel) -> NativeForward | None:
         return None
     half = loaded.store_dtype == np.float16
     functions = library(*compiling.forward(heads.dim, loaded.dtype == np.float32, kind, lanes(), half))
-    if functions is None or not sizes_agree(functions, "forward_sizes", (*SIZES, lanes())):
+    if functions is None:
         return None
     if not isinstance(weights, PackedWeights):
         packed = pack_model(loaded, kind)

@@ -142,17 +142,6 @@ def log_once(level: int, message: str) -> None:
     log.log(level, message)
 
 
-def sizes_agree(functions: Library, name: str, sizes: Sequence[int]) -> bool:
-    """Return whether `sizes` (bytes of structures) equal the array `name` of a library. If not, log it.
-
-    A library whose sizes differ must not be called."""
-    c_sizes = tuple(functions.data(name, ctypes.c_int64 * len(sizes)))
-    if c_sizes != tuple(sizes):
-        message = f"{name} are {c_sizes} in C and {tuple(sizes)} in Python, so decoding is slower: reinstall tot"
-        log_once(logging.WARNING, message)
-    return c_sizes == tuple(sizes)
-
-
 def address(array: Array, dtype: DTypeLike) -> int:
     """Return the address of an array's data for C. Raises TypeError if it has another dtype or is not contiguous."""
     if array.dtype != dtype or not array.flags.c_contiguous:

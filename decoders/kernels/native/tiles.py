@@ -1,14 +1,14 @@
-"""Packed attention in C (attention.h), with AVX-512, AVX2 or NEON, in tiles of consecutive rows.
+"""The work of packed attention in C (attention.h): tiles of consecutive rows, which are new tokens of branches.
 
-A path segment that several rows share is one piece for all rows of a tile. The rest of each row's path is a piece of
-its own. The kernel computes an online softmax over the pieces, so nothing is padded or merged.
+A path segment that several rows share is one piece for all rows of a tile, which reads it once. The rest of each row's
+path is a piece of its own. The kernel computes an online softmax over the pieces, so nothing is padded or merged.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from ctypes import Structure, c_int64, c_void_p
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +16,6 @@ from ml_dtypes import bfloat16
 
 from tot.decoders.kernels.native.compiling import LEVELS
 from tot.decoders.kernels.native.library import level, log_once
-from tot.decoders.kernels.native.shared_prefixes import Run, shared_prefixes, windows
 from tot.decoders.machine import processor_flags
 
 _MAX_GROUPS = 16
@@ -30,7 +29,62 @@ _NONE_HIDDEN = -(2**30)
 _WORTH_SHARING = 32
 """Minimum keys times rows saved for a piece that several rows share."""
 
-_Numbers = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
+_Numbers = np.ndarray[Any, np.dtype[np.int32]]
+
+
+class Run(NamedTuple):
+    """Consecutive new tokens of one branch: row i is position `start + i` and attends to `path[: start + i + 1]`."""
+
+    path: _Numbers
+    """Slots of all positions up to the last row."""
+    start: int
+
+    @property
+    def rows(self) -> int:
+        return len(self.path) - self.start
+
+
+class Share(NamedTuple):
+    first: int
+    last: int
+    slots: _Numbers
+
+
+class Tail(NamedTuple):
+    run: int
+    depth: int
+
+
+def shared_prefixes(runs: Sequence[Run], worth: int) -> tuple[list[Share], list[Tail]]:
+    """Find path segments that save at least `worth` keys times rows if they are computed once for several runs.
+
+    Returns the shared segments, each with its range of tails, and the tails in packing order. The unshared part of a
+    tail's run starts at position `depth`.
+    """
+    shares: list[Share] = []
+    tails: list[Tail] = []
+    heads = [run.path[: run.start] for run in runs]
+    order = sorted(range(len(runs)), key=[head.tobytes() for head in heads].__getitem__)
+    common = _common([heads[m] for m in order])  # sorted: equal prefixes are adjacent
+
+    def descend(first: int, last: int, depth: int) -> None:
+        within = common[first : last - 1]
+        if last - first == 1 or (max(within) - depth) * (last - first - 1) < worth:  # no part is worth sharing
+            tails.extend(Tail(m, depth) for m in sorted(order[first:last]))
+            return
+        begins, limit, share = len(tails), min(within), None
+        if (limit - depth) * (last - first - 1) >= worth:
+            share = heads[order[first]][depth:limit]
+            depth = limit
+        cuts = [first, *(i + 1 for i in range(first, last - 1) if common[i] == limit), last]
+        for group in sorted(pairwise(cuts), key=lambda group: min(order[slice(*group)])):
+            descend(*group, depth)
+        if share is not None:
+            shares.append(Share(begins, len(tails), share))
+
+    if runs:
+        descend(0, len(runs), 0)
+    return shares, tails
 
 
 class Tiles(NamedTuple):
@@ -46,12 +100,20 @@ class Tiles(NamedTuple):
     rows: int
     """Rows of each tile but the last."""
 
+    def addresses(self) -> tuple[int, int, int, int, int]:
+        """Return the struct Tiles of attention.h."""
+        slots, pieces, starts, rows = self
+        return slots.ctypes.data, pieces.ctypes.data, starts.ctypes.data, len(starts) - 1, rows
+
 
 def make_tiles(runs: Sequence[Run], window: int | None = None) -> tuple[list[int], Tiles]:
     """Split the attention of `runs` into tiles. Returns the packing order of the runs, and the tiles in row numbers.
 
     With a `window`, rows attend to that number of tokens, and runs keep their order."""
-    shares, tails = shared_prefixes(runs, _WORTH_SHARING) if window is None else windows(runs, window)
+    if window is None:
+        shares, tails = shared_prefixes(runs, _WORTH_SHARING)
+    else:  # each row's window starts at another position
+        shares, tails = [], [Tail(number, max(0, run.start + 1 - window)) for number, run in enumerate(runs)]
     first_row = [0]
     for tail in tails:
         first_row.append(first_row[-1] + runs[tail.run].rows)
@@ -59,7 +121,7 @@ def make_tiles(runs: Sequence[Run], window: int | None = None) -> tuple[list[int
     max_height = _MAX_ROWS if rows > _FEW_ROWS else _MAX_ROWS // 2
     height = -(-rows // -(-rows // max_height))  # tiles of nearly equal height
     pieces: list[tuple[int, int, int, int, int, int, int]] = []
-    slots: list[np.ndarray[tuple[int], np.dtype[np.int32]]] = []
+    slots: list[_Numbers] = []
     offset = 0
 
     def add_piece(first: int, last: int, visible: int, step: int, hidden: int = _NONE_HIDDEN) -> None:
@@ -86,21 +148,15 @@ def make_tiles(runs: Sequence[Run], window: int | None = None) -> tuple[list[int
     return order, Tiles(np.concatenate(slots), np.ascontiguousarray(table[:, 1:]), starts, height)
 
 
-class CTiles(Structure):
-    """The struct Tiles of attention.h. The arrays it points to must outlive it."""
-
-    _fields_ = [
-        ("slots", c_void_p),
-        ("pieces", c_void_p),
-        ("starts", c_void_p),
-        ("count", c_int64),
-        ("rows", c_int64),
-    ]
-
-    @classmethod
-    def of(cls, tiles: Tiles) -> CTiles:
-        addresses = (tiles.slots.ctypes.data, tiles.pieces.ctypes.data, tiles.starts.ctypes.data)
-        return cls(*addresses, len(tiles.starts) - 1, tiles.rows)
+def _common(heads: Sequence[_Numbers]) -> list[int]:
+    """Return the length of the prefix that each path shares with the next one."""
+    width = max(map(len, heads), default=0) + 1
+    table = np.empty((len(heads), width), dtype=np.int32)
+    for i, head in enumerate(heads):
+        table[i, : len(head)] = head
+        table[i, len(head) :] = -1 - i  # unequal to any slot or other padding
+    common: list[int] = (table[1:] != table[:-1]).argmax(axis=1).tolist()
+    return common
 
 
 def kernels_run(head_dim: int, groups: int, dtype: np.dtype[Any], device: str) -> bool:

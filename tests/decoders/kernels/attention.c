@@ -5,8 +5,6 @@
 
 void (*run_parallel)(void (*work)(void *argument, int thread), void *argument, int threads);
 
-const int64_t attention_sizes[] = {sizeof(Piece), sizeof(Tiles), sizeof(Attention)};
-
 typedef struct {
     const Attention *attention;
     const Tiles *tiles;

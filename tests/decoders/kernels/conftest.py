@@ -7,7 +7,7 @@ import random
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from ctypes import byref, c_float, c_int32, c_int64, c_void_p, sizeof
+from ctypes import byref, c_int64, c_void_p
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -23,7 +23,8 @@ from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.kernels.native import compiling, forward, packed_file, packing
 from tot.decoders.kernels.native import library as native
 from tot.decoders.kernels.native.forward import NativeForward
-from tot.decoders.kernels.native.tiles import CTiles, Tiles, kernels_run
+from tot.decoders.kernels.native.structures import structure
+from tot.decoders.kernels.native.tiles import Tiles, kernels_run
 from tot.decoders.machine import threads
 from tot.decoders.models.gguf_model import GGUFWeights
 from tot.decoders.models.loaded import LoadedModel
@@ -32,19 +33,6 @@ from tot.decoders.models.weights import ModuleWeights
 
 VOCAB = 300
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
-
-
-class CAttention(ctypes.Structure):
-    """The struct Attention of attention.h."""
-
-    _fields_ = [
-        *((name, c_void_p) for name in ("query", "keys", "values", "out")),
-        *((name, c_int64) for name in ("head_stride", "row_stride", "kv_head_stride", "slot_stride")),
-        *((name, c_int64) for name in ("rows", "kv_heads", "groups")),
-        ("sinks", c_void_p),
-        ("scale", c_float),
-        ("cap", c_float),
-    ]
 
 
 @pytest.fixture(scope="session")
@@ -63,8 +51,6 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, torch.dty
         subprocess.run([*command, "-lm", "-pthread"], check=True)
         opened, pool = ctypes.CDLL(str(path)), native._opened(*compiling.POOL)
         assert pool is not None
-        sizes = (c_int64 * 3).in_dll(opened, "attention_sizes")
-        assert tuple(sizes) == (6 * sizeof(c_int32), sizeof(CTiles), sizeof(CAttention))
         c_void_p.in_dll(opened, "run_parallel").value = ctypes.cast(pool.run_parallel, c_void_p).value
         return opened
 
@@ -77,12 +63,12 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, torch.dty
         def call(query: Tensor, keys: Tensor, values: Tensor, tiles: Tiles, scale: float, cap: float = 0.0) -> Tensor:
             heads, rows, _ = query.shape
             out = torch.empty((rows, heads, head_dim), dtype=dtype)
-            attention = CAttention(
+            attention = structure("Attention")(
                 *(tensor.data_ptr() for tensor in (query, keys, values, out)),
                 *(query.stride(0), query.stride(1), keys.stride(0), keys.stride(1)),
                 *(rows, len(keys), heads // len(keys), None, scale, cap),
             )
-            attend(byref(attention), byref(CTiles.of(tiles)), c_int64(threads()))
+            attend(byref(attention), byref(structure("Tiles")(*tiles.addresses())), c_int64(threads()))
             return out
 
         return call

@@ -2,8 +2,6 @@
 
 #include "linear.h"
 
-const int64_t matrix_size = sizeof(Matrix), lanes = LANES;
-
 static void *allocated(int64_t bytes) { return aligned_alloc(64, (bytes + 63) / 64 * 64); }
 
 void products(const Matrix *matrix, const float *rows, int64_t count, float *out) {

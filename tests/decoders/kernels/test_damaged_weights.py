@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from tot.decoders import Engine, ModelError, Request, Sampling, load_decoder
-from tot.decoders.kernels.native.shared_prefixes import Run
-from tot.decoders.kernels.native.tiles import kernels_run, make_tiles
+from tot.decoders.kernels.native.tiles import Run, kernels_run, make_tiles
 from tot.decoders.models.loaded import LoadedModel, number_type
 
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 32}

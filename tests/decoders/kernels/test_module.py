@@ -54,7 +54,7 @@ def by_definition(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-5), (torch.float16, 3e-3), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 @pytest.mark.parametrize("size", [1.0, 90.0])
 @pytest.mark.parametrize(
     ("window", "cap", "sink"), [(None, 0.0, False), (9, 0.0, False), (9, 5.0, False), (None, 0.0, True)]

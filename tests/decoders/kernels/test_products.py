@@ -15,7 +15,7 @@ from ml_dtypes import bfloat16
 
 from tot.decoders.kernels.native import packing
 from tot.decoders.kernels.native.compiling import LEVELS, SOURCES, Level
-from tot.decoders.kernels.native.structures import Matrix
+from tot.decoders.kernels.native.structures import structure
 from tot.decoders.machine import processor_flags
 from tot.decoders.models.gguf_quants import QuantizedMatrix
 from tot.decoders.models.shapes import Array
@@ -52,12 +52,12 @@ def multiplier(level: Level, folder: Path, *options: str, bits: int = 8) -> Mult
     flags = (*level.options, "-O1", "-w", f"-DWEIGHTS={bits}", f"-I{SOURCES}", *options)
     subprocess.run(["cc", "-shared", "-fPIC", *flags, str(code), "-o", str(path), "-lm"], check=True)
     functions = ctypes.CDLL(str(path))
-    assert ctypes.c_int64.in_dll(functions, "matrix_size").value == ctypes.sizeof(Matrix)
 
     def multiply(weight: QuantizedMatrix | Array, rows: Array) -> Array:
         strips, *form, codebook = packing.packed(weight, "bfloat16" if bits == 16 else "gguf")
         outputs, inputs = (weight.integers if isinstance(weight, QuantizedMatrix) else weight).shape
-        matrix = Matrix(strips.ctypes.data, None, inputs, outputs, *form, (ctypes.c_uint8 * 16)(*codebook))
+        matrix = structure("Matrix")(strips.ctypes.data, None, inputs, outputs, *form)
+        matrix.codebook[: len(codebook)] = codebook
         out = np.empty((len(rows), outputs), dtype=np.float32)
         pointers = (ctypes.c_void_p(array.ctypes.data) for array in (rows, out))
         functions.products(ctypes.byref(matrix), next(pointers), ctypes.c_int64(len(rows)), next(pointers))

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from ml_dtypes import bfloat16
 from torch import Tensor
 
-from tot.decoders.kernels.native.shared_prefixes import Run, shared_prefixes
-from tot.decoders.kernels.native.tiles import kernels_run, make_tiles
+from tot.decoders.kernels.native.tiles import Run, kernels_run, make_tiles
 
 Kernel = Callable[..., Callable[..., Tensor]]
 formats = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -58,31 +57,6 @@ def test_every_row_attends_to_exactly_its_own_path(runs: list[Run], window: int 
                 seen_from = offset + max(0, hidden + further)
                 seen[tile * tiles.rows + row] += tiles.slots[seen_from : offset + count + further].tolist()
     assert [sorted(row) for row in seen] == [sorted(row) for row in expected]
-
-
-def shared(paths: list[list[int]]) -> tuple[list[tuple[int, int, list[int]]], list[tuple[int, ...]]]:
-    """Return (first tail, past the last, slots) of each share, and (run, depth) of each tail, for single rows."""
-    runs = [Run(np.array(path, dtype=np.int32), len(path) - 1) for path in paths]
-    shares, tails = shared_prefixes(runs, 256)
-    return sorted((s.first, s.last, s.slots.tolist()) for s in shares), [tuple(tail) for tail in tails]
-
-
-def test_a_prefix_is_shared_from_256_saved_reads() -> None:
-    for length, count in ((256, 2), (128, 3)):
-        paths = [[*range(1, length + 1), 900 + i] for i in range(count)]
-        assert shared(paths) == ([(0, count, [*range(1, length + 1)])], [(i, length) for i in range(count)])
-        assert shared([path[1:] for path in paths]) == ([], [(i, 0) for i in range(count)])
-
-
-def test_shares_nest_like_the_texts() -> None:
-    """A stretch too short for a block stays in the tails."""
-    trunk, left, right = [*range(1, 301)], [*range(301, 601)], [*range(601, 901)]
-    limbs = (left, right, left, right, left, [999])
-    shares, tails = shared([[*trunk, *limb, 1000 + i] for i, limb in enumerate(limbs)])
-    assert shares == [(0, 3, left), (0, 6, trunk), (3, 5, right)]  # each covers adjacent runs
-    assert tails == [(0, 600), (2, 600), (4, 600), (1, 600), (3, 600), (5, 300)]
-    paths = [[*trunk, 400, 401, 500], [*trunk, 400, 401, 501], [*trunk, 402, 502], [*trunk, 402, 503]]
-    assert shared(paths) == ([(0, 4, trunk)], [(i, 300) for i in range(4)])
 
 
 def attention(query: Tensor, keys: Tensor, values: Tensor, paths: list[list[int]], cap: float = 0.0) -> Tensor:

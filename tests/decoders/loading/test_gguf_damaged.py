@@ -57,19 +57,18 @@ def truncated(left: float) -> Change:
 UNREADABLE = r"odd\.gguf is not a readable GGUF file \(.+\): download it again"
 DAMAGES: dict[str, list[Change]] = {
     UNREADABLE: [
-        *map(truncated, (0, 3, 20, 4000, 0.5, 0.999)),
-        *(listing(kind, length) for kind in (0, INT32, STRING, 12) for length in (2**23, 2**40, 2**63, 2**64 - 1)),
-        *(padded(listing(kind, length)) for kind in (0, INT32, STRING) for length in (2**23, 2**40, 2**63)),
+        *map(truncated, (0, 20, 4000, 0.999)),
+        *(listing(kind, length) for kind in (INT32, STRING) for length in (2**23, 2**64 - 1)),
+        *(padded(listing(kind, length)) for kind in (0, STRING) for length in (2**23, 2**63)),
         listing(LIST, 2**62),
         listing(LIST, 1, struct.pack("<IQ", LIST, 1) * 3000),
-        *(padded(with_tensors(count)) for count in (2**17, 2**40, 2**62, 2**64 - 1)),
+        *(padded(with_tensors(count)) for count in (2**17, 2**64 - 1)),
         lambda whole: whole[:16] + struct.pack("<Q", 2**62) + whole[24:],
         lambda whole: whole[:100] + b"\xff" * 40 + whole[140:],
     ],
     r"\(its tensor token_embd\.weight has no numbers\): download it again": [
-        first_tensor(4, "<QQ", *sizes) for sizes in ((0, 1), (64, 0), (0, 0))
+        first_tensor(4, "<QQ", *sizes) for sizes in ((0, 1), (64, 0))
     ],
-    "its tensor token_embd.weight has 5 dimensions": [padded(first_tensor(0, "<I", 5))],
     "its tensor token_embd.weight has 4,294,967,295 dimensions": [padded(first_tensor(0, "<I", 2**32 - 1))],
 }
 
@@ -85,9 +84,7 @@ def test_a_damaged_file_is_refused_in_one_line(
     one_line(error)
 
 
-@pytest.mark.parametrize(
-    ("number", "name"), [(18, "IQ3_XXS"), (34, "TQ1_0"), (28, "F64"), (4, "number 4"), (2**32 - 1, "number 4294967295")]
-)
+@pytest.mark.parametrize(("number", "name"), [(18, "IQ3_XXS"), (28, "F64"), (2**32 - 1, "number 4294967295")])
 def test_a_type_that_cannot_be_read_is_refused_by_name(
     tiny: Any, tmp_path: Path, one_line: Callable[..., str], number: int, name: str
 ) -> None:
@@ -128,8 +125,7 @@ def test_damaged_bytes_anywhere_in_the_header_end_in_an_error_or_a_file(tiny: An
         ("llama", {"llama.block_count": 1}, "its tensor blk.1"),
         *(
             (family, {f"{family}.block_count": count}, f"odd.gguf can't be used: its block_count is {count:,}, but it")
-            for family in ("llama", "gemma3")
-            for count in (100_000, 2 * 10**9, 2**32 - 1)
+            for family, count in (("llama", 100_000), ("gemma3", 2**32 - 1))
         ),
         ("qwen3moe", {"qwen3moe.expert_count": 0}, "num_local_experts=0"),
         ("qwen3moe", {"qwen3moe.expert_count": 10**9}, "a mixture of 1000000000 experts"),

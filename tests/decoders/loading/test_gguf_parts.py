@@ -101,17 +101,12 @@ def test_a_missing_part_is_named(
     one_line(error)
 
 
-def copied(parts: list[Path], folder: Path) -> None:
+def copied(parts: list[Path]) -> None:
     """Replace the second part by the third."""
     shutil.copy(parts[2], parts[1])
 
 
-def of_another_split(parts: list[Path], folder: Path) -> None:
-    whole = folder.parent / "whole.gguf"
-    shutil.copy(rewrite(whole, folder.parent / "other.gguf", split=5)[1], parts[1])
-
-
-def of_a_larger_model(parts: list[Path], folder: Path) -> None:
+def of_a_larger_model(parts: list[Path]) -> None:
     """The part has the right number and count, but the model has other tensors in all."""
     content = parts[1].read_bytes()
     key = b"split.tensors.count"
@@ -120,26 +115,15 @@ def of_a_larger_model(parts: list[Path], folder: Path) -> None:
     parts[1].write_bytes(content[:place] + struct.pack("<i", total + 3) + content[place + 4 :])
 
 
-def of_two_parts(parts: list[Path], folder: Path) -> None:
-    for number, part in enumerate(parts[:2], 1):
-        part.rename(part.with_name(f"many-{number:05}-of-00002.gguf"))
-
-
-def renamed(parts: list[Path], folder: Path) -> None:
-    parts[1].rename(folder / "many-b.gguf")
-
-
-@pytest.mark.parametrize("damage", [copied, of_another_split, of_a_larger_model, of_two_parts, renamed])
+@pytest.mark.parametrize("damage", [copied, of_a_larger_model])
 def test_a_part_of_another_model_is_refused(
-    tiny: Any, tmp_path: Path, one_line: Callable[..., str], damage: Callable[[list[Path], Path], None]
+    tiny: Any, tmp_path: Path, one_line: Callable[..., str], damage: Callable[[list[Path]], None]
 ) -> None:
     place = tmp_path / "model"
     place.mkdir()
-    shutil.copy(tiny.path, tmp_path / "whole.gguf")
-    damage(rewrite(tiny.path, place / "many.gguf", split=8), place)
-    given = next(path for path in (place / "many-b.gguf", *sorted(place.glob("*.gguf"))) if path.exists())
+    damage(rewrite(tiny.path, place / "many.gguf", split=8))
     with pytest.raises(ModelError, match=r"the header of .* says .*: download all parts of one model") as error:
-        load_model(given)
+        load_model(min(place.glob("*.gguf")))
     one_line(error)
 
 
