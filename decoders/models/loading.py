@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -160,16 +159,14 @@ def of_gguf(config: Any, tokenizer: Any, weights: Weights, name: str, dtype: np.
 
 def _open_folder(folder: Path, name: str, dtype: np.dtype[Any], device: str, tokenizer: Any) -> LoadedModel:
     """Open a folder in transformers format."""
-    settings = read_config(folder)
-    check_supported(settings)
+    check_supported(read_config(folder))
     if problem := missing_weights(folder):
         raise ModelError(f"{name} can't be loaded: {problem}")
     stored: Weights | None = None
     try:
         if tokenizer is None:
             tokenizer = _read_tokenizer(folder)
-        config = read_whole_config(folder, settings)
-        check_supported(config)  # again, with the defaults that config.json leaves out
+        config = folder_config(folder)
         if config.model_type in FAMILIES:
             Mixture.of(config)  # refuses impossible sizes
             with suppress(LookupError):  # transformers accepts more weight names
@@ -183,14 +180,19 @@ def _open_folder(folder: Path, name: str, dtype: np.dtype[Any], device: str, tok
     return LoadedModel(config, tokenizer, name, dtype, device, ends, load=load, stored=stored)
 
 
-def read_whole_config(folder: Path, settings: SimpleNamespace) -> Any:
-    """Complete the settings of a folder's config.json with the defaults of its family."""
+def folder_config(folder: Path) -> Any:
+    """Return a folder's config with the defaults of its family. Raises ModelError if the engine can't run the model."""
+    settings = read_config(folder)
+    check_supported(settings)
     if settings.model_type in FAMILIES:
-        return model_config(vars(settings))
-    from transformers import AutoConfig
+        config: Any = model_config(vars(settings))
+    else:
+        from transformers import AutoConfig
 
-    with quiet_transformers():
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config()
+        with quiet_transformers():
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config()
+    check_supported(config)  # again, with the defaults that config.json leaves out
+    return config
 
 
 def _read_tokenizer(folder: Path) -> Any:

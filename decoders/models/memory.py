@@ -10,10 +10,9 @@ from typing import NamedTuple
 from tot.decoders.errors import ModelError
 from tot.decoders.models.gguf_model import build_config
 from tot.decoders.models.gguf_reader import read_gguf
-from tot.decoders.models.loading import read_whole_config, resolve_dtype, unreadable
+from tot.decoders.models.loading import folder_config, resolve_dtype, unreadable
 from tot.decoders.models.model_names import find_model
 from tot.decoders.models.shapes import slot_bytes
-from tot.decoders.models.supported import check_supported, read_config
 
 MAX_TOKENS = 2**20
 """Limit of the default budget: a search needs fewer tokens, and each takes space in the cache's tables."""
@@ -38,9 +37,7 @@ class Need(NamedTuple):
         path, number = find_model(model), resolve_dtype(dtype, device)
         try:
             if path.is_dir():
-                settings = read_config(path)
-                check_supported(settings)
-                config = read_whole_config(path, settings)
+                config = folder_config(path)
                 weights = sum(file.stat().st_size for file in path.glob("*.safetensors"))
             else:
                 file = read_gguf(path)

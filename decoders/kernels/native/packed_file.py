@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, Any, NamedTuple, get_args
+from typing import IO, Any, get_args
 
 import numpy as np
 from filelock import FileLock
@@ -78,19 +78,6 @@ class PackedWeights(Weights):
         return self._identity
 
 
-class PackedModel(NamedTuple):
-    """The content of a packed file."""
-
-    config: Any
-    settings: dict[str, Any]
-    """The tokenizer's settings."""
-    tokenizer: bytes
-    """The content of a tokenizer.json."""
-    weights: PackedWeights
-    dtype: str | None
-    """The number format that the weights need, if any."""
-
-
 def open_packed(
     name: Any, *, tokenizer: Any = None, dtype: str = "auto", device: str = "auto", integers: bool = False
 ) -> LoadedModel:
@@ -98,13 +85,10 @@ def open_packed(
     on_cpu = isinstance(name, str | Path) and resolve_device(device) == "cpu"
     if on_cpu and (path := find_model(name)).is_file():
         check_room(name)
-        if (found := _mapped(packed_path(path, integers), path, integers)) is not None:
-            computed = resolve_dtype(dtype, "cpu")
-            if found.dtype:
-                computed = number_type(found.dtype)
-            if tokenizer is None:
-                tokenizer = Tokenizer(partial(Backend.from_buffer, found.tokenizer), found.settings)
-            return of_gguf(found.config, tokenizer, found.weights, str(name), computed, "cpu")
+        computed = resolve_dtype(dtype, "cpu")
+        if (found := _mapped(packed_path(path, integers), path, integers, str(name), computed)) is not None:
+            found.tokenizer = found.tokenizer if tokenizer is None else tokenizer
+            return found
     return open_model(name, tokenizer=tokenizer, dtype=dtype, device=device, integers=integers)
 
 
@@ -125,16 +109,17 @@ def pack_model(loaded: LoadedModel, kind: PackedKind) -> PackedWeights:
     """
     weights, products = loaded.weights, products_of(loaded.config, kind)
     if isinstance(weights, GGUFWeights) and weights.tokenizer is not None:
-        path, integers = packed_path(weights.path, weights.integers), weights.integers
+        path = packed_path(weights.path, weights.integers)
+        mapped = partial(_mapped, path, weights.path, weights.integers, loaded.name, loaded.dtype)
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             problem = others_could_write(path.parent, trust_root=True)
             if not problem:
                 with FileLock(path.with_suffix(".lock")):
-                    if _mapped(path, weights.path, integers) is None:  # otherwise another process has packed it
+                    if mapped() is None:  # otherwise another process has packed it
                         _write(path, loaded.config, weights, weights.tokenizer, kind, products)
-                if (found := _mapped(path, weights.path, integers)) is not None:
-                    return found.weights
+                if (found := mapped()) is not None and isinstance(found.stored, PackedWeights):
+                    return found.stored
                 problem = others_could_write(path, trust_root=True) or "was changed"
         except OSError as error:
             problem = reason(error)
@@ -147,8 +132,10 @@ def pack_model(loaded: LoadedModel, kind: PackedKind) -> PackedWeights:
     return PackedWeights(loaded.config, kind, packed, weights, weights.files, integers=weights.integers)
 
 
-def _mapped(path: Path, gguf: Path, integers: bool) -> PackedModel | None:
-    """Map a packed file. Returns None if it is missing, damaged, or if other users could have written it."""
+def _mapped(path: Path, gguf: Path, integers: bool, title: str, number: np.dtype[Any]) -> LoadedModel | None:
+    """Map a packed file. Returns None if it is missing, damaged, or if other users could have written it.
+
+    The model is computed in the format `number`, unless its weights need a wider one."""
     try:
         if any(others_could_write(place, trust_root=True) for place in (path.parent, path)):
             return None
@@ -181,7 +168,9 @@ def _mapped(path: Path, gguf: Path, integers: bool) -> PackedModel | None:
         if len(content) > (free := free_memory("cpu")):
             sizes = f"{len(content) / 2**30:.1f} GiB, and {free / 2**30:.1f} are free"
             log_once(logging.WARNING, f"the weights take {sizes}, so parts of them are read from disk repeatedly")
-        return PackedModel(config, index["settings"], read(*index["tokenizer"]).tobytes(), weights, index["dtype"])
+        parse = partial(Backend.from_buffer, read(*index["tokenizer"]).tobytes())
+        number = number_type(index["dtype"]) if index["dtype"] else number
+        return of_gguf(config, Tokenizer(parse, index["settings"]), weights, title, number, "cpu")
     except (
         *(OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError),
         *(struct.error, ModelError),

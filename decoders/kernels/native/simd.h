@@ -1,6 +1,5 @@
 // Vectors of LANES numbers, for attention and the forward pass. Arithmetic uses the compiler's vector operators. This
-// file adds the operations that need instructions: AVX-512, AVX2 with FMA, NEON. With -DPORTABLE="FILE" and -DLANES=4,
-// 8 or 16, FILE implements them instead; the tests have one in plain C.
+// file adds the operations that need instructions: AVX-512, AVX2 with FMA, NEON.
 
 #pragma once
 
@@ -10,8 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#ifdef PORTABLE
-#elif defined(__aarch64__)
+#ifdef __aarch64__
 #include <arm_neon.h>
 #define NEON
 #define LANES 4
@@ -80,9 +78,7 @@ static inline Floats vector_abs(Floats x) { return (Floats)((Words)x & 0x7ffffff
 // Round to the nearest integer, for |x| up to 2^22.
 static inline Words round_to_int(Floats x) { return (Words)(x + 12582912.0f) - 0x4B400000; }
 
-#ifdef PORTABLE
-#include PORTABLE
-#elif defined(NEON)
+#ifdef NEON
 
 static inline Floats splat(float number) { return (Floats)vdupq_n_f32(number); }
 
@@ -223,10 +219,7 @@ static inline __attribute__((always_inline)) Words splat_word_at(const void *add
 
 // Look each byte, from 0 to 15, up in a table of 16 bytes, which is repeated in `table`.
 static inline Words lookup_bytes(Words table, Words bytes) {
-#ifdef PORTABLE
-    for (int i = 0; i < 4 * LANES; i++) ((uint8_t *)&bytes)[i] = ((uint8_t *)&table)[((uint8_t *)&bytes)[i]];
-    return bytes;
-#elif defined(NEON)
+#ifdef NEON
     return (Words)vqtbl1q_u8((uint8x16_t)table, (uint8x16_t)bytes);
 #else
     return (Words)ON(shuffle_epi8)((NativeWords)table, (NativeWords)bytes);

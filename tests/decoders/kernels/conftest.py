@@ -20,7 +20,7 @@ from ml_dtypes import bfloat16
 from torch import Tensor, nn
 
 from tot.decoders.engine.runner import Chunk, Runner
-from tot.decoders.kernels.native import compiling, forward, packed_file, packing
+from tot.decoders.kernels.native import compiling, packing
 from tot.decoders.kernels.native import library as native
 from tot.decoders.kernels.native.forward import NativeForward
 from tot.decoders.kernels.native.structures import structure
@@ -79,19 +79,32 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, torch.dty
 OTHERS = [level.name for level in compiling.LEVELS[1:] if level.name != "avx512"]
 
 
-@pytest.fixture(params=["widest", *OTHERS, "portable-4", pytest.param("portable-16", marks=pytest.mark.slow)])
+@pytest.fixture(params=["widest", *OTHERS])
 def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set the vector instructions: the processor's widest, each narrower level that it supports, and portable C."""
-    kind, _, lanes = request.param.partition("-")
+    """Set the vector instructions: the processor's widest, and each narrower level that it supports."""
     if known := next((level for level in compiling.LEVELS if level.name == request.param), None):
         if known == native.level() or not native.processor_flags() >= known.needs:
             pytest.skip("the processor lacks it, or has no more")
         monkeypatch.setenv("TOT_ISA", known.name)
-    if kind == "portable":
-        plain = Path(__file__).with_name("portable.c")
-        monkeypatch.setattr(compiling, "_VECTORS", (*compiling._VECTORS, f'-DPORTABLE="{plain}"', f"-DLANES={lanes}"))
-        for module in (packing, packed_file, forward):
-            monkeypatch.setattr(module, "lanes", lambda: int(lanes))
+
+
+def softmax_attention(
+    query: Tensor, keys: Tensor, values: Tensor, paths: list[list[int]], cap: float = 0.0, sinks: Tensor | None = None
+) -> Tensor:
+    """Compute attention by definition in float64, one row and its path at a time: (rows, heads, head_dim)."""
+    groups, rows = query.shape[0] // keys.shape[0], []
+    for i, path in enumerate(paths):
+        seen = [part[:, path].double().repeat_interleave(groups, 0) for part in (keys, values)]
+        scores = torch.einsum("hd,hkd->hk", query[:, i].double(), seen[0]) * 0.3
+        scores = cap * torch.tanh(scores / cap) if cap else scores
+        scores = scores if sinks is None else torch.cat([scores, sinks.double()[:, None]], 1)
+        rows.append(torch.einsum("hk,hkd->hd", torch.softmax(scores, -1)[:, : len(path)], seen[1]))
+    return torch.stack(rows)
+
+
+@pytest.fixture(scope="session")
+def exact_attention() -> Callable[..., Tensor]:
+    return softmax_attention
 
 
 class Rounding(nn.Linear):

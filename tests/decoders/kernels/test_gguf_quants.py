@@ -13,9 +13,8 @@ import torch
 from torch import nn
 
 from tot.decoders import OptionError, Request, Sampling, load_decoder
-from tot.decoders.kernels.native import packing
 from tot.decoders.kernels.native.packed_file import PackedWeights
-from tot.decoders.models.gguf_quants import FORMATS, Array, QuantizedMatrix, unpack
+from tot.decoders.models.gguf_quants import FORMATS, Array, unpack
 
 FIXED: dict[str, tuple[int, ...]] = {
     "Q4_1": (0, 2),
@@ -106,34 +105,6 @@ def test_a_files_quantized_numbers_are_multiplied_without_conversion(lab: Any, v
         for logits, expected in lab.both(runner, reference, lab.texts(count)):
             assert expected.std() > 0.05
             assert (logits - expected).pow(2).mean().sqrt() < 0.03 * expected.std()
-
-
-@pytest.mark.parametrize(
-    ("kinds", "bits", "group", "codebook"),
-    [(("Q4_K", "Q6_K", "Q4_0", "Q8_0", "IQ4_XS"), 8, 16, None), (("IQ4_NL", "IQ4_XS"), 4, 32, 16)],
-)
-def test_formats_are_joined_in_a_format_that_holds_them(
-    kinds: tuple[str, ...], bits: int, group: int, codebook: int | None
-) -> None:
-    tensors = [stored(kind, 32, 256, seed) for seed, kind in enumerate(kinds)]
-    matrix = packing.joined([matrix for matrix in map(unpack, tensors) if matrix is not None], interleaved=False)
-    assert isinstance(matrix, QuantizedMatrix)
-    assert (matrix.bits, matrix.group) == (bits, group)
-    assert (None if matrix.codebook is None else len(matrix.codebook)) == codebook
-    np.testing.assert_allclose(matrix.floats(), np.concatenate([*map(floats, tensors)]), rtol=1e-5, atol=1e-7)
-
-
-@pytest.mark.parametrize(("kind", "size"), [("Q4_0", 1 / 2 + 2 / 32), ("Q8_0", 1 + 2 / 32), ("Q6_K", 1 + 2 / 16)])
-def test_a_symmetric_format_needs_no_minimums(kind: str, size: float) -> None:
-    """This holds alone and beside the same format."""
-    tensors = [stored(kind, 2048, 256, seed) for seed in (0, 1)]
-    together = packing.joined([matrix for matrix in map(unpack, tensors) if matrix is not None], interleaved=False)
-    assert isinstance(together, QuantizedMatrix)
-    expected = np.concatenate([floats(tensor) for tensor in tensors])
-    np.testing.assert_allclose(together.floats(), expected, rtol=0, atol=0.001)
-    made = packing.packed(together, "gguf")
-    assert made.zero_point == together.zero_point > 0
-    assert made.strips.nbytes == size * together.integers.size
 
 
 def test_a_model_without_a_gguf_file_cannot_use_gguf_quantization(lab: Any, tokenizer: Any) -> None:

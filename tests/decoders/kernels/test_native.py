@@ -248,17 +248,6 @@ def test_a_damaged_library_in_the_cache_is_recompiled(cache: Path, kind: str) ->
     assert library.read_bytes() == sealed(library.read_bytes()[:-32])
 
 
-# -- arguments of C functions ---------------------------------------------------------------------------------------
-
-
-def test_c_gets_contiguous_arrays_of_the_expected_dtype_only() -> None:
-    numbers = np.arange(12, dtype=np.float32).reshape(3, 4)
-    assert native.address(numbers, np.float32) == numbers.ctypes.data
-    for wrong in (numbers.astype(np.float64), numbers.T, numbers[:, ::2], numbers[:, 1:]):
-        with pytest.raises(TypeError, match=r"contiguous array of float32, and got float"):
-            native.address(wrong, np.float32)
-
-
 def test_memory_of_zeros_is_taken_when_it_is_written_to() -> None:
     before = psutil.Process().memory_info().rss
     zeros = native.lazy_zeros((64, 2**15, 64), np.float32)  # 512 MiB

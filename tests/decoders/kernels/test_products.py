@@ -155,14 +155,6 @@ def test_the_largest_numbers_do_not_saturate(form: Form, largest: int) -> None:
             np.testing.assert_allclose(found, np.tile(expected[:, None], OUTPUTS), rtol=1e-5)
 
 
-def test_float32_does_not_use_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So its products depend on the number of rows at no level."""
-    levels = [level_named(name) for name in ("amx", "avx512")]
-    monkeypatch.setattr(packing, "lanes", lambda: levels[0].lanes)
-    weight, rows = weight_of("Q6_K"), some_rows(70)
-    assert np.array_equal(*(multiplier(level, tmp_path, "-DFLOAT32")(weight, rows) for level in levels))
-
-
 def test_emulated_tiles_equal_real_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     level = level_named("amx")
     monkeypatch.setattr(packing, "lanes", lambda: level.lanes)

@@ -59,21 +59,6 @@ def test_every_row_attends_to_exactly_its_own_path(runs: list[Run], window: int 
     assert [sorted(row) for row in seen] == [sorted(row) for row in expected]
 
 
-def attention(query: Tensor, keys: Tensor, values: Tensor, paths: list[list[int]], cap: float = 0.0) -> Tensor:
-    """Compute softmax attention by definition in float64, one row at a time: (rows, heads, head_dim)."""
-    groups = query.shape[0] // keys.shape[0]
-    rows = []
-    for i, path in enumerate(paths):
-        seen = (
-            keys[:, path].double().repeat_interleave(groups, 0),
-            values[:, path].double().repeat_interleave(groups, 0),
-        )
-        scores = torch.einsum("hd,hkd->hk", query[:, i].double(), seen[0]) * 0.3
-        weights = torch.softmax(cap * torch.tanh(scores / cap) if cap else scores, -1)
-        rows.append(torch.einsum("hk,hkd->hd", weights, seen[1]))
-    return torch.stack(rows)
-
-
 @pytest.mark.parametrize(
     ("dtype", "head_dim", "kv_heads", "groups"),
     [
@@ -84,6 +69,7 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, paths: list[list[int]
 @given(runs=texts(), window=windows, cap=st.sampled_from([0.0, 2.0, 50.0]))
 def test_the_kernel_computes_softmax_attention(
     kernel: Kernel,
+    exact_attention: Callable[..., Tensor],
     dtype: torch.dtype,
     head_dim: int,
     kv_heads: int,
@@ -99,7 +85,7 @@ def test_the_kernel_computes_softmax_attention(
     keys, values = (torch.randn(kv_heads, slot_count, head_dim, generator=random).to(dtype) for _ in range(2))
     query = 2 * torch.randn(len(paths), kv_heads * groups, head_dim, generator=random).to(dtype)
     out = kernel(head_dim, dtype)(query.transpose(0, 1), keys, values, tiles, 0.3, cap)
-    exact = attention(query.transpose(0, 1), keys, values, paths, cap)
+    exact = exact_attention(query.transpose(0, 1), keys, values, paths, cap)
     # In bfloat16, weights and results are rounded to 8 bits. A cap of 50 multiplies the error of exponentials by 50.
     coarse = 1.0 if dtype == torch.bfloat16 else 5e-3 if cap else 2e-3
     assert torch.allclose(out.double(), exact, atol=2e-2 * coarse, rtol=2e-2 * coarse)
@@ -116,7 +102,7 @@ def branches(rows: int, shared: int, own: int) -> list[Run]:
 @pytest.mark.parametrize("rows", [1, 2, 7, 20])
 @pytest.mark.parametrize(("shared", "own"), [(2500, 3), (1100, 400), (30, 1200)])
 def test_long_texts_are_divided_among_threads_and_joined(
-    kernel: Kernel, dtype: torch.dtype, rows: int, shared: int, own: int
+    kernel: Kernel, exact_attention: Callable[..., Tensor], dtype: torch.dtype, rows: int, shared: int, own: int
 ) -> None:
     runs = branches(rows, shared, own)
     order, tiles = make_tiles(runs)
@@ -124,7 +110,7 @@ def test_long_texts_are_divided_among_threads_and_joined(
     keys, values = (torch.randn(1, shared + rows * own + 1, 64, generator=random).to(dtype) for _ in range(2))
     query = 2 * torch.randn(2, rows, 64, generator=random).to(dtype)
     out = kernel(64, dtype)(query, keys, values, tiles, 0.3)
-    exact = attention(query, keys, values, [runs[r].path.tolist() for r in order])
+    exact = exact_attention(query, keys, values, [runs[r].path.tolist() for r in order])
     coarse = 1.0 if dtype == torch.bfloat16 else 1e-3
     assert torch.allclose(out.double(), exact, atol=2e-2 * coarse, rtol=2e-2 * coarse)
 
