@@ -22,12 +22,14 @@ BUILT = "built"
 """The folder of a wheel's libraries, next to the sources."""
 HEADS = (64, 96, 128, 256)
 """Head dimensions that a wheel's libraries support; others are compiled at first use."""
-EXPORTS = {
-    "forward": ("forward", "scratch_floats", "run_parallel"),
-    "sampling": ("read_rows", "draw", "size_of_draw", "run_parallel"),
-    "pool": ("run_parallel",),
+EXPORTS: dict[str, tuple[str, ...]] = {
+    "forward": ("forward", "scratch_floats"),
+    "sampling": ("read_rows", "draw", "size_of_draw"),
+    "pool": (),
 }
-"""The names that a C file shares. In a library each has a suffix, so that one library holds several variants."""
+"""The names that a C file shares. In a library each has a suffix, so that one library holds several variants.
+
+All libraries share the pool of threads: its function has no suffix, and is found in the first library with it."""
 
 
 @dataclass(frozen=True)

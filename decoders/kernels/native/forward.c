@@ -6,8 +6,6 @@
 #include "rows.h"
 #include "threads.h"
 
-void (*run_parallel)(void (*work)(void *argument, int thread), void *argument, int threads);
-
 static int64_t max_int64(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t min_int64(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -365,5 +363,5 @@ void forward(const Model *model, const Batch *batch) {
         job.units[kind] = units_in(units_floats(model, tiles) ? job.scratch.units[kind] : NULL, tiles, model->kv_heads);
     }
     memset(job.scratch.steps, 0, steps_of(model) * sizeof(Step));
-    run_parallel(run_layers, &job, (int)batch->threads);
+    tot_run_parallel(run_layers, &job, (int)batch->threads);
 }

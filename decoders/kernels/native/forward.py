@@ -19,15 +19,7 @@ from ml_dtypes import bfloat16
 
 from tot.decoders.errors import ModelError
 from tot.decoders.kernels.native import compiling
-from tot.decoders.kernels.native.library import (
-    Library,
-    address,
-    empty,
-    lanes,
-    lazy_zeros,
-    library,
-    log_once,
-)
+from tot.decoders.kernels.native.library import Library, address, empty, lanes, lazy_zeros, library, log_once
 from tot.decoders.kernels.native.packed_file import PackedWeights, pack_model
 from tot.decoders.kernels.native.packing import GROUP, PRODUCTS, PackedKind, beside, product_shape, products_of
 from tot.decoders.kernels.native.structures import structure
@@ -52,10 +44,6 @@ from tot.decoders.models.weights import Weights
 
 _TABLE = 1024
 """Minimum number of positions whose cosines and sines are computed at a time."""
-_BYTES: dict[PackedKind, float] = {"float32": 4, "bfloat16": 2, "gguf": 2}
-"""Maximum bytes of a packed weight."""
-_FREE_MEMORY_FACTOR = 2
-"""Pack a module's weights only if this multiple of their packed size is free."""
 _GATE = 2
 """The first activation function of Epilogue in activation.h."""
 
@@ -265,19 +253,14 @@ def _kind_of(loaded: LoadedModel) -> PackedKind | None:
     kind = _exact_kind(weights, linear)
     if isinstance(weights, GGUFWeights):  # memory-mapped
         return kind
-    # A module's weights stay in memory next to the packed copy, so pack only if memory is plentiful.
-    factor = 1 if loaded.module is None else _FREE_MEMORY_FACTOR
-    needed = factor * _BYTES[kind] * sum(math.prod(weights.shapes[name]) for name in linear)
-    return kind if room_for("the weights for the forward in C", needed, loaded.device) else None
-
-
-def room_for(what: str, needed: float, device: str) -> bool:
-    """Return whether `needed` bytes are free to pack `what`. If not, log it once."""
-    free = free_memory(device)
-    if needed > free:
-        sizes = f"{needed / 2**30:.1f} GiB, and {free / 2**30:.1f} are free"
-        log_once(logging.WARNING, f"decoding is slower, as packing {what} needs {sizes}: free memory to decode faster")
-    return needed <= free
+    needed = (4 if kind == "float32" else 2) * sum(math.prod(weights.shapes[name]) for name in linear)
+    if loaded.module is not None:  # its weights stay in memory beside the packed ones: pack only if memory is plentiful
+        needed *= 2
+    if needed > (free := free_memory(loaded.device)):
+        message = f"needs {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} are free: free memory to decode faster"
+        log_once(logging.WARNING, f"decoding is slower, as packing the weights for the forward in C {message}")
+        return None
+    return kind
 
 
 def _exact_kind(weights: Weights, names: Sequence[str]) -> PackedKind:

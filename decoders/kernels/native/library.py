@@ -27,6 +27,7 @@ from tot.decoders.errors import OptionError, reason, unknown
 from tot.decoders.files import others_could_write
 from tot.decoders.kernels.native.compiling import (
     BUILT,
+    EXPORTS,
     LEVELS,
     POOL,
     SOURCES,
@@ -55,22 +56,15 @@ class Library:
         setattr(self, name, function)
         return function
 
-    def data(self, name: str, kind: Any) -> Any:
-        """Return a variable, of a type of ctypes. Raises ValueError if the library lacks it."""
-        return kind.in_dll(self._shared, f"{name}_{self._ending}")
-
 
 def library(name: str, *options: str) -> Library | None:
     """Return the functions of a C file ("forward") compiled with `options` ("-O1", "-DHEAD_DIM=64") for this processor.
 
     Returns None if there is no library and it cannot be compiled."""
     current = level()
-    functions = _opened(name, *options, *(() if current is None else current.options))
-    pool = None if functions is None else _opened(*POOL)
-    if functions is None or pool is None:
+    if _opened(*POOL) is None:  # the others need its threads
         return None
-    functions.data("run_parallel", ctypes.c_void_p).value = ctypes.cast(pool.run_parallel, ctypes.c_void_p).value
-    return functions
+    return _opened(name, *options, *(() if current is None else current.options))
 
 
 @functools.cache
@@ -79,9 +73,10 @@ def _opened(unit: str, *options: str) -> Library | None:
     built = SOURCES / BUILT / f"{current.name if current else None}.so"
     try:
         functions = Library(_built(built), ending)
-        functions.data("run_parallel", ctypes.c_void_p)
+        for name in EXPORTS[unit]:
+            getattr(functions, name)
         return functions
-    except (FileNotFoundError, ValueError):  # no wheel is installed, or it lacks this variant
+    except (FileNotFoundError, AttributeError):  # no wheel is installed, or it lacks this variant
         pass
     except OSError as error:  # damaged, or needs a newer glibc
         cause = reason(error).replace(str(built), "library")
@@ -133,7 +128,7 @@ def open_whole(path: Path) -> ctypes.CDLL:
     """Open a library that `compile_to` wrote. Raises OSError if it is damaged: loading half a file ends the process."""
     if not is_whole(path):
         raise OSError(f"{path} is damaged")
-    return ctypes.CDLL(str(path))
+    return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
 
 
 @functools.cache

@@ -69,7 +69,7 @@ static void add_workers(int count) {
 
 // Call work(argument, 0) here and work(argument, 1 ...) on up to `threads` - 1 other threads, and return after all have
 // returned. If another caller uses the pool, this one works alone.
-void run_parallel(Work work, void *argument, int threads) {
+void tot_run_parallel(Work work, void *argument, int threads) {
     if (threads > MAX_THREADS) threads = MAX_THREADS;
     if (threads <= 1 || atomic_exchange(&pool.busy, 1)) {
         work(argument, 0);

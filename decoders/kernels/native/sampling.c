@@ -11,8 +11,6 @@
 
 #include "threads.h"
 
-void (*run_parallel)(void (*work)(void *argument, int thread), void *argument, int threads);
-
 #define BLOCK 256
 #define LANES 16
 #define GROUP 32
@@ -294,7 +292,7 @@ static void read_some(void *argument, int thread) {
 void draw(const float *logits, int64_t rows, int64_t vocabulary, const uint32_t *hashes, const Sampling *draws,
           int64_t count, int64_t *tokens, float *scratch, int64_t threads) {
     Job job = {logits, rows, vocabulary, hashes, draws, count, tokens, NULL, scratch, threads, {.finished = {0}}};
-    run_parallel(read_some, &job, rows > 1 ? (int)threads : 1);
+    tot_run_parallel(read_some, &job, rows > 1 ? (int)threads : 1);
 }
 
 // Write the log-probabilities of tokens (rows,) to logprobs (rows,). A token of -1 is sampled first; it becomes 0 if no
@@ -302,5 +300,5 @@ void draw(const float *logits, int64_t rows, int64_t vocabulary, const uint32_t 
 void read_rows(const float *logits, int64_t rows, int64_t vocabulary, const uint32_t *hashes, const Sampling *draws,
                int64_t *tokens, float *logprobs, float *scratch, int64_t threads) {
     Job job = {logits, rows, vocabulary, hashes, draws, 1, tokens, logprobs, scratch, threads, {.finished = {0}}};
-    run_parallel(read_some, &job, rows > 1 ? (int)threads : 1);
+    tot_run_parallel(read_some, &job, rows > 1 ? (int)threads : 1);
 }

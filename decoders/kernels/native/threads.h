@@ -9,8 +9,8 @@
 
 #include "waiting.h"
 
-// run_parallel of pool.c. Each library defines it, and Python sets it when it opens the library.
-extern void (*run_parallel)(void (*work)(void *argument, int thread), void *argument, int threads);
+// In pool.c, which all libraries share.
+void tot_run_parallel(void (*work)(void *argument, int thread), void *argument, int threads);
 
 #define OFFER_SECONDS 3e-3  // shorter than the time after which a system preempts a thread
 

@@ -3,8 +3,6 @@
 #include "attention.h"
 #include "threads.h"
 
-void (*run_parallel)(void (*work)(void *argument, int thread), void *argument, int threads);
-
 typedef struct {
     const Attention *attention;
     const Tiles *tiles;
@@ -25,6 +23,6 @@ void attend(const Attention *a, const Tiles *tiles, int64_t threads) {
     void *memory = size ? aligned_alloc(64, size) : NULL;
     const Units units = units_in(memory, tiles, a->kv_heads);
     Job job = {.attention = a, .tiles = tiles, .units = &units, .threads = threads};
-    run_parallel(attend_units, &job, (int)threads);
+    tot_run_parallel(attend_units, &job, (int)threads);
     free(memory);
 }

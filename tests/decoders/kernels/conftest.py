@@ -7,7 +7,7 @@ import random
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from ctypes import byref, c_int64, c_void_p
+from ctypes import byref, c_int64
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -49,10 +49,8 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, torch.dty
         code = Path(__file__).with_name("attention.c")
         command = ["cc", "-shared", "-fPIC", "-w", *options, f"-I{compiling.SOURCES}", str(code), "-o", str(path)]
         subprocess.run([*command, "-lm", "-pthread"], check=True)
-        opened, pool = ctypes.CDLL(str(path)), native._opened(*compiling.POOL)
-        assert pool is not None
-        c_void_p.in_dll(opened, "run_parallel").value = ctypes.cast(pool.run_parallel, c_void_p).value
-        return opened
+        assert native._opened(*compiling.POOL) is not None
+        return ctypes.CDLL(str(path))
 
     def make(head_dim: int, dtype: torch.dtype) -> Callable[..., Tensor]:
         numbers = np.dtype(bfloat16 if dtype == torch.bfloat16 else np.float32)
