@@ -70,7 +70,7 @@ class Family:
 
 _GEMMA: dict[str, Any] = {"norm_offset": 1.0, "scaled_embedding": True, "biases": {"attention_bias": _ATTENTION}}
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "swiglu_clamped")
-"""The activation functions of activation.h, in its order."""
+"""The activation functions of linear.h, in its order."""
 CLAMPED = (1.702, 7.0)
 """gpt-oss's factor of the gate in the sigmoid, and its limit of gates and ups."""
 _MOST_EXPERTS, _MOST_CHOSEN = 2**12, 64

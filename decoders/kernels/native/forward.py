@@ -45,7 +45,7 @@ from tot.decoders.models.weights import Weights
 _TABLE = 1024
 """Minimum number of positions whose cosines and sines are computed at a time."""
 _GATE = 2
-"""The first activation function of Epilogue in activation.h."""
+"""The first activation function of Epilogue in linear.h."""
 
 
 class NativeForward:
