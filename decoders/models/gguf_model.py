@@ -17,7 +17,7 @@ from numpy.typing import DTypeLike
 from tot.decoders.errors import ModelError, reason
 from tot.decoders.models.config import DEFAULTS, model_config
 from tot.decoders.models.families import FAMILIES, GGUF_FAMILIES, family_of
-from tot.decoders.models.gguf_quants import QuantizedMatrix, read_floats, unpack
+from tot.decoders.models.gguf_quants import QuantizedMatrix, unpack
 from tot.decoders.models.gguf_reader import GGUFFile, read_gguf
 from tot.decoders.models.gguf_tokenizer import UnknownTokenizerError, build_tokenizer, end_tokens
 from tot.decoders.models.model_names import gguf_parts
@@ -107,15 +107,13 @@ class GGUFWeights(Weights):
         source = self._sources[name]
         tensor = self._file.tensors[source.names[0]]
         router = self._family.experts is not None and name.endswith(f".{self._family.experts.router}.weight")
-        if self.integers and len(source.shape) == 2 and not router:
-            matrix = unpack(tensor)
-            return source.view(read_floats(tensor)) if matrix is None else matrix.map(source.view)
-        values = source.view(dequantized(tensor).reshape(source.shape))
+        exact = self.integers and len(source.shape) == 2
+        if exact and not router and (matrix := unpack(tensor)) is not None:
+            return matrix.map(source.view)
+        values: Array = source.view(dequantized(tensor).reshape(source.shape))
         if name.endswith((*(f"{stem}.weight" for stem in self._family.norms.values()), "model.norm.weight")):
             values = values - self._family.norm_offset
-        if self.integers and router:
-            return values
-        return self._rounded(values)
+        return values if exact else self._rounded(values)
 
     def first(self, name: str) -> Array:
         source = self._sources[name]

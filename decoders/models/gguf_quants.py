@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from ml_dtypes import bfloat16
 
 from tot.decoders.models.shapes import Array
 
@@ -56,16 +55,6 @@ class QuantizedMatrix:
     def __getitem__(self, outputs: slice) -> QuantizedMatrix:
         return self.map(lambda part: part[outputs])
 
-    def floats(self) -> Array:
-        """Dequantize to (outputs, inputs), float32."""
-        matrix = self.decoded()
-        integers, scales = matrix.integers.reshape(*matrix.scales.shape, -1), matrix.scales[..., None]
-        if matrix.minimums is None:
-            values = (integers - np.float32(matrix.zero_point)) * scales
-        else:
-            values = integers * scales + matrix.minimums[..., None]
-        return values.reshape(self.integers.shape)
-
     def with_minimums(self, group: int) -> QuantizedMatrix:
         """Return the same weight with minimums and groups of `group` inputs, a divisor of `self.group`."""
         matrix = self.decoded()
@@ -92,7 +81,7 @@ class QuantizedMatrix:
 def unpack(tensor: Any) -> QuantizedMatrix | None:
     """Unpack a matrix (`GGUFTensor`), or the matrices of all experts one below the other.
 
-    Returns None for a matrix of floats, which `read_floats` reads."""
+    Returns None for a matrix of floats."""
     form = FORMATS.get(tensor.tensor_type.name)
     if form is None:
         return None
@@ -109,13 +98,6 @@ def unpack(tensor: Any) -> QuantizedMatrix | None:
     return QuantizedMatrix(
         integers, scales, minimums[0] if minimums else None, form.bits, form.zero_point, form.codebook
     )
-
-
-def read_floats(tensor: Any) -> Array:
-    """Return the matrix of floats of a `GGUFTensor`, in bfloat16 or float32, which hold it exactly."""
-    rows = tensor.data.reshape(-1, tensor.data.shape[-1])
-    floats: Array = np.array(rows.view(bfloat16)) if tensor.tensor_type.name == "BF16" else rows.astype(np.float32)
-    return floats
 
 
 def _nibbles(packed: _Blocks, run: int) -> Array:

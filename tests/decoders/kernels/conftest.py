@@ -27,8 +27,9 @@ from tot.decoders.kernels.native.structures import structure
 from tot.decoders.kernels.native.tiles import Tiles, kernels_run
 from tot.decoders.machine import threads
 from tot.decoders.models.gguf_model import GGUFWeights
+from tot.decoders.models.gguf_quants import QuantizedMatrix
 from tot.decoders.models.loaded import LoadedModel
-from tot.decoders.models.shapes import weight_shapes
+from tot.decoders.models.shapes import Array, weight_shapes
 from tot.decoders.models.weights import ModuleWeights
 
 VOCAB = 300
@@ -114,6 +115,20 @@ class Rounding(nn.Linear):
         return super().forward(((groups / step).round() * step).flatten(-2))
 
 
+def floats_of(matrix: QuantizedMatrix) -> Array:
+    """Dequantize to (outputs, inputs), float32."""
+    plain = matrix.decoded()
+    integers, scales = plain.integers.reshape(*plain.scales.shape, -1), plain.scales[..., None]
+    if plain.minimums is None:
+        return ((integers - np.float32(plain.zero_point)) * scales).reshape(matrix.integers.shape)
+    return (integers * scales + plain.minimums[..., None]).reshape(matrix.integers.shape)
+
+
+@pytest.fixture(scope="session")
+def floats() -> Callable[[QuantizedMatrix], Array]:
+    return floats_of
+
+
 class FileIntegers(GGUFWeights):
     """Weights as if a file had these matrices, by default a module's in 8 bits, and the module the vectors."""
 
@@ -141,6 +156,10 @@ class Lab:
     """An unmodified model's logits for a text run alone: (tokens, vocab)."""
     rounding: type[nn.Linear] = Rounding
     runners: list[Runner] = field(default_factory=list)
+
+    @staticmethod
+    def floats(matrix: QuantizedMatrix) -> Array:
+        return floats_of(matrix)
 
     @staticmethod
     def require_kernels() -> None:

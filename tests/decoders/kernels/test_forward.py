@@ -69,12 +69,12 @@ def test_in_bfloat16_it_is_at_least_as_accurate_as_the_model(lab: Any, family: s
     assert torch.stack(ours).square().mean() < torch.stack(theirs).square().mean()
 
 
-def rounded_like_a_file(weight: Tensor) -> nn.Parameter:
+def rounded_like_a_file(lab: Any, weight: Tensor) -> nn.Parameter:
     """Round a weight to eight bits, with scales and minimums of 16 bits."""
     matrix = quantized(weight.numpy())
     unit = np.float32(2**10)
     scales, minimums = ((part * unit).astype(np.float16) / unit for part in (matrix.scales, matrix.minimums))
-    return nn.Parameter(torch.from_numpy(replace(matrix, scales=scales, minimums=minimums).floats()))
+    return nn.Parameter(torch.from_numpy(lab.floats(replace(matrix, scales=scales, minimums=minimums))))
 
 
 def furthest(lab: Any, family: str, integers: bool) -> float:
@@ -83,7 +83,7 @@ def furthest(lab: Any, family: str, integers: bool) -> float:
     reference, runner = copy.deepcopy(model), lab.open(lab.integers(model) if integers else model)
     for layer in reference.modules() if integers else ():
         if isinstance(layer, nn.Linear | nn.Embedding):
-            layer.weight = rounded_like_a_file(layer.weight.data)
+            layer.weight = rounded_like_a_file(lab, layer.weight.data)
         if isinstance(layer, nn.Linear):
             layer.__class__ = lab.rounding
     found = []

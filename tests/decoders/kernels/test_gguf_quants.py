@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import nn
 
 from tot.decoders import OptionError, Request, Sampling, load_decoder
 from tot.decoders.kernels.native.packed_file import PackedWeights
-from tot.decoders.models.gguf_quants import FORMATS, Array, unpack
+from tot.decoders.models.gguf_quants import FORMATS, Array, QuantizedMatrix, unpack
 
 FIXED: dict[str, tuple[int, ...]] = {
     "Q4_1": (0, 2),
@@ -42,11 +43,6 @@ def stored(kind: str, outputs: int, inputs: int, seed: int = 0) -> Any:
     return SimpleNamespace(tensor_type=quantization, data=blocks.reshape(outputs, -1))
 
 
-def floats(tensor: Any) -> Array:
-    dequantized: Array = gguf.dequantize(tensor.data, tensor.tensor_type)
-    return dequantized
-
-
 @pytest.mark.parametrize(
     ("kind", "outputs", "exponent"),
     [
@@ -54,18 +50,19 @@ def floats(tensor: Any) -> Array:
         *(("MXFP4", 4, e) for e in (0, 1, 2, 250)),
     ],
 )
-def test_unpacked_numbers_scales_and_minimums_equal_ggufs(kind: str, outputs: int, exponent: int | None) -> None:
+def test_unpacked_numbers_scales_and_minimums_equal_ggufs(
+    floats: Callable[[QuantizedMatrix], Array], kind: str, outputs: int, exponent: int | None
+) -> None:
     """Experts are unpacked one below the other."""
     tensor = stored(kind, outputs, 512)
     if exponent is not None:
         tensor.data.reshape(outputs * 512 // 32, -1)[:, 0] = exponent
-    expected = floats(tensor)
+    expected = gguf.dequantize(tensor.data, tensor.tensor_type)
     for experts in (1, 2) if outputs % 2 == 0 else (1,):
         tensor.data = tensor.data.reshape(experts, outputs // experts, -1) if experts > 1 else tensor.data
         matrix = unpack(tensor)
         assert matrix is not None
-        assert np.array_equal(matrix.floats(), expected)
-        assert np.array_equal(matrix.decoded().floats(), expected)
+        assert np.array_equal(floats(matrix), expected)
         assert int(matrix.integers.max()) < 2**matrix.bits
         assert matrix.bits == (8 if kind in ("Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0") else 4)
 
@@ -92,7 +89,7 @@ def test_a_files_quantized_numbers_are_multiplied_without_conversion(lab: Any, v
             kind = KINDS[family][LAYERS.index(name.rpartition(".")[2])]
             tensor = stored(kind, *other.weight.shape, seed=len(numbers))
             numbers[f"{name}.weight"] = unpack(tensor)
-            other.weight = nn.Parameter(torch.from_numpy(floats(tensor)))
+            other.weight = nn.Parameter(torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type)))
         if isinstance(other, nn.Linear):
             other.__class__ = lab.rounding
     if tied:

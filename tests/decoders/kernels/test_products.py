@@ -116,15 +116,17 @@ def rounded(rows: Array, scale: type) -> Array:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_products_differ_from_the_files_numbers_only_by_the_rounding_of_inputs(form: Form, kind: str) -> None:
+def test_products_differ_from_the_files_numbers_only_by_the_rounding_of_inputs(
+    floats: Callable[[QuantizedMatrix], Array], form: Form, kind: str
+) -> None:
     """So the error is that of llama.cpp, whose scales of the inputs have 16 bits, or half of it in tiles."""
     sizes, count = ((300, 2080), 100) if form.tiled else ((OUTPUTS, INPUTS), 13)
     weight, rows = weight_of(kind, *sizes), some_rows(count, sizes[1])
-    floats = weight.floats().astype(np.float64).T
-    exact, expected, found = rows @ floats, rounded(rows, np.float64) @ floats, form.multiply(weight, rows)
+    numbers = floats(weight).astype(np.float64).T
+    exact, expected, found = rows @ numbers, rounded(rows, np.float64) @ numbers, form.multiply(weight, rows)
     if not form.tiled:
-        assert np.abs(found - expected).max() < 2e-6 * np.abs(rows).max() * np.abs(floats).sum(0).max()
-    llama = rounded(rows, np.float16) @ floats
+        assert np.abs(found - expected).max() < 2e-6 * np.abs(rows).max() * np.abs(numbers).sum(0).max()
+    llama = rounded(rows, np.float16) @ numbers
     assert 0 < np.square(found - exact).mean() < (0.5 if form.tiled else 1.01) * np.square(llama - exact).mean()
 
 

@@ -13,25 +13,16 @@ from safetensors.torch import load_file, save_file
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 from tot.decoders import Request, Sampling, load_decoder
+from tot.decoders.models.families import FAMILIES
 from tot.decoders.models.loaded import end_ids
 from tot.decoders.models.loading import load_model, open_model
 from tot.decoders.models.weights import FolderWeights
 
 SHAPE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 CONFIGS = [
-    ("llama", {}),
+    *((family, {}) for family in FAMILIES),
     ("llama", {"attention_bias": True, "mlp_bias": True}),
-    ("mistral", {}),
-    ("qwen2", {}),
-    ("qwen3", {}),
     ("qwen3", {"attention_bias": True, "tie_word_embeddings": True}),
-    ("gemma2", {}),
-    ("gemma3_text", {}),
-    ("phi3", {}),
-    ("granite", {}),
-    ("seed_oss", {}),
-    ("qwen3_moe", {}),
-    ("gpt_oss", {}),
 ]
 
 
