@@ -61,14 +61,6 @@ def layer_ropes(config: Any) -> tuple[list[Rope], list[int]]:
     return [parameters], [0 if rotated is None or rotated[layer] else -1 for layer in layers]
 
 
-def _default(frequencies: _Floats, rope: Rope, config: Any) -> tuple[_Floats, float]:
-    return frequencies, 1.0
-
-
-def _linear(frequencies: _Floats, rope: Rope, config: Any) -> tuple[_Floats, float]:
-    return frequencies / rope["factor"], 1.0
-
-
 def _llama3(frequencies: _Floats, rope: Rope, config: Any) -> tuple[_Floats, float]:
     """Llama 3.1: interpolate frequencies of few turns in the original context, and blend in between."""
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
@@ -102,8 +94,8 @@ def _mscale(factor: float, weight: float) -> float:
 
 
 _SCALED: dict[str, Callable[[_Floats, Rope, Any], tuple[_Floats, float]]] = {
-    "default": _default,
-    "linear": _linear,
+    "default": lambda frequencies, rope, config: (frequencies, 1.0),
+    "linear": lambda frequencies, rope, config: (frequencies / rope["factor"], 1.0),
     "llama3": _llama3,
     "yarn": _yarn,
 }

@@ -20,6 +20,8 @@ from pathlib import Path
 SOURCES = Path(__file__).parent
 BUILT = "built"
 """The folder of a wheel's libraries, next to the sources."""
+SEAL = hashlib.sha256().digest_size
+"""Bytes of the SHA-256 at the end of a library."""
 HEADS = (64, 96, 128, 256)
 """Head dimensions that a wheel's libraries support; others are compiled at first use."""
 EXPORTS: dict[str, tuple[str, ...]] = {
@@ -120,7 +122,7 @@ def compile_to(path: Path, compiler: str, *units: Sequence[str]) -> None:
     """Compile C files, each a name ("forward") and options, and link them to one library, which is renamed to `path`.
 
     So a library at `path` is always complete. It ends with a SHA-256 of the preceding bytes, which loaders ignore and
-    `is_whole` checks.
+    `open_whole` checks.
     """
     with tempfile.TemporaryDirectory(dir=path.parent) as folder, ThreadPoolExecutor() as pool:
 
@@ -146,12 +148,6 @@ def _run(*command: str) -> None:
 def sealed(library: bytes) -> bytes:
     """Return a library followed by its SHA-256."""
     return library + hashlib.sha256(library).digest()
-
-
-def is_whole(path: Path) -> bool:
-    """Return whether a library is as `compile_to` wrote it. Raises OSError if the file cannot be read."""
-    content = path.read_bytes()
-    return content == sealed(content[: -hashlib.sha256().digest_size])
 
 
 def build(folder: Path, compiler: str) -> None:

@@ -7,7 +7,6 @@ transformers module.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import logging
 import math
 from collections.abc import Sequence
@@ -151,7 +150,7 @@ class NativeForward:
     def code(self) -> str:
         """Identifies what computes keys and values from weights: the library, the number formats, the processor."""
         assert self._functions is not None
-        seal = self._functions.path.read_bytes()[-hashlib.sha256().digest_size :]
+        seal = self._functions.path.read_bytes()[-compiling.SEAL :]
         return f"{seal.hex()} {self.weights} {self._dtype} {self._store_dtype} {processor()}"
 
     def reserve(self, slots: int) -> None:

@@ -30,10 +30,11 @@ from tot.decoders.kernels.native.compiling import (
     EXPORTS,
     LEVELS,
     POOL,
+    SEAL,
     SOURCES,
     Level,
     compile_to,
-    is_whole,
+    sealed,
     suffix,
 )
 from tot.decoders.machine import processor_flags
@@ -99,12 +100,6 @@ def _opened(unit: str, *options: str) -> Library | None:
     return functions
 
 
-@functools.cache
-def _built(path: Path) -> ctypes.CDLL:
-    """Open the library of a wheel, which holds all variants of a level."""
-    return open_whole(path)
-
-
 def _kept(name: str) -> ctypes.CDLL | None:
     """Open a library of the cache folder, which may be read-only; None if another user may have written it."""
     path = cache_folder() / "native" / name
@@ -126,9 +121,13 @@ def _compiled(name: str, unit: str, options: Sequence[str]) -> ctypes.CDLL:
 
 def open_whole(path: Path) -> ctypes.CDLL:
     """Open a library that `compile_to` wrote. Raises OSError if it is damaged: loading half a file ends the process."""
-    if not is_whole(path):
+    content = path.read_bytes()
+    if content != sealed(content[:-SEAL]):
         raise OSError(f"{path} is damaged")
     return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+
+
+_built = functools.cache(open_whole)
 
 
 @functools.cache
