@@ -114,11 +114,6 @@ def test_a_token_is_admitted_if_it_raises_the_steps_tokens_per_second(
             tokens, rows = tokens + chance, rows + 1
 
 
-def test_a_token_without_chance_is_refused_even_if_its_row_is_free() -> None:
-    assert planner(FLAT).admit(0.01)
-    assert not planner(FLAT).admit(0.0)
-
-
 @pytest.mark.parametrize(("cost", "pays"), [(0.4, True), (0.6, False)])
 def test_a_forward_of_the_draft_pays_if_it_gives_more_tokens_than_its_time_costs(cost: float, pays: bool) -> None:
     """The target makes one token per second, and a draft gives half a token."""
@@ -189,15 +184,6 @@ def test_a_draft_as_slow_as_its_target_is_used_only_until_it_was_timed(model_dra
         model_drafter.draft(texts(2, (2, 1)), planner(FLAT, 2, FLAT))
     assert sizes(model_drafter.draft(texts(2, (2, 1)), planner(FLAT, 2, FLAT))) == [0, 0]
     assert model_drafter.forwards == 16
-
-
-def test_a_draft_with_a_plan_is_part_of_the_draft_without(model_drafter: ModelDrafter) -> None:
-    for branches in (1, 3, 6, 10):
-        contexts = texts(3, (3, 2, 1))
-        whole = model_drafter.draft(contexts)
-        for some, all_ in zip(model_drafter.draft(contexts, planner(FULL, branches, CHEAP)), whole, strict=True):
-            paths = {tuple(all_.tokens[step] for step in all_.path(node)) for node in range(len(all_.tokens))}
-            assert {tuple(some.tokens[step] for step in some.path(node)) for node in range(len(some.tokens))} <= paths
 
 
 def test_a_copy_of_a_plan_can_be_tried_and_adopted() -> None:

@@ -130,14 +130,6 @@ def test_repetitive_texts_are_left_out_and_not_trained_on(target: Any, tokenizer
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_without_trajectories_is_refused(engine: Engine, tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(
-            OptionError, match=f"{folder} holds no trajectories: give a folder that `tot train collect`"
-        ):
-            rows(folder, engine)
-
-
 def completion(tokens: Sequence[int], trajectory: Sequence[tuple[int, tuple[int, ...]]]) -> Completion:
     return Completion("", tuple(tokens), 0.0, "eos", Usage(), trajectory=tuple(trajectory))
 
@@ -184,21 +176,6 @@ def test_a_window_at_the_end_holds_the_rest_of_the_text() -> None:
     no_room = [(0, (5, 5)), (1, (5,)), (2, ())]  # the last token that fits is never guessed
     assert windows(completion([1, 2, 3], no_room), 3) == [(0, [[5, 5], [1, 5]], [1, 2])]
     assert windows(completion([], []), 3) == []
-
-
-@pytest.mark.parametrize("tokens", [1, 2, 5, 6, 7, 11, 12, 13, 14])
-def test_windows_cover_all_guessed_tokens_of_a_text(engine: Engine, tokens: int) -> None:
-    with load_decoder("jacobi", engine=engine, n=6, adapt=False, trajectory=True) as decoder:
-        (text,) = decoder.generate(requests(1, tokens=tokens))
-    assert len(text.tokens) == tokens
-    guessed = {at + i for at, guesses in text.trajectory for i in range(len(guesses))}
-    found = windows(text, 6)
-    assert {start + i for start, _, fixed in found for i in range(len(fixed))} == guessed & set(range(tokens))
-    assert all(len(fixed) == 6 for _, _, fixed in found[:-1])
-    assert len(guessed) >= tokens - 1 - tokens // 7
-    for start, points, fixed in found:
-        assert fixed == list(text.tokens[start : start + len(fixed)])
-        assert all(len(point) == len(fixed) for point in points)
 
 
 @pytest.mark.parametrize(

@@ -160,18 +160,6 @@ def test_a_time_limit_ends_requests_in_flight(server: Any, remote: Any, fault: A
     until(lambda: server.cut_off == 1)
 
 
-def test_a_rationale_that_the_budget_ended_has_no_answer(server: Any, remote: Any) -> None:
-    request = ask().model_copy(update={"answer_trigger": " So:"})
-    ((completion,),) = asyncio.run(complete(remote(), [request], Meter(Budget(tokens=0))))
-    assert (completion.finish_reason, completion.text, server.posts) == ("budget", "", [])
-    ((cut,),) = asyncio.run(complete(remote(), [request], Meter(Budget(tokens=1))))
-    assert (cut.finish_reason, len(server.posts), [part.kind for part in cut.parts]) == (
-        "budget",
-        1,
-        ["exact", "trigger", "exact"],
-    )
-
-
 PASSING = [408, 409, 429, 500, 502, 503, 504, 529]
 
 

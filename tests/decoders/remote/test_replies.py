@@ -52,13 +52,6 @@ def test_invalid_counts_are_ignored(server: Any, remote: Any, usage: Any, counte
     assert completion.usage.reused_prompt_tokens == 0
 
 
-@pytest.mark.parametrize("name", ["token_ids", "token_logprobs", "choice_logprobs"])
-def test_null_lists_of_a_choice_are_empty(server: Any, remote: Any, name: str) -> None:
-    server.reply = lambda path, body: reply(**{name: None})
-    (completion,) = remote().generate([ask()])
-    assert (completion.text, completion.tokens, completion.logprobs) == ("7", (), ())
-
-
 @pytest.mark.parametrize("index", [None, "first", -1, [0]])
 def test_without_an_index_samples_keep_their_order(server: Any, remote: Any, index: Any) -> None:
     whole = {"choices": [{"index": index, "message": {"content": text}} for text in "cab"]}

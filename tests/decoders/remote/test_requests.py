@@ -48,17 +48,7 @@ def test_texts_and_token_ids_go_to_completions(server: Any, remote: Any, prompt:
     assert completion.text == server.hashed("", asked.body)[0]["text"]
 
 
-def test_an_empty_prefix_is_refused(remote: Any) -> None:
-    with pytest.raises(RequestError, match="prefix is empty"):
-        remote().generate([Request(prompt=chat("q", " "))])
-
-
 # -- samples ------------------------------------------------------------------------------------------------------
-
-
-def test_choices_are_sorted_by_index(server: Any, remote: Any) -> None:
-    server.reply = lambda path, body: [{"text": f"s{i}", "index": i} for i in (2, 0, 1)]
-    assert [one.text for one in remote().generate([ask(temperature=1, n=3)])] == ["s0", "s1", "s2"]
 
 
 def test_a_server_that_ignores_n_gets_one_request_per_sample_with_its_own_seed(server: Any, remote: Any) -> None:
