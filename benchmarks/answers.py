@@ -1,14 +1,13 @@
 """The benchmark `answers`: right answers against seconds per question, of llama.cpp, vLLM and tot on the same rows.
 
-Each side answers one question at a time, with an empty cache; the sides take turns. All get the same prompt, and the
-task reads and scores all answers.
+Each side answers one question at a time, with an empty cache; the sides take turns. llama.cpp and vLLM decode the same
+prompts for the same searches (one answer, or a vote), and the task reads and scores all answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from statistics import fmean, median
 from typing import Any, ClassVar, Literal
@@ -22,20 +21,19 @@ from benchmarks.engines import local_decoders, searched
 from benchmarks.harness import SECONDS, Bench, Cells, Measured, SideError, times
 from benchmarks.peers import settled
 from benchmarks.ways import WaysOptions, compared, read_ways
+from tot.config import SearchConfig
 from tot.decoders.decoder import REMOTE, LocalDecoder
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.errors import OptionError, TotError, validated
 from tot.decoders.machine import describe
 from tot.decoders.models.loading import resolve_device
-from tot.decoders.request import Message
-from tot.decoders.thinking import split
+from tot.decoders.request import Completion, Request, Usage
 from tot.evaluation.config import EvaluationRun
 from tot.evaluation.questions import Question, Questions
 from tot.llm.decoders import open_decoders
-from tot.search.votes import count
+from tot.llm.models import Model, Models
 from tot.task.checked import CheckedTask
-from tot.task.world import HasAnswer
-from tot.tree.thought import Thought
+from tot.task.task import Task
 
 VOTING = (
     "llama.cpp: peer=llama",
@@ -51,6 +49,8 @@ SEARCHING = ("llama.cpp: peer=llama", "vLLM: peer=vllm", "tot, one answer: searc
 TITLE = "answers, one question at a time"
 _TRIAL_TOKENS = 48
 """Tokens of the texts that choose a setting."""
+_CONTEXT = 8192
+"""Tokens of a prompt and its samples."""
 
 
 class Options(WaysOptions):
@@ -103,20 +103,14 @@ def run(asked: Options, console: Console) -> None:
         bench = Bench(asked, console, describe(resolve_device("auto")))
         if bad:
             bench.say(f"{len(bad)} rows have no valid question: {bad[0].place} {bad[0].reason}")
-        answering = open_peers(asked, base, peers, questions, bench, stack) if peers else {}
+        answering = open_peers(asked, base, peers, questions[0], bench, stack) if peers else {}
         for name, work in works.items():
-            answering[name] = partial(_solved, work, local_decoders(work.config, stack))
+            answering[name] = partial(_solved, work.task, work.config, local_decoders(work.config, stack))
         if not answering:
             raise SideError("no way can run: install a peer with `make peers`, or add a way of tot, such as search=cot")
-
-        def graded(name: str, question: Question) -> Measured:
-            measured = answering[name](question)
-            score = CheckedTask(base.task).score(measured["answer"], question.reference)
-            return {**measured, "index": question.index, "score": score}
-
         cells = bench.compare(
             TITLE,
-            {name: partial(settled, partial(graded, name)) for name in ways if name in answering},
+            {name: partial(settled, answering[name]) for name in ways if name in answering},
             questions,
             partial(table, names=list(ways), title=f"{asked.task}, {asked.model}: {TITLE}"),
             warm_up=True,
@@ -138,103 +132,73 @@ def default_ways(base: EvaluationRun) -> tuple[str, ...]:
     return SEARCHING if getattr(base.parts["search"], "aggregate", "best") == "best" else VOTING
 
 
-def _solved(work: EvaluationRun, decoders: Sequence[LocalDecoder], question: Question) -> Measured:
-    seconds, solution = searched(decoders, work.task, question.text, work.config)
+def _solved(task: Task, config: SearchConfig, decoders: Sequence[LocalDecoder], question: Question) -> Measured:
+    seconds, solution = searched(decoders, task, question.text, config)
     spent = {"seconds": seconds, "tokens": solution.usage.new_tokens}
-    return {**spent, "answer": solution.answer, "certainty": solution.certainty}
+    answer = {"answer": solution.answer, "certainty": solution.certainty}
+    score = CheckedTask(task).score(solution.answer, question.reference)
+    return {**spent, **answer, "index": question.index, "score": score}
 
 
-@dataclass(frozen=True)
-class Reader:
-    """Prompts of a task as token ids, and the answers in sampled tokens."""
+class PeerDecoder:
+    """A decoder whose texts llama.cpp or vLLM samples, from the token ids of our model."""
 
-    task: CheckedTask
-    codec: TextCodec
-    template: str
-    sampling: Mapping[str, Any]
-    """Options of a peer's sampler, with the temperature of votes."""
+    def __init__(self, process: peer.PeerProcess, codec: TextCodec, ends: Sequence[int]) -> None:
+        self._process, self._codec, self._ends = process, codec, list(ends)
 
-    @classmethod
-    def of(cls, work: EvaluationRun, decoder: Any) -> Reader:
-        """Return the reader of a run's whole solutions. Raises SideError if peers cannot write them."""
-        task = work.task
-        template = "chain" if "chain" in task.prompts else task.thought[0]
-        if template != "chain" and not (len(task.thought) == 1 and isinstance(task, HasAnswer)):
-            raise SideError(f"task {work.name} asks for a solution in several prompts, and peers get one")
-        options = {"max_tokens": 128, **task.sampling.get(template, {})}
-        if options.get("stop") or (template in task.triggers and task.prompts.kind == "papers"):
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """Sample the requests one after another. Raises SideError if a text ends at a string, or the peer fails."""
+        return [completion for request in requests for completion in self._sample(request)]
+
+    def _sample(self, request: Request) -> Iterator[Completion]:
+        sampling = request.sampling
+        if sampling.stop:
             raise SideError(
-                f"the prompt {template!r} of task {work.name} ends texts at strings, and peers end them at tokens: use "
-                "a model with a chat template"
+                f"a text ends at the string {sampling.stop[0]!r}, and peers end texts at tokens: use a model with a "
+                "chat template"
             )
-        if not isinstance(decoder, LocalDecoder):
-            raise SideError("peers get the token ids of a local model, and --model has none")
-        temperature = getattr(work.parts["generator"], "temperature", 0.7)
-        codec = decoder.engine.codec
-        sampling = {"temperature": temperature, **work.config.filters_for(task)["generate"], **options}
-        return cls(CheckedTask(task), codec, template, sampling | {"ends": sorted(codec.end_ids)})
-
-    def _messages(self, question: str) -> tuple[Message, ...]:
-        return self.task.prompt(self.template, self.task.start(question))
-
-    def prompt(self, question: str) -> list[int]:
-        """Return the token ids of a question's prompt."""
-        return self.codec.encode_prompt(self._messages(question))
-
-    def answer(self, question: str, tokens: Sequence[int]) -> Any | None:
-        """Return the answer in a sampled text, or None."""
-        ended = bool(tokens) and tokens[-1] in self.codec.end_ids
-        decoded = self.codec.decode(tokens[:-1] if ended else tokens)
-        text: str | None = split(decoded, self.codec.awaits(self._messages(question)))[1].strip() or None
-        if text is not None and self.template in self.task.thought:
-            text = self.task.parse_thought(self.template, text)
-        if text is None:
-            return None
-        thought = Thought(parts={self.template: text}, truncated=not ended)
-        return self.task.answer_at(self.task.start(question).then(thought))
-
-    def vote(self, question: str, answers: Sequence[Any]) -> Any | None:
-        """Return the answer that a majority elects; the first one wins a tie."""
-        given = [answer for answer in answers if answer is not None]
-        return given[count(self.task, question, given, [1.0] * len(given))[1][0]] if given else None
-
-    def ask(self, process: peer.PeerProcess, samples: int, question: Question) -> Measured:
-        """Ask a question. Return the seconds, the number of new tokens and the answer. Raises SideError."""
-        options = {**self.sampling, "seed": question.index} | ({"temperature": 0.0} if samples == 1 else {})
-        reply = process.complete(self.prompt(question.text), samples, **options)
-        answer = self.vote(question.text, [self.answer(question.text, tokens) for tokens in reply["samples"]])
-        return {"seconds": reply["seconds"], "tokens": sum(map(len, reply["samples"])), "answer": answer}
+        options = {name: getattr(sampling, name) for name in ("max_tokens", "temperature", "top_k", "top_p", "min_p")}
+        prompt = self._codec.encode_prompt(request.prompt)
+        options |= {"ends": self._ends, "seed": sampling.seed % 2**31}
+        for tokens in self._process.complete(prompt, sampling.n, **options)["samples"]:
+            ended = tokens[-1] in self._ends
+            usage = Usage(prompt_tokens=len(prompt), new_tokens=len(tokens))
+            text = self._codec.decode(tokens[:-1] if ended else tokens)
+            yield Completion(text, tuple(tokens), 0.0, "eos" if ended else "length", usage)
 
 
 def open_peers(
     asked: Options,
     base: EvaluationRun,
     ways: Mapping[str, PeerWay],
-    questions: Sequence[Question],
+    first: Question,
     bench: Bench,
     stack: ExitStack,
 ) -> dict[str, Callable[[Question], Measured]]:
-    """Return a function for each available peer that asks a question. Ways with equal settings share a process."""
-    try:
-        reader = Reader.of(base, open_decoders(base.config.model, stack)["generate"])
-    except SideError as error:
-        bench.say(f"{' and '.join(ways)}: left out, {error}")
+    """Return a function for each available peer that answers a question. Ways with equal settings share a process."""
+    decoder = open_decoders(base.config.model, stack)["generate"]
+    if not isinstance(decoder, LocalDecoder):
+        bench.say(f"{' and '.join(ways)}: left out, peers get the token ids of a local model, and --model has none")
         return {}
-    prompts = [reader.prompt(one.text) for one in questions]
+    codec, filters = decoder.engine.codec, base.config.filters_for(base.task)["generate"]
 
     def start(way: PeerWay, setting: peer.Setting, own: ExitStack) -> peer.PeerProcess:
-        room = max(map(len, prompts)) + way.samples * int(reader.sampling["max_tokens"])
         if way.peer == "vllm":
-            return peer.vllm_process(asked.model, asked.vllm, own, setting, context=room)
-        return peer.llama_process(asked.model, asked.llama, own, setting, cells=room)
+            return peer.vllm_process(asked.model, asked.vllm, own, setting, context=_CONTEXT)
+        return peer.llama_process(asked.model, asked.llama, own, setting, cells=_CONTEXT)
+
+    def config(way: PeerWay, process: peer.PeerProcess, ends: Sequence[int]) -> SearchConfig:
+        """Return the options of one answer or a vote of whole solutions."""
+        search = "cot" if way.samples == 1 else f"self-consistency:samples={way.samples}"
+        models = Models.of(Model(decoder=PeerDecoder(process, codec, ends)))
+        return work_of(asked, {"search": search}).config.model_copy(update={"model": models, **filters})
 
     def trial(way: PeerWay, setting: peer.Setting) -> dict[str, float]:
-        options = {**reader.sampling, "ends": []} | ({"temperature": 0.0} if way.samples == 1 else {})
         with ExitStack() as own:
-            process = start(way, setting, own)
+            options = config(way, start(way, setting, own), ())
             for tokens in (1, _TRIAL_TOKENS):
-                reply = process.complete(prompts[0], way.samples, **{**options, "max_tokens": tokens})
-            return {"": reply["seconds"]}
+                seconds, _ = searched([], base.task, first.text, options.model_copy(update={"max_tokens": tokens}))
+            return {"": seconds}
 
     processes: dict[Any, peer.PeerProcess] = {}
     settings: dict[str, Any] = bench.numbers.setdefault("settings", {})
@@ -252,7 +216,7 @@ def open_peers(
             bench.say(f"{name} is left out: {error}")
         else:
             bench.say(f"{name}: {', '.join((processes[key].about, *key[1]))}")
-            asking[name] = partial(reader.ask, processes[key], way.samples)
+            asking[name] = partial(_solved, base.task, config(way, processes[key], sorted(codec.end_ids)), [])
     return asking
 
 
