@@ -124,7 +124,7 @@ def run(asked: Options, console: Console) -> None:
 def work_of(asked: Options, options: Mapping[str, Any]) -> EvaluationRun:
     """Return the run of one of tot's ways. Every question computes its prompts, except on a model server."""
     local = {} if options.get("decoder") in REMOTE else {"prefix_cache": False}
-    return EvaluationRun.read({**asked.rows, **local, **options})
+    return EvaluationRun.of({**asked.rows, **local, **options})
 
 
 def default_ways(base: EvaluationRun) -> tuple[str, ...]:

@@ -137,7 +137,7 @@ def run(asked: Options, console: Console) -> None:
 
 def way(asked: Options, options: Mapping[str, Any]) -> EvaluationRun:
     """Return the evaluation of one way. Raises OptionError for unknown options."""
-    return EvaluationRun.read({**asked.rows, "concurrency": asked.concurrency, **options})
+    return EvaluationRun.of({**asked.rows, "concurrency": asked.concurrency, **options})
 
 
 def _judge(asked: Options, text: str) -> EvaluationRun:

@@ -51,12 +51,12 @@ def test_without_out_each_run_gets_a_new_folder(tot: Any, rows: Any, tmp_path: P
 
 
 def test_the_configuration_of_a_folder_repeats_the_run(tot: Any, rows: Any, tmp_path: Path) -> None:
-    flags = shlex.split("--limit 2 --offset 1 --seed 3 --budget-nodes 9 --depth 9 --concurrency 2")
+    flags = shlex.split("--limit 2 --offset 1 --seed 3 --budget-nodes 9 --max-tokens 9 --concurrency 2")
     tot(*rows, *SYMBOLIC, *flags, "--out", "a")
     assert tot("eval", "--config", "a/config.yaml", "--out", "b")[0] == 0
     configs = [yaml.safe_load((tmp_path / name / "config.yaml").read_text()) for name in "ab"]
     assert configs[0] == configs[1]
-    assert (configs[0]["depth"], configs[0]["budget_nodes"], configs[0]["offset"]) == (9, 9, 1)
+    assert (configs[0]["max_tokens"], configs[0]["budget_nodes"], configs[0]["offset"]) == (9, 9, 1)
     lines = [
         [line.partition(', "measured"')[0] for line in (tmp_path / name / "samples.jsonl").read_text().splitlines()]
         for name in "ab"

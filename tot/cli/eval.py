@@ -54,7 +54,7 @@ def eval_command(
     if len(names) > 1:
         raise OptionError(f"more than one task is given ({names[1]!r}): give one, or --compare and folders")
     given |= {"task": names[0]} if names else {}
-    evaluation = EvaluationRun.read({**(read_yaml(config, given) if config is not None else {}), **given})
+    evaluation = EvaluationRun.of({**(read_yaml(config, given) if config is not None else {}), **given})
 
     from tot.evaluation.run import results_folder, run_evaluation
 

@@ -83,14 +83,23 @@ class EvaluationRun:
     """The sampling filters by purpose, once the evaluation runs."""
 
     @classmethod
-    def of(cls, task: Task | type[Task] | str, config: SearchConfig, options: Mapping[str, Any]) -> EvaluationRun:
-        """Resolve names. Raises TotError for unknown names and for incompatible options."""
-        name = task if isinstance(task, str) else _name(load_task(task))
-        data = options.get("data") or CheckedTask(load_task(task)).data_set
+    def of(cls, given: Mapping[str, Any], config: SearchConfig | None = None) -> EvaluationRun:
+        """Resolve the task, and fields of `EvaluationOptions` and `SearchConfig`, as in Python, flags or files.
+
+        Raises TotError for unknown names and for incompatible options.
+        """
+        fields = EvaluationOptions.model_fields
+        for one in given.keys() - {"task", *fields, *SearchConfig.names()}:
+            known = {"task", *fields, *ModelFlags.model_fields, *SearchConfig.model_fields}
+            raise OptionError(unknown("option", str(one), known))
+        if (task := given.get("task")) is None:
+            raise OptionError("no task is given: give its name, such as gsm8k, or path/to/file.py:ClassName")
+        config = SearchConfig.of(config, {one: given[one] for one in given if one != "task" and one not in fields})
+        data = given.get("data") or CheckedTask(load_task(task)).data_set
         if not data:
             raise OptionError("the task has no data set of its own: give --data FILE, or org/name:split on the hub")
         try:
-            own = EvaluationOptions(**{**options, "data": str(data)})
+            own = EvaluationOptions(**{one: given[one] for one in given if one in fields} | {"data": str(data)})
         except ValidationError as error:
             raise OptionError(readable(error)) from None
         for option in OF_RAY:
@@ -106,21 +115,8 @@ class EvaluationRun:
             if not isinstance(judge, Value | Likelihood):
                 raise OptionError(f"judge {own.judge} does not rate an answer alone: choose value or likelihood")
             suited.prompts.require(judge.template_for(suited))
+        name = task if isinstance(task, str) else _name(load_task(task))
         return cls(name, suited, config, own, config.parts(suited), judge)
-
-    @classmethod
-    def read(cls, given: Mapping[str, Any]) -> EvaluationRun:
-        """Resolve options from a mapping, as read from flags or files. Raises TotError."""
-        own = EvaluationOptions.model_fields.keys()
-        for name in given:
-            if name not in {"task", *own, *SearchConfig.names()}:
-                known = {"task", *own, *ModelFlags.model_fields, *SearchConfig.model_fields}
-                raise OptionError(unknown("option", str(name), known))
-        if "task" not in given:
-            raise OptionError("no task is given: give its name, such as gsm8k, or path/to/file.py:ClassName")
-        config = {name: value for name, value in given.items() if name != "task" and name not in own}
-        options = {name: value for name, value in given.items() if name in own}
-        return cls.of(given["task"], SearchConfig.of(None, config), options)
 
     @property
     def columns(self) -> dict[str, str]:

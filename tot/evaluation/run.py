@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from tot.config import SearchConfig
-from tot.decoders.errors import OptionError, TotError, unknown
+from tot.decoders.errors import OptionError, TotError
 from tot.evaluation import fingerprint
 from tot.evaluation.attempt import search_here
-from tot.evaluation.config import EvaluationOptions, EvaluationRun
+from tot.evaluation.config import EvaluationRun
 from tot.evaluation.data import located
 from tot.evaluation.folder import Folder
 from tot.evaluation.progress import Progress
@@ -58,11 +58,7 @@ def evaluate(
     Raises:
         TotError: For errors that the caller can correct, such as resuming with another configuration.
     """
-    fields = EvaluationOptions.model_fields
-    own = {name: options.pop(name) for name in fields if name in options}
-    for name in options.keys() - SearchConfig.names():
-        raise OptionError(unknown("option", name, {*fields, *SearchConfig.model_fields}))
-    evaluation = EvaluationRun.of(task, SearchConfig.of(config, options), {**own, "data": data})
+    evaluation = EvaluationRun.of({**options, "task": task, "data": data}, config)
     return run_evaluation(evaluation, results_folder(out, resume, evaluation), resume)
 
 

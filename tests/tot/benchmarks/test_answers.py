@@ -213,7 +213,7 @@ def test_a_text_that_ends_at_a_string_is_refused(bench: Any) -> None:
 
 
 def work(task: str = "Numbers", **options: Any) -> EvaluationRun:
-    return EvaluationRun.read({"task": f"numbers.py:{task}", "data": "rows.jsonl", "model": "m.gguf", **options})
+    return EvaluationRun.of({"task": f"numbers.py:{task}", "data": "rows.jsonl", "model": "m.gguf", **options})
 
 
 def test_a_peer_samples_the_token_ids_of_our_model(tiny: Any) -> None:

@@ -52,12 +52,11 @@ def test_a_decoder_with_an_engine_cannot_be_sent(run: Any, tiny: Any) -> None:
 
 
 def test_a_worker_with_other_model_weights_is_rejected(tiny: Any, task: Any, rows: Path) -> None:
-    from tot.config import SearchConfig
     from tot.evaluation.config import EvaluationRun
     from tot.evaluation.ray_executor import Worker, packed  # importing ray reads the cluster's settings
 
     with tiny() as decoder:
-        work = EvaluationRun.of(task("Riddles"), SearchConfig.of(None, {"model": decoder.model}), {"data": str(rows)})
+        work = EvaluationRun.of({"task": task("Riddles"), "data": str(rows), "model": decoder.model})
         worker = Worker(packed(work, [type(work.task)]), {"model_sha256": "0" * 64}, str(Path.cwd()))
         with pytest.raises(ModelError, match="on a Ray worker, and 0000000000000000 where the run was started: put"):
             asyncio.run(worker.open())
