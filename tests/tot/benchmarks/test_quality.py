@@ -72,7 +72,7 @@ def _known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     purposes = ("generate", "evaluate", "answer")
-    for place in ("tot.llm.decoders", "benchmarks.quality", "benchmarks.engines"):
+    for place in ("tot.llm.decoders", "benchmarks.quality", "benchmarks.engines", "benchmarks.evaluators"):
         monkeypatch.setattr(f"{place}.open_decoders", lambda models, stack: dict.fromkeys(purposes, Known()))
     monkeypatch.setattr("tot.evaluation.fingerprint.hash_model", lambda model: "0")
 
