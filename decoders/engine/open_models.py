@@ -65,7 +65,7 @@ def _uses_integers(model: Any, options: EngineOptions) -> bool:
     if str(model) in KNOWN_MODELS:  # of the small model, rounding costs answers
         return False
     path = find_model(model)
-    supported = path.suffix == ".gguf" and gguf_text(path, "general.architecture") in GGUF_FAMILIES
+    supported = path.is_file() and gguf_text(path, "general.architecture") in GGUF_FAMILIES
     return supported and level() is not None and library(*SAMPLING) is not None
 
 

@@ -1,7 +1,7 @@
 """Resolution of model names to folders or .gguf files, and the list of locally available models.
 
-A name is a known one (`smollm2-135m`), a folder in transformers format, a .gguf file, or a hub id. The network is used
-only for a hub id that is not complete in the hub cache, and once.
+A name is a known one (`smollm2-135m`), a folder in transformers format, a .gguf file, a model of Ollama or LM Studio,
+or a hub id (`org/name`, `org/name:Q4_K_M`). The network is used only for a hub id that the hub cache lacks.
 """
 
 from __future__ import annotations
@@ -14,11 +14,23 @@ import mmap
 import re
 import struct
 from collections.abc import Hashable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from tot.decoders.errors import ModelError, reason, unknown
+from tot.decoders.machine import free_memory
 from tot.decoders.models.families import FAMILIES
+from tot.decoders.models.stores import (
+    choose,
+    find_stored,
+    gguf_sizes,
+    gib,
+    parts_of,
+    split_name,
+    stored_models,
+    whole_sizes,
+)
 from tot.decoders.models.supported import check_supported, missing_weights, read_config
 
 log = logging.getLogger(__name__)
@@ -61,7 +73,7 @@ KNOWN_MODELS = {
 class ModelEntry:
     """A locally available model.
 
-    `kind` is "embedded" or "hub cache"; `size` is in bytes; `note` describes a problem.
+    `kind` is "embedded", "hub cache", "Ollama" or "LM Studio"; `size` is in bytes; `note` describes a problem.
     """
 
     name: str
@@ -87,11 +99,19 @@ def find_model(name: str | Path) -> Path:
         return gguf_parts(path)[0]
     if path.exists():
         raise ModelError(f"{text} is neither a folder nor a .gguf file: give one of these")
-    if isinstance(name, Path) or text.endswith(".gguf") or text.startswith(("/", ".", "~")):
+    if isinstance(name, Path) or text.startswith(("/", ".", "~")):
         raise ModelError(f"there is no file or folder {text}: check the path")
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", text):
-        return _from_hub(text, "check the name and the network, or give a folder or a .gguf file")
-    raise ModelError(f"{unknown('model', text, KNOWN_MODELS)}; or a hub id (org/name), a folder or a .gguf file")
+    if (stored := find_stored(text)) is not None:
+        return stored
+    repository, wanted = split_name(text)
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", repository) and not repository.endswith(".gguf"):
+        return _from_hub(repository, "check the name and the network, or give a folder or a .gguf file", wanted)
+    if text.endswith(".gguf"):
+        raise ModelError(f"there is no file or folder {text}: check the path")
+    installed = [model.name for model in stored_models()]
+    raise ModelError(
+        f"{unknown('model', text, [*KNOWN_MODELS, *installed])}; or a hub id (org/name), a folder or a .gguf file"
+    )
 
 
 def gguf_parts(path: Path) -> list[Path]:
@@ -112,28 +132,44 @@ def gguf_parts(path: Path) -> list[Path]:
     return parts
 
 
-def _from_hub(hub_id: str, advice: str) -> Path:
-    """Return the folder of a hub repository in the hub cache. Downloads it if it is incomplete.
+def _from_hub(hub_id: str, advice: str, wanted: str | None = None) -> Path:
+    """Return the folder of a hub repository in the hub cache, or a .gguf file of it. Downloads what is missing.
 
-    Avoids transformers' `from_pretrained`, which waits 23 s per file if the network is down.
+    `wanted` is a number format or a file name. A repository with .gguf files is opened as the file that fits. Avoids
+    transformers' `from_pretrained`, which waits 23 s per file if the network is down.
     """
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # independent of the HTTP client
+    from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+    from huggingface_hub.errors import GatedRepoError, HTTPError  # type: ignore[attr-defined]
 
     try:
         folder = Path(snapshot_download(hub_id, local_files_only=True, allow_patterns=SMALL_FILES))
+        with suppress(ModelError):
+            return gguf_parts(folder / choose(gguf_sizes(folder), hub_id, wanted))[0]
         check_supported(read_config(folder))
-        if not missing_weights(folder) and any((folder / file).exists() for file in TOKENIZER_FILES):
+        if wanted is None and not missing_weights(folder) and any((folder / file).exists() for file in TOKENIZER_FILES):
             return folder
     except (OSError, ValueError):
         pass  # missing or incomplete in the hub cache
     try:
-        HfApi().model_info(hub_id, timeout=HUB_TIMEOUT)  # the first request of snapshot_download has no timeout
+        # The first request of snapshot_download has no timeout.
+        files = HfApi().model_info(hub_id, timeout=HUB_TIMEOUT, files_metadata=True).siblings or []
+        sizes = {file.rfilename: file.size or 0 for file in files if file.rfilename.endswith(".gguf")}
+        if whole := whole_sizes(sizes):
+            first = choose(sizes, hub_id, wanted, free_memory("cpu"))
+            note = f"; {len(whole) - 1} other files: add :FORMAT or a file name" if len(whole) > 1 else ""
+            log.warning("%s: downloading %s (%s)%s", hub_id, first, gib(whole[first]), "" if wanted else note)
+            paths = [hf_hub_download(hub_id, file) for file in parts_of(first, sizes)]
+            return Path(paths[0])
+        if wanted is not None:
+            raise ModelError(f"{hub_id} has no .gguf files: leave :{wanted} out, or try {hub_id}-GGUF:{wanted}")
         folder = Path(snapshot_download(hub_id, allow_patterns=SMALL_FILES, ignore_patterns=OTHER_FORMATS))
         check_supported(read_config(folder))  # before downloading gigabytes
         patterns = [*SMALL_FILES, "*.safetensors"]
         return Path(snapshot_download(hub_id, allow_patterns=patterns, ignore_patterns=OTHER_FORMATS))
     except (OSError, ValueError, RuntimeError, HTTPError) as error:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if isinstance(error, GatedRepoError) or status in (401, 403):
+            advice = "check the name; for a private or gated model, run `hf auth login` or set HF_TOKEN"
         raise ModelError(f"{hub_id} can't be downloaded from the hub ({reason(error)}): {advice}") from error
 
 
@@ -182,7 +218,7 @@ def gguf_text(path: Path, key: str) -> str:
 
 
 def list_models() -> list[ModelEntry]:
-    """List the models that need no download: known models and the hub cache. Imports neither torch nor transformers."""
+    """List the models that need no download, without importing torch or transformers."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -197,10 +233,19 @@ def list_models() -> list[ModelEntry]:
         repositories = []
     for repository in repositories:
         latest = max(repository.revisions, key=lambda revision: revision.last_modified, default=None)
-        if repository.repo_type == "model" and latest and (latest.snapshot_path / "config.json").exists():
-            folder, size = latest.snapshot_path, repository.size_on_disk
+        if repository.repo_type != "model" or latest is None:
+            continue
+        folder, size = latest.snapshot_path, repository.size_on_disk
+        if files := whole_sizes({file.name: file.stat().st_size for file in folder.glob("*.gguf")}):
+            entries += [
+                ModelEntry(f"{repository.repo_id}:{file}", "hub cache", folder / file, files[file]) for file in files
+            ]
+        elif (folder / "config.json").exists():
             entries.append(ModelEntry(repository.repo_id, "hub cache", folder, size, _note(folder)))
-    return entries
+    return [
+        *entries,
+        *(ModelEntry(one.name, one.program, one.path, one.path.stat().st_size) for one in stored_models()),
+    ]
 
 
 def _note(folder: Path) -> str:

@@ -35,6 +35,7 @@ COMMANDS = {
     "mcp": "tot.cli.mcp:mcp_command",
     "list": "tot.cli.listing:list_command",
     "models": "tot.cli.models:models_command",
+    "pull": "tot.cli.models:pull_command",
     "cache": "tot.cli.models:cache_command",
     "instances": "tot.cli.instances:instances_command",
     "train": "tot.cli.train:app",

@@ -23,13 +23,24 @@ def models_command(
     if server is not None:
         _report_server(server)
         return
+    from tot.decoders.machine import free_memory
     from tot.decoders.models.model_names import list_models
 
-    shown = console()
+    shown, free = console(), free_memory("cpu")
     for entry in list_models():
         place = entry.where if entry.where is not None else "not installed"
         size = f"{entry.size / 2**20:.0f} MiB" if entry.size else ""
-        shown.print("  ".join(filter(None, (entry.name, entry.kind, size, str(place), entry.note))))
+        large = f"larger than the free memory, {free / 2**30:.1f} GiB" if entry.size > free else ""
+        shown.print("  ".join(filter(None, (entry.name, entry.kind, size, str(place), entry.note, large))))
+
+
+def pull_command(
+    model: Annotated[str, typer.Argument(help="org/name or org/name:Q4_K_M on the hub, or any name for --model.")],
+) -> None:
+    """Download a model, or the rest of an interrupted download, and print its place."""
+    from tot.decoders.models.model_names import find_model
+
+    console().print(f"{model}: {find_model(model)}")
 
 
 def _report_server(server: str) -> None:
