@@ -26,5 +26,5 @@ def test_help_is_a_command(tot: Any) -> None:
 def test_help_describes_every_option(tot: Any) -> None:
     status, out, err = tot("solve", "--help")
     assert (status, err) == (0, "")
-    for option in ("--thoughts", "--breadth", "--depth", "--budget-seconds", "--out", "--json", "--kv-budget"):
+    for option in ("--search", "--budget-seconds", "--out", "--json", "--kv-budget"):
         assert re.search(rf"^ +{option}\b.* [A-Za-z]", out, re.MULTILINE)
