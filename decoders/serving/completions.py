@@ -7,29 +7,29 @@ is cancelled, which frees its slots, when its caller stops waiting.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import threading
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 from tot.decoders.budget import Budget, Meter
 from tot.decoders.decoder import LocalDecoder, find_method, load_decoder, method_names
-from tot.decoders.engine.sequence import Call, Handle
+from tot.decoders.engine.sequence import Call, Handle, ThinkingPiece
 from tot.decoders.errors import ContextError
 from tot.decoders.remote.loop import together
 from tot.decoders.request import Completion, Request, Sampling, Usage
-from tot.decoders.serving.errors import ServingError
+from tot.decoders.serving.errors import ServingError, invalid, unsupported
 from tot.decoders.serving.gate import Gate, closing, late
 from tot.decoders.serving.limits import Limits
+from tot.decoders.serving.logprobs import Scored, TextScoring, chat_logprobs, text_logprobs
 from tot.decoders.serving.metrics import ServerMetrics
-from tot.decoders.serving.protocol import ChatBody, TextBody, requests_of
-from tot.decoders.serving.replies import CompletionReply
-from tot.decoders.serving.scoring import Scored, TextScoring
-from tot.decoders.serving.service import Emit
+from tot.decoders.serving.protocol import ChatBody, GenerationBody, ResponsesBody, TextBody
+from tot.decoders.serving.service import Choice, Emit, Piece, Result
 
-_BODIES: Mapping[str, type[ChatBody | TextBody]] = {"/v1/chat/completions": ChatBody, "/v1/completions": TextBody}
+_Body = ChatBody | ResponsesBody | TextBody
 
 
 class DecodingMethods:
@@ -38,8 +38,6 @@ class DecodingMethods:
     Each method gets the `options` that it has. The caller closes the decoder. `sampling` has the model's own
     temperature and filters.
     """
-
-    paths: Collection[str] = tuple(_BODIES)
 
     def __init__(
         self,
@@ -52,11 +50,10 @@ class DecodingMethods:
         self.gate = Gate(limits.concurrency, limits)
         self.limits = limits
         self.engine = decoder.engine
-        methods = {name: decoder.name, **{f"{name}:{method}": method for method in method_names()}}
+        self._methods = {name: decoder.name, **{f"{name}:{method}": method for method in method_names()}}
         self.models: Mapping[str, Mapping[str, Any]] = {
-            model: {"tot": {"decoder": method}} for model, method in methods.items()
+            model: {"tot": {"decoder": method}} for model, method in self._methods.items()
         }
-        self._methods = methods
         self._options = dict(options or {})
         self._sampling = dict(sampling or {})
         self._decoders = {decoder.name: decoder}
@@ -72,13 +69,14 @@ class DecodingMethods:
         metrics.watch_gate("requests", self.gate)
         metrics.watch_engine(self.engine)
 
-    def work(self, path: str, body: bytes, client: str) -> Decoding:
-        """Read a request. Raises ServingError, or pydantic's ValidationError if the body is invalid."""
-        read = _BODIES[path].model_validate_json(body)
-        method = self._methods[read.model]
-        requests = requests_of(read, method, self.limits, self._sampling)
-        reply = CompletionReply(read, method, requests, self.engine.codec)
-        return Decoding(self, read, method, requests, reply, client)
+    def work(self, body: _Body) -> Decoding:
+        """Prepare a request. Raises ServingError, or pydantic's ValidationError if a field is invalid."""
+        if "x_tot" in body.model_fields_set:
+            raise unsupported("x_tot")
+        method = self._methods[body.model]
+        requests = self._requests(body)
+        _check(body, requests[0], method)
+        return Decoding(self, body, method, requests, {"decoder": method, "seed": requests[0].sampling.seed})
 
     def close(self) -> None:
         """Close all decoders created by this object."""
@@ -94,6 +92,50 @@ class DecodingMethods:
                     decoder = load_decoder(method, engine=self.engine, **options)
                     self._decoders[method] = self._created.enter_context(decoder)
         return self._decoders[method]
+
+    def _requests(self, body: _Body) -> list[Request]:
+        """Make one decoder request per prompt. Each has its own random seed if the client gave none."""
+        most = self.limits.max_tokens
+        check_tokens(body, self.limits, "max_tokens", "max_completion_tokens")
+        fields = body.model_dump(include=Request.model_fields.keys() - {"prompt"})
+        sampling = body.model_dump(include=set(Sampling.model_fields))
+        sampling |= {name: value for name, value in self._sampling.items() if name not in body.model_fields_set}
+        sampling["thinking_tokens"] = min(sampling.get("thinking_tokens", 0), most)
+        sampling["max_tokens"] = min(one for one in (most, body.max_tokens, body.most_tokens) if one is not None) or 1
+        prompts = body.prompts
+        limit = self.limits.max_samples
+        if (samples := len(prompts) * sampling.get("n", 1)) > limit:
+            message = f"{samples} samples (prompts times n) exceed the limit of {limit}: request fewer"
+            raise ServingError(400, message, "n", "too_many_samples")
+        seeds = [secrets.randbits(53) if body.seed is None else body.seed for _ in prompts]
+        return [
+            Request.model_validate({**fields, "prompt": prompt, "sampling": Sampling(**sampling | {"seed": seed})})
+            for prompt, seed in zip(prompts, seeds, strict=True)
+        ]
+
+
+def check_tokens(body: GenerationBody, limits: Limits, *fields: str) -> None:
+    """Raise ServingError if one of these fields is above the limit on the tokens of a text."""
+    for field in fields:
+        value = getattr(body, field, None) if field in body.model_fields_set else None
+        if value is not None and value > limits.max_tokens:
+            message = f"{field} is {value} and this server's limit is {limits.max_tokens}: request fewer"
+            raise ServingError(400, message, field, "above_limit")
+
+
+def _check(body: _Body, request: Request, method: str) -> None:
+    """Raise ServingError if fields contradict one another, or the method cannot compute the logprobs."""
+    scored, sampling = body.alternatives is not None, request.sampling
+    if request.choices and (scored or body.echo):
+        raise invalid("choices do not support logprobs and echo: remove them", "logprobs")
+    for field, given in (("logprobs", scored), ("echo", body.echo), ("keep_stop", sampling.keep_stop)):
+        if body.stream and given:
+            raise invalid(f"{field} does not support streams: remove stream", "stream")
+    if scored and method == "pdos":
+        raise invalid("logprobs do not support parallel steps: remove logprobs", "logprobs")
+    if body.max_tokens == 0 and not request.choices and not (body.echo and scored and sampling.n == 1):
+        message = "max_tokens is 0: request at least one token, or score the prompt with echo, logprobs and n=1"
+        raise invalid(message, "max_tokens")
 
 
 @asynccontextmanager
@@ -118,78 +160,53 @@ class Decoding:
     """The work of one HTTP request: one decoder request per prompt, all decoded by the same method."""
 
     source: DecodingMethods
-    body: ChatBody | TextBody
+    body: _Body
     method: str
     requests: Sequence[Request]
-    reply: CompletionReply
-    client: str
+    about: Mapping[str, Any]
 
-    @property
-    def stream(self) -> bool:
-        return self.body.stream
-
-    def failed(self, error: ServingError) -> dict[str, Any]:
-        """Return the last event of a stream that fails."""
-        return error.body()
-
-    async def run(self, emit: Emit, metrics: ServerMetrics) -> None:
+    async def run(self, emit: Emit, seconds: float) -> Result:
         """Decode the completions, and score them if logprobs are requested."""
-        body = self.body
-        async with self.source.gate.passed(self.client) as seconds:
-            meter = Meter(Budget(seconds=seconds))
-            completions, prompts, scored = await self._decoded(emit, meter)
-        metrics.spent(completion.usage for samples in completions for completion in samples)
-        if not self.stream:
-            emit(self.reply.whole(completions, meter.forwards, prompts, scored))
-            return
-        if body.includes_usage:
-            emit(self.reply.usage(completions, meter.forwards))
-        emit("[DONE]")
-
-    async def _decoded(
-        self, emit: Emit, meter: Meter
-    ) -> tuple[list[list[Completion]], list[list[int]], list[list[Scored]]]:
-        """Return the completions of each prompt and, if they are echoed or scored, the prompts' tokens and scores."""
-        body, source = self.body, self.source
+        body, source, meter = self.body, self.source, Meter(Budget(seconds=seconds))
         prompts: list[list[int]] = []
         if body.echo or body.alternatives is not None:
             encode = source.engine.codec.encode_prompt
             prompts = await asyncio.to_thread(lambda: [encode(request.prompt) for request in self.requests])
-        completions = [[_empty_completion(ids)] for ids in prompts]
-        if body.max_tokens != 0 or self.requests[0].choices:
-
-            def submit() -> list[Handle]:
-                return source.decoder(self.method).submit(self.requests, meter, self.stream)
-
+        if body.max_tokens == 0 and not self.requests[0].choices:
+            completions = [[Completion("", (), 0.0, "length", Usage(prompt_tokens=len(ids)))] for ids in prompts]
+        else:
+            submit = lambda: source.decoder(self.method).submit(self.requests, meter, body.stream)  # noqa: E731
             async with _submitted(submit) as handles:
                 streams = [partial(self._sent, emit, i, handle) for i, handle in enumerate(handles)]
                 completions = await together(streams)
-            self._check(completions)
-        scored = []
+            self._check_complete(completions)
+        samples = [(i, one) for i, completed in enumerate(completions) for one in completed]
+        scores: list[Scored | None] = [None] * len(samples)
         if body.alternatives is not None:
-            scored = [
-                [self._to_score(ids, completion) for completion in samples]
-                for ids, samples in zip(prompts, completions, strict=True)
-            ]
-            await self._score(prompts, scored, meter)
-        return completions, prompts, scored
+            scores = await self._scored([(prompts[i], one) for i, one in samples], meter)
+        echoes = [self._echo(i, prompts) if body.echo else "" for i, _ in samples]
+        choices = [
+            self._choice(index, one, echo, score)
+            for index, ((_, one), echo, score) in enumerate(zip(samples, echoes, scores, strict=True))
+        ]
+        usage = sum((one.usage for _, one in samples), Usage())
+        thinking = sum(part.tokens for _, one in samples for part in one.parts if part.kind == "thinking")
+        return Result(choices, usage, thinking)
 
     async def _sent(self, emit: Emit, i: int, handle: Handle) -> list[Completion]:
-        """Return the completions of prompt `i`, and emit the events of a stream."""
+        """Return the completions of prompt `i`, and emit the pieces of a stream."""
         first = i * self.requests[i].sampling.n
-        if self.stream:
+        if self.body.stream:
             async for sample, text in handle:
-                for event in self.reply.piece(first + sample, text):
-                    emit(event)
+                emit(Piece(first + sample, text, isinstance(text, ThinkingPiece)))
         completions = await handle
-        if self.stream:
-            self._check([completions])
+        if self.body.stream:
+            self._check_complete([completions])
             for sample, completion in enumerate(completions):
-                for event in self.reply.ending(first + sample, completion):
-                    emit(event)
+                emit(self._choice(first + sample, completion))
         return completions
 
-    def _check(self, completions: Sequence[Sequence[Completion]]) -> None:
+    def _check_complete(self, completions: Sequence[Sequence[Completion]]) -> None:
         """Raise ServingError if a stop of the server cancelled a completion, or the time limit left no tokens."""
         samples = [sample for one in completions for sample in one]
         reasons = {sample.finish_reason for sample in samples}
@@ -198,35 +215,44 @@ class Decoding:
         if "budget" in reasons and not any(sample.tokens for sample in samples):
             raise late(self.source.limits)
 
-    def _to_score(self, prompt: list[int], completion: Completion) -> Scored:
-        """Return the tokens of a completion and, with `echo`, of its prompt, whose first token is not scored."""
-        if not self.body.echo:
-            return Scored(list(completion.tokens), 0)
-        context = self.source.engine.runner.context
-        if len(prompt) + len(completion.tokens) > context:
-            tokens = f"the prompt has {len(prompt)} tokens and the model's context holds {context}"
-            raise ContextError(f"{tokens}: shorten the prompt")
-        return Scored([*prompt, *completion.tokens], 1)
+    def _choice(self, index: int, completion: Completion, echo: str = "", scored: Scored | None = None) -> Choice:
+        fields: dict[str, Any] = {}
+        if self.body.return_token_ids:
+            fields |= {"token_ids": completion.tokens, "token_logprobs": completion.logprobs}
+            fields["finish"] = completion.finish_reason
+        if completion.choice_logprobs:
+            fields["choice_logprobs"] = [asdict(choice) for choice in completion.choice_logprobs]
+        if scored is not None:
+            to_json = text_logprobs if isinstance(self.body, TextBody) else chat_logprobs
+            fields["logprobs"] = to_json(scored, self.source.engine.codec)
+        cut = completion.finish_reason not in ("eos", "stop")
+        incomplete = cut and self.body.max_tokens is None
+        return Choice(index, echo + completion.text, completion.thinking, cut, incomplete, fields)
 
-    async def _score(self, prompts: list[list[int]], scored: list[list[Scored]], meter: Meter) -> None:
-        """Fill in the logprobs of the tokens."""
-        engine = self.source.engine
-        calls = []
-        for ids, texts in zip(prompts, scored, strict=True):
-            for text in texts:
-                if len(text.tokens) > text.unscored:
-                    head = tuple(text.tokens[: text.unscored] or ids)
-                    request = Request(prompt=head, sampling=Sampling(max_tokens=1), purpose="evaluate")
-                    policy = partial(TextScoring, text=text, top=self.body.alternatives or 0)
-                    calls.append(Call(request, policy, Handle(engine.wake, stream=False)))
+    def _echo(self, i: int, prompts: list[list[int]]) -> str:
+        prompt = self.requests[i].prompt
+        return prompt if isinstance(prompt, str) else self.source.engine.codec.decode(prompts[i])
+
+    async def _scored(self, samples: Sequence[tuple[list[int], Completion]], meter: Meter) -> list[Scored | None]:
+        """Return the logprobs of the tokens of each completion and, with `echo`, of its prompt after the first."""
+        engine, scores, calls = self.source.engine, list[Scored | None](), list[Call]()
+        for ids, completion in samples:
+            given = ids if self.body.echo else []
+            if len(given) + len(completion.tokens) > (context := engine.runner.context):
+                tokens = f"the prompt has {len(ids)} tokens and the model's context holds {context}"
+                raise ContextError(f"{tokens}: shorten the prompt")
+            scored = Scored([*given, *completion.tokens], min(1, len(given)))
+            scores.append(scored)
+            if len(scored.tokens) > scored.unscored:
+                head = tuple(scored.tokens[: scored.unscored] or ids)
+                request = Request(prompt=head, sampling=Sampling(max_tokens=1), purpose="evaluate")
+                policy = partial(TextScoring, text=scored, top=self.body.alternatives or 0)
+                calls.append(Call(request, policy, Handle(engine.wake, stream=False)))
 
         def submit() -> list[Handle]:
             engine.submit_all(calls, meter)
             return [call.handle for call in calls]
 
         async with _submitted(submit) as handles:
-            self._check([await handle for handle in handles])
-
-
-def _empty_completion(prompt: list[int]) -> Completion:
-    return Completion("", (), 0.0, "length", Usage(prompt_tokens=len(prompt)))
+            self._check_complete([await handle for handle in handles])
+        return scores

@@ -43,17 +43,24 @@ class ServingError(Exception):
     def body(self) -> dict[str, Any]:
         """Return the JSON body, for a reply or an event of a stream."""
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        error = {"message": shortened(self.message), "type": kind, "param": self.param, "code": self.code}
+        error = {"message": _shortened(self.message), "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
 
-    def response(self) -> JSONResponse:
-        headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
-        if self.status == 401:
-            headers["WWW-Authenticate"] = "Bearer"
-        return JSONResponse(self.body(), self.status, headers)
+
+def invalid(message: str, field: str) -> ServingError:
+    return ServingError(400, message, field, "invalid_value")
 
 
-def shortened(text: str, length: int = _MAX_MESSAGE) -> str:
+def unsupported(field: str) -> ServingError:
+    reason = "is not supported, and ignoring it could change the result: remove it"
+    return ServingError(400, f"{_shortened(field[:60])} {reason}", field[:60], "unsupported_parameter")
+
+
+def retry_later(message: str, code: str, status: int = 503) -> ServingError:
+    return ServingError(status, f"{message}: retry later", None, code, retry_after=1)
+
+
+def _shortened(text: str, length: int = _MAX_MESSAGE) -> str:
     """Return a text as one line of limited length (characters) that can be encoded as UTF-8."""
     line = " ".join(text.encode(errors="replace").decode().split())
     return line if len(line) <= length else f"{line[: length - 1]}…"
@@ -74,7 +81,7 @@ def as_serving_error(error: Exception) -> ServingError:
         case OptionError():
             return ServingError(400, str(error))
         case ValidationError():
-            return _invalid(error)
+            return _of_field(error)
         case HTTPException():
             return ServingError(error.status_code, str(error.detail))
         case ModelError():
@@ -84,7 +91,7 @@ def as_serving_error(error: Exception) -> ServingError:
     return ServingError(500, "internal error: see the log of the server", code="internal_error")
 
 
-def _invalid(error: ValidationError) -> ServingError:
+def _of_field(error: ValidationError) -> ServingError:
     """Convert the first validation error of a body, naming the field."""
     first = error.errors(include_url=False, include_context=False)[0]
     field = ".".join(str(part) for part in first["loc"])
@@ -96,13 +103,8 @@ def _invalid(error: ValidationError) -> ServingError:
     if kind == "json_invalid":
         return ServingError(400, f"the body is not JSON ({message})", code="invalid_json")
     if isinstance(given, int | float | str) and kind != "value_error":
-        message += f" (it is {shortened(repr(given), 60)})"
+        message += f" (it is {_shortened(repr(given), 60)})"
     return ServingError(400, f"{field}: {message}" if field else message, field or None, "invalid_value")
-
-
-def unsupported(field: str) -> ServingError:
-    reason = "is not supported, and ignoring it could change the result: remove it"
-    return ServingError(400, f"{shortened(field[:60])} {reason}", field[:60], "unsupported_parameter")
 
 
 async def reply(request: HTTPRequest, error: Exception) -> Response:
@@ -112,4 +114,7 @@ async def reply(request: HTTPRequest, error: Exception) -> Response:
         found = ServingError(404, f"{request.url.path} does not exist: the API is under /v1", code="not_found")
     if found.status == 405:
         found = ServingError(405, f"{request.url.path} does not support {request.method}", code="method_not_allowed")
-    return found.response()
+    headers = {} if found.retry_after is None else {"Retry-After": str(found.retry_after)}
+    if found.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return JSONResponse(found.body(), found.status, headers)

@@ -7,10 +7,8 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from tot.decoders.serving.errors import ServingError
+from tot.decoders.serving.errors import ServingError, retry_later
 from tot.decoders.serving.limits import Limits
-
-_RETRY_AFTER = 1
 
 
 class Gate:
@@ -49,25 +47,22 @@ class Gate:
         waiting = Counter(other for other, _ in self._waiting)
         if self.running >= self._slots and waiting[client] >= -(-limits.queue // len({*waiting, client})):
             counts = f"{self.running} requests are running and {self.waiting} are waiting"
-            raise ServingError(429, f"the queue is full ({counts}): retry later", None, "queue_full", _RETRY_AFTER)
+            raise retry_later(f"the queue is full ({counts})", "queue_full", 429)
         entry, deadline = (client, loop.create_future()), loop.time() + limits.timeout
         self._waiting.append(entry)
         self._admit()
         try:
-            async with asyncio.timeout_at(deadline):
-                await entry[1]
-        except BaseException as error:
-            if entry in self._waiting:
-                self._waiting.remove(entry)
-            elif not entry[1].cancelled():  # it was admitted at the same moment
-                self._leave(client)
-            if isinstance(error, TimeoutError):
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await entry[1]
+            except TimeoutError:
                 raise late(limits) from None
-            raise
-        try:
             yield max(0.0, deadline - loop.time())
         finally:
-            self._leave(client)
+            if entry in self._waiting:
+                self._waiting.remove(entry)
+            elif not entry[1].cancelled():
+                self._leave(client)
 
     def _admit(self, last: str | None = None) -> None:
         """Fill the free slots. The client `last`, whose request has just ended, comes after equal ones."""
@@ -86,9 +81,8 @@ class Gate:
 
 
 def late(limits: Limits) -> ServingError:
-    message = f"nothing was decoded within {limits.timeout:g} seconds: retry later"
-    return ServingError(503, message, None, "timeout", _RETRY_AFTER)
+    return retry_later(f"nothing was decoded within {limits.timeout:g} seconds", "timeout")
 
 
 def closing() -> ServingError:
-    return ServingError(503, "the server is stopping: retry later", None, "stopping", _RETRY_AFTER)
+    return retry_later("the server is stopping", "stopping")

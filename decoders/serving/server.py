@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import resource
 import signal
 import socket
@@ -100,10 +101,8 @@ class Server(uvicorn.Server):
             deadline = clock() + service.limits.grace
             while service.running and clock() < deadline and not self.force_exit:
                 await asyncio.sleep(_POLL_SECONDS)
-            while (
-                service.running and clock() < deadline + _FLUSH_SECONDS
-            ):  # waiting requests are admitted, then cancelled
-                service.cancel_all()
+            while service.running and clock() < deadline + _FLUSH_SECONDS:
+                service.cancel_all()  # again, as waiting requests are admitted
                 await asyncio.sleep(_POLL_SECONDS)
         await super().shutdown(sockets)
 
@@ -111,20 +110,14 @@ class Server(uvicorn.Server):
 def listen(host: str, port: int) -> socket.socket:
     """Open a listening socket; port 0 selects a free port. Raises OptionError if the address or port is unusable."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listening = socket.socket(family, kind, protocol)
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
     except OSError as error:
         raise OptionError(f"--host {host}: {error.strerror}: give an address of this machine") from None
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen(2048)
+        return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        listening.close()
-        raise OptionError(f"cannot listen on {host}, port {port} ({error.strerror}): give another --port") from None
-    return listening
+        reason = os.strerror(error.errno or 0)
+        raise OptionError(f"cannot listen on {host}, port {port} ({reason}): give another --port") from None
 
 
 def address_of(listening: socket.socket) -> str:

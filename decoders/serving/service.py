@@ -1,42 +1,73 @@
-"""The models of a server, from several sources: decoding methods, and searches. A source makes work of a request."""
+"""Who generates: the models of a server, from several sources, and what they give for a request.
+
+A source is a decoder with its methods, or searches. All of them get the same bodies and give the same events, so a
+route knows nothing of them.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tot.decoders.errors import unknown
+from tot.decoders.request import Usage
 from tot.decoders.serving.errors import ServingError
 from tot.decoders.serving.gate import Gate
 from tot.decoders.serving.limits import Limits
 from tot.decoders.serving.metrics import ServerMetrics
+from tot.decoders.serving.protocol import ChatBody, ResponsesBody, TextBody
 
-Event = dict[str, Any] | str
-"""JSON, whose `type` is the name of the event, or text."""
-Emit = Callable[[Event], object]
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of the text of a sample, or of the thinking before it."""
+
+    index: int
+    text: str
+    thinking: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A complete sample. With `incomplete`, a limit on the whole reply ended it."""
+
+    index: int
+    text: str
+    thinking: str
+    truncated: bool
+    incomplete: bool
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Additional fields of the choice."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """Additional fields of the reply's `tot`."""
+
+
+Emit = Callable[[Piece | Choice], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    choices: Sequence[Choice]
+    usage: Usage
+    reasoning_tokens: int
 
 
 class Work(Protocol):
     """The work of one request."""
 
-    @property
-    def stream(self) -> bool:
-        """Whether the reply is a stream."""
+    about: Mapping[str, Any]
+    """The additional field `tot` of the reply."""
 
-    async def run(self, emit: Emit, metrics: ServerMetrics) -> None:
-        """Do the work. `emit` sends an event of the stream, or the whole reply, from any thread."""
-
-    def failed(self, error: ServingError) -> dict[str, Any]:
-        """Return the last event of a stream that fails."""
+    async def run(self, emit: Emit, seconds: float) -> Result:
+        """Generate. `emit` takes the pieces and choices of a stream as they come, from any thread."""
 
 
 class Source(Protocol):
     """Models of one kind."""
 
     gate: Gate
-    paths: Collection[str]
-    """The routes whose requests it answers."""
     models: Mapping[str, Mapping[str, Any]]
     """The names of the models, with additional facts for /v1/models."""
 
@@ -47,26 +78,25 @@ class Source(Protocol):
     def watch(self, metrics: ServerMetrics) -> None:
         """Add the state of its gate to the metrics, and other state."""
 
-    def work(self, path: str, body: bytes, client: str) -> Work:
-        """Read a request. Raises ServingError, TotError or pydantic's ValidationError if it is invalid."""
+    def work(self, body: ChatBody | ResponsesBody | TextBody) -> Work:
+        """Prepare a request. Raises ServingError, TotError or pydantic's ValidationError if it is invalid."""
 
 
 class Service:
-    """All models of a server. A request goes to the first source that answers its route and has its model."""
+    """All models of a server. A request goes to the first source that has its model."""
 
     def __init__(self, sources: Sequence[Source], limits: Limits, about: Mapping[str, Any]) -> None:
         """`about` is what /health reports beside the status."""
         self.limits = limits
         self.about = dict(about)
         self.metrics = ServerMetrics()
-        self.running: set[asyncio.Task[None]] = set()
+        self.running: set[asyncio.Task[Result]] = set()
         """The work of all requests, waiting ones included."""
-        self.models: dict[str, Mapping[str, Any]] = {}
-        """All models by name, with the additional facts."""
+        self.models: dict[str, Source] = {}
         self._sources = sources
         for source in sources:
             source.watch(self.metrics)
-            self.models |= {name: source.models[name] for name in source.models if name not in self.models}
+            self.models |= {name: source for name in source.models if name not in self.models}
 
     @property
     def status(self) -> str:
@@ -75,20 +105,11 @@ class Service:
             return "stopping"
         return next((source.failed for source in self._sources if source.failed), "ok")
 
-    def check(self, name: str) -> None:
-        """Raise ServingError if there is no such model."""
-        if name not in self.models:
-            raise ServingError(404, unknown("model", name, self.models), "model", "model_not_found")
-
-    def work(self, path: str, name: str, body: bytes, client: str) -> Work:
-        """Read a request for a model. Raises ServingError, TotError or pydantic's ValidationError if it is invalid."""
-        self.check(name)
-        sources = [source for source in self._sources if name in source.models]
-        for source in sources:
-            if path in source.paths:
-                return source.work(path, body, client)
-        paths = " or ".join(path for source in sources for path in source.paths)
-        raise ServingError(400, f"{name} does not answer {path}: use {paths}", "model")
+    def source(self, model: str) -> Source:
+        """Return the source of a model. Raises ServingError if there is no such model."""
+        if model not in self.models:
+            raise ServingError(404, unknown("model", model, self.models), "model", "model_not_found")
+        return self.models[model]
 
     def stop_admitting(self) -> None:
         for source in self._sources:

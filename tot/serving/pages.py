@@ -14,10 +14,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException
+from fastapi import APIRouter, Depends, Header, HTTPException
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 
-from tot.decoders.serving.access import AccessControl
+from tot.decoders.serving.app import guarded
 from tot.decoders.serving.server import Server, address_of, listen
 from tot.report.page import embedded, page
 from tot.serving.live import LiveSearch, LiveSearches
@@ -100,8 +100,8 @@ def _event(name: str, data: Any, identity: str = "") -> str:
 @contextmanager
 def served(runs: LiveSearches, title: str) -> Iterator[str]:
     """Serve the page on a free loopback port, and yield its URL. At the end, open pages get the last events."""
-    api = FastAPI(openapi_url=None)
-    server = Server(AccessControl(api))
+    api = guarded()
+    server = Server(api)
     pages = Pages(runs, title, lambda: server.should_exit)
     api.include_router(pages.router)
     with listen("127.0.0.1", 0) as listening:

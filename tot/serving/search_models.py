@@ -1,10 +1,14 @@
-"""Searches as models: each request is one search with its own tree, budget and seed, on the decoder that all share."""
+"""Searches as models: each request is one search with its own tree, budget and seed, on the decoder that all share.
+
+`reasoning_effort` limits the whole search, `max_completion_tokens` its new tokens, and `max_tokens` each text. All
+limits that are given hold: these, the search's own, and the server's.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,42 +17,42 @@ from tot.api import run_search
 from tot.config import SearchConfig
 from tot.decoders.budget import Budget
 from tot.decoders.errors import TaskError
-from tot.decoders.serving.errors import ServingError
+from tot.decoders.request import before_stop
+from tot.decoders.serving.completions import check_tokens
+from tot.decoders.serving.errors import invalid, unsupported
 from tot.decoders.serving.gate import Gate
 from tot.decoders.serving.limits import Limits
 from tot.decoders.serving.metrics import ServerMetrics
-from tot.decoders.serving.protocol import check_tokens
-from tot.decoders.serving.service import Emit
+from tot.decoders.serving.protocol import ChatBody, DecodingFields, ResponsesBody, TextBody
+from tot.decoders.serving.service import Choice, Emit, Piece, Result
+from tot.llm.decoders import FILTERS
 from tot.running import in_own_thread
 from tot.search.base import SearchState
-from tot.serving.chat import ChatReply, Events, Result, SearchBody
 from tot.serving.live import LiveSearches
-from tot.serving.responses import ResponsesBody, ResponsesReply
 from tot.serving.searches import ServedSearch
 from tot.solution import Solution
 from tot.task.checked import CheckedTask
-from tot.task.task import Task
+from tot.task.task import Task, answer_text
+from tot.task.world import HasElection
 from tot.tree.tree import Node
 
-_PATHS: Mapping[str, tuple[type[SearchBody], type[ChatReply], str]] = {
-    "/v1/chat/completions": (SearchBody, ChatReply, "messages"),
-    "/v1/responses": (ResponsesBody, ResponsesReply, "input"),
+_EFFORTS: Mapping[str | None, Budget] = {
+    "none": Budget(tokens=1_000, seconds=10),
+    "minimal": Budget(tokens=1_000, seconds=10),
+    "low": Budget(tokens=4_000, seconds=30),
+    "medium": Budget(tokens=16_000, seconds=120),
+    "high": Budget(tokens=64_000, seconds=480),
+    "xhigh": Budget(tokens=256_000),
 }
-"""For each route: the body, the reply, and the field with the question."""
 
 
 class SearchModels:
     """Serves searches as `name:search`, and a single sample as `name` where no decoder does."""
 
-    paths: Collection[str] = tuple(_PATHS)
     failed = None
 
     def __init__(
-        self,
-        name: str,
-        searches: Mapping[str, ServedSearch],
-        limits: Limits,
-        runs: LiveSearches | None = None,
+        self, name: str, searches: Mapping[str, ServedSearch], limits: Limits, runs: LiveSearches | None = None
     ) -> None:
         """`runs` gets the searches, for the live page."""
         self.gate = Gate(limits.max_searches, limits)
@@ -60,24 +64,37 @@ class SearchModels:
 
     def watch(self, metrics: ServerMetrics) -> None:
         metrics.watch_gate("searches", self.gate)
+        self.ended = metrics.counter("tot_searches", "Searches that have ended.", ("model", "outcome"))
 
-    def work(self, path: str, body: bytes, client: str) -> ServedRequest:
-        """Read a request. Raises ServingError, TotError or pydantic's ValidationError if it is invalid."""
-        kind, reply, field = _PATHS[path]
-        read = kind.model_validate_json(body)
-        check_tokens(read, self._limits, "max_tokens")
-        served_task, served_config = self._searches[read.model]
-        task = served_task.with_prompts(history=read.history)
+    def work(self, body: ChatBody | ResponsesBody | TextBody) -> ServedRequest:
+        """Prepare a request. Raises ServingError or TotError if it is invalid."""
+        if isinstance(body, TextBody):
+            raise invalid(f"{body.model} is a search: use /v1/chat/completions or /v1/responses", "model")
+        for field, about in DecodingFields.model_fields.items():
+            if getattr(body, field, about.default) != about.default:
+                raise unsupported(field)
+        if body.alternatives is not None:
+            raise unsupported("logprobs")
+        check_tokens(body, self._limits, "max_tokens")
+        *history, last = body.history
+        if last.role != "user":
+            message = f"the last message has the role {last.role}, and a search answers a user: end with the user's"
+            raise invalid(message, "messages")
+        served_task, served_config = self._searches[body.model]
+        task = served_task.with_prompts(history=history)
         try:
-            CheckedTask(task).start(read.question)
+            CheckedTask(task).start(last.content)
         except TaskError as error:
-            raise ServingError(400, str(error), field) from None
-        seed = secrets.randbits(53) if read.seed is None else read.seed
-        most = (read.max_tokens, read.max_completion_tokens, served_config.max_tokens, self._limits.max_tokens)
-        limits = {"max_tokens": min(tokens for tokens in most if tokens is not None)}
-        config = SearchConfig.of(served_config, read.options | {"seed": seed} | limits)
+            raise invalid(str(error), "messages") from None
+        most = (body.max_tokens, body.most_tokens, served_config.max_tokens, self._limits.max_tokens)
+        options = body.model_dump(include={"temperature", *FILTERS} & body.model_fields_set)
+        options["max_tokens"] = min(tokens for tokens in most if tokens is not None)
+        options["seed"] = secrets.randbits(53) if body.seed is None else body.seed
+        if body.x_tot.until is not None:
+            options["until"] = body.x_tot.until
+        config = SearchConfig.of(served_config, options)
         config.parts(task)  # raises OptionError, for example if `until` is given and the search has no vote
-        return ServedRequest(self, read, task, config, reply(read, {"seed": seed}), client)
+        return ServedRequest(self, body, task, last.content, config, {"seed": options["seed"]})
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,59 +102,86 @@ class ServedRequest:
     """The search of one request."""
 
     source: SearchModels
-    body: SearchBody
+    body: ChatBody | ResponsesBody
     task: Task
+    question: str
     config: SearchConfig
-    reply: ChatReply
-    client: str
+    about: Mapping[str, Any]
 
-    @property
-    def stream(self) -> bool:
-        return self.body.stream
-
-    def failed(self, error: ServingError) -> dict[str, Any]:
-        """Return the last event of a stream that fails."""
-        return self.reply.failed(error)
-
-    async def run(self, emit: Emit, metrics: ServerMetrics) -> None:
-        """Search once the gate admits it."""
-        model, outcome = self.body.model, "failed"
-
-        def send(events: Events) -> None:
-            for event in events:
-                if self.stream:
-                    emit(event)
+    async def run(self, emit: Emit, seconds: float) -> Result:
+        """Search. Thoughts are thinking, and the answer is one piece."""
+        source, model, outcome, thoughts = self.source, self.body.model, "failed", list[str]()
 
         def show(search: SearchState, nodes: list[Node]) -> None:
             for node in nodes:
-                send(self.reply.thought(_as_text(search, node)))
+                thoughts.append(_as_text(search, node))
+                emit(Piece(0, thoughts[-1], thinking=True))
 
-        async with self.source.gate.passed(self.client) as seconds:
-            budget = self.body.budget(self.config.budget, Budget(seconds=seconds))
-            config = self.config.model_copy(update={"budget": budget})
-            try:
-                solution = await self._solved(config, None if model == self.source.name else {"on_expand": show})
-                outcome = "unanswered" if solution.answer is None else "answered"
-            except asyncio.CancelledError:
-                outcome = "cancelled"
-                raise
-            finally:
-                metrics.searched(model, outcome)
-        metrics.spent([solution.usage], len(solution.tree) - 1)
-        result = Result(self.task, solution)
-        if self.stream:
-            send(self.reply.ending(result))
-        else:
-            emit(self.reply.whole(result))
+        try:
+            solution = await self._solved(seconds, None if model == source.name else {"on_expand": show})
+            outcome = "unanswered" if solution.answer is None else "answered"
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+            raise
+        finally:
+            source.ended.labels(model, outcome).inc()
+        choice = self._choice(solution, "".join(thoughts))
+        emit(Piece(0, choice.text))
+        emit(choice)
+        return Result([choice], solution.usage, solution.usage.new_tokens)  # the answer is one of the thoughts
 
-    async def _solved(self, config: SearchConfig, hooks: Any) -> Solution:
+    async def _solved(self, seconds: float, hooks: Any) -> Solution:
         """Search in a thread: tokenizing, grading and voting must not delay the replies to other clients."""
-        search = partial(run_search, self.task, self.body.question, config, hooks=hooks)
+        body = self.body
+        own = Budget(tokens=body.most_tokens, seconds=body.x_tot.seconds)
+        given = (own, Budget(seconds=seconds), _EFFORTS.get(body.effort), self.config.budget)
+        limits = {name: [getattr(one, name) for one in given if one is not None] for name in Budget.model_fields}
+        least = {name: min((one for one in all_ if one is not None), default=None) for name, all_ in limits.items()}
+        config = self.config.model_copy(update={"budget": Budget(**least)})
+        search = partial(run_search, self.task, self.question, config, hooks=hooks)
         if self.source.runs is None:
             return await in_own_thread(search())
-        with self.source.runs.run(self.body.model, self.body.question) as run:
+        with self.source.runs.run(body.model, self.question) as run:
             run.solution = await in_own_thread(search(watch=run.watch))
             return run.solution
+
+    def _choice(self, solution: Solution, thoughts: str) -> Choice:
+        """Return the answer or the text so far, up to the first stop string.
+
+        It is empty if the limit on all new tokens cut it and other samples: accepted drafts decide which one got how
+        far.
+        """
+        cut, most, stopped = _truncated(solution), self.body.most_tokens, solution.stopped or ""
+        if cut and most is not None and solution.usage.new_tokens > most:
+            text = ""
+        elif solution.answer is None and cut and not stopped.startswith("budget"):
+            calls = (call for calls in solution.tree.calls.values() for call in calls if call.purpose != "evaluate")
+            text = max((call.output.strip() for call in calls), key=len, default="")
+        else:
+            text = "" if solution.answer is None else answer_text(solution.answer)
+        about = {name: getattr(solution, name) for name in ("certainty", "solved", "votes", "value", "stopped")}
+        about |= {"thoughts": len(solution.tree) - 1, "seconds": round(solution.usage.seconds, 3)}
+        about["chosen"] = _chosen(solution, self.task)
+        incomplete = cut and (solution.answer is None or stopped.startswith("budget"))  # not by `max_tokens` of a text
+        return Choice(0, before_stop(text, self.body.stop), thoughts, cut, incomplete, about=about)
+
+
+def _truncated(solution: Solution) -> bool:
+    """Return whether a limit ended the search before its answer, or the text that is the answer."""
+    if solution.answer is None:
+        return (solution.stopped or "").startswith(("budget", "the text was truncated"))
+    *_, last = (node for node in solution.tree if node.chosen)
+    text = solution.tree.state(last).message.strip()
+    return last.thought is not None and last.thought.truncated and text == answer_text(solution.answer).strip()
+
+
+def _chosen(solution: Solution, task: Task) -> str | None:
+    """Return how the answer was chosen; None without an answer."""
+    if solution.answer is None or solution.solved:
+        return solution.verdict if solution.solved else None
+    if solution.votes is None:
+        return "value" if len(solution.tree.leaves()) > 1 else "only sample"
+    return "similarity" if solution.votes[0] == 1 and isinstance(task, HasElection) else "votes"
 
 
 def _as_text(search: SearchState, node: Node) -> str:

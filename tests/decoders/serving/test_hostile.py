@@ -30,20 +30,26 @@ FIELDS = (
     "model", "messages", "prompt", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p", "n",
     "seed", "stop", "stream", "stream_options", "logprobs", "top_logprobs", "echo", "purpose", "steps",
     "answer_trigger", "answer_tokens", "choices", "close_choices", "whole_rationale", "continue_final_message",
-    "ignore_eos", "tools", "response_format", "logit_bias", "user", "__proto__", "__class__", "", "self",
+    "ignore_eos", "tools", "response_format", "logit_bias", "user", "__proto__", "__class__", "", "self", "x_tot",
+    "reasoning", "reasoning_effort", "text", "input", "instructions", "include", "max_output_tokens",
 )  # fmt: skip
-PATHS = ("/v1/chat/completions", "/v1/completions")
+PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 
 
 def body_of(rng: random.Random, path: str) -> bytes:
     """Return a body with odd values in some fields; one of five is damaged, too."""
     body: dict[str, Any] = {"model": rng.choice(["tiny", "tiny:seed", "tiny:pdos", "tiny:jacobi", "tiny:fastcot"])}
-    body |= {"messages": [HM]} if "chat" in path else {"prompt": rng.choice(["Hm.", ["a", "b"], [5, 6]])}
+    text: dict[str, Any] = {"input": rng.choice(["Hm.", [HM]])}
+    if path != "/v1/responses":
+        text = {"messages": [HM]} if "chat" in path else {"prompt": rng.choice(["Hm.", ["a", "b"], [5, 6]])}
+    body |= text
     body |= {"max_tokens": rng.randint(1, 6), "stream": rng.random() < 0.3}
     body |= {rng.choice(FIELDS): rng.choice(ODD) for _ in range(rng.randint(0, 3))}
     if rng.random() < 0.2:
         names, values = ["role", "content", "name", "x"], [*ODD, "user", "assistant", "system"]
-        body["messages"] = [{rng.choice(names): rng.choice(values) for _ in "12"} for _ in range(rng.randint(0, 3))]
+        body["input" if "input" in text else "messages"] = [
+            {rng.choice(names): rng.choice(values) for _ in "12"} for _ in range(rng.randint(0, 3))
+        ]
     content = bytearray(json.dumps(body, ensure_ascii=rng.random() < 0.5).encode(errors="surrogatepass"))
     for _ in range(rng.randint(1, 8) if rng.random() < 0.2 else 0):
         at = rng.randrange(len(content))

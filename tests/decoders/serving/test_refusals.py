@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import httpx2 as httpx
@@ -27,33 +28,31 @@ def check(reply: httpx.Response, status: int, message: str, param: str | None = 
     return error
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
+def bodies(**field: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    for path, body in ((CHAT, {"messages": HM}), (TEXT, {"prompt": "Hm."})):
+        yield path, {"model": "tiny", **body, **field}
+
+
+def test_fields_that_would_change_the_result_are_refused_by_name(server: Any) -> None:
+    for field, value in (
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
         ("functions", [{"name": "f"}]),
         ("tool_choice", "required"),
         ("response_format", {"type": "json_object"}),
         ("logit_bias", {"50": 10}),
         ("frequency_penalty", 0.5),
-        ("presence_penalty", -1),
         ("repetition_penalty", 1.1),
         ("best_of", 3),
         ("guided_choice", ["a", "b"]),
-        ("prediction", {"type": "content", "content": "x"}),
-        ("audio", {"voice": "x"}),
         ("modalities", ["audio"]),
         ("web_search_options", {}),
-        ("frequency_penalty", False),
+        ("steps", ["One"]),
+        ("sampling", {}),
         ("a\nstrange <field>" * 20, 1),
-    ],
-)
-def test_fields_that_would_change_the_result_are_refused_by_name(server: Any, field: str, value: Any) -> None:
-    for path, body in ((CHAT, {"messages": HM}), (TEXT, {"prompt": "Hm."})):
-        reply = server.post(path, **{"model": "tiny", **body, field: value})
-        name = field[:60]
-        error = check(reply, 400, " ".join(name.split()), name)
-        assert error["code"] == "unsupported_parameter"
+    ):
+        for path, body in bodies(**{field: value}):
+            error = check(server.post(path, **body), 400, " ".join(field[:60].split()), field[:60])
+            assert error["code"] == "unsupported_parameter"
 
 
 @pytest.mark.parametrize(
@@ -62,36 +61,29 @@ def test_fields_that_would_change_the_result_are_refused_by_name(server: Any, fi
         ("n", 0, "n: Input should be greater than or equal to 1 (it is 0)"),
         ("n", 129, "129 samples (prompts times n) exceed the limit of 128"),
         ("n", "2", "n: Input should be a valid integer (it is '2')"),
-        ("n", True, "n: Input should be a valid integer"),
         ("temperature", -0.1, "temperature: Input should be greater than or equal to 0 (it is -0.1)"),
         ("temperature", "hot", "temperature: Input should be a valid number"),
         ("top_p", 0, "top_p: Input should be greater than 0 (it is 0)"),
-        ("top_p", 1.5, "top_p: Input should be less than or equal to 1 (it is 1.5)"),
         ("top_k", -2, "top_k"),
         ("min_p", 2, "min_p"),
         ("seed", -(2**63) - 1, "seed"),
-        ("reasoning_effort", "banana", "reasoning_effort: Input should be 'none', 'minimal', 'low'"),
         ("seed", 2**64, "seed"),
         ("seed", 0.5, "seed"),
+        ("reasoning_effort", "banana", "reasoning_effort: Input should be 'none', 'minimal', 'low'"),
         ("stop", [""], "stop.0"),
         ("stop", ["x"] * 17, "stop"),
         ("stop", "x" * 201, "stop.0"),
         ("max_tokens", 301, "max_tokens is 301 and this server's limit is 300: request fewer"),
         ("max_tokens", -1, "max_tokens"),
-        ("answer_tokens", 5, "answer_tokens needs an answer trigger: give answer_trigger too"),
-        ("purpose", "fun", "purpose"),
         ("stream", "yes", "stream"),
-        ("stream_options", {"include_usage": True}, "stream_options needs stream"),
         ("close_choices", True, "close_choices needs choices"),
         ("drawn", -1, "drawn: Input should be greater than or equal to 0"),
-        ("steps", ["x"] * 129, "129 steps exceed the limit of 128: send fewer"),
-        ("sampling", {}, "sampling is not supported"),
+        ("choices", ["x"] * 129, "choices: List should have at most 128 items"),
     ],
 )
 def test_invalid_values_are_refused_and_quoted(server: Any, field: str, value: Any, message: str) -> None:
-    for path, body in ((CHAT, {"messages": HM}), (TEXT, {"prompt": "Hm."})):
-        reply = server.post(path, **{"model": "tiny", **body, field: value})
-        assert reply.status_code == 400
+    for path, body in bodies(**{field: value}):
+        reply = server.post(path, **body)
         check(reply, 400, message, reply.json()["error"]["param"])
 
 
@@ -122,9 +114,8 @@ def test_unreadable_messages_are_refused(server: Any, messages: Any, message: st
     assert error["type"] == "invalid_request_error"
 
 
-@pytest.mark.parametrize(
-    ("prompt", "message"),
-    [
+def test_unreadable_prompts_are_refused(server: Any) -> None:
+    for prompt, message in (
         ("", "the prompt is empty"),
         ([], "the prompt is empty"),
         (["a", ""], "the prompt is empty"),
@@ -134,12 +125,9 @@ def test_unreadable_messages_are_refused(server: Any, messages: Any, message: st
         ([10**30], "token id 1000000000000000000000000000000 is outside"),
         (["a"] * 129, "129 samples"),
         ("x" * 600, "the prompt has 600 tokens, the model's context holds 512"),
-    ],
-)
-def test_unreadable_prompts_are_refused(server: Any, prompt: Any, message: str) -> None:
-    reply = server.post(TEXT, model="tiny", prompt=prompt)
-    assert reply.status_code == 400
-    check(reply, 400, message, reply.json()["error"]["param"])
+    ):
+        reply = server.post(TEXT, model="tiny", prompt=prompt)
+        check(reply, 400, message, reply.json()["error"]["param"])
 
 
 def test_a_request_larger_than_the_kv_budget_is_refused_with_the_numbers(serve: Any) -> None:
@@ -148,14 +136,15 @@ def test_a_request_larger_than_the_kv_budget_is_refused_with_the_numbers(serve: 
     assert check(reply, 400, "and the budget holds 500")["type"] == "invalid_request_error"
 
 
-@pytest.mark.parametrize(
-    "body",
-    [b"", b"{", b"[]", b"null", b"3", b'"x"', b"\xff\xfe", b"[" * 100_000, b'{"model": "tiny", "prompt": "\\ud800"}',
-     b'{"model": "tiny", "prompt": "x", "temperature": NaN}', b'{"model": "tiny", "prompt": "x", "top_p": 1e999}'],
-)  # fmt: skip
-def test_invalid_bodies_are_refused(server: Any, body: bytes) -> None:
-    reply = server.post(TEXT, content=body, headers={"content-type": "application/json"})
-    assert check(reply, 400, "", reply.json()["error"]["param"])["type"] == "invalid_request_error"
+def test_invalid_bodies_are_refused(server: Any) -> None:
+    for body in (
+        *(b"", b"{", b"[]", b"null", b"3", b'"x"', b"\xff\xfe", b"[" * 100_000),
+        b'{"model": "tiny", "prompt": "\\ud800"}',
+        b'{"model": "tiny", "prompt": "x", "temperature": NaN}',
+        b'{"model": "tiny", "prompt": "x", "top_p": 1e999}',
+    ):
+        reply = server.post(TEXT, content=body, headers={"content-type": "application/json"})
+        assert check(reply, 400, "", reply.json()["error"]["param"])["type"] == "invalid_request_error"
 
 
 def test_unknown_paths_and_methods_are_refused_in_the_same_format(server: Any) -> None:
@@ -194,21 +183,3 @@ def test_an_error_in_mid_stream_is_an_event(serve: Any) -> None:
         server.server.should_exit = True
         with pytest.raises(openai.APIError, match="the server is stopping"):
             list(stream)
-
-
-def test_a_limit_below_the_default_answer_tokens_refuses_nothing(serve: Any) -> None:
-    server = serve(max_tokens=8)
-    body = {"model": "tiny", "prompt": "Hm.", "answer_trigger": " So:", "ignore_eos": True}
-    reply = server.post(TEXT, **body)
-    assert reply.status_code == 200
-    assert reply.json()["usage"]["completion_tokens"] <= 16
-    refused = server.post(TEXT, **{**body, "answer_tokens": 9})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "answer_tokens")
-
-
-@pytest.mark.parametrize(
-    "extra", [{"seed": -1}, {"messages": [*HM, {"role": "assistant", "content": "So", "tool_calls": []}, *HM]}]
-)
-def test_neutral_values_are_accepted(server: Any, extra: dict[str, Any]) -> None:
-    reply = server.post(CHAT, **{"model": "tiny", "messages": HM, "max_tokens": 2, **extra})
-    assert reply.status_code == 200, reply.text

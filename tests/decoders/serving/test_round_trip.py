@@ -33,7 +33,7 @@ def test_a_chat_reply_equals_the_local_decoders(server: Any, client: openai.Open
     assert reply.tot == {"decoder": "ar", "seed": 11}
 
 
-def test_usage_reports_tokens_and_forwards(server: Any, client: openai.OpenAI, says: Any) -> None:
+def test_usage_reports_tokens(server: Any, client: openai.OpenAI, says: Any) -> None:
     first = client.chat.completions.create(model="tiny", messages=says("Count."), n=2, **HOT).usage
     again = client.chat.completions.create(model="tiny", messages=says("Count."), n=2, **HOT).usage
     expected = local(server, (Message(role="user", content="Count."),), n=2, **HOT)
@@ -42,9 +42,6 @@ def test_usage_reports_tokens_and_forwards(server: Any, client: openai.OpenAI, s
     assert first.total_tokens == first.prompt_tokens + first.completion_tokens
     assert first.prompt_tokens_details.cached_tokens == 0
     assert again.prompt_tokens_details.cached_tokens == first.prompt_tokens - 1
-    longest = max(len(one.tokens) for one in expected)
-    assert first.forwards in (longest, longest + 1)  # both samples share forwards, with one more for the prompt
-    assert again.forwards == longest
 
 
 def test_one_or_several_texts_or_token_ids_are_completed(server: Any, client: openai.OpenAI) -> None:
@@ -115,6 +112,9 @@ def test_a_seed_repeats_its_text_and_without_one_each_request_gets_its_own(clien
     free = text()
     assert free.choices[0].message.content != text().choices[0].message.content
     assert text(seed=free.tot["seed"]).choices[0].message.content == free.choices[0].message.content
+    negative = [text(seed=seed).choices for seed in (-2, 2**53 - 2, 2, -1, -1)]
+    assert negative[0] == negative[1] != negative[2]
+    assert negative[3] != negative[4]  # random, as in llama.cpp
 
 
 def test_a_stop_string_ends_the_text_and_is_not_part_of_it(client: openai.OpenAI, says: Any) -> None:
@@ -168,7 +168,8 @@ def test_neutral_fields_change_nothing(client: openai.OpenAI, says: Any) -> None
     decorated = client.chat.completions.create(
         model="tiny",
         messages=says("Hm."),
-        **HOT,
+        temperature=1.0,
+        seed=11,
         user="someone",
         metadata={"a": "b"},
         store=False,
@@ -179,22 +180,21 @@ def test_neutral_fields_change_nothing(client: openai.OpenAI, says: Any) -> None
         response_format={"type": "text"},
         reasoning_effort="minimal",
         verbosity="low",
+        max_tokens=24,
+        max_completion_tokens=24,
         extra_body={"functions": None, "repetition_penalty": 1, "client_metadata": {"a": "b"}, "min_tokens": 0},
     )
     assert decorated.choices == plain.choices
 
 
-def test_a_reply_can_be_sent_back_as_a_message(client: openai.OpenAI, says: Any) -> None:
-    first = client.chat.completions.create(model="tiny", messages=says("Hm."), **HOT)
-    back = [*says("Hm."), first.choices[0].message.model_dump(), *says("And?")]
-    second = client.chat.completions.create(model="tiny", messages=back, **HOT)
-    written = [{"role": "assistant", "content": first.choices[0].message.content}]
-    assert client.chat.completions.create(
-        model="tiny", messages=[*says("Hm."), *written, *says("And?")], **HOT
-    ).choices == (second.choices)
-
-
 def test_fields_that_other_servers_and_clients_add_to_messages_change_nothing(client: openai.OpenAI, says: Any) -> None:
+    first = client.chat.completions.create(model="tiny", messages=says("Hm."), **HOT).choices[0].message
+    back, bare = first.model_dump(), {"role": "assistant", "content": first.content}
+    sent = [
+        client.chat.completions.create(model="tiny", messages=[*says("Hm."), one, *says("And?")], **HOT).choices
+        for one in (back, bare)
+    ]
+    assert sent[0] == sent[1]
     plain = [*says("Hm."), {"role": "assistant", "content": ""}, *says("And?")]
     cached = {"type": "text", "text": "And?", "cache_control": {"type": "ephemeral"}}
     thoughts = {"reasoning": "a", "reasoning_content": "a", "reasoning_details": [{"text": "a"}], "thinking_blocks": []}
@@ -206,19 +206,6 @@ def test_fields_that_other_servers_and_clients_add_to_messages_change_nothing(cl
     replies = [client.chat.completions.create(model="tiny", messages=one, **HOT) for one in (plain, decorated)]
     assert replies[0].choices == replies[1].choices
     assert replies[0].usage.prompt_tokens == replies[1].usage.prompt_tokens
-
-
-def test_negative_seeds_repeat_their_texts(client: openai.OpenAI, says: Any) -> None:
-    def text(seed: int) -> str:
-        return client.chat.completions.create(model="tiny", messages=says("Hm."), **HOT | {"seed": seed}).choices[0]
-
-    assert text(-2) == text(-2) == text(2**53 - 2) != text(2)
-    assert text(-1) != text(-1)  # random, as in llama.cpp
-
-
-def test_both_limits_on_tokens_hold(client: openai.OpenAI, says: Any) -> None:
-    reply = client.chat.completions.create(model="tiny", messages=says("Hm."), max_tokens=9, max_completion_tokens=5)
-    assert reply.usage.completion_tokens == 5
 
 
 def test_missing_temperature_and_filters_are_the_models_own(serve: Any, says: Any) -> None:
@@ -242,3 +229,21 @@ def test_models_are_listed_by_decoder(client: openai.OpenAI) -> None:
     assert client.models.retrieve("tiny:seed").id == "tiny:seed"
     with pytest.raises(openai.NotFoundError, match=r"unknown model 'huge': choose one of tiny, tiny:ar"):
         client.models.retrieve("huge")
+
+
+@pytest.mark.parametrize("method", ["auto", "sd", "mcsd", "seed", "jacobi", "lookahead", "fastcot"])
+def test_exact_methods_return_the_text_of_ar(client: openai.OpenAI, says: Any, method: str) -> None:
+    request = {"messages": says("Go on and on."), "n": 2, **HOT}  # language: ok
+    expected = client.chat.completions.create(model="tiny:ar", **request)
+    reply = client.chat.completions.create(model=f"tiny:{method}", **request)
+    assert reply.choices == expected.choices
+    assert reply.tot == {"decoder": method, "seed": 11}
+    assert reply.model == f"tiny:{method}"
+
+
+def test_an_invalid_option_is_reported_when_its_decoder_is_requested(serve: Any, says: Any) -> None:
+    server = serve(options={"k": "many"})
+    with server.client() as client:
+        with pytest.raises(openai.BadRequestError, match=r"decoder sd, option k: .*"):
+            client.chat.completions.create(model="tiny:sd", messages=says("Hm."))
+        assert client.chat.completions.create(model="tiny", messages=says("Hm."), max_tokens=2).choices

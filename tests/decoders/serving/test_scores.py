@@ -120,12 +120,11 @@ def test_choices_get_the_local_decoders_scores(server: Any, client: openai.OpenA
 
 def test_log_probabilities_that_do_not_exist_are_refused(client: openai.OpenAI, says: Any) -> None:
     request: dict[str, Any] = {"messages": says("Hm."), "logprobs": True}
-    for model, more in (
-        ("tiny:pdos", {}),
-        ("tiny", {"stream": True}),
-        ("tiny", {"extra_body": {"answer_trigger": " So:"}}),
-        ("tiny", {"extra_body": {"choices": ["a"]}}),
+    for model, more, param in (
+        ("tiny:pdos", {}, "logprobs"),
+        ("tiny", {"stream": True}, "stream"),
+        ("tiny", {"extra_body": {"choices": ["a"]}}, "logprobs"),
     ):
         with pytest.raises(openai.BadRequestError) as refused:
             client.chat.completions.create(model=model, **request, **more)
-        assert refused.value.param == "logprobs"
+        assert refused.value.param == param

@@ -9,12 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
 from selenium.webdriver.common.keys import Keys
 
 from tot import State, Thought, ThoughtTree
 from tot.decoders import Budget, Message, Meter
-from tot.decoders.serving.access import AccessControl
+from tot.decoders.serving.app import guarded
 from tot.decoders.serving.server import Server as HTTPServer
 from tot.decoders.serving.server import address_of, listen
 from tot.serving.live import LiveSearch, LiveSearches
@@ -31,8 +30,8 @@ class Server:
     def __init__(self) -> None:
         self.runs = LiveSearches()
         self.closed = False
-        api = FastAPI(openapi_url=None)
-        self._server = HTTPServer(AccessControl(api))
+        api = guarded()
+        self._server = HTTPServer(api)
         pages = Pages(self.runs, "Searches", lambda: self.closed or self._server.should_exit)
         api.include_router(pages.router)
         self._listening = listen("127.0.0.1", 0)

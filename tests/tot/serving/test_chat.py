@@ -13,15 +13,6 @@ CAPITAL = "What is the capital of France?"
 MOSTLY_PARIS = ("Paris", "It is Lyon.", "The capital of France is Paris.", "Paris.")
 
 
-def test_searches_are_listed_beside_the_model(serve: Any, chat: Any) -> None:
-    with serve(chat("a")).client() as client:
-        names = [model.id for model in client.models.list()]
-        assert names[:4] == ["chat", "chat:vote", "chat:best", "chat:tree"]
-        assert client.models.retrieve("chat:vote").id == "chat:vote"
-        with pytest.raises(openai.NotFoundError, match=r"unknown model 'chat:bote' \(did you mean chat:vote\?\)"):
-            client.models.retrieve("chat:bote")
-
-
 def test_a_vote_answers_with_its_votes_thoughts_and_usage(serve: Any, chat: Any, user: Any) -> None:
     decoder = chat(*MOSTLY_PARIS)
     server = serve(decoder, "vote: {search: 'self-consistency:samples=4'}")
@@ -39,10 +30,19 @@ def test_a_vote_answers_with_its_votes_thoughts_and_usage(serve: Any, chat: Any,
     usage = reply.usage
     assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (10, 20, 30)
     assert usage.completion_tokens_details.reasoning_tokens == 20
+    assert server.metric('tot_searches_total{model="chat:vote",outcome="answered"}') == 1
+    assert server.metric("tot_completion_tokens_total") == 20
+    assert (server.metric("tot_searches_running"), server.metric("tot_searches_waiting")) == (0, 0)
+    assert httpx.get(f"{server.url}/health").json()["decoder"] == "scripted"
 
 
-def test_the_plain_model_gives_one_sample_without_thoughts(serve: Any, chat: Any, user: Any) -> None:
+def test_searches_are_listed_beside_the_model_which_gives_one_sample(serve: Any, chat: Any, user: Any) -> None:
     with serve(chat("Paris")).client() as client:
+        names = [model.id for model in client.models.list()]
+        assert names[:4] == ["chat", "chat:vote", "chat:best", "chat:tree"]
+        assert client.models.retrieve("chat:vote").id == "chat:vote"
+        with pytest.raises(openai.NotFoundError, match=r"unknown model 'chat:bote' \(did you mean chat:vote\?\)"):
+            client.models.retrieve("chat:bote")
         reply = client.chat.completions.create(model="chat", messages=user(CAPITAL))
     assert reply.choices[0].message.content == "Paris"
     assert not hasattr(reply.choices[0].message, "reasoning_content")
@@ -119,24 +119,7 @@ def test_templates_and_control_tokens_in_messages_are_text(serve: Any, tiny: Any
 # -- options ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("fields", "budget"),
-    [
-        ({}, (None, 600)),
-        ({"reasoning_effort": "none"}, (1000, 10)),
-        ({"reasoning_effort": "minimal"}, (1000, 10)),
-        ({"reasoning_effort": "low"}, (4000, 30)),
-        ({"reasoning_effort": "medium"}, (16000, 120)),
-        ({"reasoning_effort": "high"}, (64000, 480)),
-        ({"reasoning_effort": "xhigh"}, (256000, 600)),
-        ({"reasoning_effort": "high", "x_tot": {"seconds": 7}}, (64000, 7)),
-        ({"max_completion_tokens": 900}, (900, 600)),
-        ({"max_completion_tokens": 9000, "reasoning_effort": "low"}, (4000, 30)),
-    ],
-)
-def test_effort_and_tokens_limit_the_search(
-    serve: Any, chat: Any, user: Any, monkeypatch: pytest.MonkeyPatch, fields: Any, budget: tuple[Any, float]
-) -> None:
+def test_effort_and_tokens_limit_the_search(serve: Any, chat: Any, user: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from tot.serving import search_models
 
     searched = []
@@ -145,14 +128,26 @@ def test_effort_and_tokens_limit_the_search(
         searched.append(arguments[2])
         return await original(*arguments, **options)
 
-    original = search_models.asolve
-    monkeypatch.setattr(search_models, "asolve", record)
+    original = search_models.run_search
+    monkeypatch.setattr(search_models, "run_search", record)
     server = serve(chat("b"), "vote: {search: 'self-consistency:samples=2', budget_nodes: 9}")
-    assert server.post(model="chat:vote", messages=user("a?"), **fields).status_code == 200
-    (config,) = searched
-    assert config.budget.tokens == budget[0]
-    assert config.budget.seconds == pytest.approx(budget[1], rel=0.01)
-    assert (config.budget.nodes, config.max_tokens) == (9, min(2048, fields.get("max_completion_tokens", 2048)))
+    for fields, tokens, seconds in (
+        ({}, None, 600),
+        ({"reasoning_effort": "none"}, 1000, 10),
+        ({"reasoning_effort": "minimal"}, 1000, 10),
+        ({"reasoning_effort": "low"}, 4000, 30),
+        ({"reasoning_effort": "medium"}, 16000, 120),
+        ({"reasoning_effort": "high"}, 64000, 480),
+        ({"reasoning_effort": "xhigh"}, 256000, 600),
+        ({"reasoning_effort": "high", "x_tot": {"seconds": 7}}, 64000, 7),
+        ({"max_completion_tokens": 900}, 900, 600),
+        ({"max_completion_tokens": 9000, "reasoning_effort": "low"}, 4000, 30),
+    ):
+        assert server.post(model="chat:vote", messages=user("a?"), **fields).status_code == 200
+        budget = searched[-1].budget
+        assert (budget.tokens, budget.nodes) == (tokens, 9)
+        assert budget.seconds == pytest.approx(seconds, rel=0.01)
+        assert searched[-1].max_tokens == min(2048, fields.get("max_completion_tokens", 2048))
 
 
 def test_sampling_options_and_until_reach_the_search(serve: Any, chat: Any, user: Any) -> None:
@@ -194,9 +189,10 @@ def test_texts_that_a_spent_budget_cut_are_no_answer(
     assert reply["tot"]["stopped"] == f"budget: tokens (15 of {tokens})"
 
 
-@pytest.mark.parametrize(
-    ("fields", "param", "message"),
-    [
+def test_what_a_search_cannot_honour_is_refused_by_name(serve: Any, chat: Any, user: Any) -> None:
+    decoder = chat("b")
+    server = serve(decoder)
+    for fields, param, message in (
         ({"n": 2}, "n", "n is not supported"),
         ({"response_format": {"type": "json_object"}}, "response_format", "response_format is not supported"),
         ({"tools": [{"type": "function"}]}, "tools", "tools is not supported"),
@@ -205,46 +201,22 @@ def test_texts_that_a_spent_budget_cut_are_no_answer(
         ({"reasoning_effort": "extreme"}, "reasoning_effort", "Input should be 'none', 'minimal', 'low', 'medium'"),
         ({"x_tot": {"second": 1}}, "x_tot.second", "x_tot.second is not supported"),
         ({"x_tot": {"until": 2}}, "x_tot.until", "less than or equal to 1"),
+        ({"model": "chat:best", "x_tot": {"until": 0.9}, "stream": True}, None, "option until: unknown"),
         ({"max_tokens": 5000}, "max_tokens", "this server's limit is 2048"),
-        ({"stream_options": {"include_usage": True}}, None, "stream_options needs stream"),
         ({"messages": []}, "messages", "at least 1 item"),
         ({"messages": [{"role": "user", "content": " "}]}, "messages", "the question is empty"),
-        ({"messages": [{"role": "assistant", "content": "So"}]}, None, "end with the user's"),
+        ({"messages": [{"role": "assistant", "content": "So"}]}, "messages", "end with the user's"),
         ({"model": "chat:vot"}, "model", "did you mean chat:vote?"),
-    ],
-)
-def test_what_a_search_cannot_honour_is_refused_by_name(
-    serve: Any, chat: Any, user: Any, fields: dict[str, Any], param: str | None, message: str
-) -> None:
-    decoder = chat("b")
-    reply = serve(decoder).post(**{"model": "chat:vote", "messages": user("a?"), **fields})
-    error = reply.json()["error"]
-    assert reply.status_code == (404 if "model" in fields else 400)
-    assert error["param"] == param
-    assert message in error["message"]
+    ):
+        reply = server.post(**{"model": "chat:vote", "messages": user("a?"), **fields})
+        error = reply.json()["error"]
+        assert reply.status_code == (404 if fields.get("model") == "chat:vot" else 400)
+        assert error["param"] == param
+        assert message in error["message"]
+    text = server.post("/v1/completions", model="chat:vote", prompt="a")
+    assert text.status_code == 400
+    assert "use /v1/chat/completions or /v1/responses" in text.json()["error"]["message"]
     assert decoder.requests == []
-
-
-def test_until_is_refused_where_nothing_votes(serve: Any, chat: Any, user: Any) -> None:
-    reply = serve(chat("b")).post(model="chat:best", messages=user("a?"), x_tot={"until": 0.9}, stream=True)
-    assert reply.status_code == 400
-    assert "option until: unknown" in reply.json()["error"]["message"]
-
-
-def test_searches_answer_no_text_completions(serve: Any, chat: Any) -> None:
-    reply = serve(chat("b")).post("/v1/completions", model="chat:vote", prompt="a")
-    assert reply.status_code == 400
-    assert "use /v1/chat/completions or /v1/responses" in reply.json()["error"]["message"]
-
-
-def test_health_and_metrics_need_no_engine(serve: Any, chat: Any, user: Any) -> None:
-    server = serve(chat(*MOSTLY_PARIS), "vote: {search: 'self-consistency:samples=4'}")
-    server.post(model="chat:vote", messages=user(CAPITAL))
-    assert server.metric('tot_searches_total{model="chat:vote",outcome="answered"}') == 1
-    assert server.metric("tot_thoughts_total") == 4
-    assert server.metric("tot_completion_tokens_total") == 20
-    assert (server.metric("tot_searches_running"), server.metric("tot_searches_waiting")) == (0, 0)
-    assert httpx.get(f"{server.url}/health").json()["decoder"] == "scripted"
 
 
 def test_code_is_verified_by_its_examples(serve: Any, chat: Any, user: Any) -> None:

@@ -118,30 +118,28 @@ def test_the_fields_of_agents_change_nothing(serve: Any, chat: Any) -> None:
     assert reply.json()["reasoning"]["effort"] == "minimal"
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
+def test_what_is_not_supported_is_refused_by_name(serve: Any, chat: Any) -> None:
+    server = serve(chat("b"), VOTE)
+    for fields, param in (
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"store": True}, "store"),
         ({"background": True}, "background"),
-        ({"conversation": "c"}, "conversation"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"text": {"format": {"type": "json_object"}}}, "text.format"),
         ({"truncation": "auto"}, "truncation"),
         ({"reasoning": {"effort": "low", "summary": "long"}}, "reasoning.summary"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"n": 2}, "n"),
         ({"input": 5}, "input"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input.0.content"),
         ({"messages": []}, "messages"),
         ({"model": "chat:none"}, "model"),
-    ],
-)
-def test_what_is_not_supported_is_refused_by_name(serve: Any, chat: Any, fields: dict[str, Any], param: str) -> None:
-    reply = serve(chat("b"), VOTE).post("/v1/responses", **{"model": "chat:vote", "input": "a", **fields})
-    assert reply.status_code == (404 if param == "model" else 400)
-    assert reply.json()["error"]["param"] == param
+    ):
+        reply = server.post("/v1/responses", **{"model": "chat:vote", "input": "a", **fields})
+        assert reply.status_code == (404 if param == "model" else 400)
+        assert reply.json()["error"]["param"] == param
 
 
 def test_an_error_ends_the_stream_as_an_event(serve: Any, chat: Any) -> None:
