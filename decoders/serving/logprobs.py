@@ -62,7 +62,7 @@ def chat_logprobs(scored: Scored, codec: TextCodec) -> dict[str, Any]:
 
     tops = scored.top or [[] for _ in scored.logprobs]
     rows = zip(scored.tokens, scored.logprobs, tops, strict=True)
-    content = [{**entry(*row), "top_logprobs": [entry(*one) for one in top]} for *row, top in rows]
+    content = [{**entry(one, logprob), "top_logprobs": [entry(*best) for best in top]} for one, logprob, top in rows]
     return {"content": content, "refusal": None}
 
 

@@ -40,7 +40,7 @@ class ResponsesReply(ChatReply):
             yield from self._end("completed") if self._item is not None else self._opening()
             yield from self._begin(kind)
         self._part["text"] += piece.text
-        yield self._text("delta", delta=piece.text)
+        yield self._of_text("delta", delta=piece.text)
 
     def ending(self, choice: Choice) -> Iterator[Event]:
         if self._item is None or self._item["type"] != "message":
@@ -90,7 +90,7 @@ class ResponsesReply(ChatReply):
         self._field, part_type, self._part_event, self._text_event = _NAMES["summary" if summary else kind]
         about: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}
         self._item = {"id": f"{self._head['id']}-{kind}", "type": kind, "status": "in_progress", "content": [], **about}
-        self._part = {"type": part_type, "text": ""}
+        self._part: dict[str, Any] = {"type": part_type, "text": ""}
         if kind == "message":
             self._part |= {"annotations": [], "logprobs": []}
         yield self._event("response.output_item.added", output_index=len(self._output), item=self._item)
@@ -98,7 +98,7 @@ class ResponsesReply(ChatReply):
 
     def _end(self, status: str) -> Iterator[Event]:
         assert self._item is not None
-        yield self._text("done", text=self._part["text"])
+        yield self._of_text("done", text=self._part["text"])
         yield self._event(f"response.{self._part_event}.done", **self._place, part=self._part)
         item = {**self._item, "status": status, self._field: [self._part]}
         yield self._event("response.output_item.done", output_index=len(self._output), item=item)
@@ -109,8 +109,8 @@ class ResponsesReply(ChatReply):
         assert self._item is not None
         return {"item_id": self._item["id"], "output_index": len(self._output), f"{self._field}_index": 0}
 
-    def _text(self, what: str, **fields: Any) -> dict[str, Any]:
-        logprobs = {"logprobs": []} if self._text_event == "output_text" else {}
+    def _of_text(self, what: str, **fields: Any) -> dict[str, Any]:
+        logprobs: dict[str, Any] = {"logprobs": []} if self._text_event == "output_text" else {}
         return self._event(f"response.{self._text_event}.{what}", **self._place, **fields, **logprobs)
 
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
