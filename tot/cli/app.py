@@ -28,6 +28,8 @@ from tot.running import LOADING
 COMMANDS = {
     "demo": "tot.cli.demo:demo_command",
     "solve": "tot.cli.solve:solve_command",
+    "ask": "tot.cli.solve:ask_command",
+    "chat": "tot.cli.chat:chat_command",
     "eval": "tot.cli.eval:eval_command",
     "calibrate": "tot.cli.calibrate:calibrate_command",
     "report": "tot.cli.report:report_command",

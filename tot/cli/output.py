@@ -65,8 +65,9 @@ def show(solution: Solution, saved: Path | None = None, verdict: str = "") -> No
     if any("\n" in text or len(text) > _SHORT for text in path):
         page.print(f"\n{tree.state(best).text.strip()}")
     page.print()
-    print_tree(page, tree)
-    page.print()
+    if path != [answer_text(solution.answer or "").strip()] or len(tree) > 2:  # otherwise the tree is the answer again
+        print_tree(page, tree)
+        page.print()
     page.print(Text(usage_line(solution), style="dim"))
     if saved is None:
         page.print(Text("To keep the tree, add --out run.json; `tot report run.json` draws it.", style="dim"))

@@ -91,6 +91,18 @@ def solve_command(
         raise typer.Exit(130)
 
 
+@takes(ModelFlags, SearchConfig)
+def ask_command(
+    *,
+    question: Annotated[list[str], typer.Argument(help="The question; quotes are not needed.")],
+    given: dict[str, Any],
+) -> None:
+    """Answer a question: `tot solve ask`, without its options for files."""
+    settings = {"task": "ask", "question": " ".join(question), **given}
+    if _run(settings, None, overwrite=False, as_json=False, live=False):
+        raise typer.Exit(130)
+
+
 def _is_question(text: str) -> bool:
     """Return whether the only argument is a question: not a task, and not one word, which may be a mistyped task."""
     from tot.registry import TASKS

@@ -125,3 +125,39 @@ def test_the_demo_shows_a_wrong_answer_beside_a_right_one(smollm2: str, tot: Any
     assert (status, err) == (0, "")
     (judged,) = (line for line in out.splitlines() if "hidden tests" in line and "│" in line)
     assert [cell.strip() for cell in judged.split("│")[1:]] == ["wrong", "right"]
+
+
+@pytest.mark.real
+def test_a_chat_remembers_the_conversation_and_votes_on_the_last_question(smollm2: str, python: Any) -> None:
+    process = python("-m", "tot.cli.app", "chat", "--max-tokens", "12")
+    lines = [
+        "/vote",
+        "What is the capital of France?",
+        "And of Italy?",
+        "/tree",
+        "/vote",
+        "/tree",
+        "/nope",
+        "/quit",
+        "Hi",
+    ]
+    out, err = process.communicate("\n".join(lines), timeout=120)
+    assert process.returncode == 0
+    first, second, voted, asked, *tree = out.splitlines()
+    assert (first, second) == ("The capital of France is Paris.", "The capital of Italy is Rome.")
+    assert re.fullmatch(r"Answer \(\d of \d votes\): The capital of Italy is Rome\.", voted)
+    assert asked == "And of Italy?"
+    assert all(line.startswith(("├──", "└──")) for line in tree)
+    assert err.splitlines() == [
+        "tot: there is no question to vote on: type one first",
+        "tot: no vote has run: type /vote after a question",
+        "tot: unknown command '/nope' (did you mean /vote?): choose one of /clear, /model, /quit, /tree, /vote",
+    ]
+
+
+@pytest.mark.real
+def test_ask_needs_no_quotes_and_prints_a_plain_answer_once(smollm2: str, tot: Any) -> None:
+    status, out, err = tot("ask", "What", "is", "the", "capital", "of", "Japan?")
+    assert (status, err) == (0, "")
+    assert out.startswith("Answer: The capital of Japan is Tokyo.\n")
+    assert out.count("Tokyo") == 1
