@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypeVar
@@ -207,7 +207,7 @@ async def astream(
     reproducible: bool | None = None,
     hooks: object | None = None,
     checkpoint: Checkpoint | None = None,
-) -> AsyncIterator[SearchStarted | SearchStep | SearchFinished]:
+) -> AsyncGenerator[SearchStarted | SearchStep | SearchFinished, None]:
     """Solve one question, and yield SearchStarted, a SearchStep after every step, and SearchFinished.
 
     The arguments are those of `solve`. Closing or cancelling the iterator cancels the search.
@@ -228,7 +228,7 @@ async def astream(
         await asyncio.wait([searching])
 
 
-def _search(given: Mapping[str, Any], **about: Any) -> Any:
+def _search(given: Mapping[str, Any], **about: Any) -> Coroutine[Any, Any, Solution]:
     """Return the search of the arguments of `solve`, as a coroutine."""
     task, question, config, hooks, checkpoint = (
         given[name] for name in ("task", "question", "config", "hooks", "checkpoint")

@@ -225,14 +225,12 @@ def read_options(options: str | Sequence[Any]) -> dict[str, str]:
 def _with_second(fields: dict[str, Any]) -> Any:
     """Remove `model` and `escalate` from the fields, and return them as one. Raises OptionError if they differ."""
     model = fields.pop("model", "smollm2-135m")
-    if "escalate" not in fields:
+    second = fields.pop("escalate", None)
+    if second in (None, "none"):
         return model
-    second = fields.pop("escalate")
-    second = None if second == "none" else second
-    models = by_purpose("model", model)
-    if models is None:
-        return Models.of(model).with_second(second)
-    if second is not None and models.setdefault("escalate", second) != second:
+    models = by_purpose("model", model.by_purpose if isinstance(model, Models) else model)
+    models = dict.fromkeys(ALWAYS, model) if models is None else models
+    if models.setdefault("escalate", second) != second:
         raise OptionError(f"escalate is {models['escalate']!r} in model, and {second!r}: give one of them")
     return models
 

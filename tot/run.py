@@ -82,7 +82,9 @@ class Run:
         self._by_level = config.reproducible or ordered
         """Whether branches wait for each other: merging and comparing states depends on the order of results."""
         given: tuple[str, ...] = getattr(search, "solutions", ())
-        self._solutions = given if len(set(given)) < 2 or can_confine() else (*filter(self._can_run, given),)
+        if len(set(given)) > 1 and not can_confine():
+            given = tuple(template for template in given if template not in CheckedTask(task).programs)
+        self._solutions = given
         """The templates of whole solutions, in turn, without programs that can't run; empty for the task's default."""
         resources = self._resources(search, root, independent=not ordered, timed=not config.reproducible)
         self.search: SearchState = search.start(task, root, seed=seed, hooks=hooks, resources=resources)
@@ -96,9 +98,6 @@ class Run:
             self._begin(checkpoint, search, seed, resources)
         self._watch(self)
 
-    def _can_run(self, template: str) -> bool:
-        return template not in CheckedTask(self.task).programs
-
     def _resources(self, search: Any, root: State, independent: bool, timed: bool) -> Resources:
         """Return the resources of the search; of a resumed run, as at its start. Measured times differ between runs."""
         checked, checkpoint = CheckedTask(self.task), self._checkpoint
@@ -110,15 +109,10 @@ class Run:
             independent=independent and type(self._generator) is Sample,
         )
         own = replace(own, cheap_samples=self.backend.cheap_samples) if timed else own
-        recorded = (
-            {}
-            if checkpoint is None
-            else {
-                "cheap_samples": checkpoint.setting("cheap_samples", own.cheap_samples),
-                "budgeted": bool(checkpoint.setting("budgeted", own.budgeted)),
-            }
-        )
-        return replace(own, **recorded)
+        if checkpoint is None:
+            return own
+        names = ("cheap_samples", "budgeted")
+        return replace(own, **{name: checkpoint.setting(name, getattr(own, name)) for name in names})
 
     def _begin(self, checkpoint: Checkpoint, search: Any, seed: int, resources: Resources) -> None:
         """Record the options of the steps, or compare them with the resumed run."""

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tot import BFS, Budget, EngineOptions, Model, Solution, Value, asolve, solve
+from tot import BFS, Budget, EngineOptions, Model, SearchConfig, Solution, Value, asolve, solve
+from tot.api import run_search
 from tot.decoders import ModelError, OptionError, RequestError, TaskError
 
 SMALL = BFS(thoughts=2, breadth=2, depth=3)
@@ -109,8 +110,8 @@ def test_concurrent_searches_on_one_decoder_equal_sequential_ones(letters: Any, 
 def test_a_cancelled_search_cancels_its_requests(letters: Any, tiny: Any) -> None:
     async def run(decoder: Any) -> int:
         progress: list[Any] = []
-        options = {"search": BFS(thoughts=3, depth=9), "max_tokens": 60, "watch": progress.append}
-        search = asyncio.create_task(asolve(letters, "q", decoder=decoder, **options))
+        config = SearchConfig.of(None, {"decoder": decoder, "search": BFS(thoughts=3, depth=9), "max_tokens": 60})
+        search = asyncio.create_task(run_search(letters, "q", config, watch=progress.append))
         while not search.done() and not (progress and progress[0].search.best.depth >= 1 and decoder.engine.cache.live):
             await asyncio.sleep(0.001)
         search.cancel()  # in a later level: three requests, three samples each
@@ -130,8 +131,8 @@ def test_a_cancelled_search_cancels_its_requests(letters: Any, tiny: Any) -> Non
 def test_a_cancelled_search_can_keep_the_best_so_far(letters: Any, tiny: Any) -> None:
     async def run(decoder: Any) -> Solution:
         progress: list[Any] = []
-        options = {"search": BFS(thoughts=2, depth=50), "max_tokens": 6, "watch": progress.append, "keep_best": True}
-        search = asyncio.create_task(asolve(letters, "q", decoder=decoder, **options))
+        config = SearchConfig.of(None, {"decoder": decoder, "search": BFS(thoughts=2, depth=50), "max_tokens": 6})
+        search = asyncio.create_task(run_search(letters, "q", config, watch=progress.append, keep_best=True))
         while not search.done() and (not progress or progress[0].search.best.depth < 2):
             await asyncio.sleep(0.001)
         search.cancel()

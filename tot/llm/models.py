@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,6 @@ from tot.task.checked import user_code
 
 ALWAYS: tuple[Purpose, ...] = ("generate", "evaluate", "answer")
 """The purposes of every search. "escalate" needs a model of its own."""
-_SECOND: tuple[Purpose, ...] = ("escalate",)
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Model:
     """Models with equal names and options share one engine."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.engine, Mapping):
+        if isinstance(self.engine, Mapping):  # in a file
             object.__setattr__(self, "engine", validated(EngineOptions, self.engine, "engine"))
         if _is_function(self.model) and not isinstance(self.decoder, FunctionDecoder):
             if self.decoder != "auto":
@@ -104,42 +103,33 @@ class Models:
         """
         if isinstance(model, Models) and decoder is None:
             return model
-        named = None if isinstance(model, Models) else by_purpose("model", model)
-        if isinstance(model, Models):
-            given = dict(model.by_purpose)
-        else:
-            own = dict.fromkeys(ALWAYS, model) if named is None else named
-            given = {purpose: _model_of(one) for purpose, one in own.items()}
-        if not given.keys() & set(ALWAYS):
-            given |= dict.fromkeys(ALWAYS, Model())
-        chosen = by_purpose("decoder", decoder)
-        if chosen is None and decoder is not None:
-            second = "escalate" in given and isinstance(decoder, str) and ".py:" not in decoder
-            chosen = dict.fromkeys((*ALWAYS, *_SECOND) if second else ALWAYS, decoder)
-        chosen = chosen or {}
-        first = given.get("generate")
-        for purpose, one in chosen.items():
-            base = given.get(purpose) if purpose == "escalate" else given.get(purpose, first)
-            if purpose == "escalate" and base is None and isinstance(one, str):
-                raise OptionError(f"decoder escalate={one} has no model: add --escalate MODEL")
-            if purpose == "escalate" and base is not None and not isinstance(one, str):
-                raise OptionError(
-                    f"escalate={value_text(base.model)} has no effect, because its decoder has its own model: leave "
-                    "one of them out, or add --decoder escalate=auto"
-                )
-            if base is not None and (isinstance(one, str) or isinstance(base.decoder, FunctionDecoder)):
-                given[purpose] = replace(base, decoder=one)
-            elif not isinstance(one, str):
-                given[purpose] = Model(decoder=one)
-        objects = {purpose: one for purpose, one in chosen.items() if purpose != "escalate"}
-        if objects and not any(isinstance(one, str) for one in objects.values()):
-            other = given["generate" if "generate" in objects else next(iter(objects))]
-            given |= {purpose: other for purpose in ALWAYS if purpose not in objects and purpose not in (named or {})}
-        for purpose in ALWAYS:
-            if purpose not in given and "generate" not in given:
+        own = by_purpose("model", model.by_purpose if isinstance(model, Models) else model)
+        named: Collection[str] = () if own is None or isinstance(model, Models) else own.keys()
+        if own is None or not own.keys() & set(ALWAYS):
+            own = {**dict.fromkeys(ALWAYS, Model() if own else model), **(own or {})}
+        chosen = by_purpose("decoder", decoder) or {}
+        if decoder is not None and not chosen:
+            both = "escalate" in own and isinstance(decoder, str) and ".py:" not in decoder
+            chosen = dict.fromkeys(get_args(Purpose) if both else ALWAYS, decoder)
+        objects = [one for purpose, one in chosen.items() if purpose != "escalate"]
+        others = (
+            chosen.get("generate", objects[0]) if objects and not any(isinstance(o, str) for o in objects) else None
+        )
+        models: dict[Purpose, Model] = {}
+        for purpose in get_args(Purpose):
+            always = purpose in ALWAYS
+            base = own.get(purpose, own.get("generate") if always else None)
+            one = chosen.get(purpose, others if always and purpose not in named else None)
+            if one is not None and not isinstance(one, str) and not _is_function(base):
+                models[purpose] = Model(decoder=one)
+            elif base is not None or purpose in own or (always and "generate" in own):
+                found = _model_of(base)
+                models[purpose] = found if one is None else replace(found, decoder=one)
+            elif always:
                 raise OptionError(f"no model is given for {purpose}: add one, such as generate=small.gguf")
-        second = {purpose: given[purpose] for purpose in _SECOND if purpose in given}
-        return cls({purpose: given.get(purpose, given["generate"]) for purpose in ALWAYS} | second)
+            elif one is not None:
+                raise OptionError(f"decoder escalate={one} has no model: add --escalate MODEL")
+        return cls(models)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"by_purpose": self.by_purpose}  # another process creates its own decoders
@@ -163,33 +153,20 @@ class Models:
                 found[purpose] = self.by_purpose[purpose].model if isinstance(decoder, str) else _weights_of(decoder)
         return {purpose: model for purpose, model in found.items() if model is not None}
 
-    def with_second(self, model: Any) -> Models:
-        """Return these models with another for "escalate", or without one for None."""
-        others = {purpose: one for purpose, one in self.by_purpose.items() if purpose != "escalate"}
-        if model is None:
-            return Models(others)
-        first, second = others["generate"], _model_of(model)
-        if first.named and not isinstance(model, Model) and not _is_function(model):
-            second = replace(first, model=second.model, tokenizer=None)
-        return Models({**others, "escalate": second})
-
-    def with_options(
-        self, engine: Mapping[str, Any], options: Mapping[str, Any] | None = None, tokenizer: Any = None
-    ) -> Models:
+    def with_options(self, engine: Mapping[str, Any], options: Mapping[str, Any], tokenizer: Any = None) -> Models:
         """Return these models with options of their engines, and of the decoders that have them. Raises OptionError."""
         models = dict(self.by_purpose)
         named = {purpose: one for purpose, one in models.items() if one.named}
-        local = {purpose: one for purpose, one in named.items() if one.decoder not in REMOTE}
-        given = {**engine, **({} if tokenizer is None else {"tokenizer": tokenizer})}
-        changed = validated(EngineOptions, engine, "engine").model_dump(exclude_defaults=True)
-        if not named and (unused := [*(options or {}), *changed, *given.keys() - engine.keys()]):
-            raise OptionError(f"{', '.join(unused)}: a decoder object has its own model; leave these out")
-        for purpose, one in (local or named).items():
+        local = {purpose: one for purpose, one in named.items() if one.decoder not in REMOTE} or named
+        if not named:
+            first, own = models["generate"].decoder, validated(EngineOptions, engine, "engine")
+            Model(decoder=first, options=options, tokenizer=tokenizer, engine=own)  # raises OptionError
+        for purpose, one in local.items():
             own = validated(EngineOptions, {**one.engine.model_dump(), **engine}, "engine")
             models[purpose] = replace(one, engine=own, tokenizer=one.tokenizer if tokenizer is None else tokenizer)
-        for name, value in (options or {}).items():
+        for name, value in options.items():
             taking = [purpose for purpose, one in named.items() if name in option_names(one.decoder)]
-            for purpose in taking or list(local or named)[:1]:  # opening the decoder rejects an unknown option
+            for purpose in taking or [*local][:1]:  # opening the decoder rejects an unknown option
                 models[purpose] = replace(models[purpose], options={**models[purpose].options, name: value})
         return Models(models)
 
