@@ -12,7 +12,7 @@ import gguf
 import pytest
 import torch
 
-from tot import close_models, solve
+from tot import Model, close_models, solve
 from tot.decoders import ModelError, OptionError, Request, Sampling, load_decoder
 from tot.decoders.engine import open_models
 from tot.decoders.engine.open_models import shared_engines
@@ -50,7 +50,8 @@ def saved(save_model: Callable[..., Path]) -> Callable[..., str]:
 
 
 def ask(model: str, **options: Any) -> str:
-    found = solve("gsm8k", "What is 1 + 1?", model=model, search="cot", max_tokens=8, kv_budget=9000, **options)
+    named = Model(model, engine=EngineOptions(kv_budget="9000"))
+    found = solve("gsm8k", "What is 1 + 1?", model=named, search="cot", max_tokens=8, **options)
     assert found.usage.reused_prompt_tokens == 0  # as if the model had just been loaded
     return "\n".join(found.tree.state(node).text for node in found.tree)
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tot import BFS, LogProb, Task, Value, evaluate, solve
+from tot import BFS, LogProb, Model, Task, Value, evaluate, solve
 from tot.cli.app import main
 from tot.decoders import ModelError, OptionError
 from tot.search.self_consistency import SelfConsistency
@@ -44,7 +44,11 @@ def script(path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.fixture
 def options(server: Any) -> dict[str, Any]:
     server.reply = script
-    return {"model": "tiny", "decoder": "openai", "base_url": server.url}
+    return at(server)
+
+
+def at(server: Any, **options: Any) -> dict[str, Any]:
+    return {"model": Model("tiny", "openai", {"base_url": server.url, **options})}
 
 
 def lines(folder: Path) -> list[str]:
@@ -57,7 +61,7 @@ def lines(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize(("requested", "answer"), [(True, "b"), (False, "c")])
 def test_votes_are_weighted_by_log_probabilities_if_the_server_gives_them(
-    server: Any, options: dict[str, Any], requested: bool, answer: str
+    server: Any, requested: bool, answer: str
 ) -> None:
     samples = [("b", -0.1), ("c", -5.0), ("c", -5.0)]
 
@@ -77,8 +81,7 @@ def test_votes_are_weighted_by_log_probabilities_if_the_server_gives_them(
         "q",
         search=SelfConsistency(samples=3, weighted=True),
         evaluator=LogProb(),
-        **options,
-        logprobs=requested,
+        **at(server, logprobs=requested),
     )
     assert solution.answer == answer
     assert [len(part.logprobs) for node in solution.tree if node.thought for part in node.thought.drawn.values()] == (
@@ -105,7 +108,7 @@ def test_an_evaluation_stopped_by_a_dying_server_resumes_to_the_same_samples(
     out, done = tmp_path / "torn", list[int]()
     for replies in (20, 22, 3, None):
         server.die_after = replies
-        arguments = {"out": out, "resume": True, "concurrency": 2, **SEARCH, **options, "retries": 1}
+        arguments = {"out": out, "resume": True, "concurrency": 2, **SEARCH, **at(server, retries=1)}
         if replies is None:
             evaluate(Letters, rows, **arguments)
             continue
@@ -127,13 +130,13 @@ def test_an_evaluation_resumes_with_a_server_at_another_address(
     arguments = {"out": tmp_path / "out", "resume": True, **SEARCH}
     server.die_after = 20
     with pytest.raises(ModelError):
-        evaluate(Letters, rows, **arguments, **options | {"retries": 0}, concurrency=1)
+        evaluate(Letters, rows, **arguments, **at(server, retries=0), concurrency=1)
     server.die_after, server.port = None, 0
     server.start()
-    moved = options | {"base_url": server.url, "timeout": 50.0}
+    moved = at(server, timeout=50.0)
     assert evaluate(Letters, rows, **arguments, **moved, concurrency=3).samples == 8
     with pytest.raises(OptionError, match="decoder_option"):
-        evaluate(Letters, rows, **arguments, **moved, extra='{"top_k": 1}')
+        evaluate(Letters, rows, **arguments, **at(server, extra='{"top_k": 1}'))
 
 
 BROKEN = {

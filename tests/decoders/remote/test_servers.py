@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tot import BFS, Continue, Random, SelfConsistency, Solution, Task, solve
+from tot import BFS, Continue, Model, Random, SelfConsistency, Solution, Task, solve
 from tot.cli.app import main
 from tot.decoders import Message, OptionError, Request, Sampling
 from tot.decoders.remote.servers import SERVERS, recognized
@@ -71,8 +71,8 @@ def test_a_last_assistant_message_is_continued(server: Any, remote: Any, caplog:
 def test_a_vote_runs_on_each_server(server: Any, kind: str) -> None:
     server.takes_n = kind == "vllm"
     server.reply = lambda path, body: [{"text": "The answer is 7."}] * (body.get("n", 1) if kind == "vllm" else 1)
-    where: dict[str, Any] = {"model": "tiny", "decoder": "openai", "base_url": server.url, "server": kind}
-    solution = solve("gsm8k", "How many?", search=SelfConsistency(samples=4), evaluator="random", **where)
+    model = Model("tiny", "openai", {"base_url": server.url, "server": kind})
+    solution = solve("gsm8k", "How many?", model=model, search=SelfConsistency(samples=4), evaluator="random")
     assert solution.answer == "7"
     assert [asked.body.get("n", 1) for asked in server.posts] == ([4] if kind == "vllm" else [4, 1, 1, 1])
 
