@@ -238,12 +238,10 @@ def test_a_killed_solve_command_is_resumed(smollm2: str, python: Any, tmp_path: 
         question,
         "--prompts",
         "papers",
-        "--depth",
-        "3",
-        "--thoughts",
-        "2",
+        "--search",
+        "bfs:thoughts=2,breadth=1,depth=3",
     ]
-    command += ["--breadth", "1", "--max-tokens", "8", "--model", smollm2, "--reproducible", "--out"]
+    command += ["--max-tokens", "8", "--model", smollm2, "--reproducible", "--out"]
     whole = python(*command, "whole.json")
     assert whole.wait(timeout=120) == 0
     first = python(*command, "run.json")

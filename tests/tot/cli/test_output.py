@@ -21,7 +21,7 @@ from tot.solution import Solution
 
 QUESTION = "Tom has 3 apples and buys 4 more. How many apples does he have?"
 RULES = ("--model", "none", "--search", "best-first:rank=cost", "--generator", "enumerate:prior=uniform")
-SOLVE = ("solve", "gsm8k", QUESTION, "--evaluator", "value", "--thoughts", "2", "--depth", "2")
+SOLVE = ("solve", "gsm8k", QUESTION, "--evaluator", "value", "--search", "bfs:thoughts=2,depth=2")
 
 
 def test_the_tree_the_answer_and_the_usage_are_printed_as_plain_text(tot: Any, scripted_model: Any) -> None:
@@ -81,7 +81,7 @@ def test_without_a_question_the_example_of_the_task_is_solved(tot: Any, scripted
 
 
 def test_options_reach_the_search(tot: Any, scripted_model: Any) -> None:
-    tot(*SOLVE[:3], "--thoughts", "2", "--breadth", "1", "--depth", "3", "--evaluator", "value", "--temperature", "0.5",
+    tot(*SOLVE[:3], "--search", "bfs:thoughts=2,breadth=1,depth=3", "--evaluator", "value", "--temperature", "0.5",
         "--max-tokens", "9", "--seed", "4")  # fmt: skip
     first, again = scripted_model.requests[0].sampling, list(scripted_model.requests)
     assert (first.n, first.temperature, first.max_tokens) == (2, 0.5, 9)
@@ -127,7 +127,7 @@ def test_a_failing_run_keeps_its_tree(
         return generate(requests)
 
     monkeypatch.setattr(scripted_model, "generate", fail)
-    status, out, err = tot(*SOLVE, "--depth", "3", "--out", str(tmp_path / "run.json"))
+    status, out, err = tot(*SOLVE, "--search", "bfs:thoughts=2,depth=3", "--out", str(tmp_path / "run.json"))
     assert (status, out, err) == (2, "", "tot: the model is gone: bring it back\n")
     assert [node.value for node in ThoughtTree.load(tmp_path / "run.json")] == [None, 6, 6]
 

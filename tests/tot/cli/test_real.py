@@ -15,7 +15,7 @@ import pytest
 from tot import ThoughtTree
 
 QUESTION = "Tom has 3 apples and buys 4 more. How many apples does he have?"
-TINY = ("--prompts", "papers", "--depth", "2", "--thoughts", "2", "--max-tokens", "16")
+TINY = ("--prompts", "papers", "--search", "bfs:thoughts=2,depth=2", "--max-tokens", "16")
 
 
 @pytest.mark.real
@@ -63,7 +63,7 @@ def test_a_json_run_prints_one_object_with_its_usage(smollm2: str, tot: Any, usa
 @pytest.mark.real
 def test_ctrl_c_prints_the_best_so_far_and_saves_the_tree(smollm2: str, python: Any, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()  # a pseudo-terminal, so that the progress line reports the progress
-    arguments = ["--prompts", "papers", "--depth", "30", "--thoughts", "2", "--breadth", "2", "--max-tokens", "16"]
+    arguments = ["--prompts", "papers", "--search", "bfs:thoughts=2,breadth=2,depth=30", "--max-tokens", "16"]
     arguments += ["--out", "run.json"]
     process = python("-m", "tot.cli.app", "solve", "gsm8k", QUESTION, *arguments, stderr=theirs)
     os.close(theirs)
