@@ -30,7 +30,7 @@ class GSM8K(Task):
     """Input: a word problem. Output: a number, as text.
 
     A thought is a sub-question and its sub-answer; its value, from 1 to 10, is how much it helps. T = 4: three levels
-    of thoughts, then the answer. Score: 1 if the numbers are equal, else 0. `solve(..., **rap("gsm8k"))` searches as
+    of thoughts, then the answer. Score: 1 if the numbers are equal, else 0. `search="rap"` searches as
     RAP does. With aggregate="vote" the answers of all leaves vote, weighted by the values of their states. The template
     `program` asks for a Python program that prints the answer, which runs in a sandbox
     (`self-consistency:solutions=chain+program`; Program of Thoughts, Chen et al., 2023).

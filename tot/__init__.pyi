@@ -35,7 +35,6 @@ from .llm.replies import Evaluation as Evaluation
 from .llm.replies import Proposal as Proposal
 from .llm.replies import Reply as Reply
 from .registry import load_task as load_task
-from .registry import rap as rap
 from .search.ab_mcts import ABMCTS as ABMCTS
 from .search.base import Search as Search
 from .search.base import SearchState as SearchState

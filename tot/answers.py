@@ -154,17 +154,15 @@ class Answers:
         answered = [(node, answer) for node in self.candidates if (answer := search.answer_at(node)) is not None]
         if not answered:
             return None
-        question, aggregate = search.tree.state(search.tree.root).question, search.options.aggregate
-        ballots, winners = cast(search.checked, question, answered, aggregate == "majority")
-        node, answer = answered[winners[0]]
+        if len(answered) == 1:
+            ((node, answer),) = answered
+            verified = node is search.solved and self._task.verdict == Task.verdict
+            return Leader(answer_text(answer), 1.0 if verified else None, None)
+        ballots, winners = cast(search.checked, search.tree.question, answered, search.options.aggregate == "majority")
         total = math.fsum(ballot.weight for ballot in ballots)
-        certainty = share = None
-        if node is search.solved:
-            certainty = 1.0 if self._task.verdict == Task.verdict else None
-        elif aggregate != "best" and len(ballots) > 1 and total > 0:
-            certainty = None if self.curve is None else self.curve.certainty(features(ballots))
-            share = math.fsum(ballots[i].weight for i in winners) / total
-        return Leader(answer_text(answer), certainty, share)
+        certainty = None if self.curve is None or not total > 0 else self.curve.certainty(features(ballots))
+        share = math.fsum(ballots[i].weight for i in winners) / total if total > 0 else None
+        return Leader(answer_text(answered[winners[0]][1]), certainty, share)
 
     def of_best(self) -> Any | None:
         """Return the answer that the best state contains, without asking the model."""

@@ -154,11 +154,6 @@ def _check_together(task: Task, search: Any, generator: Any, evaluator: Any, own
         task.prompts.require("answer")
 
 
-def rap(task: Task | type[Task] | str) -> dict[str, Any]:
-    """Return options of `solve` for RAP: `solve(task, question, **rap(task))` (see `tot.search.mcts`)."""
-    return {**parts_of(load_task(task), "rap"), "prompts": "papers"}
-
-
 def refuse_code(options: Mapping[str, Any], place: Path) -> None:
     """Raise OptionError if options that were read from a file name a task, a part or a tool that is not installed.
 

@@ -129,8 +129,8 @@ GROUPS: dict[str, dict[str, Run]] = {
         ),
     },
     "rap": {
-        "words": ("gsm8k", TULIPS, "words", {"rap": {"iterations": 4, "depth": 3}, "prompts": "papers"}),
-        "blocks": ("blocksworld", BLOCKS, "blocks", {"rap": {"iterations": 4, "depth": 4}, "prompts": "papers"}),
+        "words": ("gsm8k", TULIPS, "words", {"search": "rap:iterations=4,depth=3", "prompts": "papers"}),
+        "blocks": ("blocksworld", BLOCKS, "blocks", {"search": "rap:iterations=4,depth=4", "prompts": "papers"}),
     },
     "ab-mcts": {
         "gaussian": _words("ab-mcts:iterations=10,together=1", evaluator="value"),

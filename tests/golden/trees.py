@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.golden.cases import GROUPS, JUDGED, NUMBERS, TULIPS, WRITTEN, Run
-from tot import evaluate, rap, solve
+from tot import evaluate, solve
 from tot.decoders import Completion, Request, Usage
 from tot.decoders.request import ChoiceLogprob
 
@@ -185,15 +185,12 @@ def _solve(run: Run, folder: Path) -> tuple[Any, list[Script]]:
     decoders = [Script(texts), Script(texts, "large")]
     given = options.get("decoder", {"generate": 0})
     options = {"max_tokens": 60, "seed": 1, "decoder": {name: decoders[i] for name, i in given.items()}} | {
-        name: value() if callable(value) else value for name, value in options.items() if name not in ("decoder", "rap")
+        name: value() if callable(value) else value for name, value in options.items() if name != "decoder"
     }
     if "model" in options:
         del options["decoder"]
     elif len(options["decoder"]) == 1:
         options["decoder"] = decoders[0]
-    if "rap" in run[3]:
-        parts = rap(task)
-        options |= {**parts, "search": parts["search"].model_copy(update=run[3]["rap"])}
     if task == "optimize":
         (folder / "start.py").write_text("def number():\n    return 1\n")
         (folder / "score.py").write_text("from candidate import number\nprint(-abs(10 - number()))\n")

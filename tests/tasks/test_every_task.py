@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import tot.tasks
-from tot import Solution, load_decoder, load_task, rap, solve
+from tot import Solution, load_decoder, load_task, solve
 from tot.decoders import LocalDecoder
 from tot.decoders.registry import declared
 
@@ -84,9 +84,7 @@ def test_every_task_supports_propose_and_vote(name: str, decoder: LocalDecoder) 
 @pytest.mark.real
 @pytest.mark.parametrize("name", ["gsm8k", "blocksworld"])
 def test_rap_is_an_mcts_configuration(name: str, decoder: LocalDecoder) -> None:
-    parts: dict[str, Any] = rap(name)
-    short = parts["search"].model_copy(update={"iterations": 2, "depth": 3})
-    solution = run(name, decoder, **parts | {"search": short})
+    solution = run(name, decoder, search="rap:iterations=2,depth=3")
     visited: Sequence[Any] = [node for node in solution.tree if node.visits and node.parent is not None]
     assert visited
     assert all(node.reward is not None and node.q is not None for node in visited)

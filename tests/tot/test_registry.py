@@ -39,7 +39,6 @@ from tot import (
     Value,
     Vote,
     load_task,
-    rap,
     solve,
 )
 from tot.api import run_search
@@ -187,22 +186,19 @@ def test_defaults_come_from_the_task(letters: Any) -> None:
 def test_rap_sets_search_generator_and_evaluator(letters: Any) -> None:
     judged = Likelihood(template="self_eval", labels={"Yes": 1.0, "No": 0.0})
     parts = parts_of(letters(), search="rap")
-    assert {**parts, "prompts": "papers"} == rap(letters())
     assert parts["search"] == MCTS(thoughts=4, rollout="greedy", cum_reward="mean", calc_q="max", fast=judged)
     assert parts["generator"] == Sample(samples=8)
     assert parts["evaluator"] == Combine(evaluators=(judged, Confidence()), weights=(0.5, 0.5), rule="product")
 
 
 def test_rap_accepts_options_and_may_be_the_search_of_a_task(letters: Any) -> None:
-    whole = {name: part for name, part in rap(letters()).items() if name != "prompts"}
+    whole = parts_of(letters(), search="rap")
     shorter = whole["search"].model_copy(update={"iterations": 3, "depth": 5})
     assert parts_of(letters(), search="rap:iterations=3", search_options={"depth": 5}) == whole | {"search": shorter}
     assert parts_of(type("Own", (letters,), {"search": "rap"})()) == whole
-    with pytest.raises(OptionError, match=r"search rap, option breadth: .* \(its options: depth, .*iterations"):
+    with pytest.raises(OptionError, match=r"search option breadth: .* \(its options: depth, .*iterations"):
         parts_of(letters(), search="rap:breadth=2")
-    with pytest.raises(
-        OptionError, match=r"unknown search 'rip'.*: choose one of .*, mcts, rap, refine, self-consistency"
-    ):
+    with pytest.raises(OptionError, match=r"unknown search 'rip'.*: choose one of .*, mcts, refine, self-consistency"):
         parts_of(letters(), search="rip")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tot import Model, SearchConfig, evaluate, rap, solve
+from tot import Model, SearchConfig, evaluate, solve
 from tot.decoders import LocalDecoder, OptionError, load_decoder
 from tot.decoders.models.model_names import has_chat_template, warn_of_no_template
 from tot.decoders.remote.decoder import RemoteDecoder
@@ -79,7 +79,6 @@ def test_decoders_and_searches_that_need_marked_texts_get_the_papers_prompts(
             (message,) = caplog.messages
             assert message.startswith("decoder pdos needs few-shot prompts, which replace the model's chat")
         assert prompts(search="rap", **model) == "papers"
-        assert prompts(decoder=decoder, **rap(GSM8K)) == "papers"
         assert prompts(search="mcts", **model) == "chat"
 
 
