@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 from benchmarks.harness import timed
 from tot.api import run_search
@@ -47,9 +46,9 @@ def local_decoders(config: SearchConfig, stack: ExitStack) -> list[LocalDecoder]
 
 
 def searched(
-    decoders: Sequence[LocalDecoder], task: Task, question: str, config: SearchConfig | None = None, **options: Any
+    decoders: Sequence[LocalDecoder], task: Task, question: str, config: SearchConfig
 ) -> tuple[float, Solution]:
     """Search a question with empty caches, and return the seconds and the solution. A stopped search raises."""
     for decoder in decoders:
         forget(decoder)
-    return timed(lambda: run_to_end(run_search(task, question, SearchConfig.of(config, options))))
+    return timed(lambda: run_to_end(run_search(task, question, config)))
