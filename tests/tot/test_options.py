@@ -132,6 +132,7 @@ def test_written_options_contain_no_secrets() -> None:
     [
         ({"serach": "mcts"}, r"unknown option 'serach' \(did you mean search\?\)"),
         ({"base_url": "x"}, "unknown option 'base_url': .*; options of a decoder or an engine are fields of Model"),
+        ({"models": {"first": "a", "then": "b"}}, "option 'models' was removed: give model="),
         ({"escalate": "b.gguf"}, "option 'escalate' was removed: give model={'generate': MODEL, 'escalate': MODEL}"),
         ({"watch": print}, r"option 'watch' was removed: iterate over astream\(\.\.\.\)"),
     ],

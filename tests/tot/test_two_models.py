@@ -97,11 +97,6 @@ def test_contradictory_models_are_rejected(given: dict[str, Any], message: str) 
         SearchConfig.of(None, given)
 
 
-def test_models_as_first_and_then_are_refused(letters: Any) -> None:
-    with pytest.raises(OptionError, match=r"option 'models' was removed: give model="):
-        solve(letters, "q", models={"first": "a", "then": "b"})  # type: ignore[call-arg]
-
-
 def test_flags_name_both_models(tot: Any) -> None:
     for flags, message in (
         (("--model", "generate=a.gguf,judge=b.gguf"), "unknown purpose 'judge'"),
