@@ -24,7 +24,7 @@ from tot.decoders.models.shapes import Array
 MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-6, 1e38
 """Temperatures up to the minimum are greedy: dividing by less would overflow float32. Larger ones are clamped."""
 _DRAW = struct.Struct("ffdqq")
-"""The layout of `Draw` in sampling.c."""
+"""The layout of `Sampling` in sampling.c."""
 
 
 class Draw(NamedTuple):
@@ -97,7 +97,7 @@ def read(logits: Any, reads: Sequence[Read]) -> list[Sampled]:
         scratch = _scratch(logits, targets)
         functions.read_rows(
             address(logits, np.float32), *logits.shape, address(_token_hashes(logits.shape[1]), np.uint32),
-            pack_draws(targets, logits.shape[1]), tokens, logprobs, address(scratch, np.float32), len(scratch),
+            pack_draws(targets, logits.shape[1]), 1, tokens, logprobs, address(scratch, np.float32), len(scratch),
         )  # fmt: skip
     rows = [logits[i] if isinstance(target, Raw) else None for i, target in enumerate(reads)]
     return list(map(Sampled, tokens, logprobs, rows))
@@ -114,9 +114,9 @@ def candidates(logits: Any, draws: Sequence[Draw], count: int) -> list[list[int]
         tokens = _reference().top_tokens(logits, draws, count)
     else:
         tokens, scratch = empty((len(logits), count), np.int64), _scratch(logits, draws)
-        functions.draw(
+        functions.read_rows(
             address(logits, np.float32), *logits.shape, address(_token_hashes(logits.shape[1]), np.uint32),
-            pack_draws(draws, logits.shape[1]), count, address(tokens, np.int64), address(scratch, np.float32),
+            pack_draws(draws, logits.shape[1]), count, address(tokens, np.int64), None, address(scratch, np.float32),
             len(scratch),
         )  # fmt: skip
     return [[token for token in row if token >= 0] for row in tokens.tolist()]  # -1 pads shorter rows
@@ -172,9 +172,6 @@ def _compiled() -> Library | None:
     functions = library(*SAMPLING)
     if functions is not None:
         pointer, number = ctypes.c_void_p, ctypes.c_int64
-        functions.draw.argtypes = [pointer, number, number, pointer, pointer, number, pointer, pointer, number]
-        functions.read_rows.argtypes = [pointer, number, number, *[pointer] * 5, number]
-        functions.draw.restype = functions.read_rows.restype = None
-        functions.size_of_draw.restype = number
-        assert functions.size_of_draw() == _DRAW.size
+        functions.read_rows.argtypes = [pointer, number, number, pointer, pointer, number, *[pointer] * 3, number]
+        functions.read_rows.restype = None
     return functions

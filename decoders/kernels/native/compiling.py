@@ -26,7 +26,7 @@ HEADS = (64, 96, 128, 256)
 """Head dimensions that a wheel's libraries support; others are compiled at first use."""
 EXPORTS: dict[str, tuple[str, ...]] = {
     "forward": ("forward", "scratch_floats"),
-    "sampling": ("read_rows", "draw", "size_of_draw"),
+    "sampling": ("read_rows",),
     "pool": (),
 }
 """The names that a C file shares. In a library each has a suffix, so that one library holds several variants.

@@ -241,8 +241,6 @@ static void top_tokens(const float *scores, int64_t vocabulary, const uint32_t *
     for (; found < count; found++) tokens[found] = -1;
 }
 
-int64_t size_of_draw(void) { return sizeof(Sampling); }
-
 static float normaliser(const float *scores, int64_t vocabulary) {
     const float top = max_of(scores, vocabulary);
     double total = 0;
@@ -288,17 +286,11 @@ static void read_some(void *argument, int thread) {
     for (Span row = {0}; next_span(&worker, job->rows, 1, &row);) read_row(job, row.from, thread);
 }
 
-// Sample `count` tokens a row.
-void draw(const float *logits, int64_t rows, int64_t vocabulary, const uint32_t *hashes, const Sampling *draws,
-          int64_t count, int64_t *tokens, float *scratch, int64_t threads) {
-    Job job = {logits, rows, vocabulary, hashes, draws, count, tokens, NULL, scratch, threads, {.finished = {0}}};
-    tot_run_parallel(read_some, &job, rows > 1 ? (int)threads : 1);
-}
-
-// Write the log-probabilities of tokens (rows,) to logprobs (rows,). A token of -1 is sampled first; it becomes 0 if no
-// token can be sampled. The log-probability is NaN if a logit of the row is NaN or +infinity, or all are -infinity.
+// Without `logprobs`, sample `count` tokens a row. Otherwise `count` is 1: write the log-probabilities of tokens (rows,)
+// to logprobs (rows,). A token of -1 is sampled first; it becomes 0 if no token can be sampled. The log-probability is
+// NaN if a logit of the row is NaN or +infinity, or all are -infinity.
 void read_rows(const float *logits, int64_t rows, int64_t vocabulary, const uint32_t *hashes, const Sampling *draws,
-               int64_t *tokens, float *logprobs, float *scratch, int64_t threads) {
-    Job job = {logits, rows, vocabulary, hashes, draws, 1, tokens, logprobs, scratch, threads, {.finished = {0}}};
+               int64_t count, int64_t *tokens, float *logprobs, float *scratch, int64_t threads) {
+    Job job = {logits, rows, vocabulary, hashes, draws, count, tokens, logprobs, scratch, threads, {.finished = {0}}};
     tot_run_parallel(read_some, &job, rows > 1 ? (int)threads : 1);
 }

@@ -46,7 +46,7 @@ def made() -> native.Library:
     current = native.level()
     functions = native._opened("sampling", *OPTIONS, *(() if current is None else current.options))
     assert functions is not None
-    assert functions.draw
+    assert functions.read_rows
     return functions
 
 
