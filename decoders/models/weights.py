@@ -235,19 +235,13 @@ def _expert_parts(place: str, config: Any, mixture: Mixture, names: Container[st
             for name, shape in shapes.items()
         }
     turned = experts.transposed
-    both = (hidden, 2 * inner) if turned else (2 * inner, hidden)
     gates, ups = (slice(0, None, 2), slice(1, None, 2)) if turned else (slice(inner), slice(inner, None))
-    gate_up, down = (f"{place}gate_up_proj",), (f"{place}down_proj",)
-    parts = {
-        f"{place}gate_proj.weight": Part(gate_up, (count, *both), partial(_of_experts, part=gates, transposed=turned)),
-        f"{place}up_proj.weight": Part(gate_up, (count, *both), partial(_of_experts, part=ups, transposed=turned)),
-        f"{place}down_proj.weight": Part(
-            down, (count, inner, hidden) if turned else (count, hidden, inner), partial(_of_experts, transposed=turned)
-        ),
-    }
-    if experts.biased:
-        stored = (f"{place}gate_up_proj_bias",), (count, 2 * inner)
-        parts[f"{place}gate_proj.bias"] = Part(*stored, partial(_of_experts, part=gates))
-        parts[f"{place}up_proj.bias"] = Part(*stored, partial(_of_experts, part=ups))
-        parts[f"{place}down_proj.bias"] = Part((f"{place}down_proj_bias",), (count, hidden), _of_experts)
+    parts = {}
+    for name, stem, rows in (("gate", "gate_up", gates), ("up", "gate_up", ups), ("down", "down", slice(None))):
+        stored, (outputs, inputs) = f"{place}{stem}_proj", (hidden, inner) if stem == "down" else (2 * inner, hidden)
+        shape = (count, inputs, outputs) if turned else (count, outputs, inputs)
+        view = partial(_of_experts, part=rows)
+        parts[f"{place}{name}_proj.weight"] = Part((stored,), shape, partial(view, transposed=turned))
+        if experts.biased:
+            parts[f"{place}{name}_proj.bias"] = Part((f"{stored}_bias",), (count, outputs), view)
     return parts
