@@ -193,14 +193,6 @@ def test_refine_ends_if_no_repair_is_better(scripted: Any) -> None:
     assert (solution.answer, solution.solved, len(decoder.requests)) == ("dot", False, 1 + 2 + 2)
 
 
-def test_a_budget_ends_refine_with_the_best_draft(scripted: Any) -> None:
-    decoder = scripted({"try q": ["cat", "dot", "cow"]}, tokens=10)
-    search = Refine(thoughts=3)
-    solution = solve(Spell, "q", decoder=decoder, search=search, evaluator="heuristic", budget=Budget(tokens=45))
-    assert solution.answer == "dot"
-    assert (solution.stopped or "").startswith("budget")
-
-
 @pytest.mark.parametrize("task", [Spell, Staggered])
 def test_a_solution_beyond_the_budget_is_still_the_answer(task: type[Task], scripted: Any) -> None:
     decoder = scripted({"try q": ["cat", "dog", "cow"]}, tokens=10)

@@ -52,26 +52,6 @@ def test_a_given_temperature_applies_to_a_single_solution(scripted: Any) -> None
     assert [request.sampling.temperature for request in decoder.requests] == [0.7, 1.0, 0.0]
 
 
-# -- self-consistency -------------------------------------------------------------------------------------------
-
-
-def consistent(task: Any, scripted: Any, replies: list[str]) -> Any:
-    decoder = scripted({"solve q": replies})
-    solution = solve(task, "q", decoder=decoder, search=SelfConsistency(samples=len(replies)))
-    assert decoder.prompts == [["solve q"]]
-    assert decoder.requests[0].sampling.n == len(replies)
-    assert decoder.requests[0].sampling.temperature > 0
-    return solution
-
-
-@pytest.mark.parametrize(
-    "replies", [["so no", "so yes", "thus yes"], ["so yes", "so no", "thus yes"], ["so no", "thus yes", "hence yes"]]
-)
-def test_a_correct_majority_is_the_answer_in_any_order(replies: list[str], scripted: Any) -> None:
-    solution = consistent(Checked, scripted, replies)
-    assert (solution.answer, solution.solved) == ("yes", True)
-
-
 # -- best of n --------------------------------------------------------------------------------------------------
 
 

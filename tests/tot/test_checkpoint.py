@@ -78,14 +78,6 @@ def test_every_step_is_a_line(record: Any, path: Path) -> None:
     assert path.read_text().endswith("\n")
 
 
-def test_the_last_line_of_a_finished_run_is_its_end(letters: Any, scripted: Any, two_levels: Any, path: Path) -> None:
-    trace = Checkpoint.create(path)
-    solution = solve(letters, "q", decoder=scripted(two_levels), search=SEARCH, evaluator=Value(), checkpoint=trace)
-    trace.finish(solution.to_json())
-    assert lines(path)[-1] == {"step": "end", "run": json.loads(json.dumps(solution.to_json()))}
-    assert ThoughtTree.load(path).to_json() == solution.tree.to_json()
-
-
 # -- the tree of a trace ----------------------------------------------------------------------------------------
 
 
@@ -144,18 +136,6 @@ def test_an_unfinished_run_is_not_overwritten(record: Any, path: Path) -> None:
     with pytest.raises(TaskError, match=r"run\.jsonl holds an unfinished run: continue it with --resume .*run\.jsonl"):
         Checkpoint.create(path)
     assert path.read_bytes() == before
-
-
-def test_a_finished_run_is_overwritten_only_on_request(path: Path) -> None:
-    trace = Checkpoint.create(path)
-    trace.begin(State(question="q"), {})
-    trace.finish({})
-    before = path.read_bytes()
-    with pytest.raises(TaskError, match=r"run\.jsonl holds a finished run: give another file, or add --overwrite$"):
-        Checkpoint.create(path)
-    assert path.read_bytes() == before
-    Checkpoint.create(path, overwrite=True).close()
-    assert len(lines(path)) == 1
 
 
 def test_a_link_is_neither_followed_nor_replaced(path: Path, tmp_path: Path) -> None:
@@ -247,13 +227,6 @@ def test_another_version_is_rejected_and_named(path: Path, version: Any) -> None
             TaskError, match=rf"run\.jsonl has version {version} of tot\.checkpoint: this program reads 2"
         ):
             open_it(path)
-
-
-def test_a_finished_run_cannot_be_resumed(path: Path) -> None:
-    trace = Checkpoint.create(path)
-    trace.finish({})
-    with pytest.raises(TaskError, match=r"holds a finished run: there is nothing to resume"):
-        Checkpoint.resume(path)
 
 
 def test_a_trace_is_locked_by_one_process(python: Any, path: Path) -> None:

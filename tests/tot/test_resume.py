@@ -123,28 +123,6 @@ def test_a_run_killed_after_any_step_ends_as_an_uninterrupted_run(
         assert [json.loads(line).get("step") for line in again] == [json.loads(line).get("step") for line in lines]
 
 
-def test_requests_before_the_kill_are_not_repeated(letters: Any, scripted: Any, killed: Any, tmp_path: Path) -> None:
-    """Evaluations depend on the last thought, so states that recur after the kill were evaluated before it."""
-    templates = letters.templates | {"value": "value {{ thought }}"}
-    task = type("LastOnly", (letters,), {"templates": templates})
-    table: dict[str, Any] = {"grow": ["a", "b"], "grow a": ["b", "c"], "grow b": ["a", "b"]}
-    table |= {"value a": "3", "value b": "7", "value c": "1"}
-    options = {"search": BFS(thoughts=2, breadth=2, depth=3), "evaluator": Value()}
-    whole, first = tmp_path / "whole.jsonl", scripted(table)
-    expected = run(task, first, Checkpoint.create(whole), **options)
-    everything = [request.prompt[-1].content for request in first.requests]
-    assert everything == [
-        "grow", "value a", "value b", "grow b", "grow a", "value c", "answer b/b"
-    ]  # fmt: skip
-    for count, prompts in ((2, everything), (3, everything[1:]), (4, everything[3:]), (5, everything[5:])):
-        decoder = scripted(table)
-        resumed = run(task, decoder, killed(whole, count), **options)
-        assert [request.prompt[-1].content for request in decoder.requests] == prompts
-        assert [node.value for node in resumed.tree] == [node.value for node in expected.tree]
-    seeds = {request.prompt[-1].content: request.sampling.seed for request in first.requests}
-    assert all(seeds[request.prompt[-1].content] == request.sampling.seed for request in decoder.requests)
-
-
 def test_a_run_ended_by_a_budget_resumes_with_a_larger_one(letters: Any, scripted: Any, tmp_path: Path) -> None:
     table = {"grow": ["a", "b"], "value a": "3", "value b": "7", "grow b": ["c", "d"], "value b/c": "2"}
     table |= {"value b/d": "9", "answer b/d": "the end"}
@@ -162,17 +140,6 @@ def test_a_run_ended_by_a_budget_resumes_with_a_larger_one(letters: Any, scripte
     assert decoder.prompts == [["grow b"], ["value b/c", "value b/d"], ["answer b/d"]]
     assert (large.answer, large.stopped, large.calls) == ("the end", None, expected.calls)
     assert large.usage.new_tokens == expected.usage.new_tokens
-
-
-def test_a_budget_includes_usage_before_the_kill(letters: Any, scripted: Any, killed: Any, tmp_path: Path) -> None:
-    table = {"grow": ["a", "b"], "value a": "3", "value b": "7", "grow b": ["c", "d"]}
-    options: dict[str, Any] = {"search": BFS(thoughts=2, breadth=1, depth=9), "evaluator": Value()}
-    options["budget"] = Budget(tokens=30)
-    whole, decoder = tmp_path / "whole.jsonl", scripted(table)
-    expected = run(letters, scripted(table), Checkpoint.create(whole), **options)
-    resumed = run(letters, decoder, killed(whole, 4), **options)
-    assert resumed.stopped == expected.stopped == "budget: tokens (30 of 30)"
-    assert decoder.prompts == [["grow b"]]
 
 
 def test_the_time_before_the_kill_counts(letters: Any, scripted: Any, killed: Any, tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from tot import (
     solve,
 )
 from tot.decoders import Request, TaskError
-from tot.task.checked import CheckedTask
 from tot.task.world import HasAct, HasActions, HasAnswer, HasElection, HasHeuristic, HasTerminal
 
 
@@ -39,14 +38,6 @@ def drive(search: SearchState, table: dict[str, list[str]]) -> None:
 # -- errors of faulty tasks -------------------------------------------------------------------------------------
 
 
-def test_missing_templates_are_named_with_the_places_to_define_them(scripted: Any) -> None:
-    class Bare(Task):
-        pass
-
-    with pytest.raises(TaskError, match=r"task Bare has no template 'thought': define it in `templates`, or as a file"):
-        solve(Bare, "q", decoder=scripted({}))
-
-
 def test_a_missing_template_is_an_error_only_if_it_is_used(scripted: Any) -> None:
     half = type("Half", (Task,), {"templates": {"thought": "grow"}})
     decoder = scripted({"grow": ["a", "b"]})
@@ -54,10 +45,6 @@ def test_a_missing_template_is_an_error_only_if_it_is_used(scripted: Any) -> Non
         solve(half, "q", decoder=decoder, search=BFS(thoughts=2, depth=2), evaluator=Value())
     with pytest.raises(TaskError, match="task Half has no template 'answer'"):
         solve(half, "q", decoder=decoder, search=BFS(thoughts=2, depth=2), evaluator=Random())
-
-
-def broken(*_: Any) -> Any:
-    raise ValueError("out of luck")
 
 
 @pytest.mark.parametrize(
@@ -170,10 +157,3 @@ def test_every_shared_prefix_of_the_prompts_is_computed_once(
 def test_isinstance_reports_the_capabilities_of_a_task(task: str, capabilities: set[Any]) -> None:
     every = (HasAct, HasActions, HasAnswer, HasElection, HasHeuristic, HasTerminal)
     assert {one for one in every if isinstance(load_task(task), one)} == capabilities
-
-
-@pytest.mark.parametrize("method", ["question_of", "instance", "example"])
-def test_exceptions_of_other_methods_name_the_method_too(letters: Any, method: str) -> None:
-    task = CheckedTask(type("Unlucky", (letters,), {method: lambda self, *_: broken()})())
-    with pytest.raises(TaskError, match=rf"Unlucky\.{method} raised ValueError: out of luck: fix the task"):
-        getattr(task, method)("given")

@@ -32,11 +32,6 @@ def ask(
 # -- messages ---------------------------------------------------------------------------------------------------
 
 
-def test_a_template_without_blocks_is_one_user_message(letters: Any) -> None:
-    task = task_with(thought="  Riddle: {{ question }}\n{% for t in thoughts %}\n- {{ t.thought }}\n{% endfor %}\n")
-    assert ask(task, "thought", "q?", "one", "two") == [("user", "Riddle: q?\n- one\n- two")]
-
-
 def test_blocks_become_messages_in_chat_order_and_the_last_is_a_prefix() -> None:
     task = task_with(
         thought="{% block assistant %}A{{ question }} {% endblock %}"
@@ -163,13 +158,6 @@ def test_inline_templates_override_files_and_may_include_them(module: Any, tmp_p
     task = type("Inline", (module.HardRiddle,), {"templates": inline, "__module__": module.__name__})()
     assert ask(task) == [("user", "inline, a file, own tail")]
     assert ask(task, "value") == [("user", "inline, a file, own tail!")]
-
-
-def test_templates_of_the_package_are_found_by_the_name_of_the_task(module: Any, tmp_path: Path) -> None:
-    named = type("Named", (Task,), {"name": "gsm8k", "__module__": module.__name__})
-    assert "Question: q" in ask(named(), "head", demonstrations=[])[0][1]
-    (tmp_path / "head.jinja").write_text("mine")
-    assert ask(named(), "head") == [("user", "mine")]
 
 
 def test_a_renamed_subclass_inherits_templates_and_data(module: Any, tmp_path: Path) -> None:

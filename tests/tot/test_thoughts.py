@@ -76,26 +76,6 @@ def listing(letters: Any) -> type[Task]:
 
 
 @pytest.mark.parametrize(
-    ("reply", "listed"),
-    [
-        ("1. a\n2) b\n(3) c", ["a", "b", "c"]),
-        ("- a\n* b\n• c", ["a", "b", "c"]),
-        ("10: a\n\n  \n 11. b", ["a", "b"]),
-        ("2 apples\n3.5 pears\n4+1", ["2 apples", "3.5 pears", "4+1"]),  # not list numbers
-        ("a\nb\na\n", ["a", "b"]),
-        ("a\nb\nc\nd\ne", ["a", "b", "c"]),
-        ("", []),
-        ("\n \n", []),
-    ],
-)
-def test_a_reply_is_parsed_line_by_line(listing: Any, scripted: Any, reply: str, listed: list[str]) -> None:
-    solution = grow(listing, scripted({"list 3": reply}), Propose(thoughts=3))
-    assert thoughts(solution) == listed
-    assert [node.prior for node in solution.tree][1:] == pytest.approx([1 / max(len(listed), 1)] * len(listed))
-    assert solution.parse_failures == solution.tree.root.parse_failures == (not listed)
-
-
-@pytest.mark.parametrize(
     ("reason", "reply", "listed"),
     [
         ("length", "1. a\n2. b\n3. c and th", ["a", "b"]),

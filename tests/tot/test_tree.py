@@ -8,43 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tot import Node, State, Thought, ThoughtTree
-from tot.decoders import TaskError, Usage
-
-texts = st.text(
-    st.characters(exclude_categories=("Cs",)) | st.sampled_from('\0\x1b\x85\u2028\u202e\ufeff\ufffe🙂é{}"\\')
-)
-numbers = st.floats(allow_nan=False)
-
-
-@st.composite
-def trees(draw: st.DrawFn) -> ThoughtTree:
-    """Up to nine nodes anywhere, with any texts, values and counts."""
-    tree = ThoughtTree(State(question=draw(texts)))
-    for size in range(1, draw(st.integers(1, 9))):
-        parts = draw(st.dictionaries(texts, texts, max_size=3))
-        tree.add(
-            tree[draw(st.integers(0, size - 1))],
-            Thought(parts=parts),
-            value=draw(st.none() | numbers),
-            terminal=draw(st.booleans()),
-            usage=Usage(new_tokens=draw(st.integers(0, 10**12)), seconds=draw(st.floats(0, 1e9))),
-            parse_failures=draw(st.integers(0, 9)),
-        )
-    if draw(st.booleans()):
-        tree.choose(tree[draw(st.integers(0, len(tree) - 1))])
-    return tree
-
-
-def same(a: ThoughtTree, b: ThoughtTree) -> bool:
-    return (
-        list(a) == list(b)
-        and [a.state(node) for node in a] == [b.state(node) for node in b]
-        and [[child.id for child in a.children(node)] for node in a] == [[c.id for c in b.children(node)] for node in b]
-    )
+from tot.decoders import TaskError
 
 
 @pytest.fixture
@@ -72,13 +38,6 @@ def test_a_node_knows_its_parent_depth_and_place_among_its_siblings(tree: Though
 
 
 # -- files ------------------------------------------------------------------------------------------------------
-
-
-@given(trees())
-def test_json_round_trips(grown: ThoughtTree) -> None:
-    read = ThoughtTree.from_json(json.loads(json.dumps(grown.to_json())))
-    assert same(read, grown)
-    assert read.to_json() == grown.to_json()
 
 
 def test_a_file_is_written_atomically(tree: ThoughtTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +93,7 @@ def changed(tree: ThoughtTree, node: int, **fields: Any) -> dict[str, Any]:
     ],
 )
 def test_a_damaged_node_is_rejected(tree: ThoughtTree, node: int, fields: dict[str, Any]) -> None:
-    assert same(ThoughtTree.from_json(changed(tree, node)), tree)
+    assert ThoughtTree.from_json(changed(tree, node)).to_json() == tree.to_json()
     with pytest.raises(TaskError, match=r"^the tree is damaged: "):
         ThoughtTree.from_json(changed(tree, node, **fields))
 
@@ -178,8 +137,3 @@ def test_another_version_of_a_run_is_rejected_by_name(tree: ThoughtTree, tmp_pat
 def test_another_version_is_rejected_by_name(tree: ThoughtTree, version: Any) -> None:
     with pytest.raises(TaskError, match=f"^this has version {version!r} of tot.tree: this program reads 2$"):
         ThoughtTree.from_json(tree.to_json() | {"version": version})
-
-
-def test_a_missing_file_is_rejected_by_name(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match=r"absent\.json can't be read as JSON: .*No such file"):
-        ThoughtTree.load(tmp_path / "absent.json")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tot import BFS, Refine, SelfConsistency, Task, solve
+from tot import BFS, SelfConsistency, Task, solve
 from tot.api import run_search
 from tot.config import SearchConfig
 from tot.decoders import Completion, Meter, OptionError, Request, Usage
@@ -21,7 +21,6 @@ from tot.running import run_to_end
 from tot.search.certainty import Curve, Features, to_json
 from tot.search.checkpoint import Checkpoint
 from tot.search.votes import Ballot, stays_ahead
-from tot.tree.thought import Observation, State, Thought
 
 
 class Streamed:
@@ -167,40 +166,6 @@ def test_a_tree_stops_when_the_vote_of_its_leaves_is_sure(
     solution = solve(type("Ending", (letters,), fields), "q", decoder=decoder, search=search, evaluator="random")
     ended = [node for node in solution.tree if node.thought and node.thought.text.endswith("!")]
     assert (solution.answer, len(ended)) == ("7", leaves)
-
-
-@pytest.fixture
-def drafted(letters: Any) -> type[Task]:
-    """A task whose thoughts are answers, and are executed."""
-
-    async def act(self: Task, state: State, thought: Thought) -> Observation:
-        type(self).acted.append(thought.text)  # type: ignore[attr-defined]
-        return Observation(text=f"ran {thought.text}", verified=thought.text == type(self).passes)  # type: ignore[attr-defined]
-
-    fields = {
-        "thought": ("chain",),
-        "templates": letters.templates | {"chain": "chain"},
-        "answer_at": lambda self, state: state.thoughts[-1].text if state.thoughts else None,
-        "is_terminal": lambda self, state: bool(state.thoughts),
-        "act": act,
-        "acted": [],
-        "passes": None,
-    }
-    return type("Drafts", (letters,), fields)
-
-
-@pytest.mark.parametrize(("passes", "started"), [("c", [1, 5]), ("h", [1, 5, 5]), (None, [1, 5, 5])])
-def test_the_first_draft_or_revision_that_passes_cancels_the_others(
-    drafted: Any, passes: str | None, started: list[int]
-) -> None:
-    drafted.passes, everything = passes, "abcdefghijk"
-    solution, decoder = vote(drafted, *everything, search=Refine(thoughts=5), evaluator="random")
-    reached = everything[: everything.index(passes) + 1] if passes else everything
-    assert (solution.solved, decoder.batches) == (passes is not None, started)
-    texts = [node.thought.text for node in solution.tree if node.thought]
-    assert texts[: len(reached)] == list(reached)
-    assert len(texts) <= len(reached) + 1  # another may arrive while the first is evaluated
-    assert all(future.cancelled() for future, _ in decoder._waiting)
 
 
 # -- two models ---------------------------------------------------------------------------------------------------

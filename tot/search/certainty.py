@@ -5,7 +5,6 @@ A JSON file holds a curve for each task and model. `tot calibrate` fits such fil
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -122,12 +121,10 @@ def to_json(curves: Sequence[Curve]) -> dict[str, Any]:
 
 def _read(path: Path) -> tuple[Curve, ...]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise OptionError(f"certainty curves {path} can't be read ({reason(error)}): give another file") from None
-    try:
-        return _File.model_validate(data).curves
+        return _File.model_validate_json(path.read_text(encoding="utf-8")).curves
     except ValidationError as error:
         raise OptionError(
             f"{path} is not a file of certainty curves, version 2 ({readable(error)}): fit one with `tot calibrate`"
         ) from None
+    except (OSError, ValueError) as error:
+        raise OptionError(f"certainty curves {path} can't be read ({reason(error)}): give another file") from None
