@@ -22,7 +22,7 @@ from tot.decoders.errors import TaskError
 from tot.decoders.request import Purpose
 from tot.evaluators.base import Evaluator
 from tot.llm.context import derive
-from tot.llm.replies import Evaluation, as_evaluation, as_proposal, as_proposals
+from tot.llm.replies import as_evaluation, as_proposal, as_proposals
 from tot.running import run_to_end
 from tot.search.growth import SearchTree
 from tot.search.hooks import Hooks
@@ -251,15 +251,17 @@ class SearchState(SearchTree):
             proposals = [as_proposals(siblings, self.task) for siblings in results]
             if not executed:
                 run_to_end(self.execute(step.nodes, step.states, proposals))
-            children: dict[int, Node] = {}
-            for node, siblings in zip(step.nodes, proposals, strict=True):
-                for proposal in siblings:
-                    if (child := self.add(node, proposal, step.whole)) is not None:
-                        children[child.id] = child
-            nodes = self.emit("on_expand", list(children.values()))
+            places = zip(step.nodes, proposals, strict=True)
+            children = [self.add(node, proposal, step.whole) for node, siblings in places for proposal in siblings]
+            nodes = self.emit("on_expand", [child for child in children if child is not None and not child.pruned])
         else:
             for node, evaluation in zip(step.nodes, list(map(as_evaluation, results)), strict=True):
-                self._value(node, evaluation, step.fast)
+                value, failures = evaluation.value, evaluation.parse_failures
+                if value is not None and math.isnan(value):
+                    value, failures = float(self.task.scale[0]), failures + 1
+                setattr(node, "fast" if step.fast else "value", value)
+                node.parse_failures += failures
+                self.tree.spend(node, evaluation.usage, evaluation.calls)
             nodes = self.emit("on_evaluate", list(step.nodes))
         self._branches.receive(step, nodes)
         if self._branches.stopped:  # a hook stopped the search before the algorithm saw these nodes
@@ -313,17 +315,6 @@ class SearchState(SearchTree):
     def _rank(self, node: Node) -> tuple[bool, bool, float]:
         """Sort key: verified answers, then goals, then the value."""
         return node is self.solved, node.goal, -math.inf if node.value is None else node.value
-
-    def _value(self, node: Node, evaluation: Evaluation, fast: bool) -> None:
-        value, failures = evaluation.value, evaluation.parse_failures
-        if value is not None and math.isnan(value):
-            value, failures = float(self.task.scale[0]), failures + 1
-        if fast:
-            node.fast = value
-        else:
-            node.value = value
-        self.tree.spend(node, evaluation.usage, evaluation.calls)
-        node.parse_failures += failures
 
 
 @cache
