@@ -35,6 +35,7 @@ REMOVED = {
     "pdos:step_tokens": "steps share max_tokens equally",
     "served": "give the name of the model on the server as the model of that purpose: generate=NAME",
     "bench": "run python -m benchmarks in a clone of the repository",
+    **dict.fromkeys(("on_backpropagate", "on_simulate"), "on_evaluate gets the states that MCTS visits"),
     "format": "a run's folder has its rows as JSON lines (samples.jsonl) and a tree for each (trees/)",
     "track": "read samples.jsonl in the folder of the run, which gets a JSON line for each finished search",
     "dfs:goals": "the search ends at its first goal",

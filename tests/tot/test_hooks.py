@@ -12,7 +12,7 @@ from tot.decoders import OptionError
 
 CHILDREN = {"": ["a", "b"], "a": ["e", "f"], "b": ["c!!", "d"]}
 VALUES = {"a": 1, "b": 2, "a/e": 1, "a/f": 1, "b/c!!": 5, "b/d": 3, "mine": 9}
-EVENTS = ("on_select", "on_expand", "on_evaluate", "on_simulate", "on_backpropagate", "on_level", "on_goal")
+EVENTS = ("on_select", "on_expand", "on_evaluate", "on_level", "on_goal")
 
 
 class Paths(Task):
@@ -61,11 +61,7 @@ SECOND = ["select b", "goal b/c!!", "expand b/c!! b/d", "evaluate b/c!! b/d"]
         (BFS(breadth=1), [*FIRST, "level b", *SECOND, "level b/c!!"]),
         (DFS(), [*FIRST, *SECOND]),
         (BestFirst(rank="value"), [*FIRST, *SECOND]),
-        (MCTS(iterations=2), [*FIRST, "backpropagate  b", *SECOND, "backpropagate  b b/c!!"]),
-        (
-            MCTS(iterations=1, rollout="greedy"),
-            [*FIRST, *SECOND, "simulate b b/c!!", "backpropagate  b b/c!!"],
-        ),
+        (MCTS(iterations=2), [*FIRST, *SECOND]),
         (ChainOfThought(), ["select ", "expand b a"]),
         (BestOfN(), ["select ", "expand b a", "evaluate b a"]),
     ],
@@ -156,7 +152,7 @@ class NotAMethod:
     [
         (
             {"on_expnd": print},
-            r"unknown hook 'on_expnd' \(did you mean on_expand\?\): choose one of on_backpropagate, ",
+            r"unknown hook 'on_expnd' \(did you mean on_expand\?\): choose one of on_evaluate, ",
         ),
         (Misnamed(), r"unknown hook 'on_expnd' \(did you mean on_expand\?\)"),
         ({3: print}, "unknown hook"),

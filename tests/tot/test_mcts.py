@@ -28,21 +28,19 @@ def path(search: SearchState, node: Node) -> str:
     return "".join(thought.text for thought in search.tree.state(node).thoughts)
 
 
-Drive = Callable[..., tuple[SearchState, list[str]]]
+Drive = Callable[..., SearchState]
 
 
 @pytest.fixture(scope="module")
 def drive() -> Drive:
-    """Run a search on tables by path; return the search, and each backpropagated path by its leaf."""
+    """Run a search on tables by path."""
 
-    def run(search: MCTS, children: Any, value: Any, task: Task | None = None) -> tuple[SearchState, list[str]]:
-        ends: list[str] = []
-        hooks = {"on_backpropagate": lambda search, nodes: ends.append(path(search, nodes[-1]))}
-        search = search.start(task or Letters(), "q", hooks=hooks)
+    def run(options: MCTS, children: Any, value: Any, task: Task | None = None) -> SearchState:
+        search = options.start(task or Letters(), "q")
         while (step := search.ask()) is not None:
             at = [path(search, node) for node in step.nodes]
             search.tell([children(p) if isinstance(step, Expand) else value(p) for p in at])
-        return search, ends
+        return search
 
     return run
 
@@ -65,7 +63,7 @@ CHAIN: tuple[Any, Any] = (lambda p: {"": ["a"], "a": ["b"]}.get(p, []), lambda p
 
 def test_the_reward_of_a_state_is_its_value_plus_the_reward_of_the_task(drive: Drive) -> None:
     task = type("Rewarding", (Letters,), {"reward": lambda self, state: 100.0 * (state.text == "a\nb")})()
-    search, _ = drive(MCTS(iterations=2, cum_reward="sum"), *CHAIN, task)
+    search = drive(MCTS(iterations=2, cum_reward="sum"), *CHAIN, task)
     assert [node.reward for node in search.tree] == [None, 3, 105]
     assert learnt(search) == {"": (2, (3 + 108) / 2), "a": (2, (3 + 108) / 2), "ab": (1, 105)}
 
@@ -152,7 +150,7 @@ def test_visits_and_q_match_a_second_uct(
     def drafts(p: str) -> list[Proposal]:
         return [Proposal(Thought(parts={"thought": c}), prior=weight(p + c)) for c in children(p)]
 
-    search = MCTS(
+    options = MCTS(
         depth=levels + 1,
         iterations=20,
         fast="evaluator" if fast else None,
@@ -161,7 +159,7 @@ def test_visits_and_q_match_a_second_uct(
         calc_q=calc_q,
         exploration=exploration,
     )
-    search, ends = drive(search, drafts, value)
+    search = drive(options, drafts, value)
     wanted = reference(
         children,
         value,
@@ -174,6 +172,6 @@ def test_visits_and_q_match_a_second_uct(
         prior=weight if puct else None,
     )
     result = learnt(search)
-    assert len(ends) == 20
+    assert search.tree.root.visits == 20
     assert {state: stats[0] for state, stats in result.items()} == {state: stats[0] for state, stats in wanted.items()}
     assert {s: stats[1] for s, stats in result.items()} == pytest.approx({s: stats[1] for s, stats in wanted.items()})

@@ -42,10 +42,8 @@ Drive = Callable[..., tuple[SearchState, list[str]]]
 def drive() -> Drive:
     """Run a search on tables by path; return the search and its steps, with "fast" for fast rewards."""
 
-    def run(
-        search: MCTS, children: Any, value: Any, task: Task | None = None, seed: int = 0, hooks: Any = None
-    ) -> tuple[SearchState, list[str]]:
-        search = search.start(task or Letters(), "q", seed=seed, hooks=hooks)
+    def run(search: MCTS, children: Any, value: Any, task: Task | None = None) -> tuple[SearchState, list[str]]:
+        search = search.start(task or Letters(), "q")
         requests = []
         while (step := search.ask()) is not None:
             at = [path(search, node) for node in step.nodes]
@@ -82,12 +80,9 @@ WORTH = {"a": 1.0, "b": 2.0, "bc": 0.0, "bd": 5.0, "bde": 1.0, "bdf": 3.0}
 
 
 def test_a_greedy_rollout_follows_the_best_child_to_a_terminal_state(drive: Drive) -> None:
-    heard: list[list[str]] = []
-    hooks = {"on_simulate": lambda search, nodes: heard.append([path(search, node) for node in nodes])}
     search = MCTS(depth=4, iterations=1, rollout="greedy", cum_reward="sum")
-    search, requests = drive(search, lambda p: DEEP[p], lambda p: WORTH[p], hooks=hooks)
+    search, requests = drive(search, lambda p: DEEP[p], lambda p: WORTH[p])
     assert requests == ["expand", "evaluate a b", "expand b", "evaluate bc bd", "expand bd", "evaluate bde bdf"]
-    assert heard == [["b", "bd", "bdf"]]
     assert visits(search) == {"": 1, "b": 1, "bd": 1, "bdf": 1}
     assert [search.tree[i].q for i in (0, 2)] == [2 + 5 + 3] * 2
     assert (path(search, search.best), search.stopped) == ("bdf", None)

@@ -9,24 +9,22 @@ from tot.decoders.errors import OptionError, unknown
 from tot.task.checked import user_code
 from tot.tree.tree import Node
 
-EVENTS = ("on_select", "on_expand", "on_evaluate", "on_simulate", "on_backpropagate", "on_level", "on_goal")
+EVENTS = ("on_select", "on_expand", "on_evaluate", "on_level", "on_goal")
 Hook = Callable[[Any, list[Node]], Sequence[Node] | None]
 
 
 class Hooks:
     """The hooks of a search: an object with some of these methods, or a mapping from their names to functions.
 
-    on_select         nodes about to be expanded
-    on_expand         new children
-    on_evaluate       nodes that were just evaluated
-    on_level          BFS: the frontier of the next level
-    on_goal           a state that the task accepts as a solution
-    on_simulate       MCTS: the path that a rollout took
-    on_backpropagate  MCTS: the path along which a reward was backpropagated
+    on_select    nodes about to be expanded
+    on_expand    new children
+    on_evaluate  nodes that were just evaluated
+    on_level     BFS: the frontier of the next level
+    on_goal      a state that the task accepts as a solution
 
     Each is called with the running search (a SearchState) and the nodes. It returns None to change nothing, or the
     nodes to continue with, in their new order. Omitted nodes are pruned; an omitted goal is no longer a goal. Nodes
-    from `search.inject(parent, "thought")` can be added. on_simulate and on_backpropagate must return None.
+    from `search.inject(parent, "thought")` can be added.
     `search.stop("why")` ends the search.
     """
 
@@ -51,8 +49,6 @@ class Hooks:
             result = self._hooks[event](search, nodes)
         if result is None:
             return nodes
-        if event in ("on_simulate", "on_backpropagate"):
-            raise OptionError(f"hook {event} returned nodes, but it can only watch: return None")
         retained = list(result) if isinstance(result, Iterable) else [result]
         if not all(isinstance(node, Node) for node in retained):
             raise OptionError(f"hook {event} returned {result!r}: return nodes, or None")

@@ -150,14 +150,12 @@ class _Statistics:
 
     def _simulate(self, path: list[Node]) -> Steps:
         """Extend a path greedily to an end state."""
-        before = len(path)
         while not self.search.is_end(path[-1]):
             yield from self._expand(path[-1])
             if not (children := self._children(path[-1])):
                 break
             path.append(max(children, key=lambda child: _fast(child) or 0.0))
             yield from self._evaluate(path[-1])
-        self.search.emit("on_simulate", path[before - 1 :])
 
     def _back_up(self, path: list[Node]) -> None:
         rewards: list[float] = []
@@ -174,7 +172,6 @@ class _Statistics:
                 node.q = max(known) if self.options.calc_q == "max" else fmean(known)
         if rewards and self.search.is_end(path[-1]):
             self.ends.append((self.cumulate(rewards), path[-1]))
-        self.search.emit("on_backpropagate", path)
 
     def _choose(self) -> None:
         """Set `best` to the end of the path with the highest cumulative reward. Without one, follow the highest Q."""
