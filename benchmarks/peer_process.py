@@ -89,7 +89,7 @@ class PeerProcess:
             try:
                 self._process.stdin.write(json.dumps(command).encode() + b"\n")
                 self._process.stdin.flush()
-                reply = reader.submit(next, replies, None).result(self._patience)  # type: ignore[call-overload]
+                reply = reader.submit(next, replies, None).result(self._patience)
             except TimeoutError:
                 self._kill()  # which ends the reader
                 raise SideError(f"no reply within {self._patience:.0f} s") from None
