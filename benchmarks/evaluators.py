@@ -24,7 +24,7 @@ from rich.table import Table
 from benchmarks.harness import Bench, Cells, Measured, timed
 from tot.decoders.budget import Meter
 from tot.evaluation.config import EvaluationRun
-from tot.evaluation.estimate import estimate
+from tot.evaluation.estimate import Estimate, estimate
 from tot.evaluation.folder import read_leaves, read_samples
 from tot.evaluators.base import Evaluator, judge
 from tot.evaluators.noise import PRUNE, WEIGH, Use, use_of
@@ -122,7 +122,8 @@ def _table(cells: Cells) -> Table:
     for name in cells.sides:
         questions = _judged(cells, name)
         tokens, seconds = (sum(batch[key] for batch in cells.of(name).values()) for key in ("tokens", "seconds"))
-        shares = [auroc(questions, place) for place in PLACES.values()]
+        found = [auroc(questions, place) for place in PLACES.values()]
+        shares = ["" if one is None else f"{one.format('.2f')}, {count} questions" for one, count in found]
         rows.add_row(name, *shares, f"{tokens / max(1, sum(map(len, questions))):.0f}", f"{seconds:.1f}")
     return rows
 
@@ -193,22 +194,16 @@ async def judged(
     return await asyncio.gather(*map(of, questions))
 
 
-def auroc(questions: Sequence[Sequence[Judged]], place: Callable[[Judged], bool]) -> str:
-    """Return the mean AUROC over questions, formatted; empty if no question has a pair to rank."""
-    shares = shares_of(questions, place)
-    return f"{estimate(shares).format('.2f')}, {len(shares)} questions" if shares else ""
-
-
-def shares_of(questions: Sequence[Sequence[Judged]], place: Callable[[Judged], bool]) -> list[float]:
-    """Return the AUROC of each question with pieces of different truth."""
+def auroc(questions: Sequence[Sequence[Judged]], place: Callable[[Judged], bool]) -> tuple[Estimate | None, int]:
+    """Return the mean AUROC over the questions with pieces of different truth, and their number; None for no such."""
     aurocs = [concordance([(one.truth, one.value) for one in pieces if place(one)]) for pieces in questions]
-    return [share for share in aurocs if share is not None]
+    known = [share for share in aurocs if share is not None]
+    return estimate(known) if known else None, len(known)
 
 
 def verdict(questions: Sequence[Sequence[Judged]]) -> str:
     """Return the use that an evaluator's AUROC allows, and the two AUROCs that decide it."""
-    shares = [shares_of(questions, PLACES[place]) for place in ("before the end", "ends")]
-    found = [estimate(known) if known else None for known in shares]
+    found = [auroc(questions, PLACES[place])[0] for place in ("before the end", "ends")]
     unfinished, whole = ("not known" if one is None else one.format(".2f") for one in found)
     use = use_of(*(None if one is None else one.low for one in found))
     return f"{_VERDICTS[use]} (AUROC before the end {unfinished}, at the end {whole})"

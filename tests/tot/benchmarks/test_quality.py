@@ -332,8 +332,10 @@ def test_auroc_of_known_values(value: Any, expected: str) -> None:
     ]
     questions.append([Judged(1, 0.1, 1.0, 0.0), Judged(1, 0.1, 1.0, 5.0)])  # equal truths, so nothing to rank
     for place in PLACES.values():
-        assert auroc(questions, place) == f"{expected}, 5 questions"
-    assert auroc(questions[-1:], PLACES["all"]) == ""
+        share, count = auroc(questions, place)
+        assert share is not None
+        assert (share.format(".2f"), count) == (expected, 5)
+    assert auroc(questions[-1:], PLACES["all"]) == (None, 0)
 
 
 @pytest.mark.parametrize(
