@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ def compared(small: Path) -> Iterator[dict[str, Way]]:
 class Replies:
     """A decoder that replies with given texts, one after another, and records its requests."""
 
-    name = "ar"
+    method = SimpleNamespace(name="ar", counts=None)
     drafter = None
 
     def __init__(self, engine: Any, make: Callable[..., Completion], texts: Sequence[str]) -> None:
