@@ -36,7 +36,7 @@ def compared(small: Path) -> Iterator[dict[str, Way]]:
 class Replies:
     """A decoder that replies with given texts, one after another, and records its requests."""
 
-    method = SimpleNamespace(name="ar", counts=None)
+    name, method = "ar", SimpleNamespace(counts=None)
     drafter = None
 
     def __init__(self, engine: Any, make: Callable[..., Completion], texts: Sequence[str]) -> None:
