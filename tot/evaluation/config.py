@@ -89,9 +89,10 @@ class EvaluationRun:
         Raises TotError for unknown names and for incompatible options.
         """
         fields = EvaluationOptions.model_fields
-        for one in given.keys() - {"task", *fields, *SearchConfig.names()}:
-            known = {"task", *fields, *ModelFlags.model_fields, *SearchConfig.model_fields}
-            raise OptionError(unknown("option", str(one), known))
+        for one in given:
+            if one not in {"task", *fields, *SearchConfig.names()}:
+                known = {"task", *fields, *ModelFlags.model_fields, *SearchConfig.model_fields}
+                raise OptionError(unknown("option", str(one), known))
         if (task := given.get("task")) is None:
             raise OptionError("no task is given: give its name, such as gsm8k, or path/to/file.py:ClassName")
         config = SearchConfig.of(config, {one: given[one] for one in given if one != "task" and one not in fields})
