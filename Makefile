@@ -1,4 +1,4 @@
-# make solve installs tot and solves a puzzle. The other targets also install the packages for development.
+# make solve installs tot and runs tot demo. The other targets also install the packages for development.
 VENV   := .venv
 BIN    := $(VENV)/bin
 PYTHON ?= python3
@@ -100,7 +100,7 @@ OLD := tot needs Python 3.11 or newer, and $(PYTHON) is Python %d.%d: name anoth
 $(VENV)/solve: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "$(OLD)" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
-	@echo "Installing torch, then tot and its packages: one to three minutes."
+	@echo "Installing torch, then tot and its packages: 1.8 GB, one to three minutes."
 	torch=$$(grep '^torch==' constraints.txt); \
 	{ $(CPU_ONLY) && $(BIN)/python $(PIP) --no-deps --retries 0 --timeout 5 --index-url $(CPU_INDEX) $$torch 2>/dev/null; } \
 		|| $(BIN)/python $(PIP) $$torch
@@ -110,6 +110,7 @@ $(VENV)/solve: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/ready: $(VENV)/solve
+	@echo "Installing the packages for development and documentation (ruff, mypy, pytest, mkdocs, selenium and others)."
 	$(BIN)/python $(PIP) --no-build-isolation -e '.[dev,docs]'
 	touch $@
 

@@ -133,7 +133,7 @@ def gguf_parts(path: Path) -> list[Path]:
 
 
 def _from_hub(hub_id: str, advice: str, wanted: str | None = None) -> Path:
-    """Return the folder of a hub repository in the hub cache, or a .gguf file of it. Downloads what is missing.
+    """Return the folder of a hub repository in the hub cache, or a .gguf file of it. Downloads the missing files.
 
     `wanted` is a number format or a file name. A repository with .gguf files is opened as the file that fits. Avoids
     transformers' `from_pretrained`, which waits 23 s per file if the network is down.
