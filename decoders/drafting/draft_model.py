@@ -11,7 +11,6 @@ import time
 import warnings
 from collections.abc import Hashable, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +32,8 @@ _CHUNK = 512
 """Rows of prompt that a draft model computes in one forward."""
 _TIMED = 16
 """Number of forwards after which the estimate of their cost is trusted."""
+_loading = threading.Lock()
+"""Held while a draft is loaded, so that decoders that name the same one share it."""
 
 
 def level(context: DraftContext, depth: int) -> Hashable:
@@ -63,11 +64,14 @@ class ModelDrafter(Drafter):
         self._branches: dict[int, Branch] = {}
         self._lock = threading.Lock()
         """Drafting may run in another thread (SEED's rounds), and decoders share a drafter."""
+        self._closed = False
 
     def draft(self, contexts: Sequence[DraftContext], planner: SpeculationPlanner | None = None) -> list[Draft]:
         with self._lock:
             forks: list[Branch] = []
             drafts = [Draft() for _ in contexts]
+            if self._closed:
+                return drafts
             try:
                 self._draft(contexts, drafts, forks, planner)
             except RadixCacheFullError:  # return the draft so far
@@ -183,7 +187,9 @@ class ModelDrafter(Drafter):
             self.runner.cache.release(branch)
 
     def close(self) -> None:
-        self.runner.close()
+        with self._lock:
+            self._closed = True
+            self.runner.close()
 
 
 def make_drafter(draft: Any, engine: Engine, stack: ExitStack) -> Drafter:
@@ -193,8 +199,8 @@ def make_drafter(draft: Any, engine: Engine, stack: ExitStack) -> Drafter:
         draft: None or "lookup" for prompt lookup; another name, a path or a model object for that model. A Drafter is
             returned as it is, and its owner closes it.
 
-    Decoders of one engine share the draft models that they name. Warns if the draft is not smaller than its target.
-    Raises ModelError if the draft's tokens differ from the target's.
+    Decoders of one engine share the draft models that they name, which stay open until the engine closes. Warns if the
+    draft is not smaller than its target. Raises ModelError if the draft's tokens differ from the target's.
     """
     if isinstance(draft, Drafter):
         return draft
@@ -205,13 +211,15 @@ def make_drafter(draft: Any, engine: Engine, stack: ExitStack) -> Drafter:
         raise OptionError(unknown("draft", draft, ()))
     if not named and not hasattr(draft, "config"):
         raise OptionError(f"draft={draft!r} is not a model: give a name, a path, a model object or lookup")
-    load = partial(_load_drafter, draft, named, engine)
-    if named:
-        shared: ModelDrafter = stack.enter_context(engine.drafters.use(model_key(draft), load))
-        return shared
-    own = load()
-    stack.callback(own.close)
-    return own
+    if not named:
+        own = _load_drafter(draft, named, engine)
+        stack.callback(own.close)
+        return own
+    with _loading:
+        if (key := model_key(draft)) not in engine.drafters:
+            engine.drafters[key] = _load_drafter(draft, named, engine)
+        shared: ModelDrafter = engine.drafters[key]
+    return shared
 
 
 def _load_drafter(draft: Any, named: bool, engine: Engine) -> ModelDrafter:

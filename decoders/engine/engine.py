@@ -13,13 +13,12 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from tot.decoders.budget import Meter
-from tot.decoders.engine.last_open import LastOpen
 from tot.decoders.engine.output import LONGEST_CHARACTER, Output
 from tot.decoders.engine.prefix_cache import PrefixCache
 from tot.decoders.engine.runner import Runner
@@ -74,8 +73,8 @@ class Engine:
         self.forwards = 0
         self.timeline: Timeline | None = None
         """Set a timeline to record spans on it."""
-        self.drafters: LastOpen[Any] = LastOpen(lambda drafter: drafter.close(), lambda drafter: not self._closed)
-        """The draft models of this model, by name."""
+        self.drafters: dict[Hashable, Any] = {}
+        """The draft models of this model by name, which are closed with the engine."""
         self._inbox: list[Job] = []
         self._calls: list[tuple[Future[Any], Callable[[], Any]]] = []
         self._scheduler = Scheduler(self.cache, self.chunk)
@@ -136,7 +135,8 @@ class Engine:
             thread = self._thread
         if thread is not None:
             thread.join()
-        self.drafters.close_idle()
+        for drafter in self.drafters.values():
+            drafter.close()
         if self._prefixes is not None:
             self._prefixes.close()
         self.runner.close()

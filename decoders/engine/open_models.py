@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Hashable, Iterator, Sequence
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from tot.decoders.engine.engine import Engine
-from tot.decoders.engine.last_open import LastOpen
 from tot.decoders.engine.runner import default_budget
 from tot.decoders.errors import OptionError, TotError, validated
 from tot.decoders.kernels.native.compiling import SAMPLING
@@ -108,10 +110,10 @@ def shared_engines(models: Sequence[tuple[Any, Any, EngineOptions]]) -> Iterator
         open_as = {key: (model_key(one[0]), key[1], len(distinct), os.getpid()) for key, one in distinct.items()}
     budgets: dict[Any, Any] = {key: key[1].kv_budget for key in distinct}
     if len(distinct) > 1:
-        _engines.close_idle(open_as.values())
+        _open_engines.close_idle(open_as.values())
         for on in {resolve_device(options.device) for _, options in distinct}:
             needs = {key: _need(*one) for key, one in distinct.items() if resolve_device(key[1].device) == on}
-            new = [need for key, need in needs.items() if open_as[key] not in _engines]
+            new = [need for key, need in needs.items() if open_as[key] not in _open_engines]
             free = free_memory(on)
             check_memory(new, free)
             if unbounded := {key: need for key, need in needs.items() if budgets[key] is None}:
@@ -122,9 +124,9 @@ def shared_engines(models: Sequence[tuple[Any, Any, EngineOptions]]) -> Iterator
         for key, (model, tokenizer, options) in distinct.items():
             chosen = options.model_dump() | {"kv_budget": budgets[key]}
             make = partial(open_engine, model, tokenizer, **chosen)
-            opening = _engines.use(open_as[key], make, open_as.values()) if kept else make()
+            opening = _open_engines.use(open_as[key], make, open_as.values()) if kept else make()
             engines[key] = engine = stack.enter_context(opening)
-            if options.kv_budget is None:
+            if options.kv_budget is None and budgets[key] is not None:
                 engine.runner.bound_idle()
         yield [engines[key] for key in keys]
 
@@ -135,23 +137,49 @@ def _need(model: str | Path, tokenizer: Any, options: EngineOptions) -> Need:
     return Need.of(model, options.dtype, resolve_device(options.device), integers)
 
 
+class LastOpen:
+    """Engines in use by key, and those used last. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._engines: dict[Hashable, Engine] = {}
+        self._users: Counter[Hashable] = Counter()
+        self._lock = threading.RLock()
+
+    @contextmanager
+    def use(self, key: Hashable, make: Callable[[], Engine], beside: Collection[Hashable]) -> Iterator[Engine]:
+        """Yield the engine of this key, or close the idle ones, except those `beside`, and make it."""
+        with self._lock:  # other users of this key wait until it is open
+            if key not in self._engines:
+                self.close_idle(beside)
+                self._engines[key] = make()
+            engine = self._engines[key]
+            self._users[key] += 1
+        try:
+            yield engine
+        finally:
+            with self._lock:
+                self._users[key] -= 1
+                if not self._users[key] and not sys.is_finalizing():  # at exit, closing may need freed modules
+                    self.close_idle((*beside, key))
+                    try:
+                        engine.reset()
+                    except TotError:  # it has failed
+                        self.close_idle(self._engines.keys() - {key})
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._engines
+
+    def close_idle(self, but: Collection[Hashable] = ()) -> None:
+        """Close the idle engines, except those under the keys `but`."""
+        with self._lock:
+            for key in [key for key in self._engines if not self._users[key] and key not in but]:
+                self._engines.pop(key).close()
+                give_back()
+
+
+_open_engines = LastOpen()
+
+
 def close_models() -> None:
     """Close the models that were kept open, and free their memory. Models in use stay open."""
-    _engines.close_idle()
-
-
-def _close(engine: Engine) -> None:
-    engine.close()
-    give_back()
-
-
-def _reset(engine: Engine) -> bool:
-    """Reset an engine for its next user. Return False if it has failed."""
-    try:
-        engine.reset()
-    except TotError:
-        return False
-    return True
-
-
-_engines = LastOpen(_close, _reset)
+    _open_engines.close_idle()

@@ -209,6 +209,7 @@ def test_a_row_that_is_not_finite_gives_nan_and_affects_no_other(bad: float) -> 
 def test_ties_go_to_the_lowest_id(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0, 3.0, 3.0], [2.0, 2.0, 2.0, 2.0, 2.0]])
     assert tokens(read(logits, [draw(0.0)] * 2)) == [1, 0]
+    assert candidates(logits, [draw(0.0)] * 2, 3) == [[1, 3, 4], [0, 1, 2]]
     monkeypatch.setattr(sampling, "_compiled", lambda: None)
     monkeypatch.setattr(sampling_reference, "_gaps", lambda keys, hashes: np.full(hashes.shape, 9))
     assert tokens(read(logits, [draw()] * 2)) == [1, 0]

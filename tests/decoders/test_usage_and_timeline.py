@@ -127,18 +127,6 @@ def test_spans_are_ordered_in_their_lanes(load: Load, name: str, options: dict[s
         assert max(shares) > 0
 
 
-def test_without_a_timeline_nothing_is_recorded_and_a_timeline_changes_no_token(load: Load) -> None:
-    decoder = load("seed", draft="same", policy="rounds")
-    without = decoder.generate(requests())
-    timeline = decoder.engine.timeline = Timeline()
-    within = decoder.generate(requests())
-    decoder.engine.timeline = None
-    recorded = len(timeline.spans)
-    decoder.generate(requests())
-    assert [one.tokens for one in within] == [one.tokens for one in without]
-    assert 0 < len(timeline.spans) <= recorded + 1  # a started span may end
-
-
 def test_busy_is_the_share_of_each_window() -> None:
     spans = [Span("a", "draft", 0.0, 1.5), Span("b", "draft", 1.0, 4.0), Span("a", "verify", 3.75, 4.0)]
     timeline = Timeline(spans=spans)

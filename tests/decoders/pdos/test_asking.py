@@ -87,13 +87,6 @@ def test_steps_can_follow_a_prompt_of_one_token(make: Make) -> None:
     assert [part.text.partition(":")[0] for part in got.parts[:3]] == ["\n", "#### Oslo", "#### Rome"]
 
 
-def test_a_single_step_is_a_block_too(make: Make, ids: Any) -> None:
-    decoder = make()
-    (got,) = decoder.generate([Request(prompt=ids(decoder, LONG), sampling=Sampling(max_tokens=40), steps=("Oslo",))])
-    assert got.parts[0].text == "\n"
-    assert got.parts[1].text.startswith("#### Oslo:")
-
-
 def test_invalid_steps_are_refused(make: Make) -> None:
     decoder = make()
     short = Sampling(max_tokens=20)

@@ -91,35 +91,6 @@ def test_steps_and_the_rest_equal_decoding_them_alone(
     assert ended or marker == "####"
 
 
-def test_at_temperature_zero_the_text_continues_like_ar(make: Make, watching: Any, ids: Any) -> None:
-    decoder = make()
-    watch = watching(decoder)
-    sampling = Sampling(max_tokens=120, ignore_eos=True)
-    (got,) = decoder.generate([Request(prompt=ids(decoder, LONG + "|\n"), sampling=sampling, steps=CITIES)])
-    count = got.parts[-1].tokens
-    fed = watch.tokens[-1][0]
-    joined = fed[: len(fed) + 1 - count]
-    assert decoder.engine.codec.decode(joined) == LONG + "|\n" + "".join(part.text for part in got.parts[:-1])
-    request = Request(prompt=tuple(joined), sampling=Sampling(max_tokens=count, ignore_eos=True))
-    (expected,) = make("ar").generate([request])
-    assert count > 10
-    assert got.tokens[-count:] == expected.tokens
-
-
-def test_a_long_block_is_prefilled_in_chunks_without_its_first_step(make: Make, watching: Any, ids: Any) -> None:
-    decoder = make(chunk=8)
-    watch = watching(decoder)
-    sampling = Sampling(max_tokens=140, ignore_eos=True)
-    (got,) = decoder.generate([Request(prompt=ids(decoder, "abc|\n"), sampling=sampling, steps=CITIES)])
-    assert max(watch.rows) <= 8 + len(CITIES)
-    codec = decoder.engine.codec
-    block = len(codec.encode("".join(part.text for part in got.parts[:-1])))
-    first = len(codec.encode("#### Oslo:")) + got.parts[0].tokens
-    reading = [i for i, texts in enumerate(watch.texts) if len(texts) == 1][-got.parts[-1].tokens]
-    steps = max(i for i, texts in enumerate(watch.texts) if len(texts) == len(CITIES))
-    assert block - first - 3 <= sum(watch.rows[steps + 1 : reading + 1]) <= block - first + 8
-
-
 def test_steps_do_not_attend_to_each_other(make: Make, ids: Any) -> None:
     """A step's text depends on its own title and number, not on the other steps."""
     decoder = make()

@@ -52,27 +52,3 @@ def test_a_perfect_draft_is_used_fully(bench: Any, policy: str, branches: Callab
     assert accepted(got) == drafted(got)
     assert accepted(got) >= 0.6 * 4 * 80  # at most four of five tokens, after adapting
     assert [one.tokens for one in got] == bench.expected(requests)
-
-
-@pytest.mark.usefixtures("measured")
-def test_a_better_draft_drafts_more(bench: Any, branches: Callable[..., list[Request]]) -> None:
-    requests = branches(2, tokens=80)
-    sizes = []
-    for noise in (0.5, 0.02, 0.0):
-        got = bench.seed(bench.model_drafter(noise)).generate(requests)
-        sizes.append(drafted(got) / sum(completion.usage.forwards for completion in got))
-    assert sizes == sorted(sizes)
-    assert sizes[0] * 10 < sizes[2]
-
-
-@pytest.mark.usefixtures("measured")
-def test_packed_drafts_less_if_rows_are_expensive(
-    bench: Any, script_latency: Callable[..., None], branches: Callable[..., list[Request]]
-) -> None:
-    requests = branches(6, tokens=60)
-    counts = []
-    for steep in (LatencyModel((1, 64), (0.01, 0.011)), LatencyModel((1, 64), (0.01, 0.64))):
-        script_latency(steep)
-        counts.append(drafted(bench.seed(bench.model_drafter(0.02)).generate(requests)))
-    assert counts[0] > 100
-    assert counts[1] == 0  # a row costs as much as a separate forward

@@ -27,27 +27,6 @@ def test_closing_ends_the_drafting_thread(
         results(decoder.submit(branches(1)))
 
 
-def test_closing_while_requests_run_cancels_them(
-    bench: Any,
-    make_model: Callable[..., Any],
-    watching: Any,
-    plain: Callable[..., Request],
-    branches: Callable[..., list[Request]],
-    results: Callable[..., list[Completion]],
-) -> None:
-    watched = watching()
-    decoder = load_decoder("seed", make_model(), tokenizer=bench.tokenizer, kv_budget=4000, draft=watched, **BESIDE)
-    handles = decoder.submit([plain(LONG, max_tokens=900, seed=i) for i in range(3)], stream=True)
-    next(iter(handles[0]))
-    cache = decoder.engine.cache
-    decoder.close()
-    assert {completion.finish_reason for completion in results(handles)} == {"cancelled"}
-    assert cache.live == 0
-    assert len({*watched.ended}) == 3
-    with pytest.raises(RequestError, match="closed"):
-        decoder.submit(branches(1))
-
-
 @pytest.mark.parametrize("overlap", [True, False])
 def test_closing_a_decoder_keeps_a_shared_engine_open(
     bench: Any,

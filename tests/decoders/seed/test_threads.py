@@ -54,20 +54,3 @@ def test_without_overlap_no_draft_runs_beside_the_target(
     forwards = [span for span in timeline.spans if span.lane == "target"]
     drafts = [span for span in timeline.spans if span.kind == "draft"]
     assert not any(draft.began < one.ended and one.began < draft.ended for draft in drafts for one in forwards)
-
-
-def test_texts_are_the_same_with_a_real_clock(bench: Any, branches: Callable[..., list[Request]]) -> None:
-    decoder = bench.seed(bench.model_drafter(0.02), **BESIDE)
-    requests = branches(5, tokens=60)
-    assert [completion.tokens for completion in decoder.generate(requests)] == bench.expected(requests)
-
-
-def test_a_forward_counts_for_the_requests_that_it_verified(
-    bench: Any, watching: Any, branches: Callable[..., list[Request]]
-) -> None:
-    decoder = bench.seed(watching(), **BESIDE)
-    got = decoder.generate(branches(5))
-    for usage in (completion.usage for completion in got):
-        assert usage.forwards + usage.accepted == usage.new_tokens == 20
-    prompts = decoder.engine.forwards - sum(completion.usage.forwards for completion in got)
-    assert prompts in (0, 1)  # prompts are prefilled while the first drafts are computed

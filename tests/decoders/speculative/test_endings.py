@@ -38,17 +38,6 @@ def test_a_stop_string_inside_an_accepted_draft_cuts_the_text(
     assert_same(bench.speculative("sd", "same", k=6).generate([with_answer]), bench.ar().generate([with_answer]))
 
 
-def test_stops_occur_inside_drafts_at_every_depth(
-    bench: Any, rationale: Callable[..., tuple[str, Completion]], plain: Callable[..., Request]
-) -> None:
-    """Guard the test above, which would prove nothing if every text ended with its draft."""
-    lengths = set()
-    for at in range(8, 15, 2):
-        stop, _ = rationale(bench, at)
-        lengths |= {len(one.tokens) % 7 for one in bench.ar().generate([plain(max_tokens=24, stop=(stop,))])}
-    assert len(lengths - {0}) >= 3
-
-
 @pytest.mark.parametrize("k", [1, 3, 6])
 def test_an_end_token_inside_a_draft_ends_the_text_unless_ignored(
     bench: Any, k: int, assert_same: Callable[..., None], plain: Callable[..., Request]

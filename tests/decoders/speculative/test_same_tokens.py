@@ -116,17 +116,6 @@ def test_the_smallest_kv_budget_that_admits_a_request_is_enough(
         assert_same(got, bench.ar().generate([request]))
 
 
-def test_samples_that_end_at_different_times_do_not_affect_others(
-    bench: Any, assert_same: Callable[..., None], plain: Callable[..., Request]
-) -> None:
-    requests = [plain(max_tokens=size, n=2, temperature=1.0, seed=4) for size in range(1, 16)]
-    expected = bench.ar().generate(requests)
-    decoder = bench.speculative("sd", "near", k=3)
-    got = decoder.generate(requests)
-    assert_same(got, expected)
-    assert len({completion.usage.forwards for completion in got}) > 4
-
-
 @named
 def test_one_token_is_not_drafted(
     bench: Any, name: str, options: dict[str, Any], assert_same: Callable[..., None], plain: Callable[..., Request]
