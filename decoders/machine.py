@@ -121,7 +121,11 @@ def threads() -> int:
     If none is set, it is the number of processors in the affinity of the process, at most the CPU quota of its
     container and OMP_NUM_THREADS."""
     own: int | None = getattr(_of_thread, "count", None)
-    return own or max(1, min(_processors(), _quota(int(time.monotonic())), _omp_limit()))
+    if own:
+        return own
+    usable = len(os.sched_getaffinity(os.getpid())) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limit = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return max(1, min(usable, _quota(int(time.monotonic())), int(limit) if limit.isdecimal() else sys.maxsize))
 
 
 def fit_torch() -> None:
@@ -132,20 +136,10 @@ def fit_torch() -> None:
         torch.set_num_threads(count)
 
 
-def _processors() -> int:
-    """Return the number of processors that the main thread may run on."""
-    return len(os.sched_getaffinity(os.getpid())) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @functools.lru_cache(maxsize=1)
 def _quota(second: int) -> int:
     """Return the CPU quota of the container in processors, rounded up. It is read once in each `second`."""
     return math.ceil(min((_cpu_quota(group) for group in control_groups()), default=sys.maxsize))
-
-
-def _omp_limit() -> int:
-    limit = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    return int(limit) if limit.isdecimal() else sys.maxsize
 
 
 def _cpu_quota(group: Path) -> float:

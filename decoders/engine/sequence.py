@@ -203,16 +203,26 @@ class Handle:
 
     def emit(self, outputs: Sequence[Output]) -> None:
         """Emit new text (engine only)."""
-        if self._pieces is None:
+        if not self.streams:
             return
         for output in outputs:
             for kind, settled in ((ThinkingPiece, output.settled_thinking()), (str, output.settled())):
                 if piece := settled[self._emitted[output.index, kind] :]:
-                    self._put((output.index, kind(piece)))
+                    self.put(output.index, kind(piece))
                     self._emitted[output.index, kind] = len(settled)
 
+    @property
+    def streams(self) -> bool:
+        return self._pieces is not None
+
+    def put(self, index: int, text: str) -> None:
+        """Stream a piece of a sample's text."""
+        if text:
+            self._put((index, text))
+
     def _put(self, piece: tuple[int, str] | None) -> None:
-        assert self._pieces is not None
+        if self._pieces is None:
+            return
         self._pieces.put(piece)
         if self._notify is not None:
             with suppress(RuntimeError):  # the event loop is closed, so no task waits
@@ -225,8 +235,7 @@ class Handle:
                 self.future.set_exception(result)
             else:
                 self.future.set_result(result)
-        if self._pieces is not None:
-            self._put(None)
+        self._put(None)
 
 
 PolicyFactory = Callable[[Job], Policy]

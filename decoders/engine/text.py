@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable, Sequence
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, takewhile
 from typing import Any
 
 from tokenizers.decoders import DecodeStream
@@ -76,7 +76,9 @@ class TextCodec:
         """The beginning of a reply, as the chat template writes it."""
         self.thinks = bool(tags) or has_tags(self.tokenizer.chat_template or "")
         """Whether the model may think before it answers."""
-        self._special = self.end_ids | special | self._markers()
+        # Tokens that mark turns in the chat template are control tokens, even if the tokenizer does not say so.
+        turns = {i for i, content in self._added.items() if content.strip() and content in self._opened}
+        self._special = self.end_ids | special | turns
         # Longest first. Runs of blanks that some tokenizers add as control tokens are text.
         contents = (content for i, content in self._added.items() if i in self._special)
         written = sorted(filter(str.strip, contents), key=len, reverse=True)
@@ -84,7 +86,7 @@ class TextCodec:
         self._spelled_out = re.compile(any_control)
         self._begins_control = re.compile(f"(?={any_control})")  # finds overlapping ones too
         # Tokenizers that drop leading blanks cannot tell which text their tokens spell inside another text.
-        self._keeps_blanks = self._spelled(self._continuation(" x"), " x")[1] == 2
+        self._keeps_blanks = self.spelled(self._continuation(" x"), " x")[1] == 2
 
     def _rendered(self, *turns: tuple[str, str], opens: bool = False) -> str:
         """Render (role, content) turns with the chat template; "" if it is missing or refuses them."""
@@ -105,10 +107,6 @@ class TextCodec:
             if ends and (end := max(ends, key=lambda i: len(self._added[i]))) != self.message_end:
                 return end
         return None
-
-    def _markers(self) -> set[int]:
-        """Return the tokens that mark turns in the chat template, even if the tokenizer does not call them special."""
-        return {i for i, content in self._added.items() if content.strip() and content in self._opened}
 
     def awaits(self, prompt: str | Sequence[Message] | Sequence[int]) -> str:
         """Return the tag that closes the thinking in which a reply to this prompt begins; empty if it is not in one."""
@@ -251,7 +249,8 @@ class TextCodec:
         if self._keeps_blanks and text.endswith(last.content):
             for start, tokens in last.written:
                 begin = offset + start
-                count, length = self._spelled(tokens, text[begin:]) if begin >= max(done, 1) else (0, 0)
+                known = [*takewhile(self._is_text, tokens)]
+                count, length = self.spelled(known, text[begin:]) if begin >= max(done, 1) else (0, 0)
                 if count:
                     between = text[done:begin]
                     ids += self._continuation(between) if done else self._ids(between)
@@ -259,13 +258,14 @@ class TextCodec:
                     done = begin + length
         return [*ids, *(self._continuation(text[done:]) if done else self._ids(text))]
 
-    def _spelled(self, tokens: Sequence[int], text: str) -> tuple[int, int]:
+    def _is_text(self, token: int) -> bool:
+        return 0 <= token < self._size and (token not in self._special or token in self.tags)
+
+    def spelled(self, tokens: Sequence[int], text: str) -> tuple[int, int]:
         """Return how many of the tokens spell a prefix of `text`, and the length of that prefix."""
         stream = TextStream(self)
         decoded, count, length = "", 0, 0
         for i, token in enumerate(tokens):
-            if (token in self._special and token not in self.tags) or not 0 <= token < self._size:
-                break
             decoded += (piece := stream.step(token)) or ""
             if not text.startswith(decoded):
                 break

@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from tot.decoders.engine.output import Output
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.engine.sequence import DecodingSequence, Job, Policy
@@ -27,15 +26,13 @@ class Autoregressive(Policy):
         return 1 + sum(min(output.room, most) for output in self._job.running)
 
     def decoding(self) -> list[DecodingSequence]:
-        if self._sequences is None:
-            self._sequences = [self._sequence(output) for output in self._job.running]
-        return self._running()
-
-    def _sequence(self, output: Output) -> DecodingSequence:
-        """Begin or resume a sample."""
         job = self._job
-        branch = job.resumed.pop(output.index) if output.index in job.resumed else job.cache.fork(job.branch)
-        return DecodingSequence(job, output, branch, job.text(output)[len(branch) :])
+        if self._sequences is None:
+            self._sequences = []
+            for output in job.running:
+                branch = job.resumed.pop(output.index) if output.index in job.resumed else job.cache.fork(job.branch)
+                self._sequences.append(DecodingSequence(job, output, branch, job.text(output)[len(branch) :]))
+        return self._running()
 
     def propose(self) -> list[Chunk]:
         self.decoding()

@@ -91,7 +91,12 @@ class _SteppedText:
         if headings := [self._heading(title.strip()) for title in request.steps]:
             tail = sample.codec.decode(sample.prompt[-8:])
             opening = "\n" if tail and not tail.endswith("\n") else ""
-            self._check(headings, opening)
+            frame = self._frame(headings) + len(self._encode(opening))
+            if (needed := frame + len(headings) + 1) > self._left:
+                raise RequestError(
+                    f"{len(headings)} steps need at least {needed} tokens, {frame} of them for titles and markers, and "
+                    f"there is room for {self._left}: raise max_tokens, shorten the prompt, or give fewer steps"
+                )
             yield from self._block(headings, opening)
         watched = () if request.steps or sampling.keep_stop or MARKER in self._stops else (MARKER,)
         while not self._ended:
@@ -131,6 +136,7 @@ class _SteppedText:
         end = ending(codec, lead)
         drawn, fed, headings = [lead], list(lead.tokens), list[_Heading]()
         valid = is_blank(end.cut.removeprefix(MARKER))
+        own_prefix = len(end.tokens) + len(self._encode(end.rest))
         while True:
             if not valid or self._left <= len(fed):
                 self._counts["broken"] += 1
@@ -150,7 +156,7 @@ class _SteppedText:
                 break
             heading = self._heading(clean_title(title.text))
             is_new = heading.title and all(heading.title != other.title for other in headings)
-            valid = mark == COLON and bool(is_new) and self._fits([*headings, heading], end)
+            valid = mark == COLON and bool(is_new) and self._share([*headings, heading], own_prefix) > 0
             if not valid:
                 continue
             headings.append(heading)
@@ -186,18 +192,9 @@ class _SteppedText:
         """Return the number of tokens of a block that are fed: titles and markers."""
         return sum(len(heading.tokens) + len(self._between) for heading in headings) + len(self._end)
 
-    def _fits(self, headings: Sequence[_Heading], end: Ending) -> bool:
-        """Return whether the limit leaves a token for each step, and for the text after them."""
-        return self._left - len(end.tokens) - len(self._encode(end.rest)) - self._frame(headings) > len(headings)
-
-    def _check(self, headings: Sequence[_Heading], opening: str) -> None:
-        """Raise RequestError if the given steps do not fit."""
-        frame = self._frame(headings) + len(self._encode(opening))
-        if (needed := frame + len(headings) + 1) > self._left:
-            raise RequestError(
-                f"{len(headings)} steps need at least {needed} tokens, {frame} of them for titles and markers, and "
-                f"there is room for {self._left}: raise max_tokens, shorten the prompt, or give fewer steps"
-            )
+    def _share(self, headings: Sequence[_Heading], prefix: int) -> int:
+        """Return the tokens of each step and of the text after them: equal shares of what `prefix` tokens leave."""
+        return (self._left - prefix - self._frame(headings)) // (len(headings) + 1)
 
     def _block(
         self, headings: Sequence[_Heading], opening: str, skeleton: Completion = _NOTHING, end: Ending = _START
@@ -206,8 +203,7 @@ class _SteppedText:
         sample = self._sample
         sample.emit(opening)
         prefix, room = self._encode(end.rest + opening), self._left - len(end.tokens)
-        # The steps and the text after them share the rest equally.
-        limit = (room - len(prefix) - self._frame(headings)) // (len(headings) + 1)
+        limit = self._share(headings, len(end.tokens) + len(prefix))
         before, own = [*self._fed, *end.tokens, *prefix], sample.request.sampling
         options: dict[str, Any] = {"streamed": None, "max_tokens": limit, "stop": (*self._stops, MARKER, TERMINATOR)}
         steps = yield [

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from tot.decoders.budget import Meter
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.sequence import Call, Handle, PolicyFactory
-from tot.decoders.engine.text import Encoded, TextCodec, TextStream
+from tot.decoders.engine.text import Encoded, TextCodec
 from tot.decoders.errors import ModelError, TotError, describe
 from tot.decoders.methods.choices import ScoreChoices
 from tot.decoders.methods.method import OpenedMethod
@@ -44,15 +44,6 @@ class ProgramHandle(Handle):
         program = method.program or rationale_then_answer
         self._samples = [Sample(self, index) for index in range(request.sampling.n)]
         self.calls = [call for sample in self._samples for call in sample.begin(program(sample))]
-
-    @property
-    def streams(self) -> bool:
-        return self._pieces is not None
-
-    def emit_text(self, index: int, text: str) -> None:
-        """Stream a piece of a sample's text."""
-        if self.streams and text:
-            self._put((index, text))
 
     def deliver(self) -> None:
         """Settle the request once all samples are complete. The first one counts the prompt."""
@@ -126,7 +117,7 @@ class Sample:
 
     def emit(self, text: str) -> None:
         """Stream a text that no call decoded."""
-        self.handle.emit_text(self.index, text)
+        self.handle.put(self.index, text)
 
     def call(
         self,
@@ -196,14 +187,7 @@ def ending(codec: TextCodec, completion: Completion, text: str | None = None) ->
     begin = len(codec.decode(tokens[: completion.text_tokens.start]))  # after the thinking
     at = whole.find(text, begin)
     end = len(whole) if at < 0 else at + len(text)
-    stream, count, length, decoded = TextStream(codec), 0, 0, 0
-    for number, token in enumerate(tokens, 1):
-        piece = stream.step(token)
-        decoded += len(piece or "")
-        if decoded > end:
-            break
-        if piece is not None:
-            count, length = number, decoded
+    count, length = codec.spelled(tokens, whole[:end])
     return Ending(list(tokens[:count]), whole[length:end], whole[end:])
 
 
@@ -219,9 +203,8 @@ class _CallHandle(Handle):
     def cancelled(self) -> bool:
         return self._sample.handle.cancelled
 
-    def _put(self, piece: tuple[int, str] | None) -> None:
-        if piece is not None:
-            self._sample.emit(piece[1])
+    def put(self, index: int, text: str) -> None:
+        self._sample.emit(text)
 
     def finish(self, result: list[Completion] | BaseException) -> None:
         self._sample.receive(self, result)

@@ -68,7 +68,8 @@ class Rounds(Speculation):
 
     def __init__(self, engine: Engine, drafter: Drafter, options: SEEDOptions) -> None:
         super().__init__(engine, drafter, options.config)
-        self._worker = draft_worker() if options.overlap else None
+        # One thread leaves the other cores to the target.
+        self._worker = ThreadPoolExecutor(1, "tot-draft", partial(use_threads, 1)) if options.overlap else None
         self._queue: dict[int, tuple[DraftContext, Future[Draft] | None]] = {}
         """By text, in the order of its draft: the draft in progress or finished; None if there is no worker."""
         self._verifying: tuple[int, float] | None = None
@@ -131,11 +132,6 @@ class Rounds(Speculation):
     def close(self) -> None:
         if self._worker is not None:
             self._worker.shutdown()
-
-
-def draft_worker() -> ThreadPoolExecutor:
-    """Return an executor with one thread, which leaves the other cores to the target."""
-    return ThreadPoolExecutor(1, "tot-draft", partial(use_threads, 1))
 
 
 def _open(engine: Engine, options: SEEDOptions, stack: ExitStack) -> OpenedMethod:

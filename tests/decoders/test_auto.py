@@ -199,11 +199,6 @@ def test_requests_of_one_batch_share_one_plan(make: Make, costs: Callable[[Laten
     assert total(auto.generate(requests_[:4] * 4), "drafted") > 0  # sixteen texts, four rows
 
 
-def test_auto_has_no_other_options(make: Make) -> None:
-    with pytest.raises(OptionError, match=r"decoder auto, option k: .* \(its options: draft\)"):
-        make("auto", k=3)
-
-
 # -- draft models ----------------------------------------------------------------------------------
 
 

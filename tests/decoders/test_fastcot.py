@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tot.decoders import Completion, LocalDecoder, Message, OptionError, Request, Sampling
+from tot.decoders import Completion, LocalDecoder, Message, Request, Sampling
 from tot.decoders.engine.sampling import Draw, read
 from tot.decoders.methods.fastcot import _question
 from tot.decoders.request import Part
@@ -191,18 +191,6 @@ def test_the_question_is_the_users_last_paragraph(make: Make) -> None:
     assert question(chat) == expected
     assert question((7, 8)) == [7, 8]
     assert question("\n\n \n\n") == [7, 8]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"cap": -1}, "cap"),
-        ({"window": 129}, "window"),
-    ],
-)
-def test_bad_options_are_refused(make: Make, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        make("fastcot", **options)
 
 
 def test_a_small_kv_budget_queues_requests_and_cancelled_ones_free_their_slots(make: Make) -> None:

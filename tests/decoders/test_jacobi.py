@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tot.decoders import Completion, LocalDecoder, OptionError, Request, Sampling
+from tot.decoders import Completion, LocalDecoder, Request, Sampling
 from tot.decoders.drafting.latency_model import LatencyModel
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 2
@@ -30,12 +30,6 @@ def test_the_fixed_point_is_the_text_of_ar(make: Make, mixed: list[Request], n: 
     for one in got:
         assert one.usage.forwards <= len(one.tokens) + bool(one.choice_logprobs) + 1
         assert one.usage.accepted <= one.usage.drafted
-
-
-def test_there_are_never_more_forwards_than_tokens(make: Make) -> None:
-    request = Request(prompt=LONG, sampling=Sampling(max_tokens=40, temperature=1.0, ignore_eos=True, n=3))
-    for one in make("jacobi", n=9, adapt=False).generate([request]):
-        assert one.usage.forwards == 40 - one.usage.accepted
 
 
 @pytest.mark.parametrize("heat", [0.0, 1.0])
@@ -64,14 +58,6 @@ def test_each_point_follows_from_the_previous_one_by_equation_3(
     assert windows > 5
 
 
-def test_a_window_shrinks_until_it_converges(make: Make) -> None:
-    decoder = make("jacobi", n=8, adapt=False, trajectory=True)
-    (got,) = decoder.generate([Request(prompt=LONG, sampling=Sampling(max_tokens=40, ignore_eos=True))])
-    starts = [at for at, guesses in got.trajectory if len(guesses) == 8]
-    assert starts[0] == 0
-    assert all(later - at in (8, 9) for at, later in pairwise(starts))
-
-
 def test_a_window_is_shortened_if_that_is_faster(make: Make, script_latency: Callable[..., None]) -> None:
     script_latency(LatencyModel((1, 64), (0.01, 0.011)))
     request = Request(prompt=LONG, sampling=Sampling(max_tokens=120, temperature=1.0, ignore_eos=True, n=8))
@@ -79,9 +65,3 @@ def test_a_window_is_shortened_if_that_is_faster(make: Make, script_latency: Cal
     cut = make("jacobi", n=16).generate([request])
     assert outcomes(cut) == outcomes(whole)
     assert sum(one.usage.drafted for one in cut) < 0.7 * sum(one.usage.drafted for one in whole)
-
-
-@pytest.mark.parametrize("options", [{"n": 0}, {"n": 500}, {"k": 3}])
-def test_invalid_options_are_refused(make: Make, options: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match=f"decoder jacobi, option {next(iter(options))}"):
-        make("jacobi", **options)

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from tot.decoders import Completion, LocalDecoder, OptionError, Request, Sampling
-from tot.decoders.methods.lookahead import LookaheadDrafter, LookaheadOptions
+from tot.decoders import Completion, LocalDecoder, Request, Sampling
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 2
 Make = Callable[..., LocalDecoder]
@@ -51,13 +50,6 @@ def test_a_looping_text_takes_fewer_forwards(make: Make) -> None:
     assert got.usage.forwards == len(got.tokens) - got.usage.accepted
 
 
-def test_samples_share_the_pool(make: Make) -> None:
-    decoder = make("lookahead", window=6, ngram=3, guesses=4, adapt=False)
-    request = Request(prompt=LONG, sampling=Sampling(max_tokens=60, ignore_eos=True))
-    first, second = (decoder.generate([request])[0].usage for _ in range(2))
-    assert second.accepted > first.accepted  # greedy twice: the second uses the n-grams of the first
-
-
 def test_windows_that_do_not_pay_are_not_iterated(make: Make) -> None:
     request = Request(prompt=LONG, sampling=Sampling(max_tokens=100, temperature=1.0, ignore_eos=True, n=8))
     decoder = make("lookahead", window=32, ngram=5, guesses=15, kv_budget=20_000)
@@ -71,16 +63,3 @@ def test_windows_that_do_not_pay_are_not_iterated(make: Make) -> None:
     decoder.engine.runner.backend.forward = counted  # type: ignore[method-assign]
     decoder.generate([request])
     assert sorted(rows)[len(rows) // 2] < 8 * 32
-
-
-def test_a_pool_keeps_the_latest_ngrams() -> None:
-    pool = LookaheadDrafter(LookaheadOptions(guesses=2))
-    for ngram in ([1, 2, 3], [1, 4, 5], [1, 2, 3], [1, 6, 7], [2, 9, 9]):
-        pool.add(ngram)
-    assert [list(rest) for rest in pool._ngrams[1]] == [[2, 3], [6, 7]]
-
-
-@pytest.mark.parametrize("options", [{"window": 0}, {"ngram": 1}, {"guesses": 0}, {"k": 3}])
-def test_invalid_options_are_refused(make: Make, options: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match=f"decoder lookahead, option {next(iter(options))}"):
-        make("lookahead", **options)

@@ -86,6 +86,19 @@ def test_a_bad_option_of_an_added_method_is_named(monkeypatch: pytest.MonkeyPatc
         load_decoder("few", width=0)
 
 
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        *[("jacobi", "n", 0), ("jacobi", "n", 500), ("jacobi", "k", 3)],
+        *[("lookahead", "window", 0), ("lookahead", "ngram", 1), ("lookahead", "guesses", 0), ("lookahead", "k", 3)],
+        *[("fastcot", "cap", -1), ("fastcot", "window", 129), ("auto", "k", 3)],
+    ],
+)
+def test_an_invalid_option_is_named(name: str, option: str, value: int) -> None:
+    with pytest.raises(OptionError, match=f"decoder {name}, option {option}: .* \\(its options: "):
+        load_decoder(name, "absent.gguf", **{option: value})
+
+
 def test_a_users_own_decoder_is_not_served_as_a_method(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, "mine", object)
     assert "mine" in METHODS

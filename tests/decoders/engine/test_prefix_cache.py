@@ -105,13 +105,6 @@ def test_short_prompts_and_later_ones_of_a_kind_are_not_written(root: Path, fold
     assert counts[-1] == counts[-2]
 
 
-def test_without_the_cache_nothing_is_read_or_written(run: Callable[..., Completion], root: Path) -> None:
-    run(DEMONSTRATIONS, prefix_cache=False)
-    assert not root.exists()
-    run(DEMONSTRATIONS)
-    assert run(DEMONSTRATIONS, prefix_cache=False).usage.reused_prompt_tokens == 0
-
-
 def test_another_model_dtype_or_processor_level_does_not_match(
     root: Path, folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
