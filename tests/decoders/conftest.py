@@ -310,24 +310,41 @@ def make_bench(make_model: Callable[..., Any], tokenizer: Any) -> Iterator[Calla
         bench.close()
 
 
-@pytest.fixture
-def mixed() -> list[Request]:
-    """Requests of all kinds: greedy or sampled, several samples, stop strings, triggers, choices."""
+@pytest.fixture(scope="session")
+def mixed_requests() -> Callable[..., list[Request]]:
+    """Create requests of all kinds: prompts with and without shared prefixes, of many lengths, greedy or sampled, with
+    stop strings, several samples, triggers and choices."""
     text = "The sum of 10 and 11 is in the range on and on, and the other one: " * 2
-    rng = random.Random(4)
-    requests = []
-    for i in range(14):
-        prompt = text[: rng.randint(1, len(text))] + rng.choice(["and", " 10", "abc"])
-        sampling = Sampling(
-            max_tokens=rng.choice([1, 2, rng.randint(3, 24), 40]),
-            temperature=rng.choice([0.0, 1.0]),
-            top_p=rng.choice([0.9, 1.0]),
-            stop=rng.choice([(), (), (" t", "on")]),
-            seed=i,
-            n=rng.choice([1, 1, 3]),
-            ignore_eos=rng.random() < 0.4,
-        )
-        trigger = rng.choice([None, None, " So the answer is"])
-        choices = ("1", "10") if rng.random() < 0.2 and (trigger or sampling.n == 1) else ()
-        requests.append(Request(prompt=prompt, sampling=sampling, answer_trigger=trigger, choices=choices))
-    return requests
+
+    def make(count: int, seed: int) -> list[Request]:
+        rng = random.Random(seed)
+        requests = []
+        for i in range(count):
+            start = rng.choice(["", text[: rng.randint(1, len(text))], text, "10 "])
+            prompt = start + rng.choice(["and", " 10", "abc"])
+            heat = rng.choice([0.0, 0.6, 1.0])
+            kind = rng.choice(["plain", "plain", "plain", "trigger", "choices", "both"])
+            sampling = Sampling(
+                max_tokens=rng.choice([1, 2, rng.randint(3, 24), 40]),
+                temperature=heat,
+                top_p=rng.choice([0.9, 1.0]),
+                top_k=rng.choice([0, 0, 5]),
+                stop=rng.choice([(), (), (" t", "on"), ("a", "10", "e")]),
+                seed=rng.choice([7, i]),
+                n=1 if kind == "choices" else rng.choice([1, 1, 2, 3]),
+                ignore_eos=rng.random() < 0.4,
+            )
+            more: dict[str, Any] = {}
+            if kind in ("trigger", "both"):
+                more |= {"answer_trigger": " So the answer is", "answer_tokens": rng.randint(1, 9)}
+            if kind in ("choices", "both"):
+                more |= {"choices": ("1", "10", " the"), "close_choices": rng.random() < 0.5}
+            requests.append(Request(prompt=prompt, sampling=sampling, **more))
+        return requests
+
+    return make
+
+
+@pytest.fixture
+def mixed(mixed_requests: Callable[..., list[Request]]) -> list[Request]:
+    return mixed_requests(14, seed=4)

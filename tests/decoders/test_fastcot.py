@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -33,26 +32,6 @@ def make_request(**changes: Any) -> Request:
             **changes,
         }
     )
-
-
-def mixed(count: int = 12) -> list[Request]:
-    rng = random.Random(2)
-    requests = []
-    for i in range(count):
-        sampling = Sampling(
-            max_tokens=rng.choice([1, 3, 20, 40]),
-            temperature=rng.choice([0.0, 1.0]),
-            top_p=rng.choice([0.9, 1.0]),
-            stop=rng.choice([(), (), (" t", "on")]),
-            seed=i,
-            n=rng.choice([1, 1, 3]),
-            ignore_eos=rng.random() < 0.5,
-        )
-        trigger = rng.choice([None, TRIGGER, TRIGGER])
-        choices = ("1", "10") if rng.random() < 0.3 and (trigger or sampling.n == 1) else ()
-        prompt = HEAD * rng.randint(0, 2) + QUESTION[: rng.randint(1, len(QUESTION))]
-        requests.append(Request(prompt=prompt, sampling=sampling, answer_trigger=trigger, choices=choices))
-    return requests
 
 
 def outcomes(completions: list[Completion]) -> list[Any]:
@@ -97,11 +76,11 @@ class Naive:
 @pytest.mark.parametrize("heat", [0.0, 1.0])
 @pytest.mark.parametrize(("window", "cap"), [(0, 4), (3, 1), (7, 2), (7, 9), (25, 6)])
 def test_results_equal_a_naive_loop(
-    make: Make, logits_alone: Callable[..., torch.Tensor], heat: float, window: int, cap: int
+    make: Make, mixed: list[Request], logits_alone: Callable[..., torch.Tensor], heat: float, window: int, cap: int
 ) -> None:
     request = make_request(sampling={"temperature": heat, "n": 2})
     decoder = make("fastcot", window=window, cap=cap)
-    crowd = [one for one in mixed() if one.sampling.stop]
+    crowd = [one for one in mixed if one.sampling.stop]
     got = decoder.generate([request, *crowd])[:2]
     codec = decoder.engine.codec
     for sample, completion in enumerate(got):
@@ -124,13 +103,13 @@ def test_results_equal_a_naive_loop(
 
 
 @pytest.mark.parametrize("options", [{"window": 0}, {"window": 5}, {"window": 64}, {}])
-def test_without_a_cap_the_text_equals_ar(make: Make, options: dict[str, Any]) -> None:
-    requests = mixed()
+def test_without_a_cap_the_text_equals_ar(make: Make, mixed: list[Request], options: dict[str, Any]) -> None:
+    requests = mixed
     assert outcomes(make("fastcot", **options).generate(requests)) == outcomes(make("ar").generate(requests))
 
 
-def test_requests_without_a_trigger_and_whole_rationales_are_exact(make: Make) -> None:
-    requests = [one.model_copy(update={"whole_rationale": True}) if one.answer_trigger else one for one in mixed(16)]
+def test_requests_without_a_trigger_and_whole_rationales_are_exact(make: Make, mixed: list[Request]) -> None:
+    requests = [one.model_copy(update={"whole_rationale": True}) if one.answer_trigger else one for one in mixed]
     assert outcomes(make("fastcot", window=4, cap=2).generate(requests)) == outcomes(make("ar").generate(requests))
 
 

@@ -6,7 +6,6 @@ pytest imports with `importlib`, so tests get these functions and classes as fix
 from __future__ import annotations
 
 import copy
-import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
@@ -15,11 +14,10 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from tot.decoders import Completion, Engine, LocalDecoder, Message, Request, Sampling, load_decoder, load_model
+from tot.decoders import Completion, Engine, LocalDecoder, Request, Sampling, load_decoder, load_model
 from tot.decoders.engine.sampling import Draw, read
 from tot.decoders.engine.sequence import Call, Handle
 
-LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 4
 Serve = Callable[..., LocalDecoder]
 
 
@@ -105,38 +103,6 @@ def by_request(requests: Sequence[Request], completions: Sequence[Completion]) -
     return [[outcome(next(rest)) for _ in range(request.sampling.n)] for request in requests]
 
 
-def mixed_requests(count: int, seed: int, temperature: float | None = None, plain: bool = False) -> list[Request]:
-    """Return prompts with and without shared prefixes, of many lengths, with stops, several samples, triggers and
-    choices."""
-    rng = random.Random(seed)
-    requests = []
-    for i in range(count):
-        start = rng.choice(["", LONG[: rng.randint(1, len(LONG))], LONG, "the other", "10 "])
-        prompt: Any = start + rng.choice(["", "and", " 10", "abc"]) + rng.choice("0123456789")
-        if rng.random() < 0.2:
-            prompt = (Message(role="user", content=prompt),)
-        heat = rng.choice([0.0, 0.7, 1.0]) if temperature is None else temperature
-        sampling = Sampling(
-            max_tokens=rng.randint(1, 20),
-            temperature=heat,
-            top_p=0.9 if heat == 0.7 else 1.0,
-            stop=rng.choice([(), (), (" t", "on"), ("a", "10", "e")]),
-            seed=rng.choice([7, i]),
-            n=rng.choice([1, 1, 2, 3]),
-            ignore_eos=rng.random() < 0.3,
-        )
-        kind = "plain" if plain else rng.choice(["plain", "plain", "trigger", "choices", "both"])
-        more: dict[str, Any] = {}
-        if kind in ("trigger", "both"):
-            more |= {"answer_trigger": " So the answer is", "answer_tokens": rng.randint(1, 6)}
-        if kind in ("choices", "both"):
-            more |= {"choices": ("1", "10", " the"), "close_choices": rng.random() < 0.5}
-        if kind == "choices":
-            sampling = sampling.model_copy(update={"n": 1})
-        requests.append(Request(prompt=prompt, sampling=sampling, **more))
-    return requests
-
-
 def greedy(decoder: LocalDecoder, prompt: str = "abc", **settings: Any) -> Completion:
     return decoder.generate([Request(prompt=prompt, sampling=Sampling(**settings))])[0]
 
@@ -157,7 +123,7 @@ def wait_until(true: Callable[[], bool]) -> None:
 
 
 @pytest.fixture
-def helpers() -> Any:
+def helpers(mixed_requests: Callable[..., list[Request]]) -> Any:
     """The functions above."""
     return SimpleNamespace(
         outcome=outcome,

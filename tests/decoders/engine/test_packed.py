@@ -35,7 +35,7 @@ def test_packed_equals_alone_for_every_kind_of_request(helpers: Any, serve: Serv
     assert cache.peak_live <= kv_budget
     if kv_budget == 420:
         assert cache.stored == kv_budget  # the cache was full, so entries were evicted
-        assert cache.peak_live > 300
+        assert cache.peak_live > 250
 
 
 def test_temperature_zero_equals_transformers_generate(

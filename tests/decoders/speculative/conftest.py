@@ -5,7 +5,6 @@ pytest imports with `importlib`, so tests get these functions and classes as fix
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,40 +12,10 @@ import pytest
 
 from tot.decoders import Completion, Request, Sampling
 
-LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 2
-
 
 @pytest.fixture
 def bench(request: pytest.FixtureRequest, make_bench: Callable[..., Any]) -> Any:
     return make_bench(getattr(request, "param", "llama"), kv_budget=3000)
-
-
-def mixed_requests(count: int, seed: int) -> list[Request]:
-    """Return prompts with and without shared prefixes, of many lengths, with stops, several samples, triggers and
-    choices."""
-    rng = random.Random(seed)
-    requests = []
-    for i in range(count):
-        prompt = rng.choice(["", LONG[: rng.randint(1, len(LONG))], LONG, "10 "]) + rng.choice(["and", " 10", "abc"])
-        heat = rng.choice([0.0, 0.6, 1.0])
-        kind = rng.choice(["plain", "plain", "plain", "trigger", "choices", "both"])
-        sampling = Sampling(
-            max_tokens=rng.choice([1, 2, rng.randint(3, 24), 40]),
-            temperature=heat,
-            top_p=rng.choice([0.9, 1.0]),
-            top_k=rng.choice([0, 0, 5]),
-            stop=rng.choice([(), (), (" t", "on"), ("a", "10", "e")]),
-            seed=rng.choice([7, i]),
-            n=1 if kind == "choices" else rng.choice([1, 1, 2, 3]),
-            ignore_eos=rng.random() < 0.4,
-        )
-        more: dict[str, Any] = {}
-        if kind in ("trigger", "both"):
-            more |= {"answer_trigger": " So the answer is", "answer_tokens": rng.randint(1, 9)}
-        if kind in ("choices", "both"):
-            more |= {"choices": ("1", "10", " the"), "close_choices": rng.random() < 0.5}
-        requests.append(Request(prompt=prompt, sampling=sampling, **more))
-    return requests
 
 
 def exact(completions: Sequence[Completion]) -> list[tuple[Any, ...]]:
@@ -83,11 +52,6 @@ def rationale(bench: Any, at: int, **settings: Any) -> tuple[str, Completion]:
     head = len(bench.engines[0].codec.decode(free.tokens[:at]))
     begins = next(i for i in range(head, len(free.text) - 1) if free.text.find(free.text[i : i + 2]) == i)
     return free.text[begins : begins + 2], free
-
-
-@pytest.fixture(name="mixed_requests")
-def _mixed_requests() -> Callable[..., list[Request]]:
-    return mixed_requests
 
 
 @pytest.fixture(name="assert_same")
