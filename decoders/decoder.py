@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from tot.decoders.budget import Meter
 from tot.decoders.errors import OptionError, RequestError, TotError, unknown, validated
 from tot.decoders.methods.method import Method
-from tot.decoders.models.engine_options import Quantize
+from tot.decoders.models.engine_options import EngineOptions
 from tot.decoders.registry import Registry
 from tot.decoders.request import Completion, Request
 
@@ -92,18 +92,7 @@ def load_decoder(name: Literal["openai"], model: str = ..., **options: Any) -> R
 
 @overload
 def load_decoder(
-    name: str = ...,
-    model: str | Path | Any = ...,
-    *,
-    tokenizer: Any = ...,
-    engine: Engine | None = ...,
-    dtype: str = ...,
-    device: str = ...,
-    kv_budget: int | str | None = ...,
-    quantize: Quantize = ...,
-    threads: int | None = ...,
-    prefix_cache: bool = ...,
-    **options: Any,
+    name: str = ..., model: str | Path | Any = ..., *, tokenizer: Any = ..., engine: Engine | None = ..., **options: Any
 ) -> LocalDecoder: ...
 
 
@@ -113,12 +102,6 @@ def load_decoder(
     *,
     tokenizer: Any = None,
     engine: Engine | None = None,
-    dtype: str = "auto",
-    device: str = "auto",
-    kv_budget: int | str | None = None,
-    quantize: Quantize = "auto",
-    threads: int | None = None,
-    prefix_cache: bool = True,
     **options: Any,
 ) -> LocalDecoder | RemoteDecoder:
     """Load a decoder by name.
@@ -127,51 +110,33 @@ def load_decoder(
         name: A decoding method, or "openai" for a server at the option `base_url`, which loads no model.
         model: A known name, a hub id, a folder, a GGUF file, or a model object; for "openai" the server's model name.
         tokenizer: The tokenizer of a model object.
-        engine: A shared engine to use instead of a new one; its model and budget apply.
-        dtype: A key of DTYPES, such as "auto" or "bfloat16".
-        device: "auto", "cpu", "cuda" or "cuda:N".
-        kv_budget: Size of the key-value cache, in tokens or bytes ("1.5GiB").
-        quantize: See `Quantize`; for Llama-like models on CPUs.
-        threads: Number of threads on the CPU. The default is the number of processors that the process may use now.
-        prefix_cache: Keep keys and values of the beginnings of prompts in the cache folder, for later processes. Only
-            for models in files that run in C.
-        options: The options of the method.
+        engine: A shared engine to use instead of a new one; its model and options apply.
+        options: The options of the method, and those of its engine, which are the fields of `EngineOptions`.
 
     Raises:
         OptionError: The method or an option is unknown.
         ModelError: The model can't be loaded.
     """
+    of_engine = {option: options.pop(option) for option in EngineOptions.model_fields if option in options}
+    given = validated(EngineOptions, of_engine, "engine").model_dump(exclude_defaults=True)
     if name in REMOTE:
-        local = {"tokenizer": tokenizer, "engine": engine, "kv_budget": kv_budget}
-        local |= {"dtype": dtype, "device": device, "quantize": quantize, "threads": threads}
-        local["prefix_cache"] = None if prefix_cache else False
-        for option, value in local.items():
-            if value not in (None, "auto"):
+        for option, value in {**given, "tokenizer": tokenizer, "engine": engine}.items():
+            if value is not None:
                 raise OptionError(f"{option} is for local models: leave it out, the server has its own")
         from tot.decoders.remote.decoder import open_remote
 
         return open_remote(model, options)
     method, method_options = find_method(name), checked_options(name, options)
-    if engine is not None and quantize != "auto":
-        raise OptionError(f"quantize={quantize} has no effect on a shared engine: set it when you create the engine")
-    if engine is not None and threads is not None:
-        raise OptionError(f"threads={threads} has no effect on a shared engine: set it when you create the engine")
+    if engine is not None and given:
+        shown = ", ".join(f"{option}={value}" for option, value in given.items())
+        raise OptionError(f"{shown} has no effect on a shared engine: set it when you create the engine")
     from tot.decoders.engine.open_models import close_models, open_engine
 
     with ExitStack() as stack:
         owned = engine is None
         if engine is None:
             close_models()
-            engine = open_engine(
-                model,
-                tokenizer,
-                dtype=dtype,
-                device=device,
-                kv_budget=kv_budget,
-                quantize=quantize,
-                threads=threads,
-                prefix_cache=prefix_cache,
-            )
+            engine = open_engine(model, tokenizer, **given)
             stack.callback(engine.close)
         opened = method.open(engine, method_options, stack)
         return LocalDecoder(name, engine, opened, stack.pop_all(), owned, method.few_shot)
