@@ -224,7 +224,7 @@ class LocalDecoder:
             else:
                 handles.append(Handle(engine.wake, stream))
                 calls.append(Call(request, ScoreChoices if request.choices else method.policy, handles[-1]))
-        engine.submit_all(calls, meter)
+        engine.submit(calls, meter)
         self._handles.update(handles)
         return handles
 

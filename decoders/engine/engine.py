@@ -24,7 +24,7 @@ from tot.decoders.engine.prefix_cache import PrefixCache
 from tot.decoders.engine.runner import Runner
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.engine.scheduler import Scheduler, Step
-from tot.decoders.engine.sequence import BatchDrafter, Call, Handle, Job, PolicyFactory
+from tot.decoders.engine.sequence import BatchDrafter, Call, Job
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.errors import ContextError, ModelError, RequestError, TotError, describe
 from tot.decoders.machine import checked_threads, use_threads
@@ -83,22 +83,14 @@ class Engine:
         """Whether an event occurred that the loop may be waiting for."""
         self._closed = False
         self.failed: ModelError | None = None
-        """The error that ended the loop; None while it works."""
+        """The error that ended the loop."""
         self._thread: threading.Thread | None = None
         _open.add(self)
 
     # -- for callers --------------------------------------------------------------------------------------------
 
-    def submit(
-        self, request: Request, policy: PolicyFactory, meter: Meter | None = None, stream: bool = False
-    ) -> Handle:
-        """Queue one request. Raises RequestError at once if it can never run."""
-        handle = Handle(self.wake, stream)
-        self.submit_all([Call(request, policy, handle)], meter)
-        return handle
-
-    def submit_all(self, calls: Sequence[Call], meter: Meter | None = None) -> None:
-        """Queue requests that start in the same step. If one is refused, none of them is queued."""
+    def submit(self, calls: Sequence[Call], meter: Meter | None = None) -> None:
+        """Queue requests that start in the same step. Raises RequestError, and queues none, if one can never run."""
         meter = meter or Meter()
         jobs = [self._job(call, meter) for call in calls]
         with self._queueing():
@@ -311,7 +303,11 @@ class Engine:
         for job, chunks in step.proposed.items():
             before = sum(len(output.tokens) for output in job.outputs)
             try:
-                _check_finite(reads[chunks])
+                if any(one.logprob != one.logprob for row in reads[chunks] for one in row):
+                    raise _NotFiniteError(
+                        "the model's logits are not finite (NaN or infinity): its weights may be damaged, or the dtype "
+                        "too narrow; try dtype=fp32"
+                    )
                 job.policy.commit(reads[chunks])
                 job.handle.emit(job.outputs)
             except Exception as error:  # noqa: BLE001
@@ -349,14 +345,6 @@ class Engine:
 
 class _NotFiniteError(ModelError):
     """The logits are not finite, so cached keys and values may be damaged."""
-
-
-def _check_finite(reads: list[list[Sampled]]) -> None:
-    if any(sampled.logprob != sampled.logprob for row in reads for sampled in row):
-        raise _NotFiniteError(
-            "the model's logits are not finite (NaN or infinity): its weights may be damaged, or the dtype too narrow; "
-            "try dtype=fp32"
-        )
 
 
 @atexit.register

@@ -108,7 +108,7 @@ class Sample:
         results, self._results = [self._results[call.handle] for call in self._calls], {}
         try:
             self._calls = self._program.send(results)
-            self.handle.engine.submit_all(self._calls, self.handle.meter)
+            self.handle.engine.submit(self._calls, self.handle.meter)
         except StopIteration as end:
             self.completion = end.value
             self.handle.deliver()

@@ -250,7 +250,7 @@ class Decoding:
                 calls.append(Call(request, policy, Handle(engine.wake, stream=False)))
 
         def submit() -> list[Handle]:
-            engine.submit_all(calls, meter)
+            engine.submit(calls, meter)
             return [call.handle for call in calls]
 
         async with _submitted(submit) as handles:

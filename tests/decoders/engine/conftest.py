@@ -107,11 +107,11 @@ def greedy(decoder: LocalDecoder, prompt: str = "abc", **settings: Any) -> Compl
     return decoder.generate([Request(prompt=prompt, sampling=Sampling(**settings))])[0]
 
 
-def submit_all(engine: Engine, requests: Sequence[Request], *policies: Any, stream: bool = False) -> list[Handle]:
+def submit(engine: Engine, requests: Sequence[Request], *policies: Any, stream: bool = False) -> list[Handle]:
     """Queue requests together. The last policy is for all further requests."""
     given = [*policies, *[policies[-1]] * (len(requests) - len(policies))]
     calls = [Call(*pair, Handle(engine.wake, stream)) for pair in zip(requests, given, strict=True)]
-    engine.submit_all(calls)
+    engine.submit(calls)
     return [call.handle for call in calls]
 
 
@@ -130,6 +130,6 @@ def helpers(mixed_requests: Callable[..., list[Request]]) -> Any:
         by_request=by_request,
         mixed_requests=mixed_requests,
         greedy=greedy,
-        submit_all=submit_all,
+        submit=submit,
         wait_until=wait_until,
     )

@@ -55,7 +55,7 @@ def test_the_oldest_request_is_never_paused_and_paused_ones_finish_in_order(
     engine = serve(kv_budget=400).engine
     ended: list[int] = []
     requests = long_requests(6)
-    handles = helpers.submit_all(engine, requests, Autoregressive)
+    handles = helpers.submit(engine, requests, Autoregressive)
     for i, handle in enumerate(handles):
         handle.future.add_done_callback(lambda _, i=i: ended.append(i))
     for handle in handles:
@@ -69,7 +69,7 @@ def test_a_paused_stream_repeats_nothing(
 ) -> None:
     monkeypatch.setattr(scheduler, "_AHEAD", 4)
     engine = serve(kv_budget=400).engine
-    handles = helpers.submit_all(engine, long_requests(6), Autoregressive, stream=True)
+    handles = helpers.submit(engine, long_requests(6), Autoregressive, stream=True)
     for handle in handles:
         assert "".join(text for _, text in handle) == handle.result(60)[0].text
     assert any(pauses.values())
@@ -90,7 +90,7 @@ def test_a_paused_request_that_is_cancelled_keeps_its_text(
 
     monkeypatch.setattr(scheduler.Scheduler, "_release", pause_and_cancel)
     engine = serve(kv_budget=400).engine
-    handles = helpers.submit_all(engine, requests, Autoregressive)
+    handles = helpers.submit(engine, requests, Autoregressive)
     (cancelled,) = handles[-1].result(60)
     assert any(pauses.values())
     assert cancelled.finish_reason == "cancelled"

@@ -75,11 +75,12 @@ class Blocked(Autoregressive):
 
 @pytest.mark.parametrize("loop_ends_first", [False, True])
 def test_cancelling_the_task_that_awaits_cancels_the_request(
-    decoder: LocalDecoder, caplog: pytest.LogCaptureFixture, loop_ends_first: bool
+    helpers: Any, decoder: LocalDecoder, caplog: pytest.LogCaptureFixture, loop_ends_first: bool
 ) -> None:
     unblocked = threading.Event()
     sampling = Sampling(max_tokens=900, ignore_eos=True)
-    handle = decoder.engine.submit(Request(prompt="abc", sampling=sampling), partial(Blocked, unblocked=unblocked))
+    request = Request(prompt="abc", sampling=sampling)
+    (handle,) = helpers.submit(decoder.engine, [request], partial(Blocked, unblocked=unblocked))
     brief = decoder.submit([Request(prompt="the", sampling=Sampling(max_tokens=5, ignore_eos=True))])[0]
 
     async def wait() -> None:

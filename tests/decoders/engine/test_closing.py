@@ -88,8 +88,8 @@ class Stalled(Autoregressive):
         return []
 
 
-def test_a_policy_with_nothing_to_run_fails_instead_of_looping_forever(decoder: LocalDecoder) -> None:
-    handle = decoder.engine.submit(Request(prompt="abc"), Stalled)
+def test_a_policy_with_nothing_to_run_fails_instead_of_looping_forever(helpers: Any, decoder: LocalDecoder) -> None:
+    (handle,) = helpers.submit(decoder.engine, [Request(prompt="abc")], Stalled)
     with pytest.raises(ModelError, match="Stalled proposed no chunks and has not ended"):
         handle.result(30)
 

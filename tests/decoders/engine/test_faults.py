@@ -44,7 +44,7 @@ def test_a_fault_in_a_policy_fails_its_request_only(helpers: Any, decoder: Local
     request = Request(prompt=LONG, sampling=Sampling(max_tokens=12, temperature=1.0, n=2))
     expected = [helpers.outcome(one) for one in decoder.generate([request])]
     policies = [Autoregressive, partial(Faulty, where=where), Autoregressive]
-    sound, faulty, also_sound = helpers.submit_all(engine, [request] * 3, *policies, stream=True)
+    sound, faulty, also_sound = helpers.submit(engine, [request] * 3, *policies, stream=True)
     with pytest.raises(ModelError, match="decoding failed: ZeroDivisionError: a fault of mine"):
         faulty.result(30)
     with pytest.raises(ModelError, match="a fault of mine"):
@@ -92,7 +92,7 @@ class Exiting(Autoregressive):
 def test_a_fault_in_the_completions_reaches_the_caller(helpers: Any, decoder: LocalDecoder, end: str) -> None:
     request = Request(prompt="abc", sampling=Sampling(max_tokens=5 if end == "length" else 700, ignore_eos=True))
     expected = [helpers.outcome(one) for one in decoder.generate([Request(prompt=LONG)])]
-    handle = decoder.engine.submit(request, Mismatched, stream=True)
+    (handle,) = helpers.submit(decoder.engine, [request], Mismatched, stream=True)
     pieces = iter(handle)
     next(pieces), next(pieces)
     if end == "cancelled":
@@ -130,11 +130,11 @@ def test_a_failed_engine_fails_its_waiting_requests(
     engine = Engine(load_model(model, tokenizer=tokenizer), 1000)
     requests = [Request(prompt=p, sampling=Sampling(max_tokens=n, ignore_eos=True)) for p, n in (("a", 3), ("b", 700))]
     waiting = Request(prompt="c", sampling=Sampling(max_tokens=700))
-    handles = helpers.submit_all(engine, [*requests, waiting], policy, Autoregressive, stream=True)
+    handles = helpers.submit(engine, [*requests, waiting], policy, Autoregressive, stream=True)
     for handle in handles:
         with pytest.raises(ModelError, match=rf"engine has failed \({reason}\): make a new one"):
             handle.result(30)
     with pytest.raises(ModelError, match="engine has failed"):
-        engine.submit(requests[0], Autoregressive)
+        helpers.submit(engine, requests[:1], Autoregressive)
     engine.close()
     assert torch.equal(model(tokens).logits, before)

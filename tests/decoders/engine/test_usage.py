@@ -83,10 +83,10 @@ class Watched(Autoregressive):
         return chunks
 
 
-def test_a_finished_sample_holds_no_slots(decoder: LocalDecoder) -> None:
+def test_a_finished_sample_holds_no_slots(helpers: Any, decoder: LocalDecoder) -> None:
     seen: list[tuple[int, int]] = []
     request = Request(prompt="abc", sampling=Sampling(max_tokens=80, temperature=1.0, n=4, seed=5))
-    completions = decoder.engine.submit(request, partial(Watched, seen=seen)).result(30)
+    completions = helpers.submit(decoder.engine, [request], partial(Watched, seen=seen))[0].result(30)
     ends = sorted(completion.usage.forwards for completion in completions)
     assert ends[0] + 10 < ends[-1]
     assert len(seen) > ends[0] + 10
