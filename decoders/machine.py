@@ -23,7 +23,7 @@ from tot.decoders.errors import OptionError
 MAX_THREADS = 1024
 """The largest number of threads that can be set, as in pool.c."""
 
-_ARM = {"asimd": (16, 1), "asimddp": (16, 20), "bf16": (26, 14)}
+_ARM = {"asimd": (16, 1), "asimddp": (16, 20)}
 """Features of ARM processors: the getauxval entry in which Linux lists each, and its bit there."""
 _TILES = {"amx_tile", "amx_bf16"}
 

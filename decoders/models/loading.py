@@ -136,10 +136,10 @@ def resolve_dtype(dtype: str, device: str) -> np.dtype[Any]:
 
 
 def _cpu_computes_in_bf16() -> bool:
-    """Return whether the processor has bfloat16 products, within the limits that are set for torch and for C."""
+    """Return whether C has bfloat16 products for this processor, within the limits that are set for torch and for C."""
     limits = {"ATEN_CPU_CAPABILITY": ("default", "avx2"), "TOT_ISA": ("avx2", "avx2-vnni", "avx512")}
     limited = any(os.environ.get(variable) in values for variable, values in limits.items())
-    return not limited and bool({"avx512_bf16", "amx_bf16", "bf16"} & processor_flags())
+    return not limited and "avx512_bf16" in processor_flags()
 
 
 def check_room(name: str | Path) -> None:

@@ -78,11 +78,9 @@ static inline int store_head(Stored *address, const Element *head) {
 
 // Load vector `part` of stored elements as words: LANES float32, or pairs of bfloat16.
 static inline Words load_stored(const Stored *address, int part) {
-#if !defined(HALF_STORE)
-    return load_words((const int32_t *)address + LANES * part);
-#elif LANES == 16
-    return (Words)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(address + LANES * part)));
+#ifdef HALF_STORE
+    return (Words)load_float16(address + LANES * part);
 #else
-    return (Words)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(address + LANES * part)));
+    return load_words((const int32_t *)address + LANES * part);
 #endif
 }
