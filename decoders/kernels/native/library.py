@@ -46,16 +46,16 @@ _LINE = 64
 
 
 class Library:
-    """The functions of a C file in a shared library, whose names there have a suffix."""
+    """The functions of a C file in a shared library. Raises AttributeError if the library lacks them."""
 
-    def __init__(self, shared: ctypes.CDLL, ending: str) -> None:
+    forward: Any
+    scratch_floats: Any
+    read_rows: Any
+
+    def __init__(self, shared: ctypes.CDLL, unit: str, ending: str) -> None:
         self.path = Path(shared._name)
-        self._shared, self._ending = shared, ending
-
-    def __getattr__(self, name: str) -> Any:
-        function = getattr(self._shared, f"{name}_{self._ending}")
-        setattr(self, name, function)
-        return function
+        for name in EXPORTS[unit]:
+            setattr(self, name, getattr(shared, f"{name}_{ending}"))
 
 
 def library(name: str, *options: str) -> Library | None:
@@ -73,10 +73,7 @@ def _opened(unit: str, *options: str) -> Library | None:
     ending, current, problem = suffix(unit, options), level(), ""
     built = SOURCES / BUILT / f"{current.name if current else None}.so"
     try:
-        functions = Library(_built(built), ending)
-        for name in EXPORTS[unit]:
-            getattr(functions, name)
-        return functions
+        return Library(_built(built), unit, ending)
     except (FileNotFoundError, AttributeError):  # no wheel is installed, or it lacks this variant
         pass
     except OSError as error:  # damaged, or needs a newer glibc
@@ -84,7 +81,7 @@ def _opened(unit: str, *options: str) -> Library | None:
         problem = f"the prebuilt kernels can't be opened ({cause}); "
     try:
         name = f"{unit}-{ending}.so"
-        functions = Library(_kept(name) or _compiled(name, unit, options), ending)
+        functions = Library(_kept(name) or _compiled(name, unit, options), unit, ending)
     except FileNotFoundError:
         log_once(logging.WARNING, f"{problem}no C compiler was found, so decoding is slower: install cc, gcc or clang")
         return None
