@@ -17,6 +17,9 @@ REMOVED = {
         f"--{name}": f"give it with the search, as in --search bfs:{name}=3"
         for name in ("thoughts", "breadth", "depth")
     },
+    "--plot": "`tot eval --compare` prints the table",
+    ".dot": "choose .graphml",
+    ".gv": "choose .graphml",
     "ab-mcts:prior": "the prior is gaussian",
     "agreement": "choose logprob",
     "best-first:weight": "estimates have the weight 1",

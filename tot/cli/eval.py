@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from tot.cli.flags import picture_file, takes
+from tot.cli.flags import takes
 from tot.config import ModelFlags, SearchConfig
 from tot.decoders.errors import OptionError
 from tot.evaluation.config import EvaluationOptions, EvaluationRun, read_yaml
@@ -37,9 +37,6 @@ def eval_command(
     compare: Annotated[
         bool, typer.Option("--compare", help="Compare finished folders on their common questions.")
     ] = False,
-    plot: Annotated[
-        Path | None, typer.Option(help="With --compare: plot score against tokens and latency to this file.")
-    ] = None,
 ) -> None:
     """Search all questions of a data set concurrently, and score the answers."""
     names = names or []
@@ -47,10 +44,8 @@ def eval_command(
         others = {"config": config, "out": out, "resume": resume}
         if unused := [*given, *(name for name, value in others.items() if value)]:
             raise OptionError(f"--compare reads finished folders: leave --{unused[0].replace('_', '-')} out")
-        _compare([Path(name) for name in names], plot)
+        _compare([Path(name) for name in names])
         return
-    if plot is not None:
-        raise OptionError("--plot needs --compare: give --compare and folders")
     if len(names) > 1:
         raise OptionError(f"more than one task is given ({names[1]!r}): give one, or --compare and folders")
     given |= {"task": names[0]} if names else {}
@@ -74,15 +69,10 @@ def eval_command(
         raise typer.Exit(1)
 
 
-def _compare(folders: list[Path], plot: Path | None) -> None:
-    from tot.evaluation.compare import compare, different_options, picture, table
-    from tot.report.plots import save
+def _compare(folders: list[Path]) -> None:
+    from tot.evaluation.compare import compare, different_options, table
 
-    if plot is not None:
-        picture_file(plot, "--plot")
     common, runs = compare(folders)
     output = console()
     output.print(table(runs))
     output.print(f"common questions: {common}", different_options(folders), sep="\n")
-    if plot is not None:
-        save(picture(runs), plot)

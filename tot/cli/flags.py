@@ -12,7 +12,7 @@ import typer
 from annotated_types import Ge, Le
 from pydantic import BaseModel
 
-from tot.decoders.errors import OptionError, unknown
+from tot.decoders.errors import OptionError
 
 
 def takes(*models: type[BaseModel]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -77,16 +77,6 @@ def _flags(model: type[BaseModel], prefix: str = "") -> dict[str, inspect.Parame
 
 def _is_model(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
-
-
-_PICTURES = (".png", ".svg", ".pdf")
-
-
-def picture_file(file: Path, flag: str) -> Path:
-    """Return `file` if a picture can be written to it. Raises OptionError, naming the flag."""
-    if writable(file, flag).suffix not in _PICTURES:
-        raise OptionError(f"{flag} {file}: " + unknown("kind of picture", file.suffix, _PICTURES))
-    return file
 
 
 def writable(out: Path, flag: str = "--out") -> Path:

@@ -21,7 +21,7 @@ def report_command(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="The file to write: .html, .svg, .png, .graphml, .dot or .gv; by default an .html page beside each "
+            help="The file to write: .html, .svg, .png or .graphml; by default an .html page beside each "
             "run or in its folder."
         ),
     ] = None,
@@ -44,13 +44,13 @@ def _report(run: Path, out: Path, task: str | None) -> None:
     """Write the page, the picture or the graph of one run or evaluation."""
     from tot.decoders.files import write_text
     from tot.evaluation.overview import evaluation_page
-    from tot.report.graphs import GRAPHS
+    from tot.report.graphs import graphml
     from tot.report.page import tree_page
     from tot.report.picture import save
     from tot.tree.saved import read_run
     from tot.tree.tree import ThoughtTree
 
-    kind, kinds = out.suffix.lower(), (".html", ".png", ".svg", *GRAPHS)
+    kind, kinds = out.suffix.lower(), (".html", ".png", ".svg", ".graphml")
     if kind not in kinds:
         raise OptionError(f"--out {out}: " + unknown("kind of report", kind, kinds))
     if run.is_dir():
@@ -62,8 +62,8 @@ def _report(run: Path, out: Path, task: str | None) -> None:
         tree = ThoughtTree.from_json(saved.pop("tree"))
         if kind == ".html":
             write_text(out, tree_page(tree, saved))
-        elif kind in GRAPHS:
-            write_text(out, GRAPHS[kind](tree))
+        elif kind == ".graphml":
+            write_text(out, graphml(tree))
         else:
             save(tree, out)
     console().print(f"report: {out}")

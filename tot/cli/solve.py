@@ -42,8 +42,6 @@ def solve_command(
         Path | None, typer.Option(help="Take the question from this file: .jsonl, .json, .csv, .parquet or .txt.")
     ] = None,
     row: Annotated[int, typer.Option(min=0, help="Which row of --data, counted from 0.")] = 0,
-    question_column: Annotated[str | None, typer.Option(help="The column of --data with the question.")] = None,
-    answer_column: Annotated[str | None, typer.Option(help="The column of --data with the answer.")] = None,
     score: Annotated[
         str | None, typer.Option(help="optimize: a script that prints the score of the module `candidate`.")
     ] = None,
@@ -84,8 +82,7 @@ def solve_command(
         place = None if out is None else str(writable(out))
         if out is not None and out.suffix != ".jsonl" and out.exists() and not overwrite:
             raise OptionError(f"--out {out} exists: give another file, or add --overwrite")
-        columns = {"question": question_column, "answer": answer_column}
-        asked = _question(task, question, data, row, {name: one for name, one in columns.items() if one is not None})
+        asked = _question(task, question, data, row)
         settings = {"task": task, "question": asked[0], "reference": asked[1], "out": place, **given}
     if _run(settings, checkpoint, overwrite, as_json, live):
         raise typer.Exit(130)
@@ -144,13 +141,11 @@ def _with_files(task: str, files: Mapping[str, str]) -> str:
     return f"{task}{',' if '=' in task else ':'}{options}"
 
 
-def _question(
-    task: str, question: str | None, data: Path | None, row: int, columns: Mapping[str, str] | None = None
-) -> tuple[str, Any]:
+def _question(task: str, question: str | None, data: Path | None, row: int) -> tuple[str, Any]:
     """The question as given, from standard input, from a row of data, or the task's example; and the row's reference,
     if it has one."""
     from tot.evaluation.data import row as read_row
-    from tot.evaluation.questions import question_of, renamed
+    from tot.evaluation.questions import question_of
     from tot.registry import load_task
 
     try:
@@ -162,7 +157,7 @@ def _question(
         if question is not None:
             raise OptionError(f"both --data and a question are given: leave --data or {question[:40]!r} out")
         try:
-            found = renamed(read_row(data, row), columns or {})
+            found = read_row(data, row)
             text = question_of(chosen, found)
         except TaskError as error:
             raise OptionError(f"{data}, row {row} {error}; give another row or file") from None
@@ -170,8 +165,6 @@ def _question(
             return text, chosen.reference_of(found)
         except Exception:  # a row without an answer can be asked  # noqa: BLE001
             return text, None
-    if columns:
-        raise OptionError(f"--{next(iter(columns))}-column names a column of --data: give --data too")
     if question is None:
         return chosen.example(), None
     try:

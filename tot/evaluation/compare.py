@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from tot.evaluation.folder import differing, flat, read_config, read_samples
 from tot.evaluation.results import tokens_of
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 MEASURES = {"score": ".1%", "tokens": ".0f", "latency": ".1f"}
 """The compared measures, with their formats."""
@@ -103,24 +102,3 @@ def table(sides: Sequence[ComparedRun]) -> Table:
             cells += [side.means[name].format(form), "" if difference is None else difference.format(f"+{form}")]
         rows.add_row(side.name, *cells)
     return rows
-
-
-def picture(sides: Sequence[ComparedRun]) -> Figure:
-    """Plot score against tokens and latency, with error bars for each evaluation. Needs matplotlib."""
-    from tot.report.plots import new_figure
-
-    figure: Figure = new_figure(10.0, 4.5)
-    for axes, cost in zip(figure.subplots(1, 2, sharey=True), ("tokens", "latency"), strict=True):
-        for side in sides:
-            x, y = side.means[cost], side.means["score"]
-            errors = {"xerr": _error_bar(x), "yerr": _error_bar(y)}
-            axes.errorbar(x.mean, y.mean, **errors, marker="o", capsize=3, linewidth=1, label=side.name)
-        axes.set_xlabel(f"{cost} per question" if cost == "tokens" else "latency (seconds)")
-    figure.axes[0].set_ylabel("score")
-    figure.axes[0].legend(fontsize="small")
-    return figure
-
-
-def _error_bar(interval: Estimate) -> list[list[float]]:
-    low, high = interval.mean - interval.low, interval.high - interval.mean
-    return [[low], [high]] if math.isfinite(high) else [[0.0], [0.0]]

@@ -1,4 +1,4 @@
-"""Export a tree of thoughts as GraphML or DOT. Thoughts become escaped labels."""
+"""Export a tree of thoughts as GraphML. Thoughts become labels."""
 
 from __future__ import annotations
 
@@ -15,20 +15,6 @@ _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 def graphml(tree: ThoughtTree) -> str:
     """Return GraphML with the nodes and all their fields, the edges and the links."""
     return "\n".join(nx.generate_graphml(_graph(tree))) + "\n"
-
-
-def dot(tree: ThoughtTree) -> str:
-    """Return DOT with nodes labelled by thought and value, the chosen path bold and links dashed."""
-    lines = ["digraph {", "node [shape=box];"]
-    for node in tree:
-        value = "" if node.value is None else f"\n{node.value:.3g}"
-        style = "bold" if node.chosen else "solid"
-        lines.append(f"{node.id} [label={_quoted(_label(tree, node) + value)}, style={style}];")
-        if node.parent is not None:
-            lines.append(f"{node.parent} -> {node.id};")
-    for tail, head, thought in tree.links():
-        lines.append(f"{tail.id} -> {head.id} [label={_quoted(thought.text)}, style=dashed];")
-    return "\n".join([*lines, "}", ""])
 
 
 def _graph(tree: ThoughtTree) -> nx.DiGraph:
@@ -53,13 +39,3 @@ def _in_xml(text: str) -> str:
 
 def _label(tree: ThoughtTree, node: Node) -> str:
     return tree.state(node).question if node.thought is None else node.thought.text
-
-
-def _quoted(text: str) -> str:
-    """Quote a DOT string, escaping quotes, backslashes and line breaks."""
-    escaped = text.replace("\x00", "\ufffd").replace("\\", "\\\\").replace('"', '\\"').replace("\r", "")
-    return '"' + escaped.replace("\n", "\\n") + '"'
-
-
-GRAPHS = {".graphml": graphml, ".dot": dot, ".gv": dot}
-"""The export function of each file extension."""

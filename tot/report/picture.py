@@ -1,6 +1,6 @@
 """Draw a tree of thoughts: boxes from left to right, coloured by value, the chosen path bold. Needs matplotlib.
 
-Thoughts are plain text, without mathtext or control characters. Large trees are drawn as dots.
+Thoughts are plain text, without mathtext or control characters. Of large trees, the page of `tot report` shows more.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 _LETTERS, _LETTER, _LINE = 38, 0.062, 0.14
 """Characters per line of a box, character width and line height; all lengths are inches."""
-_ACROSS, _BETWEEN, _DOT_ACROSS, _DOT_ROW, _MARGIN = 0.6, 0.2, 0.9, 0.11, 0.15
-_BOXES = 120
-"""Maximum number of leaves, and a tenth of the thoughts, of a tree that is drawn with boxes instead of dots."""
+_ACROSS, _BETWEEN, _MARGIN = 0.6, 0.2, 0.15
 _LARGEST = 300.0
 _CHOSEN, _EDGE, _NONE = "#5168dc", "#a19d94", "#d4d1ca"
 
@@ -35,12 +33,9 @@ def draw(tree: ThoughtTree) -> Figure:
     """Draw the tree as a figure. Raises OptionError if matplotlib is not installed."""
     rows = _rows(tree)
     leaves = 1 + round(max(rows.values()))
-    dots = leaves > _BOXES or len(tree) > 10 * _BOXES
-    labels = {node.id: [] if dots else _label(tree, node) for node in tree}
+    labels = {node.id: _label(tree, node) for node in tree}
     wide = max((len(line) for lines in labels.values() for line in lines), default=0) * _LETTER
-    across, row = wide + (_DOT_ACROSS if dots else _ACROSS), _DOT_ROW
-    if not dots:
-        row = max(map(len, labels.values())) * _LINE + _BETWEEN
+    across, row = wide + _ACROSS, max(map(len, labels.values())) * _LINE + _BETWEEN
     width = max(node.depth for node in tree) * across + wide + 2 * _MARGIN
     height = leaves * row + 2 * _MARGIN
     figure: Figure = new_figure(min(width, _LARGEST), min(height, _LARGEST))
@@ -51,7 +46,7 @@ def draw(tree: ThoughtTree) -> Figure:
     axes.axis("off")
     places = {node.id: (node.depth * across, rows[node.id] * row) for node in tree}
     _edges(axes, tree, places, wide)
-    (_dots if dots else _boxes)(axes, tree, places, labels)
+    _boxes(axes, tree, places, labels)
     return figure
 
 
@@ -137,19 +132,6 @@ def _boxes(axes: Any, tree: ThoughtTree, places: dict[int, tuple[float, float]],
             style["color"] = "#8d929a"
         text = "\n".join(labels[node.id])
         axes.text(*places[node.id], text, fontsize=7, va="center", parse_math=False, bbox=box, **style)
-
-
-def _dots(axes: Any, tree: ThoughtTree, places: dict[int, tuple[float, float]], _: dict[int, list[str]]) -> None:
-    colours, nodes = _colours(tree), list(tree)
-    xs, ys = zip(*(places[node.id] for node in nodes), strict=True)
-    axes.scatter(
-        xs,
-        ys,
-        s=[34 if node.chosen else 16 for node in nodes],
-        c=[colours[node.id] for node in nodes],
-        edgecolors=[_CHOSEN if node.chosen else "none" for node in nodes],
-        zorder=3,
-    )
 
 
 def _colours(tree: ThoughtTree) -> dict[int, Any]:

@@ -1,4 +1,4 @@
-"""GraphML and DOT exports, parsed by independent libraries, with hostile text as labels."""
+"""GraphML exports, parsed by networkx, with hostile text as labels."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import re
 from typing import Any
 
 import networkx as nx
-import pydot
 import pytest
 
 from tot import State, Thought, ThoughtTree
-from tot.report.graphs import dot, graphml
+from tot.report.graphs import graphml
 
 HOSTILE = 'say "<b>&amp;</b>" \\ \\n ]; x -> y [label="z"\nline two\x00\x1b é 🙂'
 
@@ -34,17 +33,6 @@ def test_graphml_has_all_nodes_edges_links_and_fields(tree: ThoughtTree) -> None
     assert (graph.nodes["1"]["value"], graph.nodes["1"]["visits"], graph.nodes["3"]["terminal"]) == (2.5, 3, True)
     assert graph.edges["2", "3"] == {"kind": "link", "label": "other way"}
     assert graph.edges["1", "3"] == {"kind": "thought"}
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # pydot's own warning
-def test_dot_is_one_valid_graph_for_any_thoughts(tree: ThoughtTree) -> None:
-    (drawing,) = pydot.graph_from_dot_data(dot(tree))
-    edges = {(edge.get_source(), edge.get_destination()): edge.get("style") for edge in drawing.get_edges()}
-    assert edges == {("0", "1"): None, ("0", "2"): None, ("1", "3"): None, ("2", "3"): "dashed"}
-    nodes = {node.get_name(): node for node in drawing.get_nodes() if node.get_name() != "node"}
-    assert set(nodes) == {"0", "1", "2", "3"}
-    assert nodes["1"].get("label").startswith('"say \\"<b>&amp;</b>\\" \\\\ \\\\n ]; x -> y [label=\\"z\\"\\nline two')
-    assert [nodes[name].get("style") for name in "0123"] == ["bold", "bold", "solid", "bold"]
 
 
 @pytest.mark.parametrize("answer", ["a\ud800b", "a\x00b", "a\ufffeb", "\x1b[31m"])

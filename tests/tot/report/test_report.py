@@ -180,7 +180,7 @@ def test_a_file_that_cannot_be_written_is_named(report: Any, saved: Path, tree: 
         assert report(saved, "--out", tmp_path / name)[::2] == (2, error)
     with pytest.raises(TaskError, match=r"nowhere/tree\.html can't be written: .+; give another file"):
         tree.report(tmp_path / "nowhere" / "tree.html")
-    kinds = "choose one of .dot, .graphml, .gv, .html, .png, .svg"
+    kinds = "choose one of .graphml, .html, .png, .svg"
     error = f"tot: --out tree.pdf: unknown kind of report '.pdf': {kinds}\n"
     assert report(saved, "--out", "tree.pdf")[::2] == (2, error)
 
@@ -245,15 +245,6 @@ def test_a_figure_has_a_box_per_thought_and_a_line_per_edge(tree: ThoughtTree) -
     (axes,) = tree.plot().axes
     assert [text.get_bbox_patch() is not None for text in axes.texts] == [True] * len(tree)
     assert [len(edges.get_paths()) for edges in axes.collections] == [1, 1, 2]  # plain, links, chosen
-
-
-def test_hundreds_of_leaves_are_drawn_as_dots() -> None:
-    tree = ThoughtTree(State(question="q"))
-    for i in range(300):
-        tree.add(tree.root, Thought(parts={"thought": "t"}), value=float(i))
-    (axes,) = tree.plot().axes
-    assert len(axes.texts) == 0
-    assert len(axes.collections[-1].get_offsets()) == 301
 
 
 # -- an evaluation ----------------------------------------------------------------------------------------------
