@@ -182,8 +182,8 @@ class SearchConfig(BaseModel):
             task,
             *(self.search, self.generator, self.evaluator),
             tools=self.tools,
-            search_options={"until": self.until},
-            generator_options={"temperature": self.temperature},
+            until=self.until,
+            temperature=self.temperature,
         )
         own = all(type(parts[kind]).__module__.startswith("tot.") for kind in ("search", "generator"))
         if "escalate" in self.model.by_purpose and own and not parts["search"].asks_second_model:

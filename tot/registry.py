@@ -92,8 +92,8 @@ def parts_of(
     evaluator: Any = None,
     *,
     tools: Sequence[Any] = (),
-    search_options: Mapping[str, Any] | None = None,
-    generator_options: Mapping[str, Any] | None = None,
+    until: float | None = None,
+    temperature: float | None = None,
 ) -> dict[str, Any]:
     """Return the search, generator and evaluator for texts, objects or None (the task's own).
 
@@ -101,8 +101,8 @@ def parts_of(
 
     Args:
         tools: Functions or their names, which the model can call in a message that it writes in pieces.
-        search_options: Options to add to the ones in the text, unless None.
-        generator_options: Likewise for the generator.
+        until: An option of the search, to add to its text.
+        temperature: An option of the generator, likewise.
 
     Raises:
         OptionError: A part is unknown, or parts cannot work together.
@@ -110,12 +110,12 @@ def parts_of(
     """
     if tools:
         search, generator = search or _WITH_TOOLS, generator or "continue"
-    chosen = named(search or task.search, SEARCHES, **search_options or {})
+    chosen = named(search or task.search, SEARCHES, until=until)
     recipe = {"search": chosen, "generator": task.generator, "evaluator": task.evaluator}
     recipe |= chosen.recipe(task, named(task.generator, GENERATORS))
     parts = {
         "search": recipe["search"],
-        "generator": named(generator or recipe["generator"], GENERATORS, **generator_options or {}),
+        "generator": named(generator or recipe["generator"], GENERATORS, temperature=temperature),
         "evaluator": named(evaluator or recipe["evaluator"], EVALUATORS),
     }
     if tools:

@@ -194,7 +194,7 @@ def test_rap_sets_search_generator_and_evaluator(letters: Any) -> None:
 def test_rap_accepts_options_and_may_be_the_search_of_a_task(letters: Any) -> None:
     whole = parts_of(letters(), search="rap")
     shorter = whole["search"].model_copy(update={"iterations": 3, "depth": 5})
-    assert parts_of(letters(), search="rap:iterations=3", search_options={"depth": 5}) == whole | {"search": shorter}
+    assert parts_of(letters(), search="rap:iterations=3,depth=5") == whole | {"search": shorter}
     assert parts_of(type("Own", (letters,), {"search": "rap"})()) == whole
     with pytest.raises(OptionError, match=r"search rap, option breadth: .* \(its options: depth, .*iterations"):
         parts_of(letters(), search="rap:breadth=2")
