@@ -180,7 +180,7 @@ async def asolve(
 ) -> Solution:
     """Solve one question, as a coroutine. Concurrent calls with one decoder object share its forward passes.
 
-    The arguments are those of `solve`. Cancelling it raises CancelledError.
+    It takes the arguments of `solve`. Cancelling it raises CancelledError.
     """
     return await _search(locals())
 
@@ -210,7 +210,7 @@ async def astream(
 ) -> AsyncGenerator[SearchStarted | SearchStep | SearchFinished, None]:
     """Solve one question, and yield SearchStarted, a SearchStep after every step, and SearchFinished.
 
-    The arguments are those of `solve`. Closing or cancelling the iterator cancels the search.
+    It takes the arguments of `solve`. Closing or cancelling the iterator cancels the search.
     """
     runs = asyncio.Queue[Run | None]()
     searching = asyncio.create_task(_search(locals(), watch=runs.put_nowait))

@@ -1,4 +1,4 @@
-"""astream: the events of a search, and the end of a search whose events nobody reads any more."""
+"""astream: the events of a search, and searches that end with their stream."""
 
 from __future__ import annotations
 

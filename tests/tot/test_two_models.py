@@ -200,7 +200,7 @@ def test_a_decoder_object_escalates_for_a_named_model(letters: Any, scripted: An
 
 
 def test_a_generator_that_asks_a_missing_second_model_is_told_to_give_one(letters: Any, scripted: Any) -> None:
-    with pytest.raises(RequestError, match="the search asks a second model, but none was given: give escalate=MODEL"):
+    with pytest.raises(RequestError, match="the search asks a second model, but none was given: add one for escalate"):
         solve(letters, "q", decoder=scripted({}), **SEARCH)
 
 

@@ -241,7 +241,7 @@ class Backend:
         """Start requests. Returns the pending completions of each."""
         decoder = self._decoders.get(purpose)
         if decoder is None and purpose == "escalate":
-            raise RequestError("the search asks a second model, but none was given: give escalate=MODEL")
+            raise RequestError("the search asks a second model, but none was given: add one for escalate, --escalate")
         if decoder is None:
             raise RequestError(
                 "the search needs a model, but none was given: give model=..., or a generator and an evaluator that "
