@@ -1,4 +1,4 @@
-"""BFS: decoders by purpose, hooks, and errors."""
+"""BFS: a stopped search, and errors of decoders."""
 
 from __future__ import annotations
 
@@ -10,17 +10,6 @@ import pytest
 
 from tot import Solution
 from tot.decoders.errors import RequestError
-
-
-def test_requests_go_to_the_decoder_of_their_purpose(
-    letters: Any, scripted: Any, grow: Callable[..., Solution], two_levels: Any
-) -> None:
-    grower, judge, speaker = scripted(two_levels), scripted(two_levels), scripted(two_levels)
-    solution = grow(letters, {"generate": grower, "evaluate": judge, "answer": speaker})
-    assert solution.answer == "the end"
-    for decoder, purpose, count in ((grower, "generate", 3), (judge, "evaluate", 6), (speaker, "answer", 1)):
-        assert [request.purpose for request in decoder.requests] == [purpose] * count
-    assert solution.usage.new_tokens == 65
 
 
 def test_a_search_that_is_stopped_during_its_answer_ends_without_it(

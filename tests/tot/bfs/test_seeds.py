@@ -12,15 +12,6 @@ def seeds(decoder: Any, purpose: str) -> dict[str, int]:
     return {r.prompt[-1].content: r.sampling.seed for r in decoder.requests if r.purpose == purpose}
 
 
-def test_equal_run_seeds_make_equal_requests(
-    letters: Any, scripted: Any, grow: Callable[..., Solution], two_levels: Any
-) -> None:
-    first, second = scripted(two_levels), scripted(two_levels)
-    grow(letters, first, seed=3)
-    grow(letters, second, seed=3)
-    assert first.batches == second.batches
-
-
 def test_the_seed_of_a_thought_depends_on_its_place_in_the_tree(
     letters: Any, scripted: Any, grow: Callable[..., Solution]
 ) -> None:
