@@ -45,14 +45,6 @@ def test_thinking_is_reasoning_content(thinker: Any, client: openai.OpenAI, says
     assert "".join(delta.content or "" for delta in deltas) == ""
 
 
-def test_an_answer_that_continues_closed_thinking_is_content(thinker: Any, client: openai.OpenAI, says: Any) -> None:
-    messages = [*says("q"), {"role": "assistant", "content": "hm</think>"}]
-    extra = {"continue_final_message": True}
-    reply = client.chat.completions.create(model="tiny", messages=messages, extra_body=extra, **HOT)
-    assert reply.choices[0].message.content
-    assert not hasattr(reply.choices[0].message, "reasoning_content")
-
-
 def test_a_remote_decoder_gets_the_thinking_with_its_own_limit(thinker: Any) -> None:
     sampling = Sampling(temperature=1.0, max_tokens=8, thinking_tokens=30, seed=3)
     request = Request(prompt=(Message(role="user", content="q"),), sampling=sampling)

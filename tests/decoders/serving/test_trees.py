@@ -86,33 +86,6 @@ def test_samples_with_64_bit_seeds_are_the_same(server: Any, remote: Any) -> Non
 # -- single fields ------------------------------------------------------------------------------------------------
 
 
-def test_a_text_keeps_its_stop_and_is_continued_token_for_token(server: Any, client: openai.OpenAI) -> None:
-    user = {"role": "user", "content": "Why?"}
-    plain = Sampling(seed=SECOND, temperature=1.0, max_tokens=60)
-    (whole,) = server.decoder.generate([Request(prompt=(Message(**user),), sampling=plain)])
-    text, written, tokens = "", [], []
-    while len(tokens) < len(whole.tokens):
-        begun = [{"role": "assistant", "content": text, "written": written}] if text else []
-        more = {"keep_stop": True, "drawn": len(tokens), "return_token_ids": True, "continue_final_message": bool(text)}
-        left = len(whole.tokens) - len(tokens)
-        reply = client.chat.completions.create(
-            model="tiny",
-            messages=[user, *begun],
-            seed=SECOND,
-            temperature=1.0,
-            max_tokens=left,
-            stop=["e"],
-            extra_body=more,
-        )
-        (choice,) = reply.choices
-        assert choice.finish in ("stop", "length", "eos")
-        written.append([len(text), choice.token_ids])
-        text += choice.message.content
-        tokens += choice.token_ids
-    assert (text, tuple(tokens)) == (whole.text, whole.tokens)
-    assert len(written) > 2
-
-
 def test_tokens_that_do_not_spell_the_message_are_ignored(client: openai.OpenAI) -> None:
     texts = []
     for written in ([[0, [-1]]], [[0, [10**12]]], [[0, [3, 4, 5]]], [[0, []]], [[99, [3, 4, 5]]], []):

@@ -230,24 +230,13 @@ def test_code_is_verified_by_its_examples(serve: Any, chat: Any, user: Any) -> N
     assert "→ All 1 examples pass." in reply["choices"][0]["message"]["reasoning_content"]
 
 
-@pytest.mark.parametrize(
-    ("texts", "chosen"),
-    [
-        (("Paris", "Paris.", "Lyon"), "votes"),
-        (
-            (
-                "Rain falls. The sun shines on the drops. Light bends in each drop. Then a bow appears to us.",
-                "Rain falls down. The sun shines on its drops. Light bends a bit. Then we see a bow.",
-                "It is unknown. Some people tell stories. Others speak of pots of gold. I have no idea at all.",
-            ),
-            "similarity",
-        ),
-    ],
-)
-def test_the_reply_says_how_its_answer_was_chosen(
-    serve: Any, chat: Any, user: Any, texts: tuple[str, ...], chosen: str
-) -> None:
+def test_an_answer_without_equal_ones_is_chosen_by_similarity(serve: Any, chat: Any, user: Any) -> None:
+    texts = (
+        "Rain falls. The sun shines on the drops. Light bends in each drop. Then a bow appears to us.",
+        "Rain falls down. The sun shines on its drops. Light bends a bit. Then we see a bow.",
+        "It is unknown. Some people tell stories. Others speak of pots of gold. I have no idea at all.",
+    )
     server = serve(chat(*texts), "vote: {search: 'self-consistency:samples=3'}")
     reply = server.post(model="chat:vote", messages=user("Why?")).json()
-    assert reply["tot"]["chosen"] == chosen
-    assert reply["choices"][0]["message"]["content"] in texts
+    assert reply["tot"]["chosen"] == "similarity"
+    assert reply["choices"][0]["message"]["content"] in texts[:2]
