@@ -95,7 +95,7 @@ class DecodingMethods:
 
     def _requests(self, body: _Body) -> list[Request]:
         """Make one decoder request per prompt. Each has its own random seed if the client gave none."""
-        most = self.limits.max_tokens
+        most = self.limits.max_tokens_limit
         check_tokens(body, self.limits, "max_tokens", "max_completion_tokens")
         fields = body.model_dump(include=Request.model_fields.keys() - {"prompt"})
         sampling = body.model_dump(include=set(Sampling.model_fields))
@@ -118,8 +118,8 @@ def check_tokens(body: GenerationBody, limits: Limits, *fields: str) -> None:
     """Raise ServingError if one of these fields is above the limit on the tokens of a text."""
     for field in fields:
         value = getattr(body, field, None) if field in body.model_fields_set else None
-        if value is not None and value > limits.max_tokens:
-            message = f"{field} is {value} and this server's limit is {limits.max_tokens}: request fewer"
+        if value is not None and value > limits.max_tokens_limit:
+            message = f"{field} is {value} and this server's limit is {limits.max_tokens_limit}: request fewer"
             raise ServingError(400, message, field, "above_limit")
 
 

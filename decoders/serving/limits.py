@@ -16,8 +16,7 @@ class Limits(BaseModel):
     concurrency: int = Field(64, ge=1, description="Requests decoded concurrently; further requests wait.")
     max_searches: int = Field(16, ge=1, description="Searches under way; further searches wait.")
     queue: int = Field(256, ge=0, description="Maximum waiting requests, shared by their clients; others get a 429.")
-    max_tokens: int = Field(2048, ge=1)
-    """Maximum new tokens per sample, and the default of a chat completion."""
+    max_tokens_limit: int = Field(2048, ge=1, description="Maximum number of new tokens per completion.")
     max_samples: int = Field(128, ge=1)
     """Maximum samples per request: prompts times n."""
     timeout: float = Field(

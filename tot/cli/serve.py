@@ -44,12 +44,6 @@ class ServeOptions(Limits):
     allowed_host: list[str] = Field(
         [], description="Additional host name that requests may be addressed to, or come from (Origin)."
     )
-    max_tokens_limit: int = Field(2048, ge=1, description="Maximum number of new tokens per completion.")
-
-    @property
-    def limits(self) -> Limits:
-        given = {name: getattr(self, name) for name in Limits.model_fields}
-        return Limits(**given | {"max_tokens": self.max_tokens_limit})
 
 
 @takes(ServeOptions, EngineOptions)
@@ -75,7 +69,7 @@ def serve_command(given: dict[str, Any]) -> None:
     from tot.serving.search_models import SearchModels
     from tot.serving.searches import load_searches
 
-    limits, local = settings.limits, is_loopback(settings.host)
+    local = is_loopback(settings.host)
     with (
         listen(settings.host, settings.port) as socket,
         load_decoder(settings.decoder, settings.model, **loading) as decoder,
@@ -86,14 +80,14 @@ def serve_command(given: dict[str, Any]) -> None:
         if isinstance(decoder, LocalDecoder):
             about["machine"] = describe(decoder.engine.loaded.device, decoder.engine.loaded.dtype)
             sampling = filters_of(settings.model, {}, names=("temperature", *FILTERS))
-            methods = DecodingMethods(name, decoder, limits, options, sampling)
+            methods = DecodingMethods(name, decoder, settings, options, sampling)
             sources.append(stack.enter_context(closing(methods)))
         else:
             _check_model(decoder)
         runs = LiveSearches() if settings.live or (settings.live is None and local) else None
         served = load_searches(settings.searches, decoder, tuple(method_names()))
-        searches = SearchModels(name, served, limits, runs)
-        service = Service([*sources, searches], limits, about)
+        searches = SearchModels(name, served, settings, runs)
+        service = Service([*sources, searches], settings, about)
         if not local and key is None:
             _log(f"{settings.host} accepts other machines without an API key: set {KEY_VARIABLE}")
         hosts = settings.allowed_host if local or settings.allowed_host else None

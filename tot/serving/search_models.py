@@ -86,7 +86,7 @@ class SearchModels:
             CheckedTask(task).start(last.content)
         except TaskError as error:
             raise invalid(str(error), "messages") from None
-        most = (body.max_tokens, body.most_tokens, served_config.max_tokens, self._limits.max_tokens)
+        most = (body.max_tokens, body.most_tokens, served_config.max_tokens, self._limits.max_tokens_limit)
         options = body.model_dump(include={"temperature", *FILTERS} & body.model_fields_set)
         options["max_tokens"] = min(tokens for tokens in most if tokens is not None)
         options["seed"] = secrets.randbits(53) if body.seed is None else body.seed

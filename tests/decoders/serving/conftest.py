@@ -40,7 +40,7 @@ def serve(served: Any, tiny: Callable[..., LocalDecoder]) -> Iterator[Callable[.
             **given: Any,
         ) -> Any:
             decoder = stack.enter_context(closing(tiny(kv_budget=kv_budget)))
-            limits = Limits(**{"max_tokens": 300} | given)
+            limits = Limits(**{"max_tokens_limit": 300} | given)
             methods = DecodingMethods(MODEL, decoder, limits, options, sampling)
             stack.enter_context(closing(methods))
             service = Service([methods], limits, {"model": MODEL, "decoder": decoder.name})

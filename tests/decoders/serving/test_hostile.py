@@ -58,7 +58,7 @@ def body_of(rng: random.Random, path: str) -> bytes:
 @pytest.mark.parametrize("count", [100, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_hostile_bodies_neither_crash_the_server_nor_leave_anything_behind(tiny: Any, count: int) -> None:
     decoder = tiny()
-    limits = Limits(max_tokens=40, max_body=16_000, max_samples=8, concurrency=8, queue=100)
+    limits = Limits(max_tokens_limit=40, max_body=16_000, max_samples=8, concurrency=8, queue=100)
     methods = DecodingMethods("tiny", decoder, limits)
     app = make_app(Service([methods], limits, {}))
     fine = {"model": "tiny", "prompt": "Hm.", "max_tokens": 20, "seed": 5}

@@ -68,7 +68,7 @@ def endless(n: int = 1) -> dict[str, Any]:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_disconnects_frees_its_branches_while_another_continues(serve: Any, stream: bool) -> None:
-    server = serve(max_tokens=450)
+    server = serve(max_tokens_limit=450)
     engine = server.decoder.engine
     sampling = {"max_tokens": 450, "temperature": 1.0, "seed": 3}
     local = Request(prompt="Stay.", sampling=Sampling(**sampling, ignore_eos=True))
@@ -163,7 +163,7 @@ def test_a_client_that_does_not_read_times_out(tiny: Any, monkeypatch: pytest.Mo
             await asyncio.Event().wait()
 
     with tiny() as decoder:
-        given = Limits(timeout=50, max_tokens=300)
+        given = Limits(timeout=50, max_tokens_limit=300)
         methods = DecodingMethods("tiny", decoder, given)
         app = make_app(Service([methods], given, {}))
         asyncio.run(asyncio.wait_for(app(scope, receive, send), 20))
@@ -198,7 +198,7 @@ def test_requests_beyond_the_queue_get_retry_after(serve: Any) -> None:
 
 def test_at_the_time_limit_the_text_so_far_is_the_reply(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Meter, "seconds", property(lambda meter: 6.0 * meter.forwards))
-    server = serve(timeout=60.0, max_tokens=450)
+    server = serve(timeout=60.0, max_tokens_limit=450)
     body = {**endless(), "max_tokens": 450}
     whole = server.post("/v1/completions", **body).json()
     (choice,) = whole["choices"]
