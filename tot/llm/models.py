@@ -112,23 +112,25 @@ class Models:
             both = "escalate" in own and isinstance(decoder, str) and ".py:" not in decoder
             chosen = dict.fromkeys(get_args(Purpose) if both else ALWAYS, decoder)
         objects = [one for purpose, one in chosen.items() if purpose != "escalate"]
-        others = (
-            chosen.get("generate", objects[0]) if objects and not any(isinstance(o, str) for o in objects) else None
-        )
+        if not objects or any(isinstance(one, str) for one in objects):
+            others = None
+        else:  # objects alone serve all purposes
+            others = chosen.get("generate", objects[0])
         models: dict[Purpose, Model] = {}
         for purpose in get_args(Purpose):
             always = purpose in ALWAYS
-            base = own.get(purpose, own.get("generate") if always else None)
-            one = chosen.get(purpose, others if always and purpose not in named else None)
-            if one is not None and not isinstance(one, str) and not _is_function(base):
-                models[purpose] = Model(decoder=one)
-            elif base is not None or purpose in own or (always and "generate" in own):
-                found = _model_of(base)
-                models[purpose] = found if one is None else replace(found, decoder=one)
+            source = "generate" if always and purpose not in own else purpose
+            given = own.get(source)
+            new = chosen.get(purpose, others if always and purpose not in named else None)
+            if new is not None and not isinstance(new, str) and not _is_function(given):
+                models[purpose] = Model(decoder=new)
+            elif source in own:
+                model_given = _model_of(given)
+                models[purpose] = model_given if new is None else replace(model_given, decoder=new)
             elif always:
                 raise OptionError(f"no model is given for {purpose}: add one, such as generate=small.gguf")
-            elif one is not None:
-                raise OptionError(f"decoder escalate={one} has no model: add --escalate MODEL")
+            elif new is not None:
+                raise OptionError(f"decoder escalate={new} has no model: add --escalate MODEL")
         return cls(models)
 
     def __getstate__(self) -> dict[str, Any]:
