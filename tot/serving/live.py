@@ -79,7 +79,7 @@ class LiveSearch:
     @property
     def status(self) -> dict[str, str]:
         """The row of the list, which also is the status line of the search's page."""
-        return self._about if self.run is None else {**self._about, "line": self.line}
+        return self._about if self.run is None else {**self._about, "answer": self._leader(500), "line": self.line}
 
     @property
     def line(self) -> str:
@@ -92,8 +92,11 @@ class LiveSearch:
         line += f", {meter.seconds:.0f} s"
         if self.running and (left := meter.seconds_left) is not None:
             line += f", {left:.0f} s left"
+        return f"{leader} · {line}" if (leader := self._leader(40)) else line
+
+    def _leader(self, most: int) -> str:
         answer, note = self.leading or ("", "")
-        return f"{brief(answer, 40)}{f' ({note})' * bool(note)} · {line}" if answer else line
+        return f"{brief(answer, most)}{f' ({note})' * bool(note)}" if answer else ""
 
     def end(self, error: BaseException | None) -> None:
         """Keep the tree and the result, and nothing else of the search."""

@@ -40,6 +40,7 @@ class Live {
     byId("back").hidden = !this.run;
     Object.assign(this.stop, { hidden: true, disabled: false });
     this.state.replaceChildren();
+    byId("leader").hidden = true;
     name(this.title);
     this.source = new EventSource(`events?run=${this.run}`);
     const listen = (kind, act) => this.source.addEventListener(kind, ({ data }) => act(JSON.parse(data)));
@@ -102,7 +103,9 @@ class Live {
     }
     if (this.saved && this.changed.size && !this.partial) this.grow();
     if (!this.status) return;
-    const { state, line } = this.status;
+    const { state, line, answer } = this.status;
+    byId("leader").hidden = !answer;
+    byId("leader").replaceChildren(state === "running" ? "Answer so far: " : "Answer: ", make("b", {}, visible(answer ?? "")));
     this.stop.hidden = state !== "running";
     this.state.replaceChildren([state, line].filter(Boolean).map((text) => brief(text, 160)).join(" · "));
   }
