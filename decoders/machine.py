@@ -18,8 +18,6 @@ from typing import Any
 
 import psutil
 
-from tot.decoders.errors import OptionError
-
 MAX_THREADS = 1024
 """The largest number of threads that can be set, as in pool.c."""
 
@@ -101,13 +99,6 @@ def control_groups() -> list[Path]:
 
 
 _of_thread = threading.local()
-
-
-def checked_threads(count: int | None) -> int | None:
-    """Return the number of threads. Raises OptionError if it is invalid."""
-    if count is None or (isinstance(count, int) and not isinstance(count, bool) and 1 <= count <= MAX_THREADS):
-        return count
-    raise OptionError(f"threads is {count!r}: give a number from 1 to {MAX_THREADS}, or leave it out")
 
 
 def use_threads(count: int | None) -> None:

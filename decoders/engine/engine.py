@@ -27,7 +27,7 @@ from tot.decoders.engine.scheduler import Scheduler, Step
 from tot.decoders.engine.sequence import BatchDrafter, Call, Job
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.errors import ContextError, ModelError, RequestError, TotError, describe
-from tot.decoders.machine import checked_threads, use_threads
+from tot.decoders.machine import use_threads
 from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.request import FinishReason, Request
 from tot.decoders.timeline import Span, Timeline
@@ -50,7 +50,7 @@ class Engine:
 
     `kv_budget` is in tokens, or in bytes ("1.5GiB"). `chunk` is the number of prompt tokens that a step computes: by
     default few on a CPU, where large steps are no faster and delay other requests.
-    `threads` and `prefix_cache` are as in `load_decoder`. With `owned`, closing the engine frees the model.
+    `threads` and `prefix_cache` are as in `EngineOptions`. With `owned`, closing the engine frees the model.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Engine:
     ) -> None:
         self._loaded: LoadedModel | None = loaded
         self._owned = owned
-        self._threads = checked_threads(threads)
+        self._threads = threads
         self.runner = Runner(loaded, kv_budget)
         self.cache = self.runner.cache
         self._prefixes = PrefixCache.open(self.runner, self.call) if prefix_cache else None

@@ -168,7 +168,7 @@ def test_an_engine_computes_with_its_own_number_of_threads(make_model: Callable[
     assert counts == [5, 2]
 
 
-@pytest.mark.parametrize("threads", [0, -1, 1025, 2.5, "2", True])
+@pytest.mark.parametrize("threads", [0, -1, 1025, 2.5, "many"])
 def test_an_invalid_number_of_threads_is_refused(make_model: Callable[..., Any], tokenizer: Any, threads: Any) -> None:
-    with pytest.raises(OptionError, match=r"threads is .*: give a number from 1 to 1024, or leave it out"):
+    with pytest.raises(OptionError, match=r"engine, option threads: .* \(its options: "):
         load_decoder("ar", make_model(), tokenizer=tokenizer, kv_budget=100, threads=threads)
