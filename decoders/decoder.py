@@ -111,7 +111,7 @@ def load_decoder(
         model: A known name, a hub id, a folder, a GGUF file, or a model object; for "openai" the server's model name.
         tokenizer: The tokenizer of a model object.
         engine: A shared engine to use instead of a new one; its model and options apply.
-        options: The options of the method, and those of its engine, which are the fields of `EngineOptions`.
+        options: The options of the method, and of its engine (the fields of `EngineOptions`).
 
     Raises:
         OptionError: The method or an option is unknown.
