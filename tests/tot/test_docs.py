@@ -120,6 +120,18 @@ def test_the_guide_describes_every_field_of_a_sample_and_reads_them_with_pandas(
     assert printed[-1].split()[:6] == ["2", "2-0", "1", "1", "1", "1"]  # which has no solution
 
 
+def test_the_guide_describes_every_field_of_a_saved_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rules = ("--model", "none", "--search", "best-first:rank=cost", "--generator", "enumerate:prior=uniform")
+    assert main(["solve", "game24", "1 1 4 8", *rules, "--out", "run.json"]) == 0
+    run = json.loads(Path("run.json").read_text())
+    table = PAGES["guide.md"].partition("### Saved runs\n")[2].partition("\nA node has")[0]
+    first = "".join(line.split("|")[1] for line in table.splitlines() if line.startswith("| `"))
+    assert set(re.findall(r"`(\w+)`", first)) == set(run)
+    named = set(re.findall(r"`(\w+)`", table.partition("| `tree`")[2]))
+    assert set(run["tree"]) - {"format", "version", "root"} <= named == {"nodes", "links", "calls", "texts"}
+
+
 @pytest.mark.real
 def test_the_readmes_first_example_prints_the_documented_output(smollm2: str, python: Any) -> None:
     out, err = python("-").communicate(examples("README.md")[0], timeout=120)

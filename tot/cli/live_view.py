@@ -44,7 +44,8 @@ def _view(search: LiveSearch, seconds: float) -> Group:
         return Group(_line(Text(f"{search.status['name']}: loading the model … {seconds:.0f} s", style="dim")))
     thoughts = [node for node in list(run.tree)[-_THOUGHTS:] if node.thought is not None]
     rows = [Text("  " * min(node.depth - 1, _LEVELS)).append_text(label(node)) for node in thoughts]
-    return Group(Text(search.line, style="bold"), *map(_line, rows))
+    heads = (Text(part, style="bold") for part in search.line.split(" · "))
+    return Group(*map(_line, (*heads, *rows)))
 
 
 def _line(text: Text) -> Text:
