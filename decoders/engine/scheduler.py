@@ -144,7 +144,7 @@ class Scheduler:
             self._release(job)
 
     def _release(self, job: Job) -> None:
-        """End the run of a request: release the policy's branches, and those that it has not taken."""
+        """End the run of a request: release the branches of the policy, and branches that it has not taken."""
         job.policy.release()
         for branch in (job.branch, *job.resumed.values()):
             self._cache.release(branch)
