@@ -115,7 +115,7 @@ class EvaluationRun:
         if judge is not None:
             if not isinstance(judge, Value | Likelihood):
                 raise OptionError(f"judge {own.judge} does not rate an answer alone: choose value or likelihood")
-            suited.prompts.require(judge.template_for(suited))
+            suited.prompts.require(judge.template)
         name = task if isinstance(task, str) else _name(load_task(task))
         return cls(name, suited, config, own, config.parts(suited), judge)
 

@@ -47,18 +47,14 @@ class Evaluator(BaseModel):
 class TemplateEvaluator(Evaluator):
     """Evaluator with a template for each state. States with equal prompts share one evaluation."""
 
-    template: str | None = None
-    """Name of the template; None uses the task's `value` template."""
-
-    def template_for(self, task: Task) -> str:
-        return self.template or "value"
+    template: str = "value"
 
     def check(self, task: Task, search: Any, generator: Any) -> None:
-        task.prompts.require(self.template_for(task))
+        task.prompts.require(self.template)
 
     def prompt(self, task: Task, state: State) -> tuple[Message, ...]:
         """Render the prompt for a state."""
-        return task.prompt(self.template_for(task), state, **state.thoughts[-1].parts)
+        return task.prompt(self.template, state, **state.thoughts[-1].parts)
 
     def key(self, ctx: Context, node: Node) -> Hashable | None:
         return type(self).__name__, repr(self), self.prompt(ctx.task, ctx.state(node))

@@ -32,7 +32,7 @@ class Likelihood(TemplateEvaluator):
         task, labels = ctx.task, labels_of(self.labels, ctx.task)
 
         async def judge(node: Node) -> Evaluation:
-            reply = await ctx.score(self.template_for(task), node, list(labels), **self._explanation(task))
+            reply = await ctx.score(self.template, node, list(labels), **self._explanation(task))
             return reply.evaluation(expected([*labels.values()], reply.logprobs) if reply.logprobs else None)
 
         return await ctx.each(nodes, judge)
@@ -49,18 +49,18 @@ class Explain(Likelihood):
     default trigger lists the labels.
     """
 
-    template: str | None = "explain"
+    template: str = "explain"
     temperature: Annotated[float, Field(ge=0)] = 0.0
 
     def check(self, task: Task, search: Any, generator: Any) -> None:
         super().check(task, search, generator)
-        if task.prompts.is_default(self.template_for(task)):
+        if task.prompts.is_default(self.template):
             task.prompts.require("value")  # the default template includes it
 
     def trigger(self, task: Task) -> str:
         """Return the text between the explanation and the label."""
         default = f"\nThe answer, one of {', '.join(labels_of(self.labels, task))}, is:"
-        return task.triggers.get(self.template_for(task), default)
+        return task.triggers.get(self.template, default)
 
     def _explanation(self, task: Task) -> dict[str, Any]:
         return {"trigger": self.trigger(task), "temperature": self.temperature, "max_tokens": 128}

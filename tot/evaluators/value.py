@@ -36,7 +36,7 @@ class Value(TemplateEvaluator):
 
     async def _evaluate(self, ctx: Context, node: Node) -> Evaluation:
         task, temperature = ctx.task, self.temperature
-        replies = await ctx.ask(self.template_for(task), node, self.samples, temperature=temperature, max_tokens=16)
+        replies = await ctx.ask(self.template, node, self.samples, temperature=temperature, max_tokens=16)
         found = [self.read(task, reply.completion.text) for reply in replies]
         calls = tuple(call for reply in replies for call in reply.calls)
         if any(reply.cut for reply in replies):

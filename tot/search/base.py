@@ -113,7 +113,7 @@ class Search(BaseModel):
 
     def prunes(self, task: Task) -> bool:
         """Return whether the values of unfinished states decide which of them are expanded."""
-        return self.evaluates(task)
+        return self.evaluates(task) and not self.whole
 
     @property
     def asks_second_model(self) -> bool:

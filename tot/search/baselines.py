@@ -37,9 +37,6 @@ class WholeSolutions(Search):
     def evaluates(self, task: Task) -> bool:
         return self.weighted
 
-    def prunes(self, task: Task) -> bool:
-        return False
-
     def most(self, search: SearchState) -> int:
         """Return the number of samples. Greedy decoding gives one per template: copies are not further votes."""
         return self.samples if search.resources.distinct is None else min(self.samples, search.resources.distinct)

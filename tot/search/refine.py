@@ -11,7 +11,6 @@ from itertools import count
 
 from tot.search.base import Count, Search, SearchState, by_value
 from tot.search.steps import Fork, Steps
-from tot.task.task import Task
 from tot.tree.tree import Node
 
 
@@ -28,9 +27,6 @@ class Refine(Search):
     expands = True
     greedy_draft = True
     thoughts: Count = 5
-
-    def prunes(self, task: Task) -> bool:
-        return False
 
     def steps(self, search: SearchState) -> Steps:
         root, numbers = search.tree.root, count()
