@@ -137,3 +137,15 @@ def test_another_version_of_a_run_is_rejected_by_name(tree: ThoughtTree, tmp_pat
 def test_another_version_is_rejected_by_name(tree: ThoughtTree, version: Any) -> None:
     with pytest.raises(TaskError, match=f"^this has version {version!r} of tot.tree: this program reads 2$"):
         ThoughtTree.from_json(tree.to_json() | {"version": version})
+
+
+def test_a_tree_may_grow_while_its_nodes_are_iterated() -> None:
+    tree = ThoughtTree(State(question="q"))
+    for text in "abc":
+        tree.add(tree.root, Thought(parts={"thought": text}), None)
+    seen = []
+    for node in tree:
+        seen.append(node.id)
+        tree.add(tree.root, Thought(parts={"thought": f"more {node.id}"}), None)
+    assert seen == [0, 1, 2, 3]
+    assert len(tree) == 8

@@ -62,7 +62,7 @@ def change(tree: ThoughtTree, draw: random.Random) -> None:
     """Change a tree once, as searches do."""
     nodes = list(tree)
     node, other = draw.choice(nodes), draw.choice(nodes)
-    kind = draw.randrange(7)
+    kind = draw.randrange(6)
     if kind == 0 or len(nodes) < 3:
         added = tree.add(node, Thought(parts={"thought": f"thought {len(nodes)}"}))
         tree.add_calls({added.id: [_call(f"prompt of {added.id}")]})
@@ -75,10 +75,7 @@ def change(tree: ThoughtTree, draw: random.Random) -> None:
     elif kind == 4:
         tree.choose(node)
     elif node.parent is not None and other not in tree.below(node):
-        if kind == 5:
-            tree.link(other, node, Thought(parts={"thought": "another way"}))
-        else:
-            tree.move(node, other, Thought(parts={"thought": "a shorter way"}))
+        tree.link(other, node, Thought(parts={"thought": "another way"}))
 
 
 def _call(prompt: str) -> Call:
