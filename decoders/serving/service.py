@@ -1,4 +1,4 @@
-"""Who generates: the models of a server, from several sources, and what they give for a request.
+"""Sources: the models of a server and their work for a request.
 
 A source is a decoder with its methods, or searches. All of them get the same bodies and give the same events, so a
 route knows nothing of them.
@@ -57,8 +57,9 @@ class Result:
 class Work(Protocol):
     """The work of one request."""
 
-    about: Mapping[str, Any]
-    """The additional field `tot` of the reply."""
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """The additional field `tot` of the reply."""
 
     async def run(self, emit: Emit, seconds: float) -> Result:
         """Generate. `emit` takes the pieces and choices of a stream as they come, from any thread."""
@@ -86,7 +87,7 @@ class Service:
     """All models of a server. A request goes to the first source that has its model."""
 
     def __init__(self, sources: Sequence[Source], limits: Limits, about: Mapping[str, Any]) -> None:
-        """`about` is what /health reports beside the status."""
+        """`about`: additional fields of /health."""
         self.limits = limits
         self.about = dict(about)
         self.metrics = ServerMetrics()

@@ -119,7 +119,7 @@ class Models:
         models: dict[Purpose, Model] = {}
         for purpose in get_args(Purpose):
             always = purpose in ALWAYS
-            source = "generate" if always and purpose not in own else purpose
+            source: Purpose = "generate" if always and purpose not in own else purpose
             given = own.get(source)
             new = chosen.get(purpose, others if always and purpose not in named else None)
             if new is not None and not isinstance(new, str) and not _is_function(given):
