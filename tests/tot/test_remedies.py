@@ -23,8 +23,8 @@ from tot.tasks import MultipleChoice
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("tot", "decoders", "tasks", "benchmarks")
-OTHER_PROGRAMS = {"--no-deps", "--head", "--address"}
-"""Flags of pip and ray."""
+OTHER_PROGRAMS = {"--no-deps", "--head", "--address", "--chat-template"}
+"""Flags of pip, ray and vLLM."""
 
 
 def sources() -> Iterator[tuple[Path, ast.Module]]:
