@@ -42,7 +42,7 @@ class OpenedMethod(NamedTuple):
     writes_steps: bool = False
     """Whether the program decodes all texts, with their steps in parallel."""
     counts: Counter[str] | None = None
-    """Its statistics: skeletons of parallel steps, and those of them that broke the format."""
+    """Its statistics: the number of skeletons of parallel steps, and of skeletons that broke the format."""
 
 
 class Method(NamedTuple):
