@@ -95,14 +95,3 @@ def test_a_port_in_use_is_reported(tot: Any, folder: Path) -> None:
 def test_an_empty_key_is_refused(tot: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOT_SERVE_KEY", " ")
     assert tot("serve", "--port", "0") == (2, "", "tot: TOT_SERVE_KEY is empty: unset it, or set a key\n")
-
-
-@pytest.mark.parametrize("sign", ["\n", "\r", "…", "\x7f"])
-def test_a_key_that_no_client_can_send_is_refused_without_printing_it(
-    tot: Any, monkeypatch: pytest.MonkeyPatch, sign: str
-) -> None:
-    monkeypatch.setenv("TOT_SERVE_KEY", f"s3{sign}cret")
-    status, out, err = tot("serve", "--port", "0")
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("tot: TOT_SERVE_KEY contains a line break")
-    assert not any(part in err for part in ("s3", "cret"))
