@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Group
 from rich.live import Live
@@ -33,9 +34,9 @@ def watched(
         def view() -> Group:
             return _view(search, time.monotonic() - began)
 
-        with Live(
-            get_renderable=view, console=screen, transient=True, refresh_per_second=_PER_SECOND, redirect_stderr=False
-        ):
+        options: dict[str, Any] = {"transient": True, "refresh_per_second": _PER_SECOND, "redirect_stderr": False}
+        with Live(get_renderable=view, console=screen, **options) as live:
+            live.refresh()
             yield search
 
 

@@ -16,8 +16,8 @@ from tot.serving.revisions import Revisions
 from tot.solution import Solution
 from tot.task.task import answer_text
 
-_PAUSE = 20
-"""Minimum pause after a vote, in durations of the vote: votes take at most 5% of the time."""
+_PAUSE = 100
+"""Minimum pause after a vote, in durations of the vote: votes take at most 1% of the time."""
 _ENDED = 20
 """Ended searches that are kept at most."""
 _THOUGHTS = 20_000

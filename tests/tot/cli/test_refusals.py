@@ -23,7 +23,7 @@ from tot.decoders.errors import reason
         ("solv", r"No such command 'solv'\. Did you mean 'solve'\?; see tot --help"),
         ("train colect", r"No such command 'colect'\. Did you mean 'collect'\?; see tot train --help"),
         ("solve", r"no task is given: give .* gsm8k, or path/to/file\.py:ClassName, or a question in quotes"),
-        ("ask", r'ask is a task, not a command: type tot solve ask "your question"'),
+        ("ask", r"Missing argument 'question'\.?"),
         ("gsm8k q", r'gsm8k is a task, not a command: type tot solve gsm8k "your question"'),
         ("'What is it?'", r"'What is it\?' is not a command: to ask it, type tot solve 'What is it\?'"),
         ("solve hello", r"unknown task 'hello': choose one of .*; if it is a question, type tot solve ask hello"),
