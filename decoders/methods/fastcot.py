@@ -172,4 +172,4 @@ def _open(engine: Engine, options: FastCoTOptions, stack: ExitStack) -> OpenedMe
     return OpenedMethod(Autoregressive, draft_rows=options.window, program=program)
 
 
-METHOD = Method(_open, FastCoTOptions)
+METHOD = Method(_open, FastCoTOptions, needs_trigger=True)

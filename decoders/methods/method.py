@@ -53,3 +53,5 @@ class Method(NamedTuple):
     options: type[BaseModel] = MethodOptions
     few_shot: bool = False
     """Whether it needs prompts that mark parallel steps, as few-shot prompts do."""
+    needs_trigger: bool = False
+    """Whether it decodes only requests with an answer trigger in its own way, and others as `ar`."""

@@ -50,7 +50,8 @@ class DecodingMethods:
         self.gate = Gate(limits.concurrency, limits)
         self.limits = limits
         self.engine = decoder.engine
-        self._methods = {name: decoder.name, **{f"{name}:{method}": method for method in method_names()}}
+        methods = [method for method in method_names() if not find_method(method).needs_trigger]
+        self._methods = {name: decoder.name, **{f"{name}:{method}": method for method in methods}}
         self.models: Mapping[str, Mapping[str, Any]] = {
             model: {"tot": {"decoder": method}} for model, method in self._methods.items()
         }

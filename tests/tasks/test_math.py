@@ -47,7 +47,7 @@ def test_equal_formulas_vote_together() -> None:
     "options",
     [
         {"search": "self-consistency:samples=2", "generator": "sample"},
-        {"search": "bfs:thoughts=1,breadth=1", "generator": "sample", "depth": 2},
+        {"search": "bfs:thoughts=1,breadth=1,depth=2", "generator": "sample"},
     ],
 )
 def test_other_searches_proceed_while_a_formula_is_compared(

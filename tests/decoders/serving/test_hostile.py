@@ -36,7 +36,7 @@ PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 
 def body_of(rng: random.Random, path: str) -> bytes:
     """Return a body with odd values in some fields; one of five is damaged, too."""
-    body: dict[str, Any] = {"model": rng.choice(["tiny", "tiny:seed", "tiny:pdos", "tiny:jacobi", "tiny:fastcot"])}
+    body: dict[str, Any] = {"model": rng.choice(["tiny", "tiny:seed", "tiny:pdos", "tiny:jacobi"])}
     text: dict[str, Any] = {"input": rng.choice(["Hm.", [HM]])}
     if path != "/v1/responses":
         text = {"messages": [HM]} if "chat" in path else {"prompt": rng.choice(["Hm.", ["a", "b"], [5, 6]])}

@@ -219,13 +219,14 @@ def test_missing_temperature_and_filters_are_the_models_own(serve: Any, says: An
 def test_models_are_listed_by_decoder(client: openai.OpenAI) -> None:
     names = [model.id for model in client.models.list()]
     assert names[:2] == ["tiny", "tiny:ar"]
-    assert {"tiny:seed", "tiny:jacobi", "tiny:fastcot", "tiny:pdos"} <= set(names)
+    assert {"tiny:seed", "tiny:jacobi", "tiny:pdos"} <= set(names)
+    assert "tiny:fastcot" not in names  # it needs an answer trigger
     assert client.models.retrieve("tiny:seed").id == "tiny:seed"
     with pytest.raises(openai.NotFoundError, match=r"unknown model 'huge': choose one of tiny, tiny:ar"):
         client.models.retrieve("huge")
 
 
-@pytest.mark.parametrize("method", ["auto", "sd", "mcsd", "seed", "jacobi", "lookahead", "fastcot"])
+@pytest.mark.parametrize("method", ["auto", "sd", "mcsd", "seed", "jacobi", "lookahead"])
 def test_exact_methods_return_the_text_of_ar(client: openai.OpenAI, says: Any, method: str) -> None:
     request = {"messages": says("Go on and on."), "n": 2, **HOT}  # language: ok
     expected = client.chat.completions.create(model="tiny:ar", **request)
