@@ -43,6 +43,7 @@ def test_the_examples_are_short() -> None:
     parts = [
         "A task",
         "Acting",
+        "A world",
         "A generator",
         "A generator with two models",
         "An evaluator",
@@ -66,6 +67,18 @@ def test_acting(scripted: Any) -> None:
     decoder = scripted({"Guess a number.": ["3", "4"], "Guess a number. 3 is wrong.": ["7", "8"]})
     solution = solve(example("Acting", "Guess"), "?", decoder=decoder, search="refine:thoughts=2", evaluator="prior")
     assert (solution.answer, solution.solved) == ("7", True)
+
+
+def test_the_world(scripted: Any) -> None:
+    reach = example("A world", "Reach")
+    plan = {"search": "best-first:rank=cost", "generator": "enumerate:prior=uniform", "evaluator": "heuristic"}
+    solution = solve(reach, "47", model=None, **plan)
+    assert (solution.answer, solution.calls) == ("+5 +5 +5 +5 *2 +5", 0)
+    decoder = scripted(
+        {"Go from 1 to 3 by +1, +5 and *2:": ["+5", "*2"], "Go from 1 to 3 by +1, +5 and *2: *2": ["+1", "+1"]}
+    )
+    sampled = solve(reach, "3", decoder=decoder, search="bfs:thoughts=2", generator="sample", evaluator="heuristic")
+    assert sampled.answer == "*2 +1"
 
 
 def test_the_generator(riddle: Any, scripted: Any) -> None:
