@@ -41,7 +41,8 @@ def test_other_machines_are_served_with_a_warning_and_a_page_on_request(start: A
     url = program.url.replace("0.0.0.0", "127.0.0.1")
     listed = httpx.get(f"{url}/v1/models", headers={"host": "box.example"}).json()["data"]
     names = [model["id"] for model in listed]
-    expected = ["mine", *(f"mine:{method}" for method in sorted(METHODS)), "mine:vote", "mine:best", "mine:tree"]
+    methods = sorted(set(METHODS) - {"fastcot"})  # it needs an answer trigger
+    expected = ["mine", *(f"mine:{method}" for method in methods), "mine:vote", "mine:best", "mine:tree"]
     assert [name for name in names if name in expected] == expected  # installed plug-ins may add others
     page = shown.split()[-1].replace("0.0.0.0", "127.0.0.1")
     assert httpx.get(page, headers={"host": "box.example"}).status_code == 200
