@@ -40,7 +40,7 @@ docs: $(VENV)/ready
 
 # Runs the commands and examples of README and docs, and follows their links.
 docs-check: $(VENV)/ready
-	$(BIN)/pytest tests/tot/test_docs.py tests/tot/test_extending.py
+	$(BIN)/pytest -m "" tests/tot/test_docs.py tests/tot/test_docs_commands.py tests/tot/test_extending.py
 
 # Searches against `transformers serve`, vLLM's CPU build and llama-cpp-python's server, which the tests start and stop.
 # The last two have environments of their own.
