@@ -28,7 +28,7 @@ ELSEWHERE = {
     r"^tot calibrate|--certainty ": "needs hundreds of answers",
     r"^tot solve --resume run\.jsonl": "needs a killed run",
 }
-"""Commands that need more than a model, with what runs them or what they need."""
+"""Commands that need more than a model, each with the reason."""
 MODELS = (
     "qwen.gguf",
     "qwen-0.5b.gguf",
