@@ -148,7 +148,7 @@ class Live {
       return make("tr", {}, ...cells.map((cell, i) => make("td", { dir: "auto", class: i === 2 ? "nowrap" : null }, cell)));
     });
     const table = make("table", {}, make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...rows));
-    byId("overview").replaceChildren(runs.length ? make("div", { class: "wide" }, table) : make("p", { class: "notice" }, "No search has run yet."));
+    byId("overview").replaceChildren(runs.length ? make("div", { class: "wide runs" }, table) : make("p", { class: "notice" }, "No search has run yet."));
     if (focused) byId("overview").querySelector(`a[href="${focused}"]`)?.focus();
   }
 }
