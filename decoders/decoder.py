@@ -211,16 +211,22 @@ class LocalDecoder:
         """Queue requests, which start in the same step. Returns a handle for each, to await, iterate over or cancel."""
         from tot.decoders.engine.sequence import Call, Handle
         from tot.decoders.methods.choices import ScoreChoices
-        from tot.decoders.methods.programs import ProgramHandle
+        from tot.decoders.methods.programs import ProgramHandle, rationale_then_answer
+        from tot.decoders.methods.thinking import think_then_answer
 
         method, engine = self.method, self.engine
         handles: list[Handle] = []
         calls: list[Call] = []
         for request in requests:
-            if request.answer_trigger is not None or (method.writes_steps and not request.choices):
-                program = ProgramHandle(engine, request, method, meter, stream)
-                calls += program.calls
-                handles.append(program)
+            triggered = request.answer_trigger is not None
+            thinks = engine.codec.thinks and not request.choices and not request.sampling.keep_stop
+            if triggered or thinks or (method.writes_steps and not request.choices):
+                program = method.program or rationale_then_answer
+                if not (triggered or method.writes_steps):
+                    program = think_then_answer
+                handle = ProgramHandle(engine, request, method, program, meter, stream)
+                calls += handle.calls
+                handles.append(handle)
             else:
                 handles.append(Handle(engine.wake, stream))
                 calls.append(Call(request, ScoreChoices if request.choices else method.policy, handles[-1]))

@@ -5,17 +5,22 @@ All are immutable values, independent of models, tokenizers and decoding methods
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 Purpose = Literal["generate", "evaluate", "answer", "escalate"]
 """The purpose of a request. "escalate" generates with the larger model of a search that has two."""
 FinishReason = Literal["stop", "eos", "length", "repetition", "budget", "cancelled"]
 """Why a text ended: a stop string, the model's end of text, the token limit, many repetitions of the same tokens, the
 search's budget, or a cancellation."""
+
+
+Effort = Literal["auto", "off", "low", "medium", "high"]
+EFFORTS = {"off": 0, "low": 1024, "medium": 4096, "high": 16384}
+"""Maximum tokens of the thinking."""
 
 
 def in_unicode(text: str) -> str:
@@ -54,9 +59,13 @@ class Sampling(_Value):
     """
 
     max_tokens: Annotated[int, Field(ge=1)] = 128
-    thinking_tokens: Annotated[int, Field(ge=0)] = 0
-    """Maximum tokens of the thinking before the answer, beside `max_tokens`, if a local model thinks. With 0, thinking
-    counts towards `max_tokens`."""
+    thinking: Effort | Annotated[int, Field(ge=0)] = "auto"
+    """How long the model may think before its answer, if it thinks: a number of tokens beside `max_tokens`, or "off",
+    "low", "medium" or "high", which also sets the switch of its chat template. Thinking that is longer is closed. With
+    "auto", thinking counts towards `max_tokens`: up to half of it, or all but 256 tokens."""
+    settle: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Close thinking once two consecutive tries of its answer agree, each with at least this probability per token (see
+    `tot.decoders.methods.thinking`). 0 never closes it early."""
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     top_k: Annotated[int, Field(ge=0)] = 0
     """Keep the k most likely tokens; 0 keeps all."""
@@ -80,6 +89,15 @@ class Sampling(_Value):
     sample: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Number of the first sample, j in the noise above."""
 
+    @property
+    def thinking_tokens(self) -> int | None:
+        """Maximum tokens of the thinking beside `max_tokens`; None if it counts towards them."""
+        return EFFORTS.get(self.thinking) if isinstance(self.thinking, str) else self.thinking
+
+
+_RESERVED = {"messages", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template", "tools"}
+"""Variables of chat templates that are not options."""
+
 
 class Request(_Value):
     """A request to a decoder.
@@ -101,6 +119,8 @@ class Request(_Value):
     steps: tuple[str, ...] = ()
     """Titles of independent steps, which `pdos` decodes in parallel first. Other decoders ignore them: the prompt must
     ask for the steps."""
+    template_options: Mapping[str, JsonValue] = {}
+    """Variables of the model's chat template, such as `enable_thinking` or `reasoning_effort`."""
     whole_rationale: bool = False
     """Decode the whole rationale, even if the decoder could answer from a part of it."""
 
@@ -108,6 +128,8 @@ class Request(_Value):
     def _consistent(self) -> Request:
         if not self.prompt:
             raise ValueError("the prompt is empty: give text, chat messages or token ids")
+        if reserved := self.template_options.keys() & _RESERVED:
+            raise ValueError(f"the template option {min(reserved)!r} is set by the decoder: leave it out")
         if self.choices and self.answer_trigger is None and self.sampling.n != 1:
             raise ValueError(f"choices are scored once, so n must be 1, not {self.sampling.n}")
         if self.close_choices and not self.choices:
@@ -175,10 +197,11 @@ class Part:
 
     "approximate" was guessed, not verified. "undecoded" has no text: `tokens` counts the unused tokens of the
     rationale. "step" was decoded in parallel with other steps, and begins with its title. "thinking" is the model's
-    reasoning before its answer: not a part of the completion's text, except with `keep_stop`.
+    reasoning before its answer, and "closing" ends thinking that spent its tokens: neither is a part of the
+    completion's text, except with `keep_stop`.
     """
 
-    kind: Literal["exact", "trigger", "approximate", "undecoded", "step", "thinking"]
+    kind: Literal["exact", "trigger", "approximate", "undecoded", "step", "thinking", "closing"]
     text: str
     tokens: int = 0
 
@@ -218,7 +241,8 @@ class Completion:
     @property
     def lacks_answer(self) -> bool:
         """Whether the text ended during or right after the thinking."""
-        return bool(self.thinking) and not any(part.text.strip() for part in self.parts if part.kind != "thinking")
+        kinds = {part.kind for part in self.parts if part.kind == "thinking" or part.text.strip()}
+        return kinds - {"closing"} == {"thinking"}
 
     @property
     def text_tokens(self) -> slice:

@@ -12,6 +12,8 @@ from collections.abc import Collection
 from itertools import product
 from typing import NamedTuple
 
+from tot.decoders.request import EFFORTS, Effort
+
 HARMONY = "<|channel|>"
 """A control token of gpt-oss's format, in which a reply is a sequence of messages on channels."""
 FINAL = "<|channel|>final<|message|>"
@@ -43,7 +45,7 @@ _OPENED_ONLY = {
 }
 """Tags whose closing tag alone does not mean thinking."""
 _CLOSES = _TAGS | _OPENED_ONLY
-OPENINGS = tuple(_CLOSES)
+OPENINGS, CLOSINGS = tuple(_CLOSES), tuple(dict.fromkeys(_CLOSES.values()))
 _ANSWERS = (FINAL, _START + FINAL, "<response>", "<|begin_of_solution|>", "<|START_RESPONSE|>")
 """Tags that begin an answer."""
 _OPENING = re.compile(r"\s*(" + "|".join(map(re.escape, _CLOSES)) + ")")
@@ -105,6 +107,51 @@ def answer_of(text: str, begin: int) -> str:
     return _ANSWER_END.sub("", text[begin:]) if begin and text[:begin].rstrip().endswith(_ANSWERS) else text[begin:]
 
 
+def forced_end(text: str, awaits: str = "") -> tuple[str, str] | None:
+    """Return the part of a text that was cut in its thinking to keep, and the end to append, after which it answers.
+
+    Returns None if the thinking has ended. `awaits` is as in `find_thinking`.
+    """
+    found = find_thinking(text, awaits)
+    if found.awaits:
+        kept = before_tag(text, found.awaits)
+        return kept, end_of(found.awaits, kept)
+    kept, rest = text[: found.end], text[found.end :].strip()
+    if not cut_in_tag(rest):
+        return None
+    tags = (*_ANSWERS, *OPENINGS) if kept else OPENINGS
+    tag = next(tag for tag in (*tags, *_ANSWERS) if tag.startswith(rest))
+    return kept, tag if tag in _ANSWERS else empty_thinking(tag, bool(kept))
+
+
+def end_of(tag: str, written: str) -> str:
+    """Return the closing tag with the text around it that begins an answer, after the text written so far."""
+    if tag == MESSAGE_END:
+        return tag + _START + FINAL
+    if not tag.startswith("</"):
+        return tag
+    return ("" if written.endswith("\n") else "\n") + tag + "\n\n"
+
+
+def empty_thinking(opening: str, follows: bool = False) -> str:
+    """Return thinking without text, which begins an answer; for gpt-oss the beginning of an answer."""
+    if HARMONY in opening:
+        return _START + FINAL if follows else FINAL
+    return opening + end_of(_CLOSES[opening], opening)
+
+
+def before_tag(text: str, tag: str) -> str:
+    """Return a text without the beginning of a tag at its end."""
+    return text[: len(text) - next((k for k in range(len(tag) - 1, 0, -1) if text.endswith(tag[:k])), 0)]
+
+
+def bare_answer(text: str) -> str:
+    """Return the text of an answer after its thinking, without blanks and tags around it."""
+    if (tag := _ANSWER.match(text)) is None:
+        return text.lstrip()
+    return _ANSWER_END.sub("", text[tag.end() :]).lstrip()
+
+
 def begins_tag(text: str) -> bool:
     """Return whether a text is blank or the beginning of a tag, so that its next characters are needed."""
     return any(tag.startswith(text.lstrip()) for tag in (*_CLOSES, *_ANSWERS))
@@ -126,8 +173,49 @@ def left_open(prompt: str) -> str:
 def control_tags(tokens: Collection[str]) -> set[str]:
     """Return the tags among a model's control tokens, which are part of the text until its thinking is found."""
     tags = {*_CLOSES, *_CLOSES.values(), *_ANSWERS} - {MESSAGE_END}
-    return tags.intersection(tokens) | (
-        {HARMONY, "<|start|>", "<|message|>", MESSAGE_END} if HARMONY in tokens else set()
+    begins = {
+        token
+        for token in tokens
+        if len(token) > 3 and any(tag.startswith(token) for tag, end in _OPENED_ONLY.items() if end != MESSAGE_END)
+    }  # Gemma 4's tag is a control token and a word
+    return (
+        begins
+        | tags.intersection(tokens)
+        | ({HARMONY, "<|start|>", "<|message|>", MESSAGE_END} if HARMONY in tokens else set())
+    )
+
+
+def switches(variables: Collection[str], thinking: Effort | int) -> dict[str, bool | int | str]:
+    """Return the values of a chat template's switches for an amount of thinking; empty if it has no switch.
+
+    Args:
+        variables: The variables that the template reads.
+        thinking: See `Sampling.thinking`.
+    """
+    if thinking == "auto":
+        return {}
+    tokens = EFFORTS[thinking] if isinstance(thinking, str) else thinking
+    effort = next((name for name, most in EFFORTS.items() if name != "off" and tokens <= most), "high")
+    values = {
+        "enable_thinking": tokens > 0,  # Qwen3, GLM, SmolLM3, Hunyuan
+        "thinking": tokens > 0,  # Granite, DeepSeek V3.1
+        "reasoning_effort": effort,  # gpt-oss
+        "thinking_budget": tokens,  # Seed-OSS
+    }
+    return {name: value for name, value in values.items() if name in variables}
+
+
+def opening_tag(tokens: Collection[str], template: str) -> str:
+    """Return the tag that opens a model's thinking, by its control tokens and its chat template; empty without one."""
+    if HARMONY in tokens:
+        return f"{HARMONY}analysis<|message|>"
+    return next(
+        (
+            opening
+            for opening, closing in _CLOSES.items()
+            if closing != MESSAGE_END and any(tag in tokens or tag in template for tag in (opening, closing))
+        ),
+        "",
     )
 
 
@@ -138,6 +226,9 @@ def has_tags(template: str) -> bool:
 
 def _find(text: str, tag: str, start: int) -> int:
     """Return where a tag is that the text does not quote, or -1."""
-    while (at := text.find(tag, start)) > 0 and text[at - 1] in _QUOTES and text[at + len(tag) :][:1] == text[at - 1]:
+    while (at := text.find(tag, start)) > 0 and (quote := text[at - 1]) in _QUOTES:
+        after = text[at + len(tag) :][:1]
+        if after not in (quote, "") or (not after and text.count(quote, 0, at) % 2 == 0):
+            break
         start = at + 1
     return at

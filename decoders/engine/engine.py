@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tot.decoders.budget import Meter
 from tot.decoders.engine.output import LONGEST_CHARACTER, Output
@@ -41,8 +41,19 @@ _BUDGET_CHECK_SECONDS = 0.05
 """Interval between budget checks while all requests wait for drafts."""
 _SPARE = 64
 """Slots for the drafts of a request whose thinking may fill the cache."""
+_ANSWER = 256
+"""Most tokens of `max_tokens` that are reserved for the answer, if thinking counts towards it."""
 _open: weakref.WeakSet[Engine] = weakref.WeakSet()
 """Engines to close at exit: a thread inside a forward would crash the process."""
+
+
+class Limits(NamedTuple):
+    """Maximum numbers of tokens of a sample."""
+
+    text: int
+    """The text without its thinking."""
+    thinking: int
+    total: int
 
 
 class Engine:
@@ -157,18 +168,22 @@ class Engine:
 
     def _job(self, call: Call, meter: Meter) -> Job:
         request, policy, handle = call
-        prompt = self.codec.encode_prompt(request.prompt)
-        limit, thinking = self.limits(request, prompt)
+        options = self.codec.options_of(request)
+        prompt = self.codec.encode_prompt(request.prompt, options)
+        limits = self.limits(request, prompt)
         sampling = request.sampling
-        awaits = self.codec.awaits(request.prompt)
-        outputs = [Output(self.codec, sampling, i, limit, awaits, thinking) for i in range(sampling.n)]
+        awaits = self.codec.awaits(request.prompt, options)
+        outputs = [
+            Output(self.codec, sampling, i, limits.text, awaits, limits.thinking, limits.total)
+            for i in range(sampling.n)
+        ]
         job = Job(request, prompt, outputs, self.cache, self.codec, meter, handle)
         job.policy = policy(job)
         self.check_slots(request, len(prompt), job.policy.need(sys.maxsize) - 1)
         return job
 
-    def limits(self, request: Request, prompt: Sequence[int]) -> tuple[int, int]:
-        """Return how many tokens a text, and its thinking, may have in the model's context. Raises RequestError."""
+    def limits(self, request: Request, prompt: Sequence[int]) -> Limits:
+        """Return how many tokens a text and its thinking may have in the model's context. Raises RequestError."""
         context, capacity, sampling = self.runner.context, self.cache.capacity, request.sampling
         if not prompt:
             raise RequestError("the prompt has no tokens: give some text")
@@ -179,13 +194,16 @@ class Engine:
                 f"the prompt has {len(prompt)} tokens, the model's context holds {context}, "
                 f"and this request needs at least {context + 1 - room}: shorten the prompt"
             )
-        limit, thinking = min(sampling.max_tokens, room), 0
+        limit = min(sampling.max_tokens, room)
         if sampling.keep_stop:  # a piece may need several tokens for its first character
             limit = min(max(limit, LONGEST_CHARACTER), room)
+        elif self.codec.thinks and sampling.thinking_tokens is None:
+            return Limits(limit, limit - min(_ANSWER, limit // 2), limit)
         elif self.codec.thinks:
             space = min(room, capacity // sampling.n - len(prompt) - after - _SPARE) - limit
-            thinking = max(0, min(sampling.thinking_tokens, space))
-        return limit, thinking
+            thinking = max(0, min(sampling.thinking_tokens or 0, space))
+            return Limits(limit, thinking, limit + thinking)
+        return Limits(limit, 0, limit)
 
     def check_slots(self, request: Request, prompt: int, growth: int) -> None:
         """Raise RequestError if a request with this number of prompt tokens, and of further ones, can never run."""

@@ -11,7 +11,16 @@ import math
 from tot.decoders.engine.sampling import Draw, Sampled
 from tot.decoders.engine.text import TextCodec, TextStream
 from tot.decoders.request import ChoiceLogprob, Completion, FinishReason, Part, Sampling, Usage
-from tot.decoders.thinking import OPENINGS, Thinking, answer_of, begins_tag, cut_in_tag, find_thinking, split
+from tot.decoders.thinking import (
+    OPENINGS,
+    Thinking,
+    answer_of,
+    before_tag,
+    begins_tag,
+    cut_in_tag,
+    find_thinking,
+    split,
+)
 
 LONGEST_CHARACTER = 4
 """Tokens of a character at most."""
@@ -33,9 +42,10 @@ class Output:
         limit: int,
         awaits: str | None = None,
         thinking_limit: int = 0,
+        total: int | None = None,
     ) -> None:
         """`awaits`: the tag that closes the thinking in which the text begins, "" if it may begin with thinking, and
-        None if it has none. `thinking_limit`: maximum tokens of thinking, beside `limit`."""
+        None if it has none. `thinking_limit`: maximum tokens of thinking; `total`: of both, by default the sum."""
         self.index = index
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
@@ -55,7 +65,7 @@ class Output:
         self.awaits = awaits
         self.thinking_limit = thinking_limit
         self.limit = limit
-        self._limit = limit + thinking_limit
+        self._limit = limit + thinking_limit if total is None else total
         self._stream = TextStream(codec)
         self._text = ""
         self._thinking = Thinking("", 0, awaits or "")
@@ -120,7 +130,7 @@ class Output:
         count = len(self.tokens)
         if not count % _CHECKED and self._repeats(count):
             return self._end("repetition")
-        if self._begin is None and self.thinks and count == self.thinking_limit:
+        if self._begin is None and self.thinks and 0 < self.thinking_limit <= count:
             return self._end("length")
         whole = self._sampling.keep_stop and len(self._boundaries) > 1  # a piece has at least one character
         if self.room and not (whole and count >= self._sampling.max_tokens):
@@ -240,7 +250,7 @@ class Output:
         if self._begin is not None or self.finish_reason is not None:
             return self._thinking.text
         text, _, tag = find_thinking(self._text, self.awaits)
-        return text[: len(text) - next((k for k in range(len(tag) - 1, 0, -1) if text.endswith(tag[:k])), 0)]
+        return before_tag(text, tag)
 
     def settled(self) -> str:
         """Return the text without a suffix that may be the beginning of a stop string."""

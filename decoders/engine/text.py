@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, pairwise, takewhile
 from typing import Any
 
 from tokenizers.decoders import DecodeStream
 
 from tot.decoders.errors import ModelError, RequestError
+from tot.decoders.models.chat_template import variables
 from tot.decoders.models.model_names import warn_of_no_template
 from tot.decoders.request import Message, Request
 from tot.decoders.thinking import (
@@ -27,16 +28,27 @@ from tot.decoders.thinking import (
     find_thinking,
     has_tags,
     left_open,
+    opening_tag,
+    switches,
 )
 
 _TAIL = 32
 """Characters or tokens at the end of a prompt without messages in which a tag may open the thinking."""
 
+_USER = secrets.token_hex(8)
+"""A user's message that no template contains."""
+_NONE: Mapping[str, Any] = {}
+Prompt = str | Sequence[Message] | Sequence[int]
+
 
 class Encoded(tuple[int, ...]):
-    """A prompt of token ids that are valid: a model may sample ids that its tokenizer lacks."""
+    """A prompt of token ids that are valid: a model may sample ids that its tokenizer lacks.
 
-    __slots__ = ()
+    `awaits` is the tag that closes the thinking at its end; empty if the text may begin with thinking, and None if
+    thinking has ended.
+    """
+
+    awaits: str | None = ""
 
 
 class TextCodec:
@@ -70,12 +82,12 @@ class TextCodec:
         every = (*ends, *([] if self._turn_end is None else [self._turn_end]))
         self.end_ids = frozenset(end for end in every if end != self.message_end)
         """Tokens that end a text."""
-        user = secrets.token_hex(8)
-        self._opened = self._rendered(("user", user), opens=True)
-        self._generates = self._opened.rpartition(user)[2]
-        """The beginning of a reply, as the chat template writes it."""
+        self._opened = self._rendered(("user", _USER), opens=True)
         self.thinks = bool(tags) or has_tags(self.tokenizer.chat_template or "")
         """Whether the model may think before it answers."""
+        self._variables = variables(self.tokenizer.chat_template or "")
+        self.opening = opening_tag(tags, self.tokenizer.chat_template or "")
+        """The tag that opens thinking; empty if it is not known."""
         # Tokens that mark turns in the chat template are control tokens, even if the tokenizer does not say so.
         turns = {i for i, content in self._added.items() if content.strip() and content in self._opened}
         self._special = self.end_ids | special | turns
@@ -88,11 +100,13 @@ class TextCodec:
         # Tokenizers that drop leading blanks cannot tell which text their tokens spell inside another text.
         self._keeps_blanks = self.spelled(self._continuation(" x"), " x")[1] == 2
 
-    def _rendered(self, *turns: tuple[str, str], opens: bool = False) -> str:
+    def _rendered(self, *turns: tuple[str, str], opens: bool = False, **options: Any) -> str:
         """Render (role, content) turns with the chat template; "" if it is missing or refuses them."""
         messages = [{"role": role, "content": content} for role, content in turns]
         try:
-            text: str = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=opens)
+            text: str = self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=opens, **options
+            )
         except Exception:  # templates may raise any error; the request then raises it  # noqa: BLE001
             return ""
         return text
@@ -108,27 +122,37 @@ class TextCodec:
                 return end
         return None
 
-    def awaits(self, prompt: str | Sequence[Message] | Sequence[int]) -> str:
+    def _begins(self, options: Mapping[str, Any]) -> str:
+        """Return the beginning of a reply, as the chat template writes it."""
+        opened = self._rendered(("user", _USER), opens=True, **options) if options else self._opened
+        return opened.rpartition(_USER)[2]
+
+    def awaits(self, prompt: Prompt, options: Mapping[str, Any] = _NONE) -> str | None:
         """Return the tag that closes the thinking in which a reply to this prompt begins; empty if it is not in one."""
+        if isinstance(prompt, Encoded):
+            return prompt.awaits
         if isinstance(prompt, str):
             tail = prompt[-_TAIL:].rstrip()
         elif isinstance(last := prompt[-1], Message):
-            opened = left_open(self._generates)
+            opened = left_open(self._begins(options))
             return find_thinking(last.content, opened).awaits if last.role == "assistant" else opened
         else:
             ids = [part for part in prompt[-_TAIL:] if isinstance(part, int) and 0 <= part < self._size]
             tail = self.backend.decode(ids, skip_special_tokens=False).rstrip()
         return left_open(tail) if tail.endswith(OPENINGS) else ""
 
-    def encode_prompt(self, prompt: str | Sequence[Message] | Sequence[int]) -> list[int]:
-        """Return the token ids of a prompt. Raises RequestError for unknown ids, or if the template refuses."""
+    def encode_prompt(self, prompt: Prompt, options: Mapping[str, Any] = _NONE) -> list[int]:
+        """Return the token ids of a prompt; `options` are variables of the chat template.
+
+        Raises RequestError for unknown ids, or if the template refuses.
+        """
         if isinstance(prompt, str):
             return self._checked([*self._opening(), *self.encode(prompt, continues=False)])
         if isinstance(prompt, Encoded):
             return list(prompt)
         messages = [part for part in prompt if isinstance(part, Message)]
         if messages:
-            return self._checked(self._encode_chat(messages))
+            return self._checked(self._encode_chat(messages, options))
         return self._checked([part for part in prompt if isinstance(part, int)])
 
     def encode(self, text: str, continues: bool = True) -> list[int]:
@@ -139,6 +163,14 @@ class TextCodec:
         for piece in pieces[1:]:
             ids += self._continuation(piece)
         return self._checked(ids)
+
+    def encode_control(self, text: str) -> list[int]:
+        """Return the token ids of a text of ours, as a continuation, in which control tokens count."""
+        return self._checked(self._continuation(text))
+
+    def options_of(self, request: Request) -> dict[str, Any]:
+        """Return the variables of the chat template for a request, with its switches of thinking."""
+        return {**switches(self._variables, request.sampling.thinking), **request.template_options}
 
     def encode_choices(self, request: Request) -> list[list[int]]:
         """Return the token ids of each choice, plus the end-of-turn token if `close_choices` is set."""
@@ -205,7 +237,7 @@ class TextCodec:
                 return with_specials[:start]
         return []
 
-    def _encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def _encode_chat(self, messages: Sequence[Message], options: Mapping[str, Any]) -> list[int]:
         """Encode messages with the chat template, using placeholders for control tokens that they spell out."""
         last = messages[-1]
         if self.tokenizer.chat_template is None:  # a base model: the messages are one text
@@ -229,7 +261,8 @@ class TextCodec:
         # A template may change or refuse an unfinished message. So the prefix follows the rendered turns unchanged.
         turns, prefix = (filled[:-1], filled[-1]["content"]) if continues else (filled, "")
         try:
-            text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+            about = {"tokenize": False, "add_generation_prompt": True, **options}
+            text = self.tokenizer.apply_chat_template(turns, **about)
         except Exception as error:  # templates may raise any error
             raise RequestError(f"the model's chat template refuses these messages: {error}") from error
         if continues and self.message_end is not None and not prefix.startswith(HARMONY):

@@ -102,7 +102,7 @@ class _SteppedText:
         while not self._ended:
             thinking = 0 if self._fed else sample.thinking_limit
             stops = (*self._stops, *watched)
-            (part,) = yield [self._call(max_tokens=self._left, stop=stops, thinking_tokens=thinking)]
+            (part,) = yield [self._call(max_tokens=self._left, stop=stops, thinking=thinking)]
             if watched and self._ended_by(part, MARKER) == MARKER:
                 yield from self._skeleton(part)
             else:

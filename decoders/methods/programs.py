@@ -7,7 +7,7 @@ It returns the sample's completion.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from tot.decoders.errors import ModelError, TotError, describe
 from tot.decoders.methods.choices import ScoreChoices
 from tot.decoders.methods.method import OpenedMethod
 from tot.decoders.request import Completion, Part, Request
+from tot.decoders.thinking import bare_answer, find_thinking, forced_end
 
 Program = Generator[Sequence[Call], list[Completion], Completion]
 
@@ -28,7 +29,13 @@ class ProgramHandle(Handle):
     """A request whose samples are decoded by programs. `calls` are the first ones, to submit."""
 
     def __init__(
-        self, engine: Engine, request: Request, method: OpenedMethod, meter: Meter | None, stream: bool
+        self,
+        engine: Engine,
+        request: Request,
+        method: OpenedMethod,
+        program: Callable[[Sample], Program],
+        meter: Meter | None,
+        stream: bool,
     ) -> None:
         """Raises RequestError if the request can never run."""
         super().__init__(engine.wake, stream)
@@ -36,12 +43,14 @@ class ProgramHandle(Handle):
         self.engine = engine
         self.meter = meter or Meter()
         self.policy = method.policy
-        self.prompt = engine.codec.encode_prompt(self.request.prompt)
-        self.limit, self.thinking_limit = engine.limits(self.request, self.prompt)
-        growth = self.limit + engine.codec.after_rationale(self.request) + method.draft_rows
+        options = engine.codec.options_of(self.request)
+        self.prompt = engine.codec.encode_prompt(self.request.prompt, options)
+        self.awaits = engine.codec.awaits(self.request.prompt, options) or ""
+        """The tag that closes the thinking in which the texts begin; empty if the prompt opens none."""
+        self.limits = engine.limits(self.request, self.prompt)
+        growth = self.limits.text + engine.codec.after_rationale(self.request) + method.draft_rows
         engine.check_slots(self.request, len(self.prompt), growth)
         self._started = time.monotonic()
-        program = method.program or rationale_then_answer
         self._samples = [Sample(self, index) for index in range(request.sampling.n)]
         self.calls = [call for sample in self._samples for call in sample.begin(program(sample))]
 
@@ -78,8 +87,9 @@ class Sample:
     def __init__(self, handle: ProgramHandle, index: int) -> None:
         self.index = index
         self.request, self.prompt, self.codec = handle.request, handle.prompt, handle.engine.codec
-        self.limit, self.thinking_limit = handle.limit, handle.thinking_limit
-        """Maximum number of tokens of its text before an answer trigger, and of its thinking."""
+        self.awaits = handle.awaits
+        self.limit, self.thinking_limit, self.total = handle.limits
+        """Maximum number of tokens of its text before an answer trigger, of its thinking, and of both."""
         self.completion: Completion | None = None
         self.reused: int | None = None
         """Number of prompt tokens that were cached for the first call."""
@@ -125,15 +135,25 @@ class Sample:
         drawn: int,
         policy: PolicyFactory | None = None,
         streamed: int | None = 0,
+        awaits: str | None = "",
         **sampling: Any,
     ) -> Call:
         """Return a call that continues the prompt and the tokens `after` it, `drawn` of which were sampled.
 
         `streamed`: number of first characters of its text that were streamed before; None streams nothing.
+        `awaits` is as in `Encoded`; a call without `after` begins as the prompt ends.
         """
         own = self.request.sampling
-        place = {"n": 1, "sample": own.sample + self.index, "drawn": own.drawn + drawn, "thinking_tokens": 0}
-        changes = {"prompt": Encoded((*self.prompt, *after)), "sampling": own.model_copy(update={**place, **sampling})}
+        place = {
+            "n": 1,
+            "sample": own.sample + self.index,
+            "drawn": own.drawn + drawn,
+            "thinking": 0,
+            "settle": 0.0,
+        }
+        prompt = Encoded((*self.prompt, *after))
+        prompt.awaits = awaits if after else self.awaits
+        changes = {"prompt": prompt, "sampling": own.model_copy(update={**place, **sampling})}
         changes |= {"answer_trigger": None, "choices": (), "close_choices": False, "steps": ()}
         handle = _CallHandle(self, streamed)
         return Call(self.request.model_copy(update=changes), policy or self.handle.policy, handle)
@@ -141,7 +161,8 @@ class Sample:
     def rationale(self, policy: PolicyFactory | None = None) -> Call:
         """Return the call for the text up to its end."""
         most = min(self.limit, self.request.sampling.max_tokens)
-        return self.call((), 0, policy, max_tokens=most, thinking_tokens=self.thinking_limit)
+        shared = self.request.sampling.thinking == "auto"
+        return self.call((), 0, policy, max_tokens=most, thinking="auto" if shared else self.thinking_limit)
 
     def answer(self, rationale: Completion, after: Sequence[int], rest: str = "") -> Program:
         """Append the trigger to a rationale, and the answer or the scores of the choices.
@@ -160,9 +181,46 @@ class Sample:
         return replace(begun.then(answer), trajectory=rationale.trajectory)
 
 
+def answered(sample: Sample, text: Completion) -> Program:
+    """Return a text that has an answer: one that was cut in its thinking continues after the end of the thinking."""
+    if text.finish_reason in ("budget", "cancelled") or not text.lacks_answer:
+        return text
+    codec = sample.codec
+    tokens = tuple(token for token in text.tokens if token not in codec.end_ids)
+    written = codec.decode(tokens)
+    forced = forced_end(written, sample.awaits)
+    if forced is None and text.finish_reason != "length":  # the model closed its thinking, and ended its text
+        return text
+    kept, end = forced or (written, "")
+    cut = ending(codec, replace(text, text=kept, tokens=tokens, parts=()), kept)
+    parts = [part for part in text.parts if part.kind == "thinking"]
+    thinking = replace(parts[-1], text=find_thinking(kept, sample.awaits).text, tokens=len(text.tokens))
+    return (yield from closed(sample, replace(text, parts=(thinking,)), [*cut.tokens, *codec.encode(cut.rest)], end))
+
+
+def without_tags(answer: Completion) -> Completion:
+    """Return the answer after closed thinking, without blanks and tags around it."""
+    text = bare_answer(answer.text)
+    *others, last = answer.parts
+    return replace(answer, text=text, parts=(*others, replace(last, text=text)))
+
+
+def closed(sample: Sample, text: Completion, tokens: Sequence[int], end: str) -> Program:
+    """Append the end of its thinking to a text, of which `tokens` are fed, and decode the answer."""
+    after, used = [*tokens, *(sample.codec.encode_control(end) if end else [])], len(text.tokens)
+    shared = sample.request.sampling.thinking == "auto"
+    most = max(1, sample.total - used) if shared else sample.limit
+    (answer,) = yield [sample.call(after, used, awaits=None, max_tokens=most)]
+    answer = without_tags(answer)
+    thinking = [part for part in text.parts if part.kind == "thinking"]
+    parts = (*thinking, *([Part("closing", end)] if end else []), *answer.parts)
+    return replace(text.then(answer), text=answer.text, parts=parts, finish_reason=answer.finish_reason)
+
+
 def rationale_then_answer(sample: Sample) -> Program:
     """Decode a rationale to its end, and then the answer."""
     (rationale,) = yield [sample.rationale()]
+    rationale = yield from answered(sample, rationale)
     if rationale.finish_reason in ("budget", "cancelled"):
         return rationale
     end = ending(sample.codec, rationale)

@@ -7,7 +7,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from jinja2 import Template, nodes
+from jinja2 import Template, meta, nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
@@ -21,7 +21,20 @@ def render(template: str, **variables: Any) -> str:
 
 
 @lru_cache
+def variables(template: str) -> frozenset[str]:
+    """Return the names of the variables that a chat template reads; none if it is malformed."""
+    try:
+        return frozenset(meta.find_undeclared_variables(_environment().parse(template)))
+    except TemplateError:
+        return frozenset()
+
+
+@lru_cache
 def _compiled(template: str) -> Template:
+    return _environment().from_string(template)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
@@ -32,7 +45,7 @@ def _compiled(template: str) -> Template:
         "dict": lambda *arguments, **items: dict(*arguments, **items),
         "namespace": _Attributes,
     }
-    return environment.from_string(template)
+    return environment
 
 
 class _Generation(Extension):

@@ -133,17 +133,23 @@ class Tokenizer:
         return self._id_of("pad_token")
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, str]], *, tokenize: Literal[False] = False, add_generation_prompt: bool
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        tokenize: Literal[False] = False,
+        add_generation_prompt: bool,
+        **options: Any,
     ) -> str:
-        """Return the text of messages. Raises any error of the template, and ValueError without a template."""
+        """Return the text of messages; `options` are other variables of the template.
+
+        Raises any error of the template, and ValueError without a template."""
         if self.chat_template is None:
             raise ValueError("the tokenizer has no chat template")
         from tot.decoders.models.chat_template import render
 
         turns = [dict(message) for message in messages]
-        return render(
-            self.chat_template, messages=turns, add_generation_prompt=add_generation_prompt, **self.special_tokens_map
-        )
+        about = {**self.special_tokens_map, **options}
+        return render(self.chat_template, messages=turns, add_generation_prompt=add_generation_prompt, **about)
 
     def to_json(self) -> str:
         """Return the content of a tokenizer.json."""

@@ -108,7 +108,7 @@ def made(tokenizer: Any, *control: str, template: str = "") -> TextCodec:
 def read(codec: TextCodec, text: str, awaits: str | None = "", end: bool = True, **sampling: Any) -> Output:
     """Return the output of a text in which control tokens count."""
     fields = {"max_tokens": 200, **sampling}
-    limits = fields["max_tokens"], fields.get("thinking_tokens", 0)
+    limits = fields["max_tokens"], fields.get("thinking", 0)
     output = Output(codec, Sampling(**fields), 0, limits[0], awaits, limits[1])
     ids = codec.backend.encode(text, add_special_tokens=False).ids
     shown: list[tuple[str, str]] = [("", "")]
@@ -193,7 +193,7 @@ def test_thinking_without_an_opening_tag_is_found_at_the_end_if_the_model_thinks
 
 def test_thinking_and_the_answer_have_their_own_token_limits(tokenizer: Any) -> None:
     codec = made(tokenizer, "[THINK]", "[/THINK]")
-    limits = {"max_tokens": 3, "thinking_tokens": 6}
+    limits = {"max_tokens": 3, "thinking": 6}
     answered = read(codec, "[THINK]ab[/THINK]xyzxyz", end=False, **limits)
     assert (answered.text, answered.finish_reason, answered.room) == ("xyz", "length", 0)
     plain = read(codec, "xyzxyz", end=False, **limits)

@@ -190,7 +190,7 @@ class Context:
         sampling = self._sampling(template, 0.0, 0, 1, _MESSAGE_TOKENS)
         thinking = [i for i, thought in enumerate(thoughts) if thought.thinking]
         if thinking and thoughts[-1].thinking == len(thoughts[-1].text):
-            return sampling.thinking_tokens - sampled_tokens(thoughts)
+            return (sampling.thinking_tokens or 0) - sampled_tokens(thoughts)
         return sampling.max_tokens - sampled_tokens(thoughts[thinking[-1] + 1 :] if thinking else thoughts)
 
     async def each(self, nodes: Sequence[_T], work: Callable[[_T], Awaitable[Any]]) -> list[Any]:
@@ -243,7 +243,7 @@ class Context:
         if self._max_tokens is not None:
             options["max_tokens"] = min(self._max_tokens, int(options.get("max_tokens", self._max_tokens)))
         thinking = max(_THINKING_TOKENS, self._max_tokens or 0)
-        about = {"temperature": temperature, "thinking_tokens": thinking, **options, "seed": seed, "n": n}
+        about = {"temperature": temperature, "thinking": thinking, **options, "seed": seed, "n": n}
         return Sampling(**about)
 
     def _unread(self, completion: Completion) -> bool:

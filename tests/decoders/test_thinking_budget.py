@@ -1,0 +1,215 @@
+"""Thinking with a budget: texts of eight template families end in an answer wherever their thinking is cut."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+from pydantic import ValidationError
+from tokenizers import AddedToken
+
+from tot.decoders import Completion, Message, Request, Sampling
+from tot.decoders.engine.engine import Engine
+from tot.decoders.engine.output import Output
+from tot.decoders.engine.sampling import Sampled
+from tot.decoders.engine.text import TextCodec
+from tot.decoders.methods.programs import Sample
+from tot.decoders.methods.thinking import TRIGGER, think_then_answer
+
+START = "<|im_start|>assistant\n"
+
+
+class Family(NamedTuple):
+    """The form of a family's template and texts."""
+
+    reply: str
+    """The beginning of a reply in the template, after the role."""
+    opening: str
+    """The tag that the model writes; empty if the template writes it."""
+    closing: str
+    control: tuple[str, ...] = ()
+
+
+HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>")
+COMMAND = ("<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>")
+FAMILIES = {
+    "qwen3": Family(
+        "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}",
+        "<think>\n",
+        "\n</think>\n\n",
+    ),
+    "r1": Family("<think>\n", "", "\n</think>\n\n"),
+    "magistral": Family("", "[THINK]", "[/THINK]", ("[THINK]", "[/THINK]")),
+    "gpt-oss": Family(
+        "{% if reasoning_effort is defined %}({{ reasoning_effort }}){% endif %}",
+        "<|channel|>analysis<|message|>",
+        "<|end|><|start|>assistant<|channel|>final<|message|>",
+        HARMONY,
+    ),
+    "seed-oss": Family("{% if thinking_budget %}{# <seed:think> #}{% endif %}", "<seed:think>", "</seed:think>\n\n"),
+    "granite": Family("{% if thinking %}{# <think> #}{% endif %}", "<think>", "</think><response>"),
+    "command-a": Family("", COMMAND[0], COMMAND[1] + COMMAND[2], COMMAND),
+    "gemma4": Family("", "<|channel>thought\n", "<channel|>", ("<|channel>", "<channel|>")),
+}
+USER = (Message(role="user", content="Is 7 <think> prime</think>?"),)
+
+
+def codec_of(tokenizer: Any, family: Family) -> TextCodec:
+    other = copy.deepcopy(tokenizer)
+    other.add_special_tokens({"additional_special_tokens": [AddedToken(one, special=True) for one in family.control]})
+    other.chat_template = other.chat_template.replace("<|im_start|>assistant\n'", "<|im_start|>assistant\n'") + ""
+    other.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}" + START.replace("\n", "{{ '\\n' }}") + family.reply + "{% endif %}"
+    )
+    return TextCodec(other)
+
+
+class Script:
+    """A model that writes a text, and its answer after any other end of the thinking."""
+
+    def __init__(self, codec: TextCodec, family: Family, thinking: str, answer: str) -> None:
+        self.codec, self.family = codec, family
+        self.thinking, self.answer = thinking, answer
+        self.end = int(codec.tokenizer.eos_token_id)
+        self.whole = [*codec.encode_control(family.opening + thinking + family.closing + answer), self.end]
+        self.tried: Callable[[str], str] = lambda thinking: answer
+        """The text of a try after some thinking."""
+        self.calls: list[Sampling] = []
+
+    def next(self, written: list[int]) -> int:
+        if written == self.whole[: len(written)]:
+            return self.whole[len(written)]
+        text = self.codec.decode(written)
+        mark = max(("</think>", "[/THINK]", "<|message|>", "</seed:think>", COMMAND[1], "<channel|>"), key=text.rfind)
+        thinking, _, rest = text.rpartition(mark)
+        rest, answer = rest.lstrip("\n"), self.answer
+        if rest.startswith(TRIGGER):
+            rest, answer = rest.removeprefix(TRIGGER), self.tried(thinking)
+        return [*self.codec.encode(answer), self.end][len(self.codec.encode(rest)) if rest else 0]
+
+    def decode(self, **sampling: Any) -> Completion:
+        """Decode a request as an engine with a context of 600 tokens does."""
+        request = Request(prompt=USER, sampling=Sampling(**sampling))
+        codec, options = self.codec, self.codec.options_of(request)
+        cache, runner = SimpleNamespace(capacity=2000), SimpleNamespace(context=600)
+        engine: Any = SimpleNamespace(codec=codec, runner=runner, cache=cache, wake=lambda: None)
+        prompt, awaits = codec.encode_prompt(USER, options), codec.awaits(USER, options) or ""
+        limits = Engine.limits(engine, request, prompt)
+        self.emitted: list[str] = []
+        handle: Any = SimpleNamespace(
+            request=request, prompt=prompt, engine=engine, awaits=awaits, limits=limits, policy=None, streams=True
+        )
+        handle.emit_text = lambda index, text: self.emitted.append(text)
+        program = think_then_answer(Sample(handle, 0))
+        results: list[Completion] | None = None
+        try:
+            while True:
+                calls = program.send(results) if results is not None else next(program)  # type: ignore[arg-type]
+                results = [self._run(engine, call.request, len(prompt)) for call in calls]
+        except StopIteration as end:
+            completion: Completion = end.value
+        return completion
+
+    def _run(self, engine: Any, request: Request, prompt: int) -> Completion:
+        sampling: Any = request.sampling
+        self.calls.append(sampling)
+        ids: Any = request.prompt
+        limits = Engine.limits(engine, request, ids)
+        output = Output(self.codec, sampling, 0, limits.text, self.codec.awaits(ids), limits.thinking, limits.total)
+        written = list(ids[prompt:])
+        while output.finish_reason is None:
+            written.append(self.next(written))
+            output.add(Sampled(written[-1], -0.1))
+        return output.completion(0.0)
+
+
+def words(seed: int) -> str:
+    rng = random.Random(seed)
+    return "\n\n".join(
+        " ".join(
+            rng.choice(["7", "is", "<", "not", "2", "times", "so", "prime.", "wait", "`</think>`"]) for _ in range(9)
+        )
+        for _ in range(rng.randint(1, 5))
+    )
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_text_has_an_answer_wherever_its_thinking_is_cut(tokenizer: Any, name: str) -> None:
+    family = FAMILIES[name]
+    codec = codec_of(tokenizer, family)
+    for seed in range(25):
+        answer = f"It is {seed}."
+        script = Script(codec, family, words(seed), answer)
+        for thinking in (0, 1, 7, 40, 300, "auto"):
+            completion = script.decode(thinking=thinking, max_tokens=200 if thinking == "auto" else 30)
+            assert completion.text == answer, (seed, thinking, completion.parts, completion.finish_reason)
+            assert script.thinking.startswith(completion.thinking.strip("\n"))
+            assert completion.finish_reason == "eos"
+            assert sum(part.tokens for part in completion.parts) == len(completion.tokens)
+            if isinstance(thinking, int):
+                assert completion.parts[0].tokens <= max(thinking, len(codec.encode_control(family.opening))) or (
+                    thinking == 300
+                )
+
+
+SWITCHES = [
+    ("qwen3", "off", "<think>\n\n</think>\n\n"),
+    ("qwen3", "low", ""),
+    ("gpt-oss", "low", "(low)"),
+    ("gpt-oss", 3000, "(medium)"),
+    ("gpt-oss", "high", "(high)"),
+    ("gpt-oss", "auto", ""),
+    ("r1", "high", "<think>\n"),
+]
+
+
+@pytest.mark.parametrize(("name", "thinking", "begins"), SWITCHES)
+def test_the_amount_of_thinking_sets_the_switch_of_the_template(
+    tokenizer: Any, name: str, thinking: Any, begins: str
+) -> None:
+    codec = codec_of(tokenizer, FAMILIES[name])
+    request = Request(prompt=USER, sampling=Sampling(thinking=thinking))
+    text = codec.backend.decode(codec.encode_prompt(USER, codec.options_of(request)), skip_special_tokens=False)
+    assert text.rpartition(START)[2] == begins
+    assert codec.awaits(USER, codec.options_of(request)) == ("</think>" if name == "r1" else "")
+
+
+def test_options_of_a_template_override_its_switch_and_have_no_reserved_names(tokenizer: Any) -> None:
+    codec = codec_of(tokenizer, FAMILIES["qwen3"])
+    request = Request(prompt=USER, sampling=Sampling(thinking="off"), template_options={"enable_thinking": True})
+    assert codec.options_of(request) == {"enable_thinking": True}
+    with pytest.raises(ValidationError, match="'messages' is set by the decoder"):
+        Request(prompt=USER, template_options={"messages": []})
+
+
+PARAGRAPHS = "7 is odd.\n\n7 is not 9.\n\nSo 7 is prime.\n\nWait.\n\nIt is.\n\nSure."
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_settled_thinking_is_closed(tokenizer: Any, name: str) -> None:
+    script = Script(codec_of(tokenizer, FAMILIES[name]), FAMILIES[name], PARAGRAPHS, "Yes.")
+    script.tried = lambda thinking: "Yes." if "prime" in thinking else f"No {len(thinking)}"
+    whole = script.decode(thinking=500)
+    assert (whole.thinking.strip(), whole.text) == (PARAGRAPHS, "Yes.")
+    settled = script.decode(thinking=500, settle=0.5)
+    assert settled.text == "Yes."
+    assert settled.thinking.strip() == PARAGRAPHS.removesuffix("\n\nIt is.\n\nSure.")  # two tries agree after "Wait."
+    assert [part.kind for part in settled.parts] == ["thinking", "closing", "exact"]
+    unsure = script.decode(thinking=500, settle=0.99)  # each token has a probability of 0.9
+    assert (unsure.thinking.strip(), unsure.text) == (PARAGRAPHS, "Yes.")
+    assert unsure.parts[-1].kind == "exact"
+    assert script.decode(thinking=8, settle=0.5).text == "Yes."
+
+
+def test_a_model_that_does_not_think_is_not_closed(tokenizer: Any) -> None:
+    family = FAMILIES["qwen3"]._replace(opening="", closing="")
+    script = Script(codec_of(tokenizer, FAMILIES["qwen3"]), family, "", "7 is prime, as 2, 3 and 5 do not divide it.")
+    for settle in (0.0, 0.5):
+        completion = script.decode(thinking=500, settle=settle)
+        assert completion.text == script.answer
+        assert [part.kind for part in completion.parts] == ["exact"]
