@@ -196,6 +196,7 @@ class Output:
             found = find_thinking(self._text, self.awaits or "")
             if not found.awaits and reason == "length" and cut_in_tag(rest := self._text[found.end :]):
                 found = Thinking(found.text or rest, len(self._text), OPENINGS[0])
+            found = found._replace(text=before_tag(found.text, found.awaits))
             self._thinking, self._begin = found, None if found.awaits else found.end
         if self._codec.thinks and self.awaits == "" and not (self.thinks or self._sampling.keep_stop):
             thinking, answer = split(self._text)  # opened by neither the model nor its template, but closed

@@ -16,6 +16,7 @@ from tot.decoders import Completion, Message, Request, Sampling
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.output import Output
 from tot.decoders.engine.sampling import Sampled
+from tot.decoders.engine.sequence import ThinkingPiece
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.methods.programs import Sample
 from tot.decoders.methods.thinking import TRIGGER, think_then_answer
@@ -213,3 +214,28 @@ def test_a_model_that_does_not_think_is_not_closed(tokenizer: Any) -> None:
         completion = script.decode(thinking=500, settle=settle)
         assert completion.text == script.answer
         assert [part.kind for part in completion.parts] == ["exact"]
+
+
+def test_each_sample_has_its_answer_and_is_the_same_alone(make: Any) -> None:
+    decoder = make("ar")
+    decoder.tokenizer.chat_template = decoder.tokenizer.chat_template.replace("assistant\n", "assistant\n<think>\n")
+    decoder.engine.codec = TextCodec(decoder.tokenizer)
+    sampling = Sampling(temperature=1.0, max_tokens=12, thinking=20, seed=5, n=3)
+    samples = decoder.generate([Request(prompt=USER, sampling=sampling)])
+    for i, sample in enumerate(samples):
+        kinds = [part.kind for part in sample.parts]
+        assert kinds in (["thinking", "closing", "exact"], ["thinking", "exact"])
+        assert 0 < len(sample.tokens) - sample.parts[0].tokens <= 12
+        assert sample.text == sample.parts[-1].text
+        (alone,) = decoder.generate([Request(prompt=USER, sampling=sampling.model_copy(update={"n": 1, "sample": i}))])
+        assert (alone.tokens, alone.parts) == (sample.tokens, sample.parts)
+    assert samples[0].usage.prompt_tokens > 0 == samples[1].usage.prompt_tokens
+    handle = decoder.submit([Request(prompt=USER, sampling=sampling)], stream=True)[0]
+    pieces = list(handle)
+    for i, sample in enumerate(samples):
+        assert (
+            "".join(text for index, text in pieces if index == i and isinstance(text, ThinkingPiece)) == sample.thinking
+        )
+        assert (
+            "".join(text for index, text in pieces if index == i and not isinstance(text, ThinkingPiece)) == sample.text
+        )
