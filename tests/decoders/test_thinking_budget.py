@@ -216,9 +216,10 @@ def test_a_model_that_does_not_think_is_not_closed(tokenizer: Any) -> None:
         assert [part.kind for part in completion.parts] == ["exact"]
 
 
-def test_each_sample_has_its_answer_and_is_the_same_alone(make: Any) -> None:
+def test_each_sample_has_its_answer_and_is_the_same_alone(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = make("ar")
-    decoder.tokenizer.chat_template = decoder.tokenizer.chat_template.replace("assistant\n", "assistant\n<think>\n")
+    template = decoder.tokenizer.chat_template.replace("assistant\n", "assistant\n<think>\n")
+    monkeypatch.setattr(decoder.tokenizer, "chat_template", template)
     decoder.engine.codec = TextCodec(decoder.tokenizer)
     sampling = Sampling(temperature=1.0, max_tokens=12, thinking=20, seed=5, n=3)
     samples = decoder.generate([Request(prompt=USER, sampling=sampling)])
