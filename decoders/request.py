@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
 Purpose = Literal["generate", "evaluate", "answer", "escalate"]
 """The purpose of a request. "escalate" generates with the larger model of a search that has two."""
@@ -51,6 +51,43 @@ class Message(_Value):
     these tokens, as far as they match `content`, instead of the tokenized text."""
 
 
+class ThinkingOptions(_Value):
+    """How a model thinks before its answer. Models that do not think ignore it."""
+
+    budget: Effort | Annotated[int, Field(ge=0)] = "auto"
+    """Maximum tokens of the thinking, beside `max_tokens`; longer thinking is closed, and the answer follows. "off",
+    "low", "medium" and "high" are 0, 1,024, 4,096 and 16,384. All but "auto" also set the switch of the model's chat
+    template. With "auto", thinking counts towards `max_tokens`: up to half of it, or all but 256 tokens."""
+    settle: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Close thinking once two consecutive tries of its answer agree, each with at least this probability per token (see
+    `tot.decoders.methods.thinking`). 0 never closes it early."""
+    waits: Annotated[int, Field(ge=0, le=16)] = 0
+    """How often to continue thinking that the model ends within its budget, with the word "Wait" (s1, arXiv
+    2501.19393, section 3.1)."""
+    hint: UnicodeText = ""
+    """The beginning of the answer after thinking that was closed, such as "**Final answer:**"."""
+
+    @property
+    def tokens(self) -> int | None:
+        """Maximum tokens of the thinking beside `max_tokens`; None if it counts towards them."""
+        return EFFORTS.get(self.budget) if isinstance(self.budget, str) else self.budget
+
+
+def _number(text: str) -> str | int:
+    return int(text) if text.strip().isdecimal() else text.strip()
+
+
+def _thinking_options(given: Any) -> Any:
+    """Read a budget alone, or text such as "512,settle=0.9"."""
+    if isinstance(given, str):
+        parts = [part.partition("=") for part in given.split(",")]
+        return {name.strip() if equals else "budget": value if equals else _number(name) for name, equals, value in parts}
+    return {"budget": given} if isinstance(given, int) and not isinstance(given, bool) else given
+
+
+Thinking = Annotated[ThinkingOptions, BeforeValidator(_thinking_options)]
+
+
 class Sampling(_Value):
     """Sampling parameters. The temperature is applied first, then `top_k`, `top_p` and `min_p`.
 
@@ -59,13 +96,9 @@ class Sampling(_Value):
     """
 
     max_tokens: Annotated[int, Field(ge=1)] = 128
-    thinking: Effort | Annotated[int, Field(ge=0)] = "auto"
-    """How long the model may think before its answer, if it thinks: a number of tokens beside `max_tokens`, or "off",
-    "low", "medium" or "high", which also sets the switch of its chat template. Thinking that is longer is closed. With
-    "auto", thinking counts towards `max_tokens`: up to half of it, or all but 256 tokens."""
-    settle: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Close thinking once two consecutive tries of its answer agree, each with at least this probability per token (see
-    `tot.decoders.methods.thinking`). 0 never closes it early."""
+    thinking: Thinking = ThinkingOptions()
+    """How the model thinks before its answer. Also given as a budget only (512, "low"), or as text
+    ("512,settle=0.9")."""
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     top_k: Annotated[int, Field(ge=0)] = 0
     """Keep the k most likely tokens; 0 keeps all."""
@@ -88,11 +121,6 @@ class Sampling(_Value):
     first sample continues as if the text had not ended."""
     sample: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Number of the first sample, j in the noise above."""
-
-    @property
-    def thinking_tokens(self) -> int | None:
-        """Maximum tokens of the thinking beside `max_tokens`; None if it counts towards them."""
-        return EFFORTS.get(self.thinking) if isinstance(self.thinking, str) else self.thinking
 
 
 _RESERVED = {"messages", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template", "tools"}

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from itertools import product
 from typing import NamedTuple
 
-from tot.decoders.request import EFFORTS, Effort
+from tot.decoders.request import EFFORTS, ThinkingOptions
 
 HARMONY = "<|channel|>"
 """A control token of gpt-oss's format, in which a reply is a sequence of messages on channels."""
@@ -185,16 +185,13 @@ def control_tags(tokens: Collection[str]) -> set[str]:
     )
 
 
-def switches(variables: Collection[str], thinking: Effort | int) -> dict[str, bool | int | str]:
-    """Return the values of a chat template's switches for an amount of thinking; empty if it has no switch.
+def switches(variables: Collection[str], options: ThinkingOptions) -> dict[str, bool | int | str]:
+    """Return the values of a chat template's switches; empty if it has no switch, or the budget is "auto".
 
-    Args:
-        variables: The variables that the template reads.
-        thinking: See `Sampling.thinking`.
+    `variables` are those that the template reads.
     """
-    if thinking == "auto":
+    if (tokens := options.tokens) is None:
         return {}
-    tokens = EFFORTS[thinking] if isinstance(thinking, str) else thinking
     effort = next((name for name, most in EFFORTS.items() if name != "off" and tokens <= most), "high")
     values = {
         "enable_thinking": tokens > 0,  # Qwen3, GLM, SmolLM3, Hunyuan

@@ -306,6 +306,11 @@ class TextCodec:
                 count, length = i + 1, len(decoded)
         return count, length
 
+    def beginning(self, tokens: Sequence[int], text: str) -> list[int]:
+        """Return the ids of a text with which the text of the tokens begins, as far as possible these tokens."""
+        count, length = self.spelled(tokens, text)
+        return [*tokens[:count], *(self.encode(text[length:]) if length < len(text) else [])]
+
 
 class TextStream:
     """Decodes the tokens of one text as they arrive."""

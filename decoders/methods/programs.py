@@ -19,9 +19,10 @@ from tot.decoders.engine.text import Encoded, TextCodec
 from tot.decoders.errors import ModelError, TotError, describe
 from tot.decoders.methods.choices import ScoreChoices
 from tot.decoders.methods.method import OpenedMethod
-from tot.decoders.request import Completion, Part, Request
+from tot.decoders.request import Completion, Part, Request, ThinkingOptions
 from tot.decoders.thinking import bare_answer, find_thinking, forced_end
 
+_NO_THINKING = ThinkingOptions(budget=0)
 Program = Generator[Sequence[Call], list[Completion], Completion]
 
 
@@ -148,8 +149,7 @@ class Sample:
             "n": 1,
             "sample": own.sample + self.index,
             "drawn": own.drawn + drawn,
-            "thinking": 0,
-            "settle": 0.0,
+            "thinking": _NO_THINKING,
         }
         prompt = Encoded((*self.prompt, *after))
         prompt.awaits = awaits if after else self.awaits
@@ -161,8 +161,9 @@ class Sample:
     def rationale(self, policy: PolicyFactory | None = None) -> Call:
         """Return the call for the text up to its end."""
         most = min(self.limit, self.request.sampling.max_tokens)
-        shared = self.request.sampling.thinking == "auto"
-        return self.call((), 0, policy, max_tokens=most, thinking="auto" if shared else self.thinking_limit)
+        shared = self.request.sampling.thinking.budget == "auto"
+        thinking = ThinkingOptions(budget="auto" if shared else self.thinking_limit)
+        return self.call((), 0, policy, max_tokens=most, thinking=thinking)
 
     def answer(self, rationale: Completion, after: Sequence[int], rest: str = "") -> Program:
         """Append the trigger to a rationale, and the answer or the scores of the choices.
@@ -192,29 +193,29 @@ def answered(sample: Sample, text: Completion) -> Program:
     if forced is None and text.finish_reason != "length":  # the model closed its thinking, and ended its text
         return text
     kept, end = forced or (written, "")
-    cut = ending(codec, replace(text, text=kept, tokens=tokens, parts=()), kept)
     parts = [part for part in text.parts if part.kind == "thinking"]
     thinking = replace(parts[-1], text=find_thinking(kept, sample.awaits).text, tokens=len(text.tokens))
-    return (yield from closed(sample, replace(text, parts=(thinking,)), [*cut.tokens, *codec.encode(cut.rest)], end))
-
-
-def without_tags(answer: Completion) -> Completion:
-    """Return the answer after closed thinking, without blanks and tags around it."""
-    text = bare_answer(answer.text)
-    *others, last = answer.parts
-    return replace(answer, text=text, parts=(*others, replace(last, text=text)))
+    return (yield from closed(sample, replace(text, parts=(thinking,)), codec.beginning(tokens, kept), end))
 
 
 def closed(sample: Sample, text: Completion, tokens: Sequence[int], end: str) -> Program:
-    """Append the end of its thinking to a text, of which `tokens` are fed, and decode the answer."""
-    after, used = [*tokens, *(sample.codec.encode_control(end) if end else [])], len(text.tokens)
-    shared = sample.request.sampling.thinking == "auto"
-    most = max(1, sample.total - used) if shared else sample.limit
+    """Append the end of its thinking to a text, of which `tokens` are fed, and decode the answer.
+
+    An empty `end` continues an answer whose thinking the model has closed.
+    """
+    codec, thinking = sample.codec, sample.request.sampling.thinking
+    hint = thinking.hint if end else ""
+    after = [*tokens, *(codec.encode_control(end) if end else []), *(codec.encode(hint) if hint else [])]
+    used = len(text.tokens)
+    most = max(1, sample.total - used) if thinking.budget == "auto" else sample.limit
+    sample.emit(hint)
     (answer,) = yield [sample.call(after, used, awaits=None, max_tokens=most)]
-    answer = without_tags(answer)
-    thinking = [part for part in text.parts if part.kind == "thinking"]
-    parts = (*thinking, *([Part("closing", end)] if end else []), *answer.parts)
-    return replace(text.then(answer), text=answer.text, parts=parts, finish_reason=answer.finish_reason)
+    *others, last = answer.parts
+    written = answer.text if hint else bare_answer(answer.text)
+    parts = [part for part in text.parts if part.kind == "thinking"]
+    parts += [*[Part("closing", end)] * bool(end), *[Part("trigger", hint)] * bool(hint)]
+    parts += [*others, replace(last, text=written)]
+    return replace(text.then(answer), text=hint + written, parts=tuple(parts), finish_reason=answer.finish_reason)
 
 
 def rationale_then_answer(sample: Sample) -> Program:

@@ -1,9 +1,9 @@
 """Thinking with a budget: every text ends in an answer, however long its thinking is.
 
 Thinking that spends its tokens is closed with the model's own tag, and the answer is decoded after it (budget forcing;
-s1, arXiv 2501.19393, section 3.1). With `Sampling.settle`, thinking is also closed once its answer is settled: at the
-end of each paragraph, a branch closes the thinking and decodes the beginning of the answer, greedily (compare DEER,
-arXiv 2504.15895, and FastCoT, section 4, which answers from the beginning of a rationale). The next paragraph is
+s1, arXiv 2501.19393, section 3.1). With `ThinkingOptions.settle`, thinking is also closed once its answer is settled:
+at the end of each paragraph, a branch closes the thinking and decodes the beginning of the answer, greedily (compare
+DEER, arXiv 2504.15895, and FastCoT, section 4, which answers from the beginning of a rationale). The next paragraph is
 decoded in the same steps. The answer is settled once the last `TRIES` tries agree and are sure.
 """
 
@@ -14,9 +14,10 @@ from collections.abc import Generator, Sequence
 from dataclasses import replace
 
 from tot.decoders.engine.sequence import ThinkingPiece
-from tot.decoders.methods.programs import Call, Program, Sample, answered, closed, without_tags
+from tot.decoders.engine.text import TextCodec
+from tot.decoders.methods.programs import Call, Program, Sample, answered, closed
 from tot.decoders.request import Completion, Part, Usage
-from tot.decoders.thinking import CLOSINGS, empty_thinking, end_of, find_thinking
+from tot.decoders.thinking import CLOSINGS, Thinking, before_tag, empty_thinking, end_of, find_thinking, forced_end
 
 TRIES = 2
 """Consecutive tries that must agree."""
@@ -25,7 +26,9 @@ TRY_TOKENS = 16
 PARAGRAPH = 256
 """Maximum tokens between two tries."""
 TRIGGER = "**Final answer:**"
-"""The text before a try, after the end of the thinking."""
+"""The text before a try, after the end of the thinking, unless the options have a hint."""
+WAIT = "Wait,"
+"""The beginning of thinking that goes on after the model has ended it."""
 _OPENING_TOKENS = 8
 """Tokens of a text in which a model opens its thinking."""
 
@@ -34,15 +37,13 @@ _NOTHING = Completion("", (), 0.0, "length", Usage())
 
 def think_then_answer(sample: Sample) -> Program:
     """Decode a text. If it ends in its thinking, close the thinking and decode the answer."""
-    sampling = sample.request.sampling
-    if sampling.thinking_tokens == 0:
-        opening = sample.codec.opening
-        end = end_of(sample.awaits, "\n") if sample.awaits else empty_thinking(opening)
+    options = sample.request.sampling.thinking
+    if options.tokens == 0:
+        end = end_of(sample.awaits, "\n") if sample.awaits else empty_thinking(sample.codec.opening)
         return (yield from closed(sample, _NOTHING, (), end))
-    if sampling.settle and sample.thinking_limit and (yield from _thinks(sample)):
-        text = yield from _until_settled(sample, sampling.settle)
-    else:
-        (text,) = yield [sample.rationale()]
+    if (options.settle or options.waits) and sample.thinking_limit and (yield from _thinks(sample)):
+        return (yield from _in_pieces(sample))
+    (text,) = yield [sample.rationale()]
     return (yield from answered(sample, text))
 
 
@@ -54,46 +55,53 @@ def _thinks(sample: Sample) -> Generator[Sequence[Call], list[Completion], bool]
     return bool(find_thinking(begun.text).awaits) or begun.lacks_answer
 
 
-def _until_settled(sample: Sample, threshold: float) -> Program:
-    """Decode the thinking by paragraphs, up to its end or budget, or until its answer is settled."""
-    codec = sample.codec
-    text = _NOTHING
-    awaits, tries = sample.awaits, list[tuple[str, float]]()
-    probe: list[Call] = []
+def _in_pieces(sample: Sample) -> Program:
+    """Decode the thinking up to its end or budget, or until its answer is settled, and then the answer."""
+    codec, options = sample.codec, sample.request.sampling.thinking
+    text, fed, shown, waits = _NOTHING, list[int](), 0, options.waits  # all tokens, of which `text` has the sampled ones
+    tries, probe = list[tuple[str, float]](), list[Call]()
+    found = Thinking("", 0, sample.awaits)
     while (left := sample.thinking_limit - len(text.tokens)) > 0:
-        stops = ("\n\n", *([awaits] if awaits else CLOSINGS))
+        stops = (*["\n\n"] * bool(options.settle), *([found.awaits] if found.awaits else CLOSINGS))
         limits = {"max_tokens": min(PARAGRAPH, left), "keep_stop": True, "stop": stops}
-        piece = sample.call(text.tokens, len(text.tokens), awaits=awaits, streamed=None, **limits)
-        more, *tried = yield [piece, *probe]
+        more, *tried = yield [sample.call(fed, len(text.tokens), awaits=found.awaits, streamed=None, **limits), *probe]
         usage = sum((one.usage for one in tried), text.usage + more.usage)
         tries += [_try_of(one) for one in tried]
-        if _settled(tries, threshold):
+        if _settled(tries, options.settle):
             text = replace(text, usage=usage)
             break
         text = replace(text.then(more), usage=usage, finish_reason=more.finish_reason)
-        sample.emit(ThinkingPiece(more.text))
-        _, end_at, awaits = find_thinking(codec.decode(text.tokens), sample.awaits)
-        if not awaits and end_at:
-            return (yield from _rest(sample, text))
-        if not awaits or more.finish_reason not in ("stop", "length"):
+        fed += [token for token in more.tokens if token not in codec.end_ids]
+        found = find_thinking(codec.decode(fed), sample.awaits)
+        if waits and not found.awaits and more.finish_reason == "stop":
+            waits -= 1
+            fed = [*_unclosed(codec, fed, found.end), *codec.encode(f"\n\n{WAIT}")]
+            found = find_thinking(codec.decode(fed), sample.awaits)
+        sample.emit(ThinkingPiece(found.text[shown:]))
+        shown = len(found.text)
+        if more.finish_reason not in ("stop", "length") or not found.awaits:
             break
-        end = end_of(awaits, text.text) + TRIGGER
-        ids = [*text.tokens, *codec.encode_control(end)]
-        probe = [sample.call(ids, 0, awaits=None, streamed=None, temperature=0.0, max_tokens=TRY_TOKENS, stop=("\n",))]
-    thinking = find_thinking(codec.decode(text.tokens), sample.awaits).text
-    return replace(text, text="", parts=(Part("thinking", thinking, len(text.tokens)), Part("exact", "")))
+        probe = [_try_call(sample, fed, found)] if options.settle else []
+    text = replace(text, parts=(Part("thinking", before_tag(found.text, found.awaits), len(text.tokens)),))
+    if text.finish_reason in ("budget", "cancelled") or (text.finish_reason == "eos" and not found.awaits):
+        return replace(text, text="", parts=(*text.parts, Part("exact", "")))
+    written = codec.decode(fed)
+    kept, end = forced_end(written, sample.awaits) or (written, "")
+    return (yield from closed(sample, text, codec.beginning(fed, kept), end))
 
 
-def _rest(sample: Sample, text: Completion) -> Program:
-    """Decode the answer after thinking that the model closed."""
-    thinking = find_thinking(sample.codec.decode(text.tokens), sample.awaits).text
-    parts = (Part("thinking", thinking, len(text.tokens)),)
-    if text.finish_reason in ("eos", "budget", "cancelled"):
-        return replace(text, text="", parts=(*parts, Part("exact", "")))
-    (answer,) = yield [sample.call(text.tokens, len(text.tokens), awaits=None, max_tokens=sample.limit)]
-    answer = without_tags(answer)
-    whole = replace(text.then(answer), text=answer.text, parts=(*parts, *answer.parts))
-    return replace(whole, finish_reason=answer.finish_reason)
+def _unclosed(codec: TextCodec, tokens: Sequence[int], end: int) -> list[int]:
+    """Return the tokens of a text up to the tag that closes its thinking, which ends before character `end`."""
+    text = codec.decode(tokens)[:end]
+    return codec.beginning(tokens, text[: max(text.rfind(tag) for tag in CLOSINGS)].rstrip())
+
+
+def _try_call(sample: Sample, tokens: Sequence[int], found: Thinking) -> Call:
+    """Return the call for a try of the answer after these tokens of thinking."""
+    codec, hint = sample.codec, sample.request.sampling.thinking.hint or TRIGGER
+    ids = [*tokens, *codec.encode_control(end_of(found.awaits, found.text)), *codec.encode(hint)]
+    limits = {"temperature": 0.0, "max_tokens": TRY_TOKENS, "stop": ("\n",)}
+    return sample.call(ids, 0, awaits=None, streamed=None, **limits)
 
 
 def _try_of(tried: Completion) -> tuple[str, float]:

@@ -19,7 +19,7 @@ from tot.decoders.engine.sampling import Sampled
 from tot.decoders.engine.sequence import ThinkingPiece
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.methods.programs import Sample
-from tot.decoders.methods.thinking import TRIGGER, think_then_answer
+from tot.decoders.methods.thinking import TRIGGER, WAIT, think_then_answer
 
 START = "<|im_start|>assistant\n"
 
@@ -105,7 +105,7 @@ class Script:
         handle: Any = SimpleNamespace(
             request=request, prompt=prompt, engine=engine, awaits=awaits, limits=limits, policy=None, streams=True
         )
-        handle.emit_text = lambda index, text: self.emitted.append(text)
+        handle.put = lambda index, text: self.emitted.append(text)
         program = think_then_answer(Sample(handle, 0))
         results: list[Completion] | None = None
         try:
@@ -197,21 +197,57 @@ def test_settled_thinking_is_closed(tokenizer: Any, name: str) -> None:
     script.tried = lambda thinking: "Yes." if "prime" in thinking else f"No {len(thinking)}"
     whole = script.decode(thinking=500)
     assert (whole.thinking.strip(), whole.text) == (PARAGRAPHS, "Yes.")
-    settled = script.decode(thinking=500, settle=0.5)
+    settled = script.decode(thinking="500,settle=0.5")
     assert settled.text == "Yes."
     assert settled.thinking.strip() == PARAGRAPHS.removesuffix("\n\nIt is.\n\nSure.")  # two tries agree after "Wait."
     assert [part.kind for part in settled.parts] == ["thinking", "closing", "exact"]
-    unsure = script.decode(thinking=500, settle=0.99)  # each token has a probability of 0.9
+    unsure = script.decode(thinking={"budget": 500, "settle": 0.99})  # each token has a probability of 0.9
     assert (unsure.thinking.strip(), unsure.text) == (PARAGRAPHS, "Yes.")
     assert unsure.parts[-1].kind == "exact"
-    assert script.decode(thinking=8, settle=0.5).text == "Yes."
+    assert script.decode(thinking="8,settle=0.5").text == "Yes."
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_thinking_goes_on_after_the_word_wait(tokenizer: Any, name: str) -> None:
+    script = Script(codec_of(tokenizer, FAMILIES[name]), FAMILIES[name], "7 is odd.", "Yes.")
+    again = script.codec.encode_control(f" 7 is prime.{FAMILIES[name].closing}Yes.")
+    begins = f"7 is odd.\n\n{WAIT}"
+    following = script.next
+
+    def next_token(written: list[int]) -> int:
+        text = script.codec.decode(written)
+        if text.endswith("Yes."):
+            return script.end
+        if begins not in text:
+            return following(written)
+        return again[len(script.codec.encode_control(text.partition(begins)[2]))]
+
+    script.next = next_token  # type: ignore[method-assign]
+    completion = script.decode(thinking="100,waits=1")
+    assert (completion.thinking.strip(), completion.text) == (f"{begins} 7 is prime.", "Yes.")
+    assert "".join(script.emitted).strip() == completion.thinking.strip()
+    assert script.decode(thinking="100,waits=0").thinking.strip() == "7 is odd."
+
+
+def test_a_hint_begins_the_answer_after_closed_thinking(tokenizer: Any) -> None:
+    script = Script(codec_of(tokenizer, FAMILIES["r1"]), FAMILIES["r1"], PARAGRAPHS, "Yes.")
+    completion = script.decode(thinking={"budget": 4, "hint": TRIGGER})
+    assert completion.text == f"{TRIGGER}Yes."
+    assert [part.kind for part in completion.parts] == ["thinking", "closing", "trigger", "exact"]
+    assert script.decode(thinking={"budget": 400, "hint": TRIGGER}).text == "Yes."
+
+
+@pytest.mark.parametrize("given", ["a lot", -1, True, "512,settled=1", "settle=2", {"budget": "none"}, "1,waits=99"])
+def test_invalid_options_of_thinking_are_refused(given: Any) -> None:
+    with pytest.raises(ValidationError, match="thinking"):
+        Sampling(thinking=given)
 
 
 def test_a_model_that_does_not_think_is_not_closed(tokenizer: Any) -> None:
     family = FAMILIES["qwen3"]._replace(opening="", closing="")
     script = Script(codec_of(tokenizer, FAMILIES["qwen3"]), family, "", "7 is prime, as 2, 3 and 5 do not divide it.")
     for settle in (0.0, 0.5):
-        completion = script.decode(thinking=500, settle=settle)
+        completion = script.decode(thinking=f"500,settle={settle}")
         assert completion.text == script.answer
         assert [part.kind for part in completion.parts] == ["exact"]
 
