@@ -19,7 +19,7 @@ search's budget, or a cancellation."""
 
 
 Effort = Literal["auto", "off", "low", "medium", "high"]
-EFFORTS = {"off": 0, "low": 1024, "medium": 4096, "high": 16384}
+EFFORTS = {"off": 0, "low": 1024, "medium": 4096, "high": 16384, "auto": 4096}
 """Maximum tokens of the thinking."""
 
 
@@ -56,8 +56,10 @@ class ThinkingOptions(_Value):
 
     budget: Effort | Annotated[int, Field(ge=0)] = "auto"
     """Maximum tokens of the thinking, beside `max_tokens`; longer thinking is closed, and the answer follows. "off",
-    "low", "medium" and "high" are 0, 1,024, 4,096 and 16,384. All but "auto" also set the switch of the model's chat
-    template. With "auto", thinking counts towards `max_tokens`: up to half of it, or all but 256 tokens."""
+    "low", "medium" and "high" are 0, 1,024, 4,096 and 16,384, and "auto" 4,096. All but "auto" also set the switch of
+    the model's chat template."""
+    counted: bool = False
+    """Count thinking towards `max_tokens`, of which the answer keeps half, or 256."""
     settle: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Close thinking once two consecutive tries of its answer agree, each with at least this probability per token (see
     `tot.decoders.methods.thinking`). 0 never closes it early."""
@@ -68,9 +70,9 @@ class ThinkingOptions(_Value):
     """The beginning of the answer after thinking that was closed, such as "**Final answer:**"."""
 
     @property
-    def tokens(self) -> int | None:
-        """Maximum tokens of the thinking beside `max_tokens`; None if it counts towards them."""
-        return EFFORTS.get(self.budget) if isinstance(self.budget, str) else self.budget
+    def tokens(self) -> int:
+        """Maximum tokens of the thinking."""
+        return EFFORTS[self.budget] if isinstance(self.budget, str) else self.budget
 
 
 def _number(text: str) -> str | int:

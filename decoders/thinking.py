@@ -190,9 +190,10 @@ def switches(variables: Collection[str], options: ThinkingOptions) -> dict[str, 
 
     `variables` are those that the template reads.
     """
-    if (tokens := options.tokens) is None:
+    if options.budget == "auto":
         return {}
-    effort = next((name for name, most in EFFORTS.items() if name != "off" and tokens <= most), "high")
+    tokens = options.tokens
+    effort = next((name for name in ("low", "medium") if tokens <= EFFORTS[name]), "high")
     values = {
         "enable_thinking": tokens > 0,  # Qwen3, GLM, SmolLM3, Hunyuan
         "thinking": tokens > 0,  # Granite, DeepSeek V3.1

@@ -197,11 +197,11 @@ class Engine:
         limit = min(sampling.max_tokens, room)
         if sampling.keep_stop:  # a piece may need several tokens for its first character
             limit = min(max(limit, LONGEST_CHARACTER), room)
-        elif self.codec.thinks and sampling.thinking.tokens is None:
-            return Limits(limit, limit - min(_ANSWER, limit // 2), limit)
+        elif self.codec.thinks and sampling.thinking.counted:
+            return Limits(limit, min(sampling.thinking.tokens, limit - min(_ANSWER, limit // 2)), limit)
         elif self.codec.thinks:
             space = min(room, capacity // sampling.n - len(prompt) - after - _SPARE) - limit
-            thinking = max(0, min(sampling.thinking.tokens or 0, space))
+            thinking = max(0, min(sampling.thinking.tokens, space))
             return Limits(limit, thinking, limit + thinking)
         return Limits(limit, 0, limit)
 

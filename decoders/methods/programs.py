@@ -161,8 +161,8 @@ class Sample:
     def rationale(self, policy: PolicyFactory | None = None) -> Call:
         """Return the call for the text up to its end."""
         most = min(self.limit, self.request.sampling.max_tokens)
-        shared = self.request.sampling.thinking.budget == "auto"
-        thinking = ThinkingOptions(budget="auto" if shared else self.thinking_limit)
+        counted = self.request.sampling.thinking.counted
+        thinking = ThinkingOptions(budget=self.thinking_limit, counted=counted)
         return self.call((), 0, policy, max_tokens=most, thinking=thinking)
 
     def answer(self, rationale: Completion, after: Sequence[int], rest: str = "") -> Program:
@@ -207,7 +207,7 @@ def closed(sample: Sample, text: Completion, tokens: Sequence[int], end: str) ->
     hint = thinking.hint if end else ""
     after = [*tokens, *(codec.encode_control(end) if end else []), *(codec.encode(hint) if hint else [])]
     used = len(text.tokens)
-    most = max(1, sample.total - used) if thinking.budget == "auto" else sample.limit
+    most = max(1, sample.total - used) if thinking.counted else sample.limit
     sample.emit(hint)
     (answer,) = yield [sample.call(after, used, awaits=None, max_tokens=most)]
     *others, last = answer.parts

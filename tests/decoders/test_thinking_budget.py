@@ -146,8 +146,8 @@ def test_a_text_has_an_answer_wherever_its_thinking_is_cut(tokenizer: Any, name:
     for seed in range(25):
         answer = f"It is {seed}."
         script = Script(codec, family, words(seed), answer)
-        for thinking in (0, 1, 7, 40, 300, "auto"):
-            completion = script.decode(thinking=thinking, max_tokens=200 if thinking == "auto" else 30)
+        for thinking in (0, 1, 7, 40, 300, "counted=1"):
+            completion = script.decode(thinking=thinking, max_tokens=200 if isinstance(thinking, str) else 30)
             assert completion.text == answer, (seed, thinking, completion.parts, completion.finish_reason)
             assert script.thinking.startswith(completion.thinking.strip("\n"))
             assert completion.finish_reason == "eos"
