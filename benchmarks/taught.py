@@ -60,7 +60,7 @@ def teach(model: str, asked: Sequence[Question], folder: Path, tell: Callable[[s
         loaded = load_model(model)
         given(loaded, texts, folder / "texts")
         options = TrainOptions(epochs=2, learning_rate=2e-4, ar_weight=1.0, lora=16)
-        train(loaded, folder / "texts", out, options, lambda step, steps, loss: tell(f"{step}/{steps}: {loss:.3f} nats"))
+        train(loaded, folder / "texts", out, options, lambda step, steps, loss: tell(f"{step} of {steps}: {loss:.3f}"))
     return out
 
 

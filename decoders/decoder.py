@@ -219,7 +219,7 @@ class LocalDecoder:
         calls: list[Call] = []
         for request in requests:
             triggered = request.answer_trigger is not None
-            thinks = engine.codec.thinks and not request.choices and not request.sampling.keep_stop
+            thinks = engine.codec.thinks and not request.choices
             if triggered or thinks or (method.writes_steps and not request.choices):
                 program = method.program or rationale_then_answer
                 if not (triggered or method.writes_steps):

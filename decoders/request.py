@@ -83,7 +83,9 @@ def _thinking_options(given: Any) -> Any:
     """Read a budget alone, or text such as "512,settle=0.9"."""
     if isinstance(given, str):
         parts = [part.partition("=") for part in given.split(",")]
-        return {name.strip() if equals else "budget": value if equals else _number(name) for name, equals, value in parts}
+        return {
+            name.strip() if equals else "budget": value if equals else _number(name) for name, equals, value in parts
+        }
     return {"budget": given} if isinstance(given, int) and not isinstance(given, bool) else given
 
 

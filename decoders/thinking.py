@@ -134,10 +134,13 @@ def end_of(tag: str, written: str) -> str:
 
 
 def empty_thinking(opening: str, follows: bool = False) -> str:
-    """Return thinking without text, which begins an answer; for gpt-oss the beginning of an answer."""
+    """Return thinking without text, which begins an answer; for gpt-oss the beginning of an answer.
+
+    Empty without a tag.
+    """
     if HARMONY in opening:
         return _START + FINAL if follows else FINAL
-    return opening + end_of(_CLOSES[opening], opening)
+    return opening and opening + end_of(_CLOSES[opening], opening)
 
 
 def before_tag(text: str, tag: str) -> str:

@@ -30,6 +30,7 @@ from tot.decoders.errors import ContextError, ModelError, RequestError, TotError
 from tot.decoders.machine import use_threads
 from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.request import FinishReason, Request
+from tot.decoders.thinking import end_of
 from tot.decoders.timeline import Span, Timeline
 
 log = logging.getLogger(__name__)
@@ -173,6 +174,8 @@ class Engine:
         limits = self.limits(request, prompt)
         sampling = request.sampling
         awaits = self.codec.awaits(request.prompt, options)
+        if awaits and request.choices:  # a choice is an answer
+            prompt += self.codec.encode_control(end_of(awaits, "\n"))
         outputs = [
             Output(self.codec, sampling, i, limits.text, awaits, limits.thinking, limits.total)
             for i in range(sampling.n)
@@ -197,11 +200,13 @@ class Engine:
         limit = min(sampling.max_tokens, room)
         if sampling.keep_stop:  # a piece may need several tokens for its first character
             limit = min(max(limit, LONGEST_CHARACTER), room)
-        elif self.codec.thinks and sampling.thinking.counted:
-            return Limits(limit, min(sampling.thinking.tokens, limit - min(_ANSWER, limit // 2)), limit)
-        elif self.codec.thinks:
+            left = max(1, sampling.thinking.tokens - sampling.drawn)
+            return Limits(limit, min(limit, left) if self.codec.thinks else 0, limit)
+        if self.codec.thinks and sampling.thinking.counted:
+            return Limits(limit, max(1, min(sampling.thinking.tokens, limit - min(_ANSWER, limit // 2))), limit)
+        if self.codec.thinks:
             space = min(room, capacity // sampling.n - len(prompt) - after - _SPARE) - limit
-            thinking = max(0, min(sampling.thinking.tokens, space))
+            thinking = max(1, min(sampling.thinking.tokens, space))
             return Limits(limit, thinking, limit + thinking)
         return Limits(limit, 0, limit)
 

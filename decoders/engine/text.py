@@ -18,13 +18,16 @@ from tokenizers.decoders import DecodeStream
 from tot.decoders.errors import ModelError, RequestError
 from tot.decoders.models.chat_template import variables
 from tot.decoders.models.model_names import warn_of_no_template
-from tot.decoders.request import Message, Request
+from tot.decoders.request import Message, Request, ThinkingOptions
 from tot.decoders.thinking import (
+    CLOSINGS,
     FINAL,
     HARMONY,
     MESSAGE_END,
     OPENINGS,
+    begins_tag,
     control_tags,
+    end_of,
     find_thinking,
     has_tags,
     left_open,
@@ -38,6 +41,7 @@ _TAIL = 32
 _USER = secrets.token_hex(8)
 """A user's message that no template contains."""
 _NONE: Mapping[str, Any] = {}
+_OFF = ThinkingOptions(budget=0)
 Prompt = str | Sequence[Message] | Sequence[int]
 
 
@@ -128,18 +132,28 @@ class TextCodec:
         return opened.rpartition(_USER)[2]
 
     def awaits(self, prompt: Prompt, options: Mapping[str, Any] = _NONE) -> str | None:
-        """Return the tag that closes the thinking in which a reply to this prompt begins; empty if it is not in one."""
+        """Return the tag that closes the thinking in which a reply to this prompt begins.
+
+        It is empty if the reply may begin with thinking, and None if the prompt has ended it.
+        """
         if isinstance(prompt, Encoded):
             return prompt.awaits
         if isinstance(prompt, str):
             tail = prompt[-_TAIL:].rstrip()
         elif isinstance(last := prompt[-1], Message):
             opened = left_open(self._begins(options))
-            return find_thinking(last.content, opened).awaits if last.role == "assistant" else opened
+            if last.role != "assistant":
+                return opened
+            found = find_thinking(last.content, opened if last.written else "")
+            return found.awaits or ("" if not found.end and begins_tag(last.content) else None)
         else:
             ids = [part for part in prompt[-_TAIL:] if isinstance(part, int) and 0 <= part < self._size]
             tail = self.backend.decode(ids, skip_special_tokens=False).rstrip()
         return left_open(tail) if tail.endswith(OPENINGS) else ""
+
+    def has_empty_thinking(self, options: Mapping[str, Any]) -> bool:
+        """Return whether the chat template begins a reply with thinking that has ended."""
+        return self._begins(options).rstrip().endswith(CLOSINGS)
 
     def encode_prompt(self, prompt: Prompt, options: Mapping[str, Any] = _NONE) -> list[int]:
         """Return the token ids of a prompt; `options` are variables of the chat template.
@@ -170,7 +184,9 @@ class TextCodec:
 
     def options_of(self, request: Request) -> dict[str, Any]:
         """Return the variables of the chat template for a request, with its switches of thinking."""
-        return {**switches(self._variables, request.sampling.thinking), **request.template_options}
+        scored = request.choices and request.answer_trigger is None
+        thinking = _OFF if scored else request.sampling.thinking
+        return {**switches(self._variables, thinking), **request.template_options}
 
     def encode_choices(self, request: Request) -> list[list[int]]:
         """Return the token ids of each choice, plus the end-of-turn token if `close_choices` is set."""
@@ -267,6 +283,9 @@ class TextCodec:
             raise RequestError(f"the model's chat template refuses these messages: {error}") from error
         if continues and self.message_end is not None and not prefix.startswith(HARMONY):
             text += FINAL
+        opened = left_open(self._begins(options)) if continues and not last.written else ""
+        if opened and opened not in prefix:  # a prefix that the model did not write begins its answer
+            text += end_of(opened, text)
         text += prefix
         if continues and last.written and not spelled:
             return self._ids_with(last, text)

@@ -22,7 +22,7 @@ from tot.decoders.methods.method import OpenedMethod
 from tot.decoders.request import Completion, Part, Request, ThinkingOptions
 from tot.decoders.thinking import bare_answer, find_thinking, forced_end
 
-_NO_THINKING = ThinkingOptions(budget=0)
+_COUNTED = ThinkingOptions(budget=2**31, counted=True)
 Program = Generator[Sequence[Call], list[Completion], Completion]
 
 
@@ -46,8 +46,7 @@ class ProgramHandle(Handle):
         self.policy = method.policy
         options = engine.codec.options_of(self.request)
         self.prompt = engine.codec.encode_prompt(self.request.prompt, options)
-        self.awaits = engine.codec.awaits(self.request.prompt, options) or ""
-        """The tag that closes the thinking in which the texts begin; empty if the prompt opens none."""
+        self.awaits = engine.codec.awaits(self.request.prompt, options)
         self.limits = engine.limits(self.request, self.prompt)
         growth = self.limits.text + engine.codec.after_rationale(self.request) + method.draft_rows
         engine.check_slots(self.request, len(self.prompt), growth)
@@ -89,6 +88,7 @@ class Sample:
         self.index = index
         self.request, self.prompt, self.codec = handle.request, handle.prompt, handle.engine.codec
         self.awaits = handle.awaits
+        """See `TextCodec.awaits`."""
         self.limit, self.thinking_limit, self.total = handle.limits
         """Maximum number of tokens of its text before an answer trigger, of its thinking, and of both."""
         self.completion: Completion | None = None
@@ -149,7 +149,7 @@ class Sample:
             "n": 1,
             "sample": own.sample + self.index,
             "drawn": own.drawn + drawn,
-            "thinking": _NO_THINKING,
+            "thinking": _COUNTED,
         }
         prompt = Encoded((*self.prompt, *after))
         prompt.awaits = awaits if after else self.awaits
@@ -189,12 +189,12 @@ def answered(sample: Sample, text: Completion) -> Program:
     codec = sample.codec
     tokens = tuple(token for token in text.tokens if token not in codec.end_ids)
     written = codec.decode(tokens)
-    forced = forced_end(written, sample.awaits)
+    forced = forced_end(written, sample.awaits or "")
     if forced is None and text.finish_reason != "length":  # the model closed its thinking, and ended its text
         return text
     kept, end = forced or (written, "")
     parts = [part for part in text.parts if part.kind == "thinking"]
-    thinking = replace(parts[-1], text=find_thinking(kept, sample.awaits).text, tokens=len(text.tokens))
+    thinking = replace(parts[-1], text=find_thinking(kept, sample.awaits or "").text, tokens=len(text.tokens))
     return (yield from closed(sample, replace(text, parts=(thinking,)), codec.beginning(tokens, kept), end))
 
 
@@ -203,19 +203,20 @@ def closed(sample: Sample, text: Completion, tokens: Sequence[int], end: str) ->
 
     An empty `end` continues an answer whose thinking the model has closed.
     """
-    codec, thinking = sample.codec, sample.request.sampling.thinking
-    hint = thinking.hint if end else ""
+    codec, sampling = sample.codec, sample.request.sampling
+    hint = sampling.thinking.hint if end else ""
     after = [*tokens, *(codec.encode_control(end) if end else []), *(codec.encode(hint) if hint else [])]
     used = len(text.tokens)
-    most = max(1, sample.total - used) if thinking.counted else sample.limit
+    most = max(1, sample.total - used) if sampling.thinking.counted else sample.limit
     sample.emit(hint)
     (answer,) = yield [sample.call(after, used, awaits=None, max_tokens=most)]
     *others, last = answer.parts
-    written = answer.text if hint else bare_answer(answer.text)
-    parts = [part for part in text.parts if part.kind == "thinking"]
-    parts += [*[Part("closing", end)] * bool(end), *[Part("trigger", hint)] * bool(hint)]
-    parts += [*others, replace(last, text=written)]
-    return replace(text.then(answer), text=hint + written, parts=tuple(parts), finish_reason=answer.finish_reason)
+    written = answer.text if hint or sampling.keep_stop else bare_answer(answer.text)
+    thought = [part for part in text.parts if part.kind == "thinking"]
+    thought += [Part("closing", end)] * bool(end)
+    parts = (*thought, *[Part("trigger", hint)] * bool(hint), *others, replace(last, text=written))
+    whole = "".join(part.text for part in (parts if sampling.keep_stop else parts[len(thought) :]))
+    return replace(text.then(answer), text=whole, parts=parts, finish_reason=answer.finish_reason)
 
 
 def rationale_then_answer(sample: Sample) -> Program:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from tot.decoders.engine.sequence import ThinkingPiece
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.methods.programs import Call, Program, Sample, answered, closed
-from tot.decoders.request import Completion, Part, Usage
+from tot.decoders.request import Completion, Part, ThinkingOptions, Usage
 from tot.decoders.thinking import CLOSINGS, Thinking, before_tag, empty_thinking, end_of, find_thinking, forced_end
 
 TRIES = 2
@@ -29,7 +29,7 @@ TRIGGER = "**Final answer:**"
 """The text before a try, after the end of the thinking, unless the options have a hint."""
 WAIT = "Wait,"
 """The beginning of thinking that goes on after the model has ended it."""
-_OPENING_TOKENS = 8
+_OPENING_TOKENS = 16
 """Tokens of a text in which a model opens its thinking."""
 
 _NOTHING = Completion("", (), 0.0, "length", Usage())
@@ -37,14 +37,32 @@ _NOTHING = Completion("", (), 0.0, "length", Usage())
 
 def think_then_answer(sample: Sample) -> Program:
     """Decode a text. If it ends in its thinking, close the thinking and decode the answer."""
-    options = sample.request.sampling.thinking
-    if options.tokens == 0:
-        end = end_of(sample.awaits, "\n") if sample.awaits else empty_thinking(sample.codec.opening)
-        return (yield from closed(sample, _NOTHING, (), end))
+    sampling, awaits, codec = sample.request.sampling, sample.awaits, sample.codec
+    options = sampling.thinking
+    if awaits is not None and options.tokens <= sampling.drawn:
+        own = codec.has_empty_thinking(codec.options_of(sample.request))
+        if end := end_of(awaits, "\n") if awaits else "" if own else empty_thinking(codec.opening):
+            return (yield from closed(sample, _NOTHING, (), end))
+    if sampling.keep_stop:
+        return (yield from _piece(sample))
     if (options.settle or options.waits) and sample.thinking_limit and (yield from _thinks(sample)):
         return (yield from _in_pieces(sample))
     (text,) = yield [sample.rationale()]
     return (yield from answered(sample, text))
+
+
+def _piece(sample: Sample) -> Program:
+    """Decode a piece of a message, which contains its thinking. A piece that ends the budget closes the thinking."""
+    sampling, awaits = sample.request.sampling, sample.awaits or ""
+    budget = ThinkingOptions(budget=sampling.drawn + sample.thinking_limit)
+    (text,) = yield [sample.call((), 0, thinking=budget, max_tokens=sampling.max_tokens)]
+    spent = sampling.drawn + len(text.tokens) >= sampling.thinking.tokens
+    if not find_thinking(text.text, awaits).awaits or not (spent or text.finish_reason in ("eos", "repetition")):
+        return text
+    kept, end = forced_end(text.text, awaits) or (text.text, "")
+    sample.emit(end)
+    parts = (Part("thinking", kept, len(text.tokens)), Part("closing", end))
+    return replace(text, text=kept + end, parts=parts, finish_reason="stop")
 
 
 def _thinks(sample: Sample) -> Generator[Sequence[Call], list[Completion], bool]:
@@ -58,9 +76,12 @@ def _thinks(sample: Sample) -> Generator[Sequence[Call], list[Completion], bool]
 def _in_pieces(sample: Sample) -> Program:
     """Decode the thinking up to its end or budget, or until its answer is settled, and then the answer."""
     codec, options = sample.codec, sample.request.sampling.thinking
-    text, fed, shown, waits = _NOTHING, list[int](), 0, options.waits  # all tokens, of which `text` has the sampled ones
+    text, shown, waits = _NOTHING, 0, options.waits
+    fed: list[int] = []
+    """All tokens, of which `text` has the sampled ones."""
     tries, probe = list[tuple[str, float]](), list[Call]()
-    found = Thinking("", 0, sample.awaits)
+    begun = sample.awaits or ""
+    found = Thinking("", 0, begun)
     while (left := sample.thinking_limit - len(text.tokens)) > 0:
         stops = (*["\n\n"] * bool(options.settle), *([found.awaits] if found.awaits else CLOSINGS))
         limits = {"max_tokens": min(PARAGRAPH, left), "keep_stop": True, "stop": stops}
@@ -72,11 +93,11 @@ def _in_pieces(sample: Sample) -> Program:
             break
         text = replace(text.then(more), usage=usage, finish_reason=more.finish_reason)
         fed += [token for token in more.tokens if token not in codec.end_ids]
-        found = find_thinking(codec.decode(fed), sample.awaits)
+        found = find_thinking(codec.decode(fed), begun)
         if waits and not found.awaits and more.finish_reason == "stop":
             waits -= 1
             fed = [*_unclosed(codec, fed, found.end), *codec.encode(f"\n\n{WAIT}")]
-            found = find_thinking(codec.decode(fed), sample.awaits)
+            found = find_thinking(codec.decode(fed), begun)
         sample.emit(ThinkingPiece(found.text[shown:]))
         shown = len(found.text)
         if more.finish_reason not in ("stop", "length") or not found.awaits:
@@ -86,7 +107,7 @@ def _in_pieces(sample: Sample) -> Program:
     if text.finish_reason in ("budget", "cancelled") or (text.finish_reason == "eos" and not found.awaits):
         return replace(text, text="", parts=(*text.parts, Part("exact", "")))
     written = codec.decode(fed)
-    kept, end = forced_end(written, sample.awaits) or (written, "")
+    kept, end = forced_end(written, begun) or (written, "")
     return (yield from closed(sample, text, codec.beginning(fed, kept), end))
 
 

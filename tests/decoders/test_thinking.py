@@ -175,8 +175,12 @@ def test_thinking_that_the_template_opens_is_thinking(tokenizer: Any) -> None:
     codec = made(tokenizer, template="<think>\n")
     user = Message(role="user", content="Drop <think> here")
     assert codec.awaits((user,)) == "</think>"
-    assert codec.awaits((user, Message(role="assistant", content="so"))) == "</think>"
-    assert codec.awaits((user, Message(role="assistant", content="so</think>7"))) == ""
+    written = ((0, tuple(codec.encode("so"))),)
+    assert codec.awaits((user, Message(role="assistant", content="so", written=written))) == "</think>"
+    assert codec.awaits((user, Message(role="assistant", content="so</think>7", written=written))) is None
+    answers = (user, Message(role="assistant", content="so"))  # not written by the model
+    assert codec.awaits(answers) is None
+    assert codec.decode(codec.encode_prompt(answers)).endswith("<think>\n</think>\n\nso")
     assert codec.awaits("q\n<think>\n") == "</think>"
     assert made(tokenizer).awaits((user,)) == ""
     output = read(codec, "It is \\boxed{7}", codec.awaits((user,)))

@@ -91,15 +91,18 @@ class Script:
         rest, answer = rest.lstrip("\n"), self.answer
         if rest.startswith(TRIGGER):
             rest, answer = rest.removeprefix(TRIGGER), self.tried(thinking)
-        return [*self.codec.encode(answer), self.end][len(self.codec.encode(rest)) if rest else 0]
+        ids = self.codec.encode(answer)
+        lengths = [len(self.codec.decode(ids[: i + 1])) for i in range(len(ids))]
+        return next((i for i, length in zip(ids, lengths, strict=True) if length > len(rest)), self.end)
 
-    def decode(self, **sampling: Any) -> Completion:
+    def decode(self, messages: tuple[Message, ...] = USER, **sampling: Any) -> Completion:
         """Decode a request as an engine with a context of 600 tokens does."""
-        request = Request(prompt=USER, sampling=Sampling(**sampling))
+        request = Request(prompt=messages, sampling=Sampling(**sampling))
         codec, options = self.codec, self.codec.options_of(request)
         cache, runner = SimpleNamespace(capacity=2000), SimpleNamespace(context=600)
         engine: Any = SimpleNamespace(codec=codec, runner=runner, cache=cache, wake=lambda: None)
-        prompt, awaits = codec.encode_prompt(USER, options), codec.awaits(USER, options) or ""
+        prompt, awaits = codec.encode_prompt(messages, options), codec.awaits(messages, options)
+        begin = len(codec.encode_prompt(USER, options))
         limits = Engine.limits(engine, request, prompt)
         self.emitted: list[str] = []
         handle: Any = SimpleNamespace(
@@ -111,7 +114,7 @@ class Script:
         try:
             while True:
                 calls = program.send(results) if results is not None else next(program)  # type: ignore[arg-type]
-                results = [self._run(engine, call.request, len(prompt)) for call in calls]
+                results = [self._run(engine, call.request, begin) for call in calls]
         except StopIteration as end:
             completion: Completion = end.value
         return completion
@@ -205,6 +208,27 @@ def test_settled_thinking_is_closed(tokenizer: Any, name: str) -> None:
     assert (unsure.thinking.strip(), unsure.text) == (PARAGRAPHS, "Yes.")
     assert unsure.parts[-1].kind == "exact"
     assert script.decode(thinking="8,settle=0.5").text == "Yes."
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_pieces_of_a_message_close_the_thinking_at_its_budget(tokenizer: Any, name: str) -> None:
+    script = Script(codec_of(tokenizer, FAMILIES[name]), FAMILIES[name], PARAGRAPHS, "Yes, it is.\n\nYes.")
+    for budget in (0, 20, 500):
+        text, written, drawn, pieces = "", list[tuple[int, tuple[int, ...]]](), 0, list[Completion]()
+        while not pieces or pieces[-1].finish_reason != "eos":
+            last = [Message(role="assistant", content=text, written=tuple(written))] if pieces else []
+            limits: dict[str, Any] = {"keep_stop": True, "stop": ("\n\n",), "max_tokens": 60}
+            piece = script.decode((*USER, *last), thinking=budget, drawn=drawn, **limits)
+            written.append((len(text), piece.tokens))
+            text, drawn = text + piece.text, drawn + len(piece.tokens)
+            pieces.append(piece)
+            assert len(pieces) < 20
+        parts = [part for piece in pieces for part in piece.parts]
+        opening = len(script.codec.encode_control(FAMILIES[name].opening)) or 1
+        thinking = "".join(part.text for part in parts if part.kind in ("thinking", "closing"))
+        assert text.removeprefix(thinking).strip() == script.answer
+        assert ("closing" in {part.kind for part in parts}) == (budget < 500)
+        assert sum(part.tokens for part in parts if part.kind == "thinking") <= max(budget, opening)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
