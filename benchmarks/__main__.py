@@ -16,7 +16,7 @@ from tot.report.terminal import console
 
 NAMES = (
     *("answers", "cllm", "decoders", "fastcot", "optimize"),
-    *("pdos", "peers", "quality", "start", "steps"),
+    *("pdos", "peers", "quality", "start", "steps", "thinking"),
 )
 
 

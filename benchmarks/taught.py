@@ -25,6 +25,8 @@ from tot.task.checked import CheckedTask
 TAGS = ("<think>", "</think>")
 _CHECK = "\n\nLet me check this in another way.\n\n"
 _SAMPLES = 4
+_TEXTS = 160
+"""Number of texts to train on, the shortest ones: they are enough for the form."""
 _AT_ONCE = 10
 """Questions whose samples are decoded together."""
 
@@ -56,10 +58,11 @@ def teach(model: str, asked: Sequence[Question], folder: Path, tell: Callable[[s
             for one, solutions in zip(asked, written, strict=True)
             for thinking in _thoughts(solutions)
         ]
+        texts = sorted(texts, key=lambda text: len(text[1]))[:_TEXTS]
         tell(f"{len(texts)} texts")
         loaded = load_model(model)
         given(loaded, texts, folder / "texts")
-        options = TrainOptions(epochs=2, learning_rate=2e-4, ar_weight=1.0, lora=16)
+        options = TrainOptions(learning_rate=2e-4, ar_weight=1.0, lora=16)
         train(loaded, folder / "texts", out, options, lambda step, steps, loss: tell(f"{step} of {steps}: {loss:.3f}"))
     return out
 

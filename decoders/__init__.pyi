@@ -21,4 +21,5 @@ from .request import Completion as Completion
 from .request import Message as Message
 from .request import Request as Request
 from .request import Sampling as Sampling
+from .request import ThinkingOptions as ThinkingOptions
 from .request import Usage as Usage

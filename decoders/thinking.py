@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from functools import cache
 from itertools import product
 from typing import NamedTuple
 
@@ -45,15 +46,34 @@ _OPENED_ONLY = {
 }
 """Tags whose closing tag alone does not mean thinking."""
 _CLOSES = _TAGS | _OPENED_ONLY
-OPENINGS, CLOSINGS = tuple(_CLOSES), tuple(dict.fromkeys(_CLOSES.values()))
 _ANSWERS = (FINAL, _START + FINAL, "<response>", "<|begin_of_solution|>", "<|START_RESPONSE|>")
 """Tags that begin an answer."""
-_OPENING = re.compile(r"\s*(" + "|".join(map(re.escape, _CLOSES)) + ")")
 _ANSWER = re.compile(r"\s*(?:" + "|".join(map(re.escape, _ANSWERS)) + ")")
 _ANSWER_END = re.compile(r"\s*(?:<\|return\|>|<\|end\|>|</response>|<\|end_of_solution\|>|<\|END_RESPONSE\|>)\s*$")
 _UNMARKED = re.compile(r"\s*analysis(?:(.*?)assistantfinal|([A-Z][\w']*[,.?!:]? [\w\\].*))", re.DOTALL)
 """gpt-oss without its control tokens: up to the answer, or cut in the thinking."""
 _QUOTES = "'\"`"
+
+
+def add_tags(opening: str, closing: str) -> None:
+    """Read text between these tags as thinking, too, in all models of this process."""
+    _CLOSES[opening] = closing
+    _opening.cache_clear()
+
+
+@cache
+def _opening() -> re.Pattern[str]:
+    return re.compile(r"\s*(" + "|".join(map(re.escape, _CLOSES)) + ")")
+
+
+def openings() -> tuple[str, ...]:
+    """Return the tags that open thinking."""
+    return tuple(_CLOSES)
+
+
+def closings() -> tuple[str, ...]:
+    """Return the tags that close thinking."""
+    return tuple(dict.fromkeys(_CLOSES.values()))
 
 
 class Thinking(NamedTuple):
@@ -72,7 +92,7 @@ def find_thinking(text: str, awaits: str = "") -> Thinking:
     found, at = "", 0
     while True:
         if not awaits:
-            opening = _OPENING.match(text, at)
+            opening = _opening().match(text, at)
             if opening is None:
                 break
             awaits, at = _CLOSES[opening[1]], opening.end()
@@ -119,7 +139,7 @@ def forced_end(text: str, awaits: str = "") -> tuple[str, str] | None:
     kept, rest = text[: found.end], text[found.end :].strip()
     if not cut_in_tag(rest):
         return None
-    tags = (*_ANSWERS, *OPENINGS) if kept else OPENINGS
+    tags = (*_ANSWERS, *_CLOSES) if kept else openings()
     tag = next(tag for tag in (*tags, *_ANSWERS) if tag.startswith(rest))
     return kept, tag if tag in _ANSWERS else empty_thinking(tag, bool(kept))
 

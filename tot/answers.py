@@ -186,8 +186,8 @@ class Answers:
         if lost := backend.lost:
             end = "the text was truncated" if lost.keys() & {"length", "repetition"} else "the model ended its text"
             return (
-                f"{end} in its thinking, before an answer ({lost.total()} of {backend.calls} texts): give it more "
-                "tokens (--max-tokens, or thinking_tokens of the decoder openai), or turn its thinking off"
+                f"{end} in its thinking, before an answer ({lost.total()} of {backend.calls} texts): give it "
+                "another budget (--thinking), or turn its thinking off (--thinking off)"
             )
         thoughts = [node.thought for node in self.search.tree if node.thought is not None]
         if not self.truncated and not any(thought.ended and thought.truncated for thought in thoughts):

@@ -15,7 +15,7 @@ from tot.config import SearchConfig
 from tot.decoders.budget import Budget
 from tot.decoders.decoder import Decoder
 from tot.decoders.errors import OptionError, unknown
-from tot.decoders.request import Usage
+from tot.decoders.request import Effort, ThinkingOptions, Usage
 from tot.evaluators.base import Evaluator
 from tot.generators.base import Generator
 from tot.llm.decoders import open_decoders_in_thread
@@ -107,7 +107,6 @@ def solve(
     *,
     model: OneModel | Mapping[str, OneModel] | None = _DEFAULT,
     decoder: str | Decoder | Mapping[str, str | Decoder] | None = None,
-    dtype: Literal["auto", "bf16", "fp32"] | None = None,
     tokenizer: Any = None,
     search: str | Search | None = None,
     generator: str | Generator | None = None,
@@ -115,6 +114,7 @@ def solve(
     tools: Sequence[str | Callable[..., Any]] | None = None,
     prompts: Literal["papers", "chat"] | None = None,
     max_tokens: int | None = None,
+    thinking: ThinkingOptions | Effort | int | str | None = None,
     temperature: float | None = None,
     budget: Budget | Mapping[str, float] | None = None,
     seed: int | None = None,
@@ -133,7 +133,6 @@ def solve(
         model: A Model, a name or path, a loaded model, a function from text to text (plain or async), None for no
             model, or a mapping from purpose (generate, evaluate, answer, escalate) to these.
         decoder: Fills `Model.decoder`: a name, an object, or a mapping from purpose to either.
-        dtype: Fills `Model.engine.dtype`.
         tokenizer: Fills `Model.tokenizer`, for a loaded model.
         search: The search, as text ("mcts:iterations=20") or object; the default is the task's own.
         generator: The thought generator, likewise.
@@ -142,6 +141,8 @@ def solve(
         prompts: "chat" for prompts in the model's chat format, "papers" for few-shot prompts; by default what suits
             the model, the search and the decoder.
         max_tokens: Maximum number of new tokens per text.
+        thinking: How a model that thinks may think before a text, 4,096 tokens by default: "off", "low", "medium",
+            "high", a number of tokens, or `ThinkingOptions`.
         temperature: Sampling temperature of thoughts, 0.7 by default.
         budget: Limits (tokens, seconds, nodes, forwards). A search that reaches one returns its best answer so far.
         seed: Seed of the run, 0 by default.
@@ -163,7 +164,6 @@ async def asolve(
     *,
     model: OneModel | Mapping[str, OneModel] | None = _DEFAULT,
     decoder: str | Decoder | Mapping[str, str | Decoder] | None = None,
-    dtype: Literal["auto", "bf16", "fp32"] | None = None,
     tokenizer: Any = None,
     search: str | Search | None = None,
     generator: str | Generator | None = None,
@@ -171,6 +171,7 @@ async def asolve(
     tools: Sequence[str | Callable[..., Any]] | None = None,
     prompts: Literal["papers", "chat"] | None = None,
     max_tokens: int | None = None,
+    thinking: ThinkingOptions | Effort | int | str | None = None,
     temperature: float | None = None,
     budget: Budget | Mapping[str, float] | None = None,
     seed: int | None = None,
@@ -193,7 +194,6 @@ async def astream(
     *,
     model: OneModel | Mapping[str, OneModel] | None = _DEFAULT,
     decoder: str | Decoder | Mapping[str, str | Decoder] | None = None,
-    dtype: Literal["auto", "bf16", "fp32"] | None = None,
     tokenizer: Any = None,
     search: str | Search | None = None,
     generator: str | Generator | None = None,
@@ -201,6 +201,7 @@ async def astream(
     tools: Sequence[str | Callable[..., Any]] | None = None,
     prompts: Literal["papers", "chat"] | None = None,
     max_tokens: int | None = None,
+    thinking: ThinkingOptions | Effort | int | str | None = None,
     temperature: float | None = None,
     budget: Budget | Mapping[str, float] | None = None,
     seed: int | None = None,

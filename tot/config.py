@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, JsonValue, ValidationError, model_validator
 
 from tot.decoders.budget import Budget
 from tot.decoders.decoder import REMOTE
 from tot.decoders.errors import OptionError, readable, unknown
 from tot.decoders.models.engine_options import EngineOptions
-from tot.decoders.request import Purpose
+from tot.decoders.request import Purpose, Thinking, ThinkingOptions
 from tot.llm.decoders import FILTERS, filters_of, uses_chat_format
 from tot.llm.models import ALWAYS, Models, by_purpose, is_remote, option_names, value_text
 from tot.registry import SEARCHES, load_task, named, parts_of, spec_of
@@ -84,6 +85,17 @@ class SearchConfig(BaseModel):
     )
     """None uses few-shot prompts if the task has no others, or if the search or the decoder needs them (RAP, FastCoT,
     PDOS)."""
+    thinking: Thinking = Field(
+        ThinkingOptions(),
+        description="How a model that thinks may think: off, low, medium, high or a number of tokens, with options: "
+        "512,settle=0.9.",
+        json_schema_extra={"text": True},
+    )
+    template_options: Mapping[str, JsonValue] = Field(
+        {},
+        description="Variable of the model's chat template, as name=value: enable_thinking=false.",
+        json_schema_extra={"flag": "--template-option"},
+    )
     until: float | None = Field(
         None,
         description="Stop a vote when the probability that its leader stays ahead reaches this: self-consistency, bfs "
@@ -124,6 +136,10 @@ class SearchConfig(BaseModel):
             fields["budget"] = {**dict(fields.get("budget") or {}), **limits}
         tools = fields.pop("tool", None) or fields.get("tools") or ()
         fields["tools"] = (tools,) if isinstance(tools, str) else tuple(tools)
+        variables = fields.pop("template_option", None) or fields.get("template_options") or {}
+        if not isinstance(variables, Mapping):
+            variables = {name: _value(text) for name, text in read_options(variables, "--template-option").items()}
+        fields["template_options"] = variables
         decoder, tokenizer = fields.pop("decoder", None), fields.pop("tokenizer", None)
         models = Models.of(_with_second(fields), decoder)
         engine = {name: fields.pop(name) for name in EngineOptions.model_fields if name in fields}
@@ -150,15 +166,17 @@ class SearchConfig(BaseModel):
     def names(cls) -> set[str]:
         """Return the names of all options, in Python, in files and as flags."""
         budget = (f"budget_{name}" for name in Budget.model_fields)
-        return {*cls.model_fields, *ModelFlags.model_fields, "tokenizer", "tool", *budget}
+        return {*cls.model_fields, *ModelFlags.model_fields, "tokenizer", "tool", "template_option", *budget}
 
     def to_json(self, secrets: bool = False) -> dict[str, Any]:
         """Return the options as JSON data, objects by name. Keys and passwords are included only with `secrets`."""
         tools = [getattr(tool, "__name__", str(tool)) for tool in self.tools]
         budget = {f"budget_{name}": limit for name, limit in (self.budget or Budget()).model_dump().items()}
         parts = {name: as_text(getattr(self, name)) for name in ("search", "generator", "evaluator")}
-        special = {"model", "tools", "budget", *parts}
+        special = {"model", "tools", "budget", "thinking", "template_options", *parts}
         others = {name: getattr(self, name) for name in type(self).model_fields if name not in special}
+        others |= {"thinking": self.thinking.model_dump(exclude_defaults=True) or None}
+        others |= {"template_options": dict(self.template_options) or None}
         options = {**_as_flags(self.model, secrets), **parts, "tool": tools or None, **others, **budget}
         return {name: value for name, value in options.items() if value is not None}
 
@@ -212,13 +230,21 @@ class SearchConfig(BaseModel):
         return self.model_copy(update={"model": self.model.exact()}) if self.reproducible else self
 
 
-def read_options(options: str | Sequence[Any]) -> dict[str, str]:
+def _value(text: str) -> Any:
+    """Return the JSON value of a text, or else the text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def read_options(options: str | Sequence[Any], flag: str = "--decoder-option") -> dict[str, str]:
     """Parse options from name=value texts. Raises OptionError if one is invalid."""
     given = [options] if isinstance(options, str) else options
     split = [str(option).partition("=") for option in given]
     for option, (name, equals, _) in zip(given, split, strict=True):
         if not (name.strip() and equals) or name.strip() in EngineOptions.model_fields:
-            raise OptionError(f"--decoder-option {option!r} can't be read: write NAME=VALUE, such as k=4")
+            raise OptionError(f"{flag} {option!r} can't be read: write NAME=VALUE, such as k=4")
     return {name.strip(): value.strip() for name, _, value in split}
 
 

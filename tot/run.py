@@ -67,6 +67,10 @@ class Run:
         self.stopped: str | None = None
         """Why the run ended early, if it did."""
         self._max_tokens = config.max_tokens
+        self._how = {
+            "thinking": config.thinking.model_dump(mode="json", exclude_defaults=True) or None,
+            "template_options": dict(config.template_options) or None,
+        }
         self._checkpoint = checkpoint
         self._watch = watch or (lambda run: None)
         self._counted = 0, self.meter.total
@@ -89,7 +93,15 @@ class Run:
         resources = self._resources(search, root, independent=not ordered, timed=not config.reproducible)
         self.search: SearchState = search.start(task, root, seed=seed, hooks=hooks, resources=resources)
         """The running search, which yields the steps."""
-        self.context = Context(self.search.checked, self.tree, self.backend, seed=seed, max_tokens=config.max_tokens)
+        self.context = Context(
+            self.search.checked,
+            self.tree,
+            self.backend,
+            seed=seed,
+            max_tokens=config.max_tokens,
+            thinking=config.thinking,
+            template_options=config.template_options,
+        )
         certain = search.whole or config.certainty is not None
         curve = curve_for(task, decoders, config.certainty) if certain else None
         self.answers = Answers(self.search, self.context.to("answer"), curve)
@@ -120,6 +132,7 @@ class Run:
         about: dict[str, Any] = {name: options_to_json(part) for name, part in parts.items()}
         about |= {"seed": seed, "max_tokens": self._max_tokens, "filters": self.context.filters or None}
         about |= {"cheap_samples": resources.cheap_samples, "budgeted": resources.budgeted or None}
+        about |= {name: value for name, value in self._how.items() if value}
         about |= {"task": type(self.task).__name__, "models": self.backend.fingerprints}
         about |= {"prompts": "chat"} if self.task.prompts.kind == "chat" else {}
         about |= {"version": self.search.checked.version} if self.search.checked.version else {}

@@ -62,7 +62,8 @@ class Engine:
 
     `kv_budget` is in tokens, or in bytes ("1.5GiB"). `chunk` is the number of prompt tokens that a step computes: by
     default few on a CPU, where large steps are no faster and delay other requests.
-    `threads` and `prefix_cache` are as in `EngineOptions`. With `owned`, closing the engine frees the model.
+    `threads`, `prefix_cache` and `think_tags` are as in `EngineOptions`. With `owned`, closing the engine frees the
+    model.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Engine:
         owned: bool = False,
         threads: int | None = None,
         prefix_cache: bool = False,
+        think_tags: tuple[str, str] | None = None,
     ) -> None:
         self._loaded: LoadedModel | None = loaded
         self._owned = owned
@@ -80,7 +82,7 @@ class Engine:
         self.runner = Runner(loaded, kv_budget)
         self.cache = self.runner.cache
         self._prefixes = PrefixCache.open(self.runner, self.call) if prefix_cache else None
-        self.codec = TextCodec(loaded.tokenizer, loaded.end_ids, int(loaded.config.vocab_size))
+        self.codec = TextCodec(loaded.tokenizer, loaded.end_ids, int(loaded.config.vocab_size), think_tags)
         self.chunk = chunk or (128 if loaded.device == "cpu" else 512)
         self.forwards = 0
         self.timeline: Timeline | None = None

@@ -82,6 +82,7 @@ def _open(model: Any, tokenizer: Any, options: EngineOptions, integers: bool) ->
         owned=isinstance(model, str | Path),
         threads=options.threads,
         prefix_cache=options.prefix_cache,
+        think_tags=options.think_tags,
     )
     trim()  # parsing a tokenizer file takes many times its size
     return engine

@@ -12,7 +12,6 @@ from tot.decoders.engine.sampling import Draw, Sampled
 from tot.decoders.engine.text import TextCodec, TextStream
 from tot.decoders.request import ChoiceLogprob, Completion, FinishReason, Part, Sampling, Usage
 from tot.decoders.thinking import (
-    OPENINGS,
     Thinking,
     answer_of,
     before_tag,
@@ -195,7 +194,7 @@ class Output:
         if self._begin is None:
             found = find_thinking(self._text, self.awaits or "")
             if not found.awaits and reason == "length" and cut_in_tag(rest := self._text[found.end :]):
-                found = Thinking(found.text or rest, len(self._text), OPENINGS[0])
+                found = Thinking(found.text or rest, len(self._text), "<think>")
             found = found._replace(text=before_tag(found.text, found.awaits))
             self._thinking, self._begin = found, None if found.awaits else found.end
         if self._codec.thinks and self.awaits == "" and not (self.thinks or self._sampling.keep_stop):

@@ -20,18 +20,19 @@ from tot.decoders.models.chat_template import variables
 from tot.decoders.models.model_names import warn_of_no_template
 from tot.decoders.request import Message, Request, ThinkingOptions
 from tot.decoders.thinking import (
-    CLOSINGS,
     FINAL,
     HARMONY,
     MESSAGE_END,
-    OPENINGS,
+    add_tags,
     begins_tag,
+    closings,
     control_tags,
     end_of,
     find_thinking,
     has_tags,
     left_open,
     opening_tag,
+    openings,
     switches,
 )
 
@@ -59,10 +60,17 @@ class TextCodec:
     """Encode prompts and decode outputs for one tokenizer, ours or a fast one of transformers. Thread-safe.
 
     `end_ids` are tokens that end a text, beside the tokenizer's own. `rows` is the number of rows in the model's
-    embedding. Encoding a token without a row raises RequestError.
+    embedding. Encoding a token without a row raises RequestError. `think_tags` open and close the model's thinking, if
+    its chat template does not show them.
     """
 
-    def __init__(self, tokenizer: Any, end_ids: Iterable[int] = (), rows: int | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        end_ids: Iterable[int] = (),
+        rows: int | None = None,
+        think_tags: tuple[str, str] | None = None,
+    ) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise ModelError(
@@ -77,6 +85,8 @@ class TextCodec:
         added = tokenizer.added_tokens_decoder
         self._added: dict[int, str] = {i: token.content for i, token in added.items()}
         special = {i for i, token in added.items() if token.special}
+        if think_tags is not None:
+            add_tags(*think_tags)
         tags = control_tags(self._added.values())
         self.tags = {i: content for i, content in self._added.items() if i in special and content in tags}
         """Control tokens that mark thinking, with their text."""
@@ -87,10 +97,10 @@ class TextCodec:
         self.end_ids = frozenset(end for end in every if end != self.message_end)
         """Tokens that end a text."""
         self._opened = self._rendered(("user", _USER), opens=True)
-        self.thinks = bool(tags) or has_tags(self.tokenizer.chat_template or "")
+        self.thinks = bool(tags or think_tags) or has_tags(self.tokenizer.chat_template or "")
         """Whether the model may think before it answers."""
         self._variables = variables(self.tokenizer.chat_template or "")
-        self.opening = opening_tag(tags, self.tokenizer.chat_template or "")
+        self.opening = think_tags[0] if think_tags else opening_tag(tags, self.tokenizer.chat_template or "")
         """The tag that opens thinking; empty if it is not known."""
         # Tokens that mark turns in the chat template are control tokens, even if the tokenizer does not say so.
         turns = {i for i, content in self._added.items() if content.strip() and content in self._opened}
@@ -149,11 +159,11 @@ class TextCodec:
         else:
             ids = [part for part in prompt[-_TAIL:] if isinstance(part, int) and 0 <= part < self._size]
             tail = self.backend.decode(ids, skip_special_tokens=False).rstrip()
-        return left_open(tail) if tail.endswith(OPENINGS) else ""
+        return left_open(tail) if tail.endswith(openings()) else ""
 
     def has_empty_thinking(self, options: Mapping[str, Any]) -> bool:
         """Return whether the chat template begins a reply with thinking that has ended."""
-        return self._begins(options).rstrip().endswith(CLOSINGS)
+        return self._begins(options).rstrip().endswith(closings())
 
     def encode_prompt(self, prompt: Prompt, options: Mapping[str, Any] = _NONE) -> list[int]:
         """Return the token ids of a prompt; `options` are variables of the chat template.

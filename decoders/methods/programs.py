@@ -64,7 +64,7 @@ class ProgramHandle(Handle):
                 sample.completion.usage,
                 prompt_tokens=0 if sample.index else len(self.prompt),
                 reused_prompt_tokens=0 if sample.index else min(sample.reused or 0, len(self.prompt)),
-                new_tokens=len(sample.completion.tokens),
+                new_tokens=len(sample.completion.tokens) + sample.tried,
                 seconds=time.monotonic() - self._started,
             )
             completions.append(replace(sample.completion, usage=usage))
@@ -94,6 +94,8 @@ class Sample:
         self.completion: Completion | None = None
         self.reused: int | None = None
         """Number of prompt tokens that were cached for the first call."""
+        self.tried = 0
+        """Number of tokens that were decoded for tries of its answer."""
         self.handle = handle
         self._program: Program
         self._calls: Sequence[Call] = ()

@@ -17,7 +17,7 @@ from tot.decoders.engine.sequence import ThinkingPiece
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.methods.programs import Call, Program, Sample, answered, closed
 from tot.decoders.request import Completion, Part, ThinkingOptions, Usage
-from tot.decoders.thinking import CLOSINGS, Thinking, before_tag, empty_thinking, end_of, find_thinking, forced_end
+from tot.decoders.thinking import Thinking, before_tag, closings, empty_thinking, end_of, find_thinking, forced_end
 
 TRIES = 2
 """Consecutive tries that must agree."""
@@ -83,11 +83,12 @@ def _in_pieces(sample: Sample) -> Program:
     begun = sample.awaits or ""
     found = Thinking("", 0, begun)
     while (left := sample.thinking_limit - len(text.tokens)) > 0:
-        stops = (*["\n\n"] * bool(options.settle), *([found.awaits] if found.awaits else CLOSINGS))
+        stops = (*["\n\n"] * bool(options.settle), *([found.awaits] if found.awaits else closings()))
         limits = {"max_tokens": min(PARAGRAPH, left), "keep_stop": True, "stop": stops}
         more, *tried = yield [sample.call(fed, len(text.tokens), awaits=found.awaits, streamed=None, **limits), *probe]
         usage = sum((one.usage for one in tried), text.usage + more.usage)
         tries += [_try_of(one) for one in tried]
+        sample.tried += sum(len(one.tokens) for one in tried)
         if _settled(tries, options.settle):
             text = replace(text, usage=usage)
             break
@@ -114,7 +115,7 @@ def _in_pieces(sample: Sample) -> Program:
 def _unclosed(codec: TextCodec, tokens: Sequence[int], end: int) -> list[int]:
     """Return the tokens of a text up to the tag that closes its thinking, which ends before character `end`."""
     text = codec.decode(tokens)[:end]
-    return codec.beginning(tokens, text[: max(text.rfind(tag) for tag in CLOSINGS)].rstrip())
+    return codec.beginning(tokens, text[: max(text.rfind(tag) for tag in closings())].rstrip())
 
 
 def _try_call(sample: Sample, tokens: Sequence[int], found: Thinking) -> Call:

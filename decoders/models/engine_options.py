@@ -33,6 +33,14 @@ def _known(kind: str, name: str, choices: tuple[str, ...]) -> str:
     return name
 
 
+def _pair(given: Any) -> Any:
+    """Return two tags as a pair. Raises ValueError for other numbers, equal ones and empty ones."""
+    tags = tuple(tag.strip() for tag in (given.split(",") if isinstance(given, str) else given or ()))
+    if given is not None and (len(tags) != 2 or not all(tags) or tags[0] == tags[1]):
+        raise ValueError("give the tags that open and close the thinking: <a>,</a>")
+    return tags or None
+
+
 class EngineOptions(BaseModel):
     """How an engine computes a model."""
 
@@ -60,4 +68,9 @@ class EngineOptions(BaseModel):
     prefix_cache: bool = Field(
         True,
         description="Keep computed prompts in the cache folder, so that later runs start sooner.",
+    )
+    think_tags: Annotated[tuple[str, str] | None, BeforeValidator(_pair)] = Field(
+        None,
+        description="The tags around the model's thinking, as <a>,</a>, if its chat template does not show them.",
+        json_schema_extra={"text": True},
     )

@@ -104,7 +104,7 @@ def test_an_answer_that_is_lost_to_thinking_is_reported(scripted: Any, reason: s
     solution = solve(task, "why", decoder=decoder, search=SelfConsistency(samples=3))
     assert solution.answer is None
     assert words in (solution.stopped or "")
-    assert "thinking_tokens" in (solution.stopped or "")
+    assert "--thinking off" in (solution.stopped or "")
     assert f"({solution.calls} of {solution.calls} texts)" in (solution.stopped or "")
 
 

@@ -63,7 +63,9 @@ def _flags(model: type[BaseModel], prefix: str = "") -> dict[str, inspect.Parame
         names = [str(extra["flag"])] if "flag" in extra else []
         option = typer.Option(*names, help=field.description, min=low, max=high)  # type: ignore[arg-type]
         default, kind = None if field.is_required() else field.default, field.annotation
-        if extra:  # a repeatable option, parsed by the model
+        if extra.get("text"):  # parsed by the model
+            default, kind = None, str | None
+        elif extra:  # a repeatable option, likewise
             default, kind = [], list[str]
         elif get_origin(kind) is tuple:  # comma-separated values, split by the model
             default, kind = ",".join(map(str, field.default)), str

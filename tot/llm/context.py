@@ -10,12 +10,14 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from tot.decoders.request import Completion, Message, Purpose, Request, Sampling
+from pydantic import JsonValue
+
+from tot.decoders.request import Completion, Message, Purpose, Request, Sampling, ThinkingOptions
 from tot.llm.backend import Backend
 from tot.llm.replies import Evaluation, Reply, is_cut
 from tot.task.checked import CheckedTask
@@ -25,10 +27,9 @@ from tot.tree.tree import Node, ThoughtTree
 _T = TypeVar("_T")
 _ANSWER_TOKENS = 32
 """Maximum length of the answer after a trigger, in tokens."""
+_AUTO = ThinkingOptions()
 _MESSAGE_TOKENS = 512
 """Default maximum length of a message that is written in pieces, in tokens."""
-_THINKING_TOKENS = 4096
-"""Least maximum length of the thinking before a message, in tokens; not part of the message's limit."""
 
 
 class Context:
@@ -42,6 +43,8 @@ class Context:
         *,
         seed: int = 0,
         max_tokens: int | None = None,
+        thinking: ThinkingOptions = _AUTO,
+        template_options: Mapping[str, JsonValue] | None = None,
     ) -> None:
         self.task = task
         """The task. Its methods raise TaskError if they fail."""
@@ -55,6 +58,8 @@ class Context:
         self._seed = seed
         self._question = self.state(tree.root).question
         self._max_tokens = max_tokens
+        self._thinking = thinking
+        self._template_options = dict(template_options or {})
         self.evaluations: dict[Hashable, Evaluation] = {}
         self.evaluating: dict[Hashable, asyncio.Future[None]] = {}
         """The end of each running evaluation."""
@@ -138,7 +143,13 @@ class Context:
             # Chat models announce their answers themselves, so only a decoder that cuts rationales needs the trigger.
             if task.prompts.kind == "papers" or self._backend.cuts_rationales(self.purpose):
                 trigger = task.triggers.get(template)
-        request = Request(prompt=prompt, sampling=sampling, purpose=self.purpose, steps=steps)
+        request = Request(
+            prompt=prompt,
+            sampling=sampling,
+            purpose=self.purpose,
+            steps=steps,
+            template_options=self._template_options,
+        )
         if trigger is not None:  # the text before the trigger is a rationale
             sampling = sampling.model_copy(update={"stop": (*sampling.stop, trigger)})
             room = min(_ANSWER_TOKENS, sampling.max_tokens)
@@ -179,19 +190,18 @@ class Context:
         if trigger is not None:
             sampling = self._sampling(template, temperature, seed, 1, max_tokens)
         request = scoring(prompt, labels, sampling, self.purpose, end=end, close=close, trigger=trigger)
+        request = request.model_copy(update={"template_options": self._template_options})
         (completion,) = await self._backend.complete(request)
         return Reply(template, request, completion, self.decoder)
 
     def room(self, template: str, thoughts: Sequence[Thought]) -> int:
         """Return the remaining tokens of a message for `template` that begins with these thoughts.
 
-        While the model is thinking, return the remaining tokens of the thinking.
+        Thinking does not count: it has a budget of its own.
         """
         sampling = self._sampling(template, 0.0, 0, 1, _MESSAGE_TOKENS)
-        thinking = [i for i, thought in enumerate(thoughts) if thought.thinking]
-        if thinking and thoughts[-1].thinking == len(thoughts[-1].text):
-            return (sampling.thinking_tokens or 0) - sampled_tokens(thoughts)
-        return sampling.max_tokens - sampled_tokens(thoughts[thinking[-1] + 1 :] if thinking else thoughts)
+        begin = max((i for i, thought in enumerate(thoughts, 1) if thought.thinking), default=0)
+        return sampling.max_tokens - sampled_tokens(thoughts[begin:])
 
     async def each(self, nodes: Sequence[_T], work: Callable[[_T], Awaitable[Any]]) -> list[Any]:
         """Run `work` for all `nodes` concurrently and return the results. Their requests are sent in one batch."""
@@ -242,8 +252,7 @@ class Context:
         options: dict[str, Any] = {**room, **self.filters, **self.task.sampling.get(template, {})}
         if self._max_tokens is not None:
             options["max_tokens"] = min(self._max_tokens, int(options.get("max_tokens", self._max_tokens)))
-        thinking = max(_THINKING_TOKENS, self._max_tokens or 0)
-        about = {"temperature": temperature, "thinking": thinking, **options, "seed": seed, "n": n}
+        about = {"temperature": temperature, "thinking": self._thinking, **options, "seed": seed, "n": n}
         return Sampling(**about)
 
     def _unread(self, completion: Completion) -> bool:

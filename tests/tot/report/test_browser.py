@@ -177,3 +177,25 @@ def test_values_are_displayed_along_the_text(opened: Any, grown: Any) -> None:
     browser.press(Keys.HOME, Keys.ARROW_RIGHT)
     assert browser.heading == "Thought 0.0"
     assert browser.texts("#panel .path") == []  # the panel has no other text
+
+
+@pytest.mark.slow
+def test_thinking_is_collapsed_with_its_length(opened: Any, grown: Any) -> None:
+    tree = grown("a")
+    thinking = "\U0001f3b9 is <b>it</b> 7?\n</think>\n\n"
+    tree[1].thought = Thought(parts={"thought": thinking + "It is 7."}, thinking=len(thinking))
+    parts = (Part("thinking", "is it 7?", 5), Part("closing", "\n</think>\n\n"), Part("exact", "It is 7.", 4))
+    tree.calls[1] = [Call(purpose="generate", template="thought", prompt=(), output="It is 7.", parts=parts)]
+    browser = opened(tree)
+    browser.js("view.select(view.tree.end)")
+    assert browser.texts("#panel .part > details > summary") == ["Thinking, 5 words"]
+    assert browser.texts("#panel .part > .text") == ["It is 7."]
+    assert browser.texts("#panel .part > details .text") == []
+    assert browser.texts("#panel .output .thinking summary") == ["Thinking, 5 tokens"]
+    browser.driver.execute_async_script(
+        """const details = document.querySelector("#panel .part > details");
+        details.addEventListener("toggle", () => arguments[0]());
+        details.querySelector("summary").click()"""
+    )
+    (text,) = browser.texts("#panel .part > details .text")
+    assert text.split() == thinking.split()

@@ -7,6 +7,7 @@ const EXPLAINED = {
   trigger: "answer trigger: inserted, not decoded",
   step: "parallel step: decoded in parallel with the others",
   thinking: "thinking: not part of the reply",
+  closing: "end of the thinking: inserted, not decoded",
 };
 
 class Panel {
@@ -46,12 +47,14 @@ class Panel {
 
   text(tree, node, query) {
     const parts = node.fields.thought ? Object.entries(node.fields.thought.parts) : [["", tree.question]];
+    const thinking = node.fields.thought?.thinking ?? 0; // characters at the beginning of its only part
     const shown = parts.map(([name, text]) =>
       make(
         "div",
         { class: "part" },
         parts.length > 1 ? make("h3", {}, brief(name.replaceAll("_", " "), 60)) : null,
-        make("div", { class: "text", dir: "auto" }, ...marked(text, query)),
+        ...this.thinking([...text].slice(0, thinking).join(""), query),
+        make("div", { class: "text", dir: "auto" }, ...marked([...text].slice(thinking).join(""), query)),
       ),
     );
     const seen = node.fields.thought?.observation;
@@ -63,6 +66,15 @@ class Panel {
   }
 
   /** The thoughts from the question to this one, each with the value of the path that ends with it. */
+  /** The thinking of a thought, collapsed unless the search finds something in it. */
+  thinking(text, query) {
+    if (!text) return [];
+    const words = counted(text.split(/\s+/).filter(Boolean).length, "word");
+    const details = folded(`Thinking, ${words}`, make("div", { class: "text", dir: "auto" }, ...marked(text, query)));
+    details.open = Boolean(query) && text.toLowerCase().includes(query.toLowerCase());
+    return [details];
+  }
+
   path(node, scale) {
     const path = [];
     for (let each = node; each.parent !== null; each = each.parent) path.unshift(each);
@@ -182,11 +194,16 @@ function grid(rows) {
   return [make("dl", { class: "numbers" }, ...cells)];
 }
 
-/** A part of a reply, marked by kind: exact, approximate, undecoded, trigger, step or thinking. */
+/** A part of a reply, marked by kind; thinking is collapsed. */
 function part({ kind, text, tokens }) {
   const title = EXPLAINED[kind] ?? kind;
   const known = kind in EXPLAINED ? kind : "exact";
   if (kind === "undecoded") return make("span", { class: "undecoded", title }, `${counted(tokens, "token")} never decoded`);
+  if (kind === "thinking") {
+    const details = folded(`Thinking, ${counted(tokens, "token")}`, visible(text));
+    details.className = "thinking";
+    return details;
+  }
   return make("span", { class: known, title }, visible(text));
 }
 
