@@ -7,6 +7,7 @@ own texts, control tokens that mark its thinking are text, too.
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,6 +37,7 @@ from tot.decoders.thinking import (
     switches,
 )
 
+log = logging.getLogger(__name__)
 _TAIL = 32
 """Characters or tokens at the end of a prompt without messages in which a tag may open the thinking."""
 
@@ -99,6 +101,7 @@ class TextCodec:
         self._opened = self._rendered(("user", _USER), opens=True)
         self.thinks = bool(tags or think_tags) or has_tags(self.tokenizer.chat_template or "")
         """Whether the model may think before it answers."""
+        self._told: set[str] = set()
         self._variables = variables(self.tokenizer.chat_template or "")
         self.opening = think_tags[0] if think_tags else opening_tag(tags, self.tokenizer.chat_template or "")
         """The tag that opens thinking; empty if it is not known."""
@@ -195,8 +198,18 @@ class TextCodec:
     def options_of(self, request: Request) -> dict[str, Any]:
         """Return the variables of the chat template for a request, with its switches of thinking."""
         scored = request.choices and request.answer_trigger is None
-        thinking = _OFF if scored else request.sampling.thinking
-        return {**switches(self._variables, thinking), **request.template_options}
+        thinking = request.sampling.thinking
+        if not self.thinks and thinking.tokens and thinking.budget != "auto":
+            self._tell("the model does not think, so thinking has no effect (think_tags names unusual tags)")
+        for name in request.template_options.keys() - self._variables:
+            self._tell(f"the chat template does not read {name!r}: it reads {', '.join(sorted(self._variables))}")
+        return {**switches(self._variables, _OFF if scored else thinking), **request.template_options}
+
+    def _tell(self, text: str) -> None:
+        """Log a warning, once."""
+        if text not in self._told:
+            self._told.add(text)
+            log.warning("%s", text)
 
     def encode_choices(self, request: Request) -> list[list[int]]:
         """Return the token ids of each choice, plus the end-of-turn token if `close_choices` is set."""

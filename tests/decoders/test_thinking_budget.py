@@ -20,6 +20,7 @@ from tot.decoders.engine.sequence import ThinkingPiece
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.methods.programs import Sample
 from tot.decoders.methods.thinking import TRIGGER, WAIT, think_then_answer
+from tot.decoders.thinking import closings
 
 START = "<|im_start|>assistant\n"
 
@@ -86,7 +87,7 @@ class Script:
         if written == self.whole[: len(written)]:
             return self.whole[len(written)]
         text = self.codec.decode(written)
-        mark = max(("</think>", "[/THINK]", "<|message|>", "</seed:think>", COMMAND[1], "<channel|>"), key=text.rfind)
+        mark = max((*closings(), "<|message|>"), key=text.rfind)
         thinking, _, rest = text.rpartition(mark)
         rest, answer = rest.lstrip("\n"), self.answer
         if rest.startswith(TRIGGER):
@@ -189,6 +190,25 @@ def test_options_of_a_template_override_its_switch_and_have_no_reserved_names(to
     assert codec.options_of(request) == {"enable_thinking": True}
     with pytest.raises(ValidationError, match="'messages' is set by the decoder"):
         Request(prompt=USER, template_options={"messages": []})
+
+
+def test_a_switch_without_effect_is_reported_once(tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    codec = TextCodec(copy.deepcopy(tokenizer))
+    sampling, options = Sampling(thinking="low"), {"enable_thinking": True}
+    for _ in range(2):
+        codec.options_of(Request(prompt=USER, sampling=sampling, template_options=options))
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "the model does not think, so thinking has no effect (think_tags names unusual tags)",
+        "the chat template does not read 'enable_thinking'",
+    ]
+
+
+def test_tags_of_ones_own_mark_thinking(tokenizer: Any) -> None:
+    codec = TextCodec(copy.deepcopy(tokenizer), think_tags=("<ponder>", "</ponder>"))
+    family = Family("", "<ponder>", "</ponder>")
+    script = Script(codec, family, "7 is odd.", "Yes.")
+    completion = script.decode(thinking=100)
+    assert (completion.thinking, completion.text) == ("7 is odd.", "Yes.")
 
 
 PARAGRAPHS = "7 is odd.\n\n7 is not 9.\n\nSo 7 is prime.\n\nWait.\n\nIt is.\n\nSure."

@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tot import BFS, SelfConsistency, Solution, Task, solve
-from tot.decoders import Completion, Request, Usage
+from tot import BFS, SearchConfig, SelfConsistency, Solution, Task, solve
+from tot.decoders import Completion, OptionError, Request, Usage
+from tot.decoders.engine.text import TextCodec
 from tot.tasks import GSM8K
 
 
@@ -132,3 +133,45 @@ def test_tags_in_an_answer_are_text() -> None:
             },
         )()
         assert solve("ask", "How?", decoder=decoder, search="cot").answer == answer
+
+
+def test_the_options_of_a_search_and_of_its_task_reach_every_request() -> None:
+    class Own(Riddle):
+        sampling: ClassVar = {"value": {"thinking": "off"}}
+
+    decoder = Thinker()
+    config = SearchConfig.of(None, {"template_option": ["enable_thinking=true", "style=short"]})
+    search = BFS(thoughts=2, breadth=1)
+    solve(Own(), "q", config, decoder=decoder, search=search, evaluator="value", thinking="512,settle=0.9")
+    budgets = {"Idea?": 512, "Value": "off", "Answer": 512}
+    for request in decoder.requests:
+        thinking = request.sampling.thinking
+        assert thinking.budget == budgets[request.prompt[-1].content.split()[0]]
+        assert thinking.settle == (0.9 if thinking.budget == 512 else 0)
+        assert request.template_options == {"enable_thinking": True, "style": "short"}
+
+
+@pytest.mark.parametrize("given", ["much", "512,settle=2", -1])
+def test_invalid_thinking_is_refused(given: Any) -> None:
+    with pytest.raises(OptionError, match="thinking"):
+        solve(Riddle(), "q", decoder=Thinker(), thinking=given)
+
+
+def test_a_search_branches_inside_a_thought_and_closes_it_at_its_budget(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = tiny()
+    template = decoder.tokenizer.chat_template.replace("assistant\n", "assistant\n<think>\n")
+    monkeypatch.setattr(decoder.tokenizer, "chat_template", template)
+    decoder.engine.codec = TextCodec(decoder.tokenizer)
+    task = GSM8K().with_prompts("chat")
+    search = BFS(thoughts=2, breadth=2, depth=4)
+    with decoder:
+        solution = solve(task, "why", decoder=decoder, search=search, thinking=30, max_tokens=20, evaluator="random")
+    for leaf in solution.tree.leaves():
+        path = [node.thought for node in solution.tree.path(leaf)[1:]]
+        thinking = "".join(thought.text[: thought.thinking] for thought in path)
+        drawn = sum(len(thought.drawn["step"].tokens) for thought in path if thought.thinking == len(thought.text))
+        assert "</think>" not in solution.tree.state(leaf).message
+        assert drawn <= 30 or "</think>" in thinking
+    assert any("</think>" in node.thought.text[: node.thought.thinking] for node in solution.tree if node.thought)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
@@ -31,11 +31,12 @@ def chat_command(
         "smollm2-135m"
     ),
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of new tokens per answer.")] = 1024,
+    thinking: Annotated[str, typer.Option(help="As for tot solve.")] = "auto",
 ) -> None:
     """Talk with a model. Lines that begin with / are commands, which /help lists."""
     if find_spec("readline"):
         __import__("readline")  # lets the user edit lines
-    chat = _Chat(model, max_tokens)
+    chat = _Chat(model, {"max_tokens": max_tokens, "thinking": thinking})
     if sys.stdin.isatty():
         complain(f"{model}: type a question, or /help")
     try:
@@ -57,8 +58,12 @@ def chat_command(
 class _Chat:
     """A conversation with one model."""
 
-    def __init__(self, model: str, max_tokens: int) -> None:
-        self._max_tokens = max_tokens
+    def __init__(self, model: str, sampling: dict[str, Any]) -> None:
+        """Raises OptionError if an option of the sampling is invalid."""
+        from tot.decoders.errors import validated
+        from tot.decoders.request import Sampling
+
+        self._sampling = validated(Sampling, sampling, "chat")
         self._page = console()
         self._messages: list[Message] = []
         self._voted: Solution | None = None
@@ -90,10 +95,10 @@ class _Chat:
     def _answer(self, question: str) -> None:
         """Print an answer as it is decoded. Ctrl-C ends it, and keeps the text so far."""
         from tot.decoders.engine.sequence import ThinkingPiece
-        from tot.decoders.request import Message, Request, Sampling
+        from tot.decoders.request import Message, Request
 
         asked = (*self._messages, Message(role="user", content=question))
-        request = Request(prompt=asked, sampling=Sampling(max_tokens=self._max_tokens))
+        request = Request(prompt=asked, sampling=self._sampling)
         (handle,) = self.decoder.submit([request], stream=True)
         try:
             for _, piece in handle:

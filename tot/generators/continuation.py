@@ -165,7 +165,7 @@ def _append(thought: Thought, name: str, reply: Reply, first: bool) -> Thought:
         logprobs=drawn.logprobs + completion.logprobs,
     )
     before = thought.parts.get(name, "")
-    thinking = sum(len(part.text) for part in completion.parts if part.kind == "thinking")
+    thinking = sum(len(part.text) for part in completion.parts if part.kind in ("thinking", "closing"))
     thinking = len(before) + thinking if thinking else thought.thinking
     whole = before + completion.text
     text = whole.lstrip() if first else whole
