@@ -1,5 +1,6 @@
 from .budget import Budget as Budget
 from .budget import Meter as Meter
+from .constraint import Constraint as Constraint
 from .decoder import METHODS as METHODS
 from .decoder import Decoder as Decoder
 from .decoder import LocalDecoder as LocalDecoder

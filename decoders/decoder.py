@@ -218,6 +218,10 @@ class LocalDecoder:
         handles: list[Handle] = []
         calls: list[Call] = []
         for request in requests:
+            if request.constraint is not None and method.writes_steps:
+                raise RequestError(
+                    f"{self.name} writes parallel steps, which no constraint can describe: use ar or auto"
+                )
             triggered = request.answer_trigger is not None
             thinks = engine.codec.thinks and not request.choices
             if triggered or thinks or (method.writes_steps and not request.choices):

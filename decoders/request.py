@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
+from tot.decoders.constraint import Constraint
+
 Purpose = Literal["generate", "evaluate", "answer", "escalate"]
 """The purpose of a request. "escalate" generates with the larger model of a search that has two."""
 FinishReason = Literal["stop", "eos", "length", "repetition", "budget", "cancelled"]
@@ -155,6 +157,9 @@ class Request(_Value):
     """Variables of the model's chat template, such as `enable_thinking` or `reasoning_effort`."""
     whole_rationale: bool = False
     """Decode the whole rationale, even if the decoder could answer from a part of it."""
+    constraint: Constraint | None = None
+    """The texts that the answer may be: the text after the thinking, or after the answer trigger if there is one. A
+    stop string or the token limit may cut it."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Request:
@@ -166,6 +171,16 @@ class Request(_Value):
             raise ValueError(f"choices are scored once, so n must be 1, not {self.sampling.n}")
         if self.close_choices and not self.choices:
             raise ValueError("close_choices needs choices")
+        if self.constraint is not None:
+            conflicts = {
+                "choices": self.choices,
+                "keep_stop": self.sampling.keep_stop,
+                "ignore_eos": self.sampling.ignore_eos,
+            }
+            if conflict := next((name for name, given in conflicts.items() if given), None):
+                raise ValueError(
+                    f"{conflict} does not go with a constraint, which says how the text ends: leave it out"
+                )
         if self.answer_trigger == "":
             raise ValueError("the answer trigger is empty: leave it out, or give its text")
         if not all(title.strip() for title in self.steps):
@@ -197,6 +212,10 @@ class Usage:
     """Unused tokens of rationales that were cut short."""
     reached: int = 0
     """Draft positions with candidates at which all earlier positions were accepted."""
+    forced_tokens: int = 0
+    """New tokens for which a constraint left no choice. They join the forward pass of the next token."""
+    masked_tokens: int = 0
+    """New tokens that were drawn from those that a constraint allows."""
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -250,7 +269,8 @@ class Completion:
     """The sampled tokens, including an end-of-text token, without the trigger's tokens and given titles of steps. The
     tokens of a skeleton of steps come first, then each step's tokens, including its closing marker."""
     logprob: float
-    """Sum of the model's log-probabilities (nats; before temperature and filters) of `tokens`."""
+    """Sum of the model's log-probabilities (nats; before the mask of a constraint, temperature and filters) of
+    `tokens`. Tokens for which a constraint leaves no choice count 0."""
     finish_reason: FinishReason
     usage: Usage
     choice_logprobs: tuple[ChoiceLogprob, ...] = ()

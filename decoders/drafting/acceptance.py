@@ -36,8 +36,7 @@ class Coupled:
 
     def choose(self, sampled: Sampled, draw: Draw, draft: Draft, node: int) -> tuple[Sampled, int | None]:
         """Return the token after `node`, and the drafted child with that token, or None."""
-        matching = (child for child in draft.children(node) if draft.tokens[child] == sampled.token)
-        return sampled, next(matching, None)
+        return sampled, draft.child(node, sampled.token)
 
 
 class Rejection(Coupled):

@@ -74,6 +74,10 @@ class Draft:
     def children(self, node: int) -> list[int]:
         return [child for child, parent in enumerate(self.parents) if parent == node]
 
+    def child(self, node: int, token: int) -> int | None:
+        """Return the child of a node with a token, or None."""
+        return next((child for child in self.children(node) if self.tokens[child] == token), None)
+
     def path(self, node: int) -> list[int]:
         """Return the nodes from the text's end to `node`, inclusive."""
         path = []

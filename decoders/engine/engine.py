@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 from tot.decoders.budget import Meter
+from tot.decoders.engine.grammar import Grammars
 from tot.decoders.engine.output import LONGEST_CHARACTER, Output
 from tot.decoders.engine.prefix_cache import PrefixCache
 from tot.decoders.engine.runner import Runner
@@ -83,6 +84,8 @@ class Engine:
         self.cache = self.runner.cache
         self._prefixes = PrefixCache.open(self.runner, self.call) if prefix_cache else None
         self.codec = TextCodec(loaded.tokenizer, loaded.end_ids, int(loaded.config.vocab_size), think_tags)
+        self.grammars = Grammars(self.codec, int(loaded.config.vocab_size))
+        """Compiles constraints."""
         self.chunk = chunk or (128 if loaded.device == "cpu" else 512)
         self.forwards = 0
         self.timeline: Timeline | None = None
@@ -109,6 +112,7 @@ class Engine:
         jobs = [self._job(call, meter) for call in calls]
         with self._queueing():
             self._inbox += jobs
+        meter.count(new_tokens=sum(len(output.tokens) for job in jobs for output in job.outputs))
 
     def call(self, function: Callable[[], _T]) -> _T:
         """Run a function in the loop's thread between two steps, because only one thread may use the runner."""
@@ -178,10 +182,14 @@ class Engine:
         awaits = self.codec.awaits(request.prompt, options)
         if awaits and request.choices:  # a choice is an answer
             prompt += self.codec.encode_control(end_of(awaits, "\n"))
+        constraint = request.constraint
+        matchers = [constraint and self.grammars.matcher(constraint) for _ in range(sampling.n)]
         outputs = [
-            Output(self.codec, sampling, i, limits.text, awaits, limits.thinking, limits.total)
-            for i in range(sampling.n)
+            Output(self.codec, sampling, i, limits.text, awaits, limits.thinking, limits.total, matcher)
+            for i, matcher in enumerate(matchers)
         ]
+        for output in outputs:
+            output.force()
         job = Job(request, prompt, outputs, self.cache, self.codec, meter, handle)
         job.policy = policy(job)
         self.check_slots(request, len(prompt), job.policy.need(sys.maxsize) - 1)
@@ -278,6 +286,8 @@ class Engine:
                 self._finish(job, "cancelled")
             elif job.meter.overspent():
                 self._finish(job, "budget")
+            elif not job.running:  # all texts were forced
+                self._finish(job, None)
         return not closed
 
     def _step(self) -> bool:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 
+from tot.decoders.engine.grammar import Matcher
 from tot.decoders.engine.sampling import Draw, Sampled
 from tot.decoders.engine.text import TextCodec, TextStream
+from tot.decoders.models.shapes import Array
 from tot.decoders.request import ChoiceLogprob, Completion, FinishReason, Part, Sampling, Usage
 from tot.decoders.thinking import (
     Thinking,
@@ -42,16 +44,19 @@ class Output:
         awaits: str | None = None,
         thinking_limit: int = 0,
         total: int | None = None,
+        matcher: Matcher | None = None,
     ) -> None:
         """`awaits`: the tag that closes the thinking in which the text begins, "" if it may begin with thinking, and
-        None if it has none. `thinking_limit`: maximum tokens of thinking; `total`: of both, by default the sum."""
+        None if it has none. `thinking_limit`: maximum tokens of thinking; `total`: of both, by default the sum.
+        `matcher`: the constraint on the text."""
         self.index = index
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         """Log-probability of each token."""
         self.finish_reason: FinishReason | None = None
         self.choice_logprobs: tuple[ChoiceLogprob, ...] = ()
-        self.forwards = self.drafted = self.accepted = self.reached = 0
+        self.matcher = matcher
+        self.forwards = self.drafted = self.accepted = self.reached = self.forced = 0
         self._dropped = 0
         """Sampled tokens that are not part of the text, because a stop string ends inside them."""
         self.trajectory: list[tuple[int, tuple[int, ...]]] = []
@@ -92,9 +97,25 @@ class Output:
         """Number of tokens that the text may still have."""
         return 0 if self.finish_reason else self._limit - len(self.tokens)
 
-    def draw(self, ahead: int = 0) -> Draw:
-        """Return how to draw the next token, or the token `ahead` positions after it."""
-        return Draw(*self._draw_fields, self._sampling.drawn + len(self.tokens) + ahead)
+    def draw(self, ahead: int = 0, mask: Array | None = None) -> Draw:
+        """Return how to draw the next token, or the token `ahead` positions after it, which `mask` allows."""
+        if not ahead and self.matcher is not None:
+            mask = self.matcher.mask
+        return Draw(*self._draw_fields, self._sampling.drawn + len(self.tokens) + ahead, mask)
+
+    def force(self) -> list[int]:
+        """Append the tokens for which the constraint leaves no choice, and return them. May end the text.
+
+        Their log-probability is 0. They are the tokens that would be drawn under the mask, one at a time.
+        """
+        tokens: list[int] = []
+        if self.matcher is not None and not self.finish_reason and self.matcher.complete:
+            self._end("eos")
+        while self.matcher is not None and not self.finish_reason and (token := self.matcher.forced) is not None:
+            tokens.append(token)
+            self.add(Sampled(token, 0.0))
+        self.forced += len(tokens)
+        return tokens
 
     def add(self, sampled: Sampled) -> bool:
         """Append a token. Returns True if it ended the text; no token may be added after that."""
@@ -104,6 +125,8 @@ class Output:
         ended = token in self._codec.end_ids or (token == self._codec.message_end and not self._thinking.awaits)
         if ended and not self._sampling.ignore_eos:
             return self._end("eos")
+        if self.matcher is not None:
+            self.matcher.advance(token)
         piece = self._stream.step(token)
         if piece is not None:
             length: int | None = len(self._text)
@@ -126,6 +149,8 @@ class Output:
             if self._stop_end is not None and self._text[self._stop_end :].strip():
                 self._keep(self._stop_end)
                 return self._end("stop")
+        if self.matcher is not None and self.matcher.complete:
+            return self._end("eos")
         count = len(self.tokens)
         if not count % _CHECKED and self._repeats(count):
             return self._end("repetition")
@@ -189,7 +214,7 @@ class Output:
     def _end(self, reason: FinishReason) -> bool:
         self.finish_reason = reason
         if reason != "stop":  # without an unfinished character at the end
-            end = len(self.tokens) - (reason == "eos" and self.tokens[-1] == self._codec.message_end)
+            end = len(self.tokens) - (reason == "eos" and self.tokens[-1:] == [self._codec.message_end])
             self._text = self._codec.decode(self.tokens[:end]).rstrip("\N{REPLACEMENT CHARACTER}")
         if self._begin is None:
             found = find_thinking(self._text, self.awaits or "")
@@ -216,6 +241,8 @@ class Output:
             accepted=self.accepted,
             seconds=seconds,
             reached=self.reached,
+            forced_tokens=self.forced,
+            masked_tokens=0 if self.matcher is None else len(self.tokens) + self._dropped - self.forced,
         )
         return Completion(
             text="".join(part.text for part in parts if part.kind != "thinking" or self._sampling.keep_stop),

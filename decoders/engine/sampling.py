@@ -23,7 +23,7 @@ from tot.decoders.models.shapes import Array
 
 MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-6, 1e38
 """Temperatures up to the minimum are greedy: dividing by less would overflow float32. Larger ones are clamped."""
-_DRAW = struct.Struct("ffdqq")
+_DRAW = struct.Struct("ffdqqP")
 """The layout of `Sampling` in sampling.c."""
 
 
@@ -37,6 +37,8 @@ class Draw(NamedTuple):
     seed: int
     sample: int
     position: int
+    mask: Array | None = None
+    """The tokens that may be drawn, one bit a token: (vocab / 32,) in uint32. Applied first; None allows all."""
 
 
 class Raw(NamedTuple):
@@ -50,7 +52,7 @@ Read = Draw | int | Raw
 
 
 class Sampled(NamedTuple):
-    """A token and the model's log-probability of it (nats; before temperature and filters)."""
+    """A token and the model's log-probability of it (nats; before mask, temperature and filters)."""
 
     token: int
     logprob: float
@@ -123,7 +125,8 @@ def candidates(logits: Any, draws: Sequence[Draw], count: int) -> list[list[int]
 
 
 def distribution(logits: Any, draw: Draw) -> Array:
-    """Return the probability of drawing each token, (vocab,) in float64: after temperature, filtered, renormalised."""
+    """Return the probability of drawing each token, (vocab,) in float64: masked, after temperature, filtered,
+    renormalised."""
     distribution: Array = _reference().distribution(np.asarray(logits), draw)
     return distribution
 
@@ -140,8 +143,13 @@ def pack_draws(reads: Sequence[Draw | int | Raw], vocab: int) -> bytes:
     empty = bytes(_DRAW.size)
     return b"".join(
         _DRAW.pack(
-            clamped_temperature(target), log_of(target.min_p), target.top_p, min(target.top_k, vocab), noise_key(target)
-        )
+            clamped_temperature(target),
+            log_of(target.min_p),
+            target.top_p,
+            min(target.top_k, vocab),
+            noise_key(target),
+            0 if target.mask is None else address(target.mask, np.uint32),
+        )  # fmt: skip
         if isinstance(target, Draw)
         else empty
         for target in reads
@@ -149,9 +157,9 @@ def pack_draws(reads: Sequence[Draw | int | Raw], vocab: int) -> bytes:
 
 
 def _scratch(logits: Array, reads: Sequence[Draw | int | Raw]) -> Array:
-    """Return the scratch memory of each thread of sampling.c, which only rows with filters need."""
-    filters = any(isinstance(target, Draw) and has_filters(target) for target in reads)
-    return empty((threads(), 4 * logits.shape[1] if filters else 0), np.float32)
+    """Return the scratch memory of each thread of sampling.c, which only rows with filters or masks need."""
+    needed = any(isinstance(one, Draw) and (one.mask is not None or has_filters(one)) for one in reads)
+    return empty((threads(), 5 * logits.shape[1] if needed else 0), np.float32)
 
 
 def log_of(value: float) -> float:

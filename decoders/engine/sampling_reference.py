@@ -59,7 +59,7 @@ def top_tokens(logits: Array, draws: Sequence[Draw], count: int) -> Array:
     """Return the top tokens by filtered logits / T + G, (rows, vocab) -> (rows, count); -1 pads shorter rows."""
     top = np.full((len(logits), count), -1, np.int64)
     for row, (values, draw) in enumerate(zip(logits, draws, strict=True)):
-        scores = _scaled(values, draw).astype(np.float64)
+        scores = _scaled(_masked(values, draw), draw).astype(np.float64)
         if clamped_temperature(draw):
             scores += gumbel(noise_key(draw), np.arange(len(scores)))
         best = np.array([scores.argmax()]) if count == 1 else np.argsort(-scores, kind="stable")[:count]
@@ -69,7 +69,9 @@ def top_tokens(logits: Array, draws: Sequence[Draw], count: int) -> Array:
 
 
 def distribution(logits: Array, draw: Draw) -> Array:
-    """Return the probability of drawing each token, (vocab,) in float64: after temperature, filtered, renormalised."""
+    """Return the probability of drawing each token, (vocab,) in float64: masked, after temperature, filtered,
+    renormalised."""
+    logits = _masked(logits, draw)
     if draw.temperature <= MIN_TEMPERATURE:
         point = np.zeros(len(logits))
         point[logits.argmax()] = 1.0
@@ -78,6 +80,15 @@ def distribution(logits: Array, draw: Draw) -> Array:
     weights = np.exp(scores - scores.max())
     probabilities: Array = weights / weights.sum()
     return probabilities
+
+
+def _masked(logits: Array, draw: Draw) -> Array:
+    """Return a row of logits with -inf for the tokens that the mask forbids."""
+    if draw.mask is None:
+        return logits
+    allowed = np.unpackbits(draw.mask.astype("<u4").view(np.uint8), count=len(logits), bitorder="little")
+    masked: Array = np.where(allowed == 1, logits, np.float32(-np.inf))
+    return masked
 
 
 def _scaled(logits: Array, draw: Draw) -> Array:

@@ -107,9 +107,10 @@ class TextCodec:
         """The tag that opens thinking; empty if it is not known."""
         # Tokens that mark turns in the chat template are control tokens, even if the tokenizer does not say so.
         turns = {i for i, content in self._added.items() if content.strip() and content in self._opened}
-        self._special = self.end_ids | special | turns
+        self.special = self.end_ids | special | turns
+        """Control tokens."""
         # Longest first. Runs of blanks that some tokenizers add as control tokens are text.
-        contents = (content for i, content in self._added.items() if i in self._special)
+        contents = (content for i, content in self._added.items() if i in self.special)
         written = sorted(filter(str.strip, contents), key=len, reverse=True)
         any_control = "|".join(map(re.escape, written)) or r"(?!)"
         self._spelled_out = re.compile(any_control)
@@ -334,7 +335,7 @@ class TextCodec:
         return [*ids, *(self._continuation(text[done:]) if done else self._ids(text))]
 
     def _is_text(self, token: int) -> bool:
-        return 0 <= token < self._size and (token not in self._special or token in self.tags)
+        return 0 <= token < self._size and (token not in self.special or token in self.tags)
 
     def spelled(self, tokens: Sequence[int], text: str) -> tuple[int, int]:
         """Return how many of the tokens spell a prefix of `text`, and the length of that prefix."""

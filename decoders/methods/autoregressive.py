@@ -23,7 +23,8 @@ class Autoregressive(Policy):
 
     def need(self, tokens: int) -> int:
         most = tokens if self.pausable else sys.maxsize
-        return 1 + sum(min(output.room, most) for output in self._job.running)
+        pending = sum(len(sequence.pending) - 1 for sequence in self._running())
+        return 1 + pending + sum(min(output.room, most) for output in self._job.running)
 
     def decoding(self) -> list[DecodingSequence]:
         job = self._job
@@ -56,10 +57,10 @@ class Autoregressive(Policy):
         return [Chunk(sequence.branch, start, len(sequence.branch), [sequence.output.draw()])]
 
     def take(self, sequence: DecodingSequence, rows: Iterator[list[Sampled]]) -> None:
-        """Add the token drawn, and leave it pending. The branch holds the prompt and all tokens but the last."""
+        """Add the token drawn and those that it forces, and leave them pending. The branch holds all tokens before."""
         (sampled,) = next(rows)
-        sequence.pending = [sampled.token]
         sequence.output.add(sampled)
+        sequence.pending = [sampled.token, *sequence.output.force()]
 
     def turn(self) -> list[DecodingSequence]:
         """Return the samples of this step: all running ones."""

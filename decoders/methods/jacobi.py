@@ -61,9 +61,10 @@ class JacobiDrafter(Drafter):
         window = self._windows.get(verified.context.key)
         if window is None:  # no draft so far
             return
-        accepted = verified.accepted
-        drawn = [verified.drawn[node] for node in range(accepted, len(verified.draft.tokens))]
-        before, old = window.tokens[accepted + 1 :], window.unchanged[accepted + 1 :]
+        grown = len(verified.tokens)  # the accepted guesses, the token after them, and tokens that a constraint forces
+        nodes = (node for node in range(grown - 1, len(verified.draft.tokens)) if node in verified.drawn)
+        drawn = [verified.drawn[node] for node in nodes]
+        before, old = window.tokens[grown:], window.unchanged[grown:]
         window.unchanged = [*(a == b for a, b in zip(drawn, before, strict=False)), *old[len(drawn) :]]
         window.tokens = [*drawn[: len(before)], *before[len(drawn) :]]
 

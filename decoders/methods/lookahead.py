@@ -74,7 +74,7 @@ class LookaheadDrafter(Drafter):
         for rank, ngram in enumerate(reversed(self._ngrams.get(context.tokens[-1], OrderedDict()))):
             node = -1
             for depth, token in enumerate(ngram[: len(context.widths)]):
-                child = next((child for child in draft.children(node) if draft.tokens[child] == token), None)
+                child = draft.child(node, token)
                 if child is None:
                     child = draft.add(token, node, ("lookahead", depth, min(rank, 3)), planner)
                 if child is None:

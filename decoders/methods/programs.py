@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from tot.decoders.budget import Meter
+from tot.decoders.constraint import Constraint
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.sequence import Call, Handle, PolicyFactory
 from tot.decoders.engine.text import Encoded, TextCodec
@@ -50,6 +51,8 @@ class ProgramHandle(Handle):
         self.limits = engine.limits(self.request, self.prompt)
         growth = self.limits.text + engine.codec.after_rationale(self.request) + method.draft_rows
         engine.check_slots(self.request, len(self.prompt), growth)
+        if self.request.constraint is not None:  # compile it here, not in the engine's thread
+            engine.grammars.matcher(self.request.constraint)
         self._started = time.monotonic()
         self._samples = [Sample(self, index) for index in range(request.sampling.n)]
         self.calls = [call for sample in self._samples for call in sample.begin(program(sample))]
@@ -139,6 +142,7 @@ class Sample:
         policy: PolicyFactory | None = None,
         streamed: int | None = 0,
         awaits: str | None = "",
+        constraint: Constraint | None = None,
         **sampling: Any,
     ) -> Call:
         """Return a call that continues the prompt and the tokens `after` it, `drawn` of which were sampled.
@@ -156,7 +160,13 @@ class Sample:
         prompt = Encoded((*self.prompt, *after))
         prompt.awaits = awaits if after else self.awaits
         changes = {"prompt": prompt, "sampling": own.model_copy(update={**place, **sampling})}
-        changes |= {"answer_trigger": None, "choices": (), "close_choices": False, "steps": ()}
+        changes |= {
+            "answer_trigger": None,
+            "choices": (),
+            "close_choices": False,
+            "steps": (),
+            "constraint": constraint,
+        }
         handle = _CallHandle(self, streamed)
         return Call(self.request.model_copy(update=changes), policy or self.handle.policy, handle)
 
@@ -177,7 +187,8 @@ class Sample:
         self.emit(trigger)
         begun = replace(rationale, text=rationale.text + trigger, parts=(*rationale.parts, Part("trigger", trigger)))
         ids = [*after, *self.codec.encode(rest + trigger)]
-        call = self.call(ids, len(rationale.tokens), max_tokens=request.answer_tokens)
+        limit = request.answer_tokens
+        call = self.call(ids, len(rationale.tokens), constraint=request.constraint, max_tokens=limit)
         if request.choices:
             call = call._replace(policy=partial(ScoreChoices, choices=self.codec.encode_choices(request)))
         (answer,) = yield [call]
@@ -211,9 +222,10 @@ def closed(sample: Sample, text: Completion, tokens: Sequence[int], end: str) ->
     used = len(text.tokens)
     most = max(1, sample.total - used) if sampling.thinking.counted else sample.limit
     sample.emit(hint)
-    (answer,) = yield [sample.call(after, used, awaits=None, max_tokens=most)]
+    constraint = sample.request.constraint if sample.request.answer_trigger is None else None
+    (answer,) = yield [sample.call(after, used, awaits=None, constraint=constraint, max_tokens=most)]
     *others, last = answer.parts
-    written = answer.text if hint or sampling.keep_stop else bare_answer(answer.text)
+    written = answer.text if hint or constraint or sampling.keep_stop else bare_answer(answer.text)
     thought = [part for part in text.parts if part.kind == "thinking"]
     thought += [Part("closing", end)] * bool(end)
     parts = (*thought, *[Part("trigger", hint)] * bool(hint), *others, replace(last, text=written))

@@ -22,12 +22,14 @@ from tot.decoders.drafting.drafters import Draft, DraftContext, Drafter, Verifie
 from tot.decoders.drafting.latency_model import latency_model
 from tot.decoders.drafting.planner import AcceptanceStatistics, SpeculationPlanner
 from tot.decoders.engine.engine import Engine
+from tot.decoders.engine.output import Output
 from tot.decoders.engine.radix_cache import Branch
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.engine.sequence import DecodingSequence, Job
 from tot.decoders.methods.autoregressive import Autoregressive
 from tot.decoders.methods.method import Method, MethodOptions, OpenedMethod
+from tot.decoders.models.shapes import Array
 from tot.decoders.request import Purpose
 
 _DRAFT_SEED = 0x3C6EF372FE94F82B
@@ -183,6 +185,7 @@ class Speculative(Autoregressive):
     def run(self, sequence: DecodingSequence) -> list[Chunk]:
         cache, output, want = self._job.cache, sequence.output, self._speculation.rule.want
         draft = self._speculation.drafts[sequence.key].draft
+        masks = _masks(output, draft) if self._speculation.rule.coupled else {}
         start = len(sequence.branch)
         cache.extend(sequence.branch, sequence.pending)
         root = len(sequence.branch)
@@ -190,12 +193,14 @@ class Speculative(Autoregressive):
         paths = self._paths[output.index] = []
         seen: set[int] = set()
         for leaf in draft.leaves() or [-1]:
-            nodes = [-1, *draft.path(leaf)]
+            nodes = [node for node in (-1, *draft.path(leaf)) if node in masks or not masks]
             read = sum(node in seen for node in nodes)
+            if read == len(nodes):  # the constraint allows no more of it than another path has
+                continue
             branch = cache.fork(sequence.branch) if draft.tokens else sequence.branch
             paths.append(_Path(branch, nodes, read))
             cache.extend(branch, [draft.tokens[node] for node in nodes[1:]])
-            draws = [want(output.draw(ahead)) for ahead in range(read, len(nodes))]
+            draws = [want(output.draw(ahead, masks.get(nodes[ahead]))) for ahead in range(read, len(nodes))]
             chunks.append(Chunk(branch, root + read - 1 if read else start, len(branch), draws))
             seen.update(nodes)
         probes = self._probes[output.index] = []
@@ -218,16 +223,24 @@ class Speculative(Autoregressive):
             drawn.update(zip(path.nodes[path.read :], next(rows), strict=True))
         probed = [next(rows)[0].token for _ in probes]
         nodes: list[int] = []
+        grown: list[int] = []
         node: int | None = -1
         while node is not None:
             parent = node
             sampled, node = speculation.rule.choose(drawn[parent], output.draw(), draft, parent)
             missed = speculation.learn(context, draft, parent, node)
+            grown.append(sampled.token)
             if output.add(sampled):
                 break
             nodes += [] if node is None else [node]
+            for token in output.force():
+                grown.append(token)
+                node = None if node is None else draft.child(node, token)
+                nodes += [] if node is None else [node]
+            if output.finish_reason is not None:
+                break
         accepted = len(nodes)
-        sequence.pending = [sampled.token]
+        sequence.pending = grown[accepted:]
         forks = probes
         if draft.tokens:
             followed = next(path.branch for path in paths if path.nodes[1 : accepted + 1] == nodes)
@@ -241,7 +254,6 @@ class Speculative(Autoregressive):
         if speculation.config.trajectory:
             output.trajectory.append((len(output.tokens) - accepted - 1, tuple(draft.tokens)))
         by_node = {node: sampled.token for node, sampled in drawn.items()}
-        grown = [*(draft.tokens[node] for node in nodes), sampled.token]
         speculation.observe(Verified(context, draft, by_node, probed, accepted, grown))
         if output.finish_reason is not None:
             speculation.end(sequence.key)
@@ -253,6 +265,18 @@ class Speculative(Autoregressive):
         for sequence in self._sequences or ():
             self._speculation.end(sequence.key)
         super().release()
+
+
+def _masks(output: Output, draft: Draft) -> dict[int, Array]:
+    """Return the mask after each node of a draft up to which the constraint allows it; empty without a constraint."""
+    if output.matcher is None:
+        return {}
+    states = {-1: output.matcher}
+    for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
+        if parent in states and states[parent].allows(token):
+            states[node] = states[parent].fork()
+            states[node].advance(token)
+    return {node: state.mask for node, state in states.items()}
 
 
 def speculate(engine: Engine, drafter: Drafter, config: SpeculativeConfig) -> OpenedMethod:

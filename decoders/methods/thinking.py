@@ -17,7 +17,17 @@ from tot.decoders.engine.sequence import ThinkingPiece
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.methods.programs import Call, Program, Sample, answered, closed
 from tot.decoders.request import Completion, Part, ThinkingOptions, Usage
-from tot.decoders.thinking import Thinking, before_tag, closings, empty_thinking, end_of, find_thinking, forced_end
+from tot.decoders.thinking import (
+    FINAL,
+    MESSAGE_END,
+    Thinking,
+    before_tag,
+    closings,
+    empty_thinking,
+    end_of,
+    find_thinking,
+    forced_end,
+)
 
 TRIES = 2
 """Consecutive tries that must agree."""
@@ -45,8 +55,12 @@ def think_then_answer(sample: Sample) -> Program:
             return (yield from closed(sample, _NOTHING, (), end))
     if sampling.keep_stop:
         return (yield from _piece(sample))
-    if (options.settle or options.waits) and sample.thinking_limit and (yield from _thinks(sample)):
+    constraint = sample.request.constraint  # on the answer, so the thinking ends before it begins
+    in_pieces = constraint is not None or options.settle or options.waits
+    if in_pieces and awaits is not None and sample.thinking_limit and (yield from _thinks(sample)):
         return (yield from _in_pieces(sample))
+    if constraint is not None:
+        return (yield from closed(sample, _NOTHING, (), FINAL if codec.message_end is not None else ""))
     (text,) = yield [sample.rationale()]
     return (yield from answered(sample, text))
 
@@ -105,10 +119,13 @@ def _in_pieces(sample: Sample) -> Program:
             break
         probe = [_try_call(sample, fed, found)] if options.settle else []
     text = replace(text, parts=(Part("thinking", before_tag(found.text, found.awaits), len(text.tokens)),))
-    if text.finish_reason in ("budget", "cancelled") or (text.finish_reason == "eos" and not found.awaits):
+    answers = found.awaits or sample.request.constraint
+    if text.finish_reason in ("budget", "cancelled") or (text.finish_reason == "eos" and not answers):
         return replace(text, text="", parts=(*text.parts, Part("exact", "")))
     written = codec.decode(fed)
     kept, end = forced_end(written, begun) or (written, "")
+    if sample.request.constraint is not None and written.endswith(MESSAGE_END):
+        end = empty_thinking(codec.opening, follows=True)
     return (yield from closed(sample, text, codec.beginning(fed, kept), end))
 
 

@@ -76,13 +76,15 @@ static inline float weight(float score, float top, float min) {
     return score < min ? 0.0f : power;
 }
 
-// The sampling options of a row. min_p is a logarithm. No filter: top_k 0, top_p 1, min_p -infinity.
+// The sampling options of a row. min_p is a logarithm. No filter: top_k 0, top_p 1, min_p -infinity. Bit t of mask, from
+// the lowest of its first word, allows token t; NULL allows all.
 typedef struct {
     float temperature;
     float min_p;
     double top_p;
     int64_t top_k;
     int64_t key;
+    const uint32_t *mask;
 } Sampling;
 
 // The tokens that filters keep: score / temperature above `score`, or equal to it and the token id at most `last`.
@@ -97,6 +99,7 @@ typedef struct {
     float *weights;    // (vocabulary,)
     int32_t *tokens;   // (vocabulary,)
     float *group_max;  // (vocabulary,): the maximum of each GROUP of `scaled`, then of each GROUP of these
+    float *allowed;    // (vocabulary,): scores, -infinity where the mask forbids the token
 } Scratch;
 
 // Integers in the order of the floats; -0 equals 0.
@@ -150,8 +153,15 @@ static Threshold filter_by_mass(Scratch scratch, int64_t vocabulary, double mass
 }
 
 static Scratch scratch_of(float *scratch, int64_t vocabulary, int thread) {
-    float *own = scratch + 4 * vocabulary * thread;
-    return (Scratch){own, own + vocabulary, (int32_t *)(own + 2 * vocabulary), own + 3 * vocabulary};
+    float *own = scratch + 5 * vocabulary * thread;
+    return (Scratch){own, own + vocabulary, (int32_t *)(own + 2 * vocabulary), own + 3 * vocabulary,
+                     own + 4 * vocabulary};
+}
+
+static const float *masked(const float *scores, int64_t vocabulary, const uint32_t *mask, float *allowed) {
+    for (int64_t token = 0; token < vocabulary; token++)
+        allowed[token] = mask[token >> 5] >> (token & 31) & 1 ? scores[token] : -INFINITY;
+    return allowed;
 }
 
 static Threshold filter_tokens(const float *scores, int64_t vocabulary, Sampling sampling, Scratch scratch) {
@@ -168,7 +178,7 @@ static Threshold filter_tokens(const float *scores, int64_t vocabulary, Sampling
     if (has_top_k) {  // keeps ties of the last token
         for (int64_t token = 0; token < vocabulary; token++) scratch.weights[token] = 1.0f;
         if (sampling.top_k <= groups) {  // the k-th largest maximum of a group is a lower bound
-            const Scratch above = {scratch.group_max, scratch.weights, scratch.tokens, scratch.group_max + groups};
+            const Scratch above = {scratch.group_max, scratch.weights, scratch.tokens, scratch.group_max + groups, NULL};
             for (int64_t group = 0; group < groups; group += GROUP) above.group_max[group / GROUP] = top;
             threshold.score = filter_by_mass(above, groups, (double)sampling.top_k, -INFINITY, top).score;
         }
@@ -257,7 +267,7 @@ static float normaliser(const float *scores, int64_t vocabulary) {
 }
 
 // Rows of logits to read. Shapes: logits (rows, vocabulary); hashes (vocabulary,), of token ids; draws (rows,); tokens
-// (rows, count); logprobs (rows,) or NULL; scratch (threads, 4, vocabulary).
+// (rows, count); logprobs (rows,) or NULL; scratch (threads, 5, vocabulary).
 typedef struct {
     const float *logits;
     int64_t rows, vocabulary;
@@ -272,9 +282,12 @@ typedef struct {
 static void read_row(const Job *job, int64_t row, int thread) {
     const float *scores = job->logits + row * job->vocabulary;
     int64_t *tokens = job->tokens + row * job->count;
-    if (!job->logprobs || tokens[0] < 0)
-        top_tokens(scores, job->vocabulary, job->hashes, job->draws[row],
-                   scratch_of(job->scratch, job->vocabulary, thread), job->count, tokens);
+    if (!job->logprobs || tokens[0] < 0) {
+        const Scratch scratch = scratch_of(job->scratch, job->vocabulary, thread);
+        const uint32_t *mask = job->draws[row].mask;
+        top_tokens(mask ? masked(scores, job->vocabulary, mask, scratch.allowed) : scores, job->vocabulary, job->hashes,
+                   job->draws[row], scratch, job->count, tokens);
+    }
     if (!job->logprobs) return;
     if (tokens[0] < 0) tokens[0] = 0;
     job->logprobs[row] = scores[tokens[0]] - normaliser(scores, job->vocabulary);

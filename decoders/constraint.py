@@ -1,0 +1,57 @@
+"""Constraint: which texts a request allows as its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    PydanticUserError,
+    TypeAdapter,
+    model_validator,
+)
+
+
+def _schema_of(given: Any) -> Any:
+    """Return the JSON schema of a type, such as a pydantic model, `list[int]` or `dict`; a mapping stays."""
+    if given is None or isinstance(given, Mapping):
+        return given
+    try:
+        return TypeAdapter(given).json_schema()
+    except (PydanticUserError, TypeError, NameError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{given!r} has no JSON schema ({reason}): give a mapping, or a type of pydantic") from None
+
+
+class Constraint(BaseModel):
+    """The texts that an answer may be: exactly one of the fields is set.
+
+    The model draws only tokens with which the answer can still become such a text, and may end it only where it is one.
+    It applies after the model's thinking or the request's `answer_trigger`, otherwise from the start.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    choices: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)] | None = None
+    """Whole answers, of which the model writes one. A prompt that ends without a blank may need choices with one."""
+    regex: str | None = None
+    """A regular expression that the whole answer matches, in the syntax of Rust's `regex`, without look-around and
+    back-references."""
+    json_schema: Annotated[Mapping[str, JsonValue] | None, BeforeValidator(_schema_of)] = None
+    """A JSON schema, or a type that pydantic describes by one: a model class, `list[int]`, or `dict` for any object.
+    The answer is JSON on one line in this form: {"a": 1, "b": [1, 2]}. Properties come in the schema's order."""
+    lark: str | None = None
+    """A context-free grammar in llguidance's variant of Lark, whose first rule is `start`."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Constraint:
+        given = [name for name in type(self).model_fields if getattr(self, name) is not None]
+        if len(given) != 1:
+            named = " and ".join(given) or "none"
+            raise ValueError(f"a constraint is one of {', '.join(type(self).model_fields)}, not {named}")
+        return self
