@@ -39,13 +39,13 @@ class Constraint(BaseModel):
 
     choices: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)] | None = None
     """Whole answers, of which the model writes one. A prompt that ends without a blank may need choices with one."""
-    regex: str | None = None
+    regex: Annotated[str, Field(min_length=1)] | None = None
     """A regular expression that the whole answer matches, in the syntax of Rust's `regex`, without look-around and
     back-references."""
     json_schema: Annotated[Mapping[str, JsonValue] | None, BeforeValidator(_schema_of)] = None
     """A JSON schema, or a type that pydantic describes by one: a model class, `list[int]`, or `dict` for any object.
     The answer is JSON on one line in this form: {"a": 1, "b": [1, 2]}. Properties come in the schema's order."""
-    lark: str | None = None
+    lark: Annotated[str, Field(min_length=1)] | None = None
     """A context-free grammar in llguidance's variant of Lark, whose first rule is `start`."""
 
     @model_validator(mode="after")
@@ -54,4 +54,8 @@ class Constraint(BaseModel):
         if len(given) != 1:
             named = " and ".join(given) or "none"
             raise ValueError(f"a constraint is one of {', '.join(type(self).model_fields)}, not {named}")
+        try:
+            self.model_dump_json()
+        except ValueError:
+            raise ValueError("the constraint is not valid Unicode: it has a lone surrogate") from None
         return self

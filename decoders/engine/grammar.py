@@ -102,7 +102,7 @@ def _reason(error: str) -> str:
     error = " ".join(error.removesuffix("<non-verbose/>").split())
     if error == "NoExtensionBias":
         return "no text meets it: correct it"
-    return f"{error[:500]}: {'simplify' if 'too' in error.lower() else 'correct'} it"
+    return f"{error[:200]}: {'simplify' if 'too' in error.lower() else 'correct'} it"
 
 
 class Matcher:

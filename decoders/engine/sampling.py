@@ -149,7 +149,7 @@ def pack_draws(reads: Sequence[Draw | int | Raw], vocab: int) -> bytes:
             min(target.top_k, vocab),
             noise_key(target),
             0 if target.mask is None else address(target.mask, np.uint32),
-        )  # fmt: skip
+        )
         if isinstance(target, Draw)
         else empty
         for target in reads

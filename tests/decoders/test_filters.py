@@ -25,6 +25,7 @@ draws = st.builds(
     st.integers(0, 2**64 - 1),
     st.integers(0, 100),
     st.integers(0, 5000),
+    mask=st.none(),
 )
 shapes = st.sampled_from(["plain", "ties", "bfloat16", "equal", "wide", "masked", "nothing"])
 
