@@ -60,7 +60,8 @@ def think_then_answer(sample: Sample) -> Program:
     if in_pieces and awaits is not None and sample.thinking_limit and (yield from _thinks(sample)):
         return (yield from _in_pieces(sample))
     if constraint is not None:
-        return (yield from closed(sample, _NOTHING, (), FINAL if codec.message_end is not None else ""))
+        begins = FINAL if awaits is not None and codec.message_end is not None else ""
+        return (yield from closed(sample, _NOTHING, (), begins))
     (text,) = yield [sample.rationale()]
     return (yield from answered(sample, text))
 

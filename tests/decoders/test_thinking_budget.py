@@ -12,8 +12,9 @@ import pytest
 from pydantic import ValidationError
 from tokenizers import AddedToken
 
-from tot.decoders import Completion, Message, Request, Sampling
+from tot.decoders import Completion, Constraint, Message, Request, Sampling
 from tot.decoders.engine.engine import Engine
+from tot.decoders.engine.grammar import Grammars, Matcher
 from tot.decoders.engine.output import Output
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.engine.sequence import ThinkingPiece
@@ -82,10 +83,15 @@ class Script:
         self.tried: Callable[[str], str] = lambda thinking: answer
         """The text of a try after some thinking."""
         self.calls: list[Sampling] = []
+        self.constrained: list[str] = []
+        """The prompts of calls with a constraint."""
+        self.matcher: Matcher | None = None
 
     def next(self, written: list[int]) -> int:
         if written == self.whole[: len(written)]:
-            return self.whole[len(written)]
+            token = self.whole[len(written)]
+            if self.matcher is None or self.matcher.allows(token):
+                return token
         text = self.codec.decode(written)
         mark = max((*closings(), "<|message|>"), key=text.rfind)
         thinking, _, rest = text.rpartition(mark)
@@ -96,9 +102,9 @@ class Script:
         lengths = [len(self.codec.decode(ids[: i + 1])) for i in range(len(ids))]
         return next((i for i, length in zip(ids, lengths, strict=True) if length > len(rest)), self.end)
 
-    def decode(self, messages: tuple[Message, ...] = USER, **sampling: Any) -> Completion:
+    def decode(self, messages: tuple[Message, ...] = USER, constraint: Any = None, **sampling: Any) -> Completion:
         """Decode a request as an engine with a context of 600 tokens does."""
-        request = Request(prompt=messages, sampling=Sampling(**sampling))
+        request = Request(prompt=messages, sampling=Sampling(**sampling), constraint=constraint)
         codec, options = self.codec, self.codec.options_of(request)
         cache, runner = SimpleNamespace(capacity=2000), SimpleNamespace(context=600)
         engine: Any = SimpleNamespace(codec=codec, runner=runner, cache=cache, wake=lambda: None)
@@ -123,13 +129,21 @@ class Script:
     def _run(self, engine: Any, request: Request, prompt: int) -> Completion:
         sampling: Any = request.sampling
         self.calls.append(sampling)
+        matcher = None
+        if request.constraint is not None:
+            matcher = Grammars(self.codec, len(self.codec.tokenizer)).matcher(request.constraint)
+            self.constrained.append(self.codec.decode(request.prompt))  # type: ignore[arg-type]
         ids: Any = request.prompt
         limits = Engine.limits(engine, request, ids)
-        output = Output(self.codec, sampling, 0, limits.text, self.codec.awaits(ids), limits.thinking, limits.total)
-        written = list(ids[prompt:])
+        output = Output(
+            self.codec, sampling, 0, limits.text, self.codec.awaits(ids), limits.thinking, limits.total, matcher
+        )
+        self.matcher = matcher
+        written = [*ids[prompt:], *output.force()]
         while output.finish_reason is None:
             written.append(self.next(written))
             output.add(Sampled(written[-1], -0.1))
+            written += output.force()
         return output.completion(0.0)
 
 
@@ -160,6 +174,35 @@ def test_a_text_has_an_answer_wherever_its_thinking_is_cut(tokenizer: Any, name:
                 assert completion.parts[0].tokens <= max(thinking, len(codec.encode_control(family.opening))) or (
                     thinking == 300
                 )
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_constraint_begins_after_the_thinking(tokenizer: Any, name: str) -> None:
+    family = FAMILIES[name]
+    codec = codec_of(tokenizer, family)
+    for seed in range(8):
+        answer = f'{{"n": {seed}}}'
+        script = Script(codec, family, words(seed), answer)
+        for thinking in (0, 1, 7, 40, 300):
+            constraint = Constraint(json_schema={"type": "object", "properties": {"n": {"type": "integer"}}})
+            completion = script.decode(thinking=thinking, max_tokens=30, constraint=constraint)
+            assert (completion.text, completion.finish_reason) == (answer, "eos"), (seed, thinking, completion.parts)
+            assert script.thinking.startswith(completion.thinking.strip("\n"))
+            assert 0 < completion.usage.masked_tokens + completion.usage.forced_tokens <= len(completion.tokens)
+            prompt = script.constrained.pop()
+            ends = ("</think>", "[/THINK]", COMMAND[1], "</seed:think>", "<channel|>", "final<|message|>")
+            assert prompt.rstrip("\n").endswith(ends)
+            assert not script.constrained
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gpt-oss"])
+def test_a_text_without_thinking_is_constrained_from_its_start(tokenizer: Any, name: str) -> None:
+    codec = codec_of(tokenizer, FAMILIES[name])
+    direct = Family("", FAMILIES[name].closing.partition("<|start|>assistant")[2], "")
+    script = Script(codec, direct, "", "It is 5.")
+    completion = script.decode(max_tokens=30, constraint=Constraint(regex="It is [0-9]\\."))
+    assert (completion.text, completion.thinking) == ("It is 5.", "")
+    assert script.constrained.pop().endswith("<|channel|>final<|message|>" if name == "gpt-oss" else "assistant\n")
 
 
 SWITCHES = [
