@@ -48,12 +48,15 @@ class Constraint(BaseModel):
     lark: Annotated[str, Field(min_length=1)] | None = None
     """A context-free grammar in llguidance's variant of Lark, whose first rule is `start`."""
 
+    @property
+    def kind(self) -> str:
+        """The name of the field that is set."""
+        return " and ".join(name for name in type(self).model_fields if getattr(self, name) is not None)
+
     @model_validator(mode="after")
     def _one(self) -> Constraint:
-        given = [name for name in type(self).model_fields if getattr(self, name) is not None]
-        if len(given) != 1:
-            named = " and ".join(given) or "none"
-            raise ValueError(f"a constraint is one of {', '.join(type(self).model_fields)}, not {named}")
+        if self.kind not in (names := type(self).model_fields):
+            raise ValueError(f"a constraint is one of {', '.join(names)}, not {self.kind or 'none'}")
         try:
             self.model_dump_json()
         except ValueError:

@@ -18,6 +18,7 @@ from tot.decoders.budget import Meter
 from tot.decoders.errors import OptionError, validated
 from tot.decoders.remote.body import Prompt, extended, seed_of
 from tot.decoders.remote.choices import Choices
+from tot.decoders.remote.constraint import constraint_fields
 from tot.decoders.remote.loop import LoopThread, together
 from tot.decoders.remote.options import KEY_VARIABLE, RemoteOptions
 from tot.decoders.remote.reply import ServerReply
@@ -97,7 +98,10 @@ class RemoteDecoder:
         """Return the completions of one request."""
         if request.choices and request.answer_trigger is None:
             return [await self._scored(request.prompt, request, meter)]
-        samples = await self._sampler.samples(request.prompt, request.sampling, meter)
+        fields = {}
+        if request.answer_trigger is None:
+            fields = constraint_fields(request.constraint, request.prompt, self.server)
+        samples = await self._sampler.samples(request.prompt, request.sampling, meter, fields)
         return await together([partial(self._answered, request, i, sample, meter) for i, sample in enumerate(samples)])
 
     async def _answered(self, request: Request, index: int, rationale: Completion, meter: Meter) -> Completion:
@@ -111,7 +115,8 @@ class RemoteDecoder:
             return begun.then(await self._scored(prompt, request, meter))
         seed = seed_of(request.sampling.seed, index, "answer")
         sampling = request.sampling.model_copy(update={"max_tokens": request.answer_tokens, "seed": seed, "n": 1})
-        (answer,) = await self._sampler.samples(prompt, sampling, meter)
+        fields = constraint_fields(request.constraint, prompt, self.server)
+        (answer,) = await self._sampler.samples(prompt, sampling, meter, fields)
         return begun.then(answer)
 
     async def _scored(self, prompt: Prompt, request: Request, meter: Meter) -> Completion:

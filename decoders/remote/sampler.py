@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -102,8 +103,10 @@ class Sampler:
             client.warn(message, client, prompt, characters)
         return Usage(prompt, min(prompt, tokens.cached_tokens or 0), tokens.completion_tokens or 0)
 
-    async def samples(self, prompt: Prompt, sampling: Sampling, meter: Meter) -> list[Completion]:
-        """Draw n samples of a prompt.
+    async def samples(
+        self, prompt: Prompt, sampling: Sampling, meter: Meter, fields: Mapping[str, Any]
+    ) -> list[Completion]:
+        """Draw n samples of a prompt, with additional request fields.
 
         Raises OptionError if the server ignores a filter, or does not continue messages and must (`keep_stop`).
         """
@@ -112,15 +115,15 @@ class Sampler:
         done: list[Completion] = []
         if n == 1 or self._takes_n:
             try:
-                done = (await self._drawn(prompt, sampling, 0, n, meter))[:n]
+                done = (await self._drawn(prompt, sampling, 0, n, meter, fields))[:n]
             except RefusedError:  # whatever the message: the server may support only one sample per request
                 if n == 1:
                     raise
-                done = await self._drawn(prompt, sampling, 0, 1, meter)
+                done = await self._drawn(prompt, sampling, 0, 1, meter, fields)
         if len(done) < n:
             if done and done[0] is not CUT:  # n samples were requested, one was returned
                 self._takes_n = False
-            rest = [partial(self._drawn, prompt, sampling, i, 1, meter) for i in range(len(done), n)]
+            rest = [partial(self._drawn, prompt, sampling, i, 1, meter, fields) for i in range(len(done), n)]
             done += [samples[0] for samples in await together(rest)]
         if n > 2 and len({sample.text for sample in done}) == 1 and len(done[0].text) > _MAX_COINCIDENCE:
             message = "all %d samples at temperature %g have the same text: check whether the server caches its replies"
@@ -146,10 +149,13 @@ class Sampler:
         if prefix_of(prompt):
             warn(f"{problem}: it may start a new reply instead")
 
-    async def _drawn(self, prompt: Prompt, sampling: Sampling, index: int, n: int, meter: Meter) -> list[Completion]:
+    async def _drawn(
+        self, prompt: Prompt, sampling: Sampling, index: int, n: int, meter: Meter, fields: Mapping[str, Any]
+    ) -> list[Completion]:
         """Draw n samples, or fewer if the server returns fewer; the first has this index."""
         start = time.monotonic()
         path, body = body_of(prompt, sampling, self.options, self.client.server, index, n)
+        body |= fields
         try:
             reply, usage = await self.ask(meter, path, body)
             if sampling.keep_stop and "stop" in body and any(choice.stopped_blank for choice in reply.choices):

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from tot.decoders.constraint import Constraint
 from tot.decoders.request import Message
 from tot.decoders.serving.errors import invalid
 
@@ -162,6 +163,7 @@ class DecodingFields(Body):
     choices: Annotated[list[str], Field(max_length=128)] = []
     """The reply's `choice_logprobs` has the logprob (`total`, nats) and the number of `tokens` of each choice."""
     close_choices: bool = False
+    constraint: Constraint | None = None
     return_token_ids: bool = False
     """Include the new tokens (`token_ids`), their logprobs (`token_logprobs`) and the finish reason (`finish`: stop,
     eos, length, ...) in each choice."""

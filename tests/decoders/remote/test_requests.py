@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tot.decoders import Message, OptionError, Request, RequestError, Sampling
+from tot.decoders import Constraint, Message, OptionError, Request, RequestError, Sampling
 
 TWO = {"continue_final_message": True, "add_generation_prompt": False}
 
@@ -221,3 +221,62 @@ def test_token_ids_cannot_be_continued_in_text(remote: Any) -> None:
 def test_invalid_options_are_named(remote: Any, options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(OptionError, match=complaint):
         remote(**options)
+
+
+# -- constraints --------------------------------------------------------------------------------------------------
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}}
+FIELDS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("vllm", {"json_schema": SCHEMA}, {"structured_outputs": {"json": SCHEMA}}),
+    ("vllm", {"choices": ("a", "b")}, {"structured_outputs": {"choice": ["a", "b"]}}),
+    ("vllm", {"lark": "start: /a/"}, {"structured_outputs": {"grammar": "start: /a/"}}),
+    ("sglang", {"json_schema": SCHEMA}, {"response_format": FORMAT}),
+    ("sglang", {"choices": ("a.", "b")}, {"regex": r"a\.|b"}),
+    ("llama-server", {"json_schema": SCHEMA}, {"json_schema": SCHEMA}),
+    ("llama-server", {"choices": ('"a"', "b\n")}, {"grammar": r'root ::= "\"a\"" | "b\n"'}),
+    ("ollama", {"json_schema": SCHEMA}, {"response_format": FORMAT}),
+    ("openai", {"json_schema": SCHEMA}, {"response_format": FORMAT}),
+    ("tot", {"regex": "a+"}, {"constraint": {"regex": "a+"}}),
+]
+
+
+@pytest.mark.parametrize(("kind", "given", "fields"), FIELDS)
+def test_a_constraint_is_sent_in_the_form_of_the_server(
+    server: Any, remote: Any, kind: str, given: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    request = Request(prompt=chat("q"), constraint=Constraint(**given))
+    free = Request(prompt=chat("q"))
+    remote(server=kind).generate([request, free])
+    constrained, other = (asked.body for asked in server.posts)
+    if not any(name in constrained for name in fields):
+        constrained, other = other, constrained
+    assert {name: value for name, value in constrained.items() if name not in other} == fields
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "message"),
+    [
+        (
+            "openai",
+            {"regex": "a"},
+            "OpenAI's protocol has no constraint of the kind regex: use json_schema, vLLM or tot",
+        ),
+        ("llama-server", {"lark": "start: /a/"}, "llama-server has no constraint of the kind lark"),
+        ("ollama", {"choices": ("a",)}, "Ollama has no constraint of the kind choices"),
+    ],
+)
+def test_a_constraint_that_a_server_lacks_is_refused(
+    server: Any, remote: Any, kind: str, given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        remote(server=kind).generate([Request(prompt=chat("q"), constraint=Constraint(**given))])
+    with pytest.raises(RequestError, match="has JSON schemas in chats only: give the prompt as messages"):
+        remote(server="openai").generate([Request(prompt="q", constraint=Constraint(json_schema=SCHEMA))])
+    assert server.posts == []
+
+
+def test_only_the_answer_after_a_trigger_is_constrained(server: Any, remote: Any) -> None:
+    request = Request(prompt=chat("q"), answer_trigger=" So", constraint=Constraint(choices=("a",)))
+    remote(server="vllm").generate([request])
+    assert ["structured_outputs" in asked.body for asked in server.posts] == [False, True]

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from tot.decoders import Message, Request, Sampling
+from tot.decoders import Constraint, Message, Request, Sampling, load_decoder
 
 HOT = {"temperature": 1.0, "max_tokens": 24, "seed": 11}
 
@@ -242,3 +242,24 @@ def test_an_invalid_option_is_reported_when_its_decoder_is_requested(serve: Any,
         with pytest.raises(openai.BadRequestError, match=r"decoder sd, option k: .*"):
             client.chat.completions.create(model="tiny:sd", messages=says("Hm."))
         assert client.chat.completions.create(model="tiny", messages=says("Hm."), max_tokens=2).choices
+
+
+def test_a_constraint_is_that_of_the_local_decoder(server: Any, client: openai.OpenAI, says: Any) -> None:
+    constraint = Constraint(
+        json_schema={"type": "object", "properties": {"a": {"enum": ["x", "yy"]}}, "required": ["a"]}
+    )
+    about = {"model": "tiny", "messages": says("Say."), **HOT}
+    reply = client.chat.completions.create(extra_body={"constraint": constraint.model_dump(exclude_none=True)}, **about)
+    request = Request(prompt=(Message(role="user", content="Say."),), sampling=Sampling(**HOT), constraint=constraint)
+    (expected,) = server.decoder.generate([request])
+    assert reply.choices[0].message.content == expected.text
+    assert expected.text.startswith('{"a": ')
+    with load_decoder("openai", "tiny", base_url=f"{server.url}/v1") as remote:
+        assert remote.generate([request])[0].tokens == expected.tokens
+    for bad, message in (
+        ({"regex": "(a"}, "unclosed group"),
+        ({"regex": "a", "lark": "start: /a/"}, "a constraint is one of choices, regex, json_schema, lark"),
+        ({"choices": []}, "at least 1 item"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=message):
+            client.chat.completions.create(extra_body={"constraint": bad}, **about)
