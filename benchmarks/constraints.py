@@ -1,8 +1,8 @@
 """The benchmark `constraints`: samples under a JSON schema of ten fields, and free texts of the same prompt and length.
 
-Both sides decode all branches in packed forward passes. Free texts ignore end tokens, up to the mean length of the
-constrained texts of the same round. Tokens for which the schema leaves no choice take no forward pass of their own:
-without that, a text would take a forward pass for each of its tokens.
+Both sides decode all branches in packed forward passes. Each free text ignores end tokens, up to the length of the
+constrained text of the same branch and round. Tokens for which the schema leaves no choice take no forward pass of
+their own; without that, a text would take one for each of its tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rich.console import Console
 
 from benchmarks.engines import about, forget
 from benchmarks.harness import RATE, Bench, BenchOptions, Measured, Metric, by_metric, plain, timed
-from tot.decoders import Constraint, LocalDecoder, Message, Request, Sampling, load_decoder
+from tot.decoders import Constraint, LocalDecoder, Message, Request, Sampling, Usage, load_decoder
 
 CONSTRAINED, FREE = "constrained", "unconstrained"
 _PROMPT = (Message(role="user", content="Invent a book in a library, and describe it as JSON."),)
@@ -57,8 +57,8 @@ class Work(NamedTuple):
     """The work of one round."""
 
     seed: int
-    length: int
-    """Tokens of a free text."""
+    lengths: tuple[int, ...] = ()
+    """Tokens of each free text."""
 
 
 def run(asked: Options, console: Console) -> None:
@@ -69,8 +69,8 @@ def run(asked: Options, console: Console) -> None:
         sides = {name: partial(_measured, decoder, asked, name == CONSTRAINED) for name in (CONSTRAINED, FREE)}
 
         def work(_: Any, turn: int) -> Work:
-            length = _measured(decoder, asked, True, Work(turn, 0))["tokens"] // asked.branches
-            return Work(turn, max(1, length))
+            texts = decoder.generate(_requests(asked, True, Work(turn)))
+            return Work(turn, tuple(max(1, len(text.tokens)) for text in texts))
 
         title = f"{asked.model}: {asked.branches} samples of ten fields, T = {asked.temperature}"
         bench.compare(
@@ -83,25 +83,30 @@ def run(asked: Options, console: Console) -> None:
         )
 
 
-def _measured(decoder: LocalDecoder, asked: Options, constrained: bool, work: Work) -> Measured:
-    sampling = Sampling(
-        max_tokens=asked.max_tokens if constrained else work.length,
-        temperature=asked.temperature,
-        n=asked.branches,
-        seed=work.seed,
-        ignore_eos=not constrained,
-    )
+def _requests(asked: Options, constrained: bool, work: Work) -> list[Request]:
+    """Return a request for each branch."""
     constraint = Constraint(json_schema=Book) if constrained else None
-    request = Request(prompt=_PROMPT, sampling=sampling, constraint=constraint)
+    limits = [asked.max_tokens] * asked.branches if constrained else work.lengths
+    heat, free = asked.temperature, not constrained
+    samplings = (
+        Sampling(max_tokens=limit, temperature=heat, sample=i, seed=work.seed, ignore_eos=free)
+        for i, limit in enumerate(limits)
+    )
+    return [Request(prompt=_PROMPT, sampling=sampling, constraint=constraint) for sampling in samplings]
+
+
+def _measured(decoder: LocalDecoder, asked: Options, constrained: bool, work: Work) -> Measured:
+    requests = _requests(asked, constrained, work)
     forget(decoder)
-    seconds, texts = timed(lambda: decoder.generate([request]))
+    seconds, texts = timed(lambda: decoder.generate(requests))
     for text in texts:
         if constrained and text.finish_reason == "eos":
             Book.model_validate_json(text.text)
+    usage = sum((text.usage for text in texts), Usage())
     return {
         "seconds": seconds,
         "texts": len(texts),
-        "tokens": sum(text.usage.new_tokens for text in texts),
-        "forwards": sum(text.usage.forwards for text in texts),
-        "forced": sum(text.usage.forced_tokens for text in texts),
+        "tokens": usage.new_tokens,
+        "forwards": usage.forwards,
+        "forced": usage.forced_tokens,
     }

@@ -215,7 +215,7 @@ class Usage:
     forced_tokens: int = 0
     """New tokens for which a constraint left no choice. They join the forward pass of the next token."""
     masked_tokens: int = 0
-    """New tokens that were drawn from those that a constraint allows."""
+    """New tokens that were drawn from the tokens that a constraint allows."""
 
     @property
     def acceptance_rate(self) -> float | None:

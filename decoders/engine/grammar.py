@@ -98,7 +98,7 @@ def _short(given: str) -> str:
 
 
 def _reason(error: str) -> str:
-    """Return an error of llguidance on one line, and what to do."""
+    """Return an error of llguidance on one line, with a remedy."""
     error = " ".join(error.removesuffix("<non-verbose/>").split())
     if error == "NoExtensionBias":
         return "no text meets it: correct it"

@@ -98,6 +98,13 @@ def test_the_guides_ask_and_tell_example_prints_the_best_state(python: Any) -> N
     assert (out, err) == ("2.0 ['b', 'b']\n", "")
 
 
+@pytest.mark.real
+def test_the_guides_constrained_example_prints_an_answer(smollm2: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = [code for code in examples("guide.md") if "constraint=" in code]
+    exec(compile(example, "guide.md", "exec", dont_inherit=True), {"__name__": "example"})
+    assert capsys.readouterr().out in ("yes\n", "no\n", "unsure\n")
+
+
 def test_the_guide_describes_every_field_of_a_sample_and_reads_them_with_pandas(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""Constraints that cannot be used are refused at once, with their value and what to do."""
+"""Constraints that cannot be used are refused at once, with their value and a remedy."""
 
 from __future__ import annotations
 

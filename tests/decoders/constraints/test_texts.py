@@ -1,4 +1,4 @@
-"""Constrained texts: the same tokens by all lossless methods, and those of a mask applied by hand."""
+"""Constrained texts: the same tokens by all lossless methods, drawn as with a mask applied by hand."""
 
 from __future__ import annotations
 
