@@ -112,7 +112,7 @@ class Engine:
         jobs = [self._job(call, meter) for call in calls]
         with self._queueing():
             self._inbox += jobs
-        meter.count(new_tokens=sum(len(output.tokens) for job in jobs for output in job.outputs))
+        meter.count(new_tokens=sum(output.forced for job in jobs for output in job.outputs))
 
     def call(self, function: Callable[[], _T]) -> _T:
         """Run a function in the loop's thread between two steps, because only one thread may use the runner."""
@@ -182,12 +182,9 @@ class Engine:
         awaits = self.codec.awaits(request.prompt, options)
         if awaits and request.choices:  # a choice is an answer
             prompt += self.codec.encode_control(end_of(awaits, "\n"))
-        constraint = request.constraint
-        matchers = [constraint and self.grammars.matcher(constraint) for _ in range(sampling.n)]
-        outputs = [
-            Output(self.codec, sampling, i, limits.text, awaits, limits.thinking, limits.total, matcher)
-            for i, matcher in enumerate(matchers)
-        ]
+        matcher = None if request.constraint is None else self.grammars.matcher(request.constraint)
+        own = limits.text, awaits, limits.thinking, limits.total
+        outputs = [Output(self.codec, sampling, i, *own, matcher=matcher and matcher.fork()) for i in range(sampling.n)]
         for output in outputs:
             output.force()
         job = Job(request, prompt, outputs, self.cache, self.codec, meter, handle)

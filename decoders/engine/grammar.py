@@ -6,6 +6,7 @@ import copy
 import json
 import re
 from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -15,13 +16,16 @@ from tot.decoders.engine.text import TextCodec
 from tot.decoders.errors import RequestError
 from tot.decoders.models.shapes import Array
 
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions  # exists in the stubs only
+
 _CACHED = 64
 """Compiled grammars that are kept."""
 _MAX_SIZE = 2**20
 """Maximum number of characters of a constraint; compiling takes up to 0.4 seconds for it."""
 _LIMITS = LLParserLimits(step_max_items=2000, verbose_errors=False)
 """An ambiguous grammar takes more items in each step, up to this number, instead of delaying all requests."""
-_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_FORM: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class Grammars:
@@ -44,10 +48,9 @@ class Grammars:
 
     def _compile(self, given: str) -> Matcher:
         constraint = Constraint.model_validate_json(given)
-        matcher = Matcher(
-            LLMatcher(self._tokenizer, _grammar(constraint), log_level=0, limits=_LIMITS), self._ends, given
-        )
-        matcher.mask  # noqa: B018  # finds that no text meets it
+        state = LLMatcher(self._tokenizer, _grammar(constraint), log_level=0, limits=_LIMITS)
+        matcher = Matcher(state, self._ends, given)
+        matcher.mask  # noqa: B018  # raises if no text meets it
         return matcher
 
     @cached_property
@@ -80,7 +83,10 @@ class Grammars:
         if (unknown := content["model"].get("unk_token")) in names:
             content["model"]["unk_token"] = names[unknown]
         content["post_processor"] = None
-        return LLTokenizer(json.dumps(content), self._vocabulary, sorted(self._codec.end_ids))
+        try:
+            return LLTokenizer(json.dumps(content), self._vocabulary, sorted(self._codec.end_ids))
+        except ValueError as error:
+            raise RequestError(f"llguidance can't read this tokenizer ({error}): leave the constraint out") from None
 
 
 def _grammar(constraint: Constraint) -> str:

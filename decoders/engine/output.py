@@ -57,6 +57,8 @@ class Output:
         self.choice_logprobs: tuple[ChoiceLogprob, ...] = ()
         self.matcher = matcher
         self.forwards = self.drafted = self.accepted = self.reached = self.forced = 0
+        self._forced_at = 0
+        """Number of tokens up to the last forced one."""
         self._dropped = 0
         """Sampled tokens that are not part of the text, because a stop string ends inside them."""
         self.trajectory: list[tuple[int, tuple[int, ...]]] = []
@@ -113,6 +115,7 @@ class Output:
             self._end("eos")
         while self.matcher is not None and not self.finish_reason and (token := self.matcher.forced) is not None:
             tokens.append(token)
+            self._forced_at = len(self.tokens) + 1
             self.add(Sampled(token, 0.0))
         self.forced += len(tokens)
         return tokens
@@ -186,7 +189,7 @@ class Output:
 
     def _repeats(self, count: int) -> bool:
         """Return whether the last of the `count` tokens repeat the same ones many times."""
-        if count < _REPEATED or self._sampling.ignore_eos:
+        if count - self._forced_at < _REPEATED or self._sampling.ignore_eos:
             return False
         tokens = self.tokens
         for period in range(1, min(_PERIOD, count // _REPEATS) + 1):

@@ -57,7 +57,7 @@ class Autoregressive(Policy):
         return [Chunk(sequence.branch, start, len(sequence.branch), [sequence.output.draw()])]
 
     def take(self, sequence: DecodingSequence, rows: Iterator[list[Sampled]]) -> None:
-        """Add the token drawn and the tokens that follow by force, and leave them pending. The branch holds all tokens before."""
+        """Add the token drawn and the tokens that it forces, and leave them pending: the branch has all others."""
         (sampled,) = next(rows)
         sequence.output.add(sampled)
         sequence.pending = [sampled.token, *sequence.output.force()]

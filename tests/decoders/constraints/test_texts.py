@@ -164,6 +164,13 @@ def test_forced_tokens_take_no_forward(make: Any) -> None:
     assert (whole.text, whole.finish_reason, whole.usage.forwards, whole.logprob) == (fixed, "eos", 0, 0.0)
 
 
+def test_forced_repetitions_do_not_end_a_text(make: Any) -> None:
+    sampling = Sampling(max_tokens=700)
+    request = Request(prompt="abc", constraint=Constraint(regex="(10 ){300}(a|b)"), sampling=sampling)
+    (completion,) = make("ar").generate([request])
+    assert re.fullmatch("(10 ){300}(a|b)", completion.text)
+
+
 def test_only_the_end_is_allowed(make: Any) -> None:
     (empty,) = make("ar").generate([Request(prompt="abc", constraint=Constraint(regex="(|)"))])
     assert (empty.text, empty.tokens, empty.finish_reason) == ("", (), "eos")
