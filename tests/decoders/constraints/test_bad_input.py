@@ -70,7 +70,7 @@ def test_fields_that_end_a_text_otherwise_are_refused(conflict: dict[str, Any]) 
 
 
 def test_a_grammar_that_becomes_too_complex_fails_alone(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar, "_LIMITS", LLParserLimits(step_max_items=150, verbose_errors=False))
+    monkeypatch.setattr(grammar, "_LIMITS", LLParserLimits(step_max_items=50, verbose_errors=False))
     ambiguous = Constraint(lark='start: a\na: "t" | "h" | a a | "(" a ")"')
     free = Request(prompt="abc", sampling=Sampling(max_tokens=60, temperature=1.0, ignore_eos=True))
     bad = Request(prompt="abc", constraint=ambiguous, sampling=Sampling(max_tokens=60, temperature=1.0, n=9))
