@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from functools import cached_property, lru_cache
@@ -65,10 +64,8 @@ class Grammars:
     def _tokenizer(self) -> LLTokenizer:
         if not self._codec.end_ids:
             raise RequestError("a constraint needs an end-of-text token, and this tokenizer has none")
-        backend = copy.copy(self._codec.backend)
-        backend.no_padding()
-        backend.no_truncation()
-        content = json.loads(backend.to_str())
+        content = json.loads(self._codec.backend.to_str())
+        content |= {"padding": None, "truncation": None, "post_processor": None}
         # Control tokens get names that no text has, so that the text "<|im_end|>" is never one of them.
         names = {}
         for token in content["added_tokens"]:
@@ -82,7 +79,6 @@ class Grammars:
             content["model"]["vocab"] = [[names.get(name, name), score] for name, score in vocabulary]
         if (unknown := content["model"].get("unk_token")) in names:
             content["model"]["unk_token"] = names[unknown]
-        content["post_processor"] = None
         try:
             return LLTokenizer(json.dumps(content), self._vocabulary, sorted(self._codec.end_ids))
         except ValueError as error:

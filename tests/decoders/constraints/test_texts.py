@@ -133,7 +133,7 @@ def test_the_distribution_is_that_of_ar_under_the_mask(
             texts.append(
                 ([*tokens, token], fork, text + codec.decode([token]), chance * weights[token] / weights.sum())
             )
-    count = 3000
+    count = 1500
     request = Request(
         prompt="the ",
         constraint=Constraint(regex="[ab1]{2}"),
