@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tot.decoders.engine.sequence import ThinkingPiece
 from tot.decoders.engine.text import TextCodec
@@ -99,7 +100,7 @@ def _in_pieces(sample: Sample) -> Program:
     found = Thinking("", 0, begun)
     while (left := sample.thinking_limit - len(text.tokens)) > 0:
         stops = (*["\n\n"] * bool(options.settle), *([found.awaits] if found.awaits else closings()))
-        limits = {"max_tokens": min(PARAGRAPH, left), "keep_stop": True, "stop": stops}
+        limits: dict[str, Any] = {"max_tokens": min(PARAGRAPH, left), "keep_stop": True, "stop": stops}
         more, *tried = yield [sample.call(fed, len(text.tokens), awaits=found.awaits, streamed=None, **limits), *probe]
         usage = sum((one.usage for one in tried), text.usage + more.usage)
         tries += [_try_of(one) for one in tried]
@@ -140,7 +141,7 @@ def _try_call(sample: Sample, tokens: Sequence[int], found: Thinking) -> Call:
     """Return the call for a try of the answer after these tokens of thinking."""
     codec, hint = sample.codec, sample.request.sampling.thinking.hint or TRIGGER
     ids = [*tokens, *codec.encode_control(end_of(found.awaits, found.text)), *codec.encode(hint)]
-    limits = {"temperature": 0.0, "max_tokens": TRY_TOKENS, "stop": ("\n",)}
+    limits: dict[str, Any] = {"temperature": 0.0, "max_tokens": TRY_TOKENS, "stop": ("\n",)}
     return sample.call(ids, 0, awaits=None, streamed=None, **limits)
 
 
