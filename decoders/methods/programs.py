@@ -160,13 +160,8 @@ class Sample:
         prompt = Encoded((*self.prompt, *after))
         prompt.awaits = awaits if after else self.awaits
         changes = {"prompt": prompt, "sampling": own.model_copy(update={**place, **sampling})}
-        changes |= {
-            "answer_trigger": None,
-            "choices": (),
-            "close_choices": False,
-            "steps": (),
-            "constraint": constraint,
-        }
+        changes |= {"answer_trigger": None, "choices": (), "close_choices": False, "steps": ()}
+        changes |= {"constraint": constraint}
         handle = _CallHandle(self, streamed)
         return Call(self.request.model_copy(update=changes), policy or self.handle.policy, handle)
 

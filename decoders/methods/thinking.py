@@ -18,17 +18,7 @@ from tot.decoders.engine.sequence import ThinkingPiece
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.methods.programs import Call, Program, Sample, answered, closed
 from tot.decoders.request import Completion, Part, ThinkingOptions, Usage
-from tot.decoders.thinking import (
-    FINAL,
-    MESSAGE_END,
-    Thinking,
-    before_tag,
-    closings,
-    empty_thinking,
-    end_of,
-    find_thinking,
-    forced_end,
-)
+from tot.decoders.thinking import Thinking, before_tag, closings, empty_thinking, end_of, find_thinking, forced_end
 
 TRIES = 2
 """Consecutive tries that must agree."""
@@ -61,8 +51,8 @@ def think_then_answer(sample: Sample) -> Program:
     if in_pieces and awaits is not None and sample.thinking_limit and (yield from _thinks(sample)):
         return (yield from _in_pieces(sample))
     if constraint is not None:
-        begins = FINAL if awaits is not None and codec.message_end is not None else ""
-        return (yield from closed(sample, _NOTHING, (), begins))
+        has_channels = awaits is not None and codec.message_end is not None  # as in gpt-oss
+        return (yield from closed(sample, _NOTHING, (), empty_thinking(codec.opening) if has_channels else ""))
     (text,) = yield [sample.rationale()]
     return (yield from answered(sample, text))
 
@@ -126,7 +116,7 @@ def _in_pieces(sample: Sample) -> Program:
         return replace(text, text="", parts=(*text.parts, Part("exact", "")))
     written = codec.decode(fed)
     kept, end = forced_end(written, begun) or (written, "")
-    if sample.request.constraint is not None and written.endswith(MESSAGE_END):
+    if sample.request.constraint is not None and fed[-1:] == [codec.message_end]:
         end = empty_thinking(codec.opening, follows=True)
     return (yield from closed(sample, text, codec.beginning(fed, kept), end))
 
