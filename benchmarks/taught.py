@@ -1,7 +1,7 @@
 """A model that is taught to think, for the benchmark `thinking`: it thinks no better, but in the form of such models.
 
-The texts are the model's own right solutions of training questions. Where two
-samples are right, the second follows the first as its check. The last line of the thinking is the answer.
+The texts are the model's own right solutions of training questions. Where several
+samples are right, another one follows as a check, as in the thinking of such models. The last line is the answer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tot.task.checked import CheckedTask
 TAGS = ("<think>", "</think>")
 _CHECK = "\n\nLet me check this in another way.\n\n"
 _SAMPLES = 4
-_TEXTS = 160
+_TEXTS = 100
 """Number of texts to train on, the shortest ones: they are enough for the form."""
 _AT_ONCE = 10
 """Questions whose samples are decoded together."""
@@ -97,12 +97,10 @@ def _solutions(model: str, asked: Sequence[Question], path: Path, tell: Callable
 
 
 def _thoughts(solutions: Sequence[str]) -> Iterator[str]:
-    """Yield each solution followed by the next one as its check, or the only one alone."""
-    if len(solutions) == 1:
-        yield solutions[0]
-        return
-    for number, solution in enumerate(solutions):
-        yield solution + _CHECK + solutions[(number + 1) % len(solutions)]
+    """Yield each solution followed by another one as its check."""
+    if len(solutions) > 1:
+        for number, solution in enumerate(solutions):
+            yield solution + _CHECK + solutions[(number + 1) % len(solutions)]
 
 
 def _text(thinking: str) -> str:
