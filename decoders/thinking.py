@@ -211,7 +211,7 @@ def control_tags(tokens: Collection[str]) -> set[str]:
 def switches(variables: Collection[str], options: ThinkingOptions) -> dict[str, bool | int | str]:
     """Return the values of a chat template's switches; empty if it has no switch, or the budget is "auto".
 
-    `variables` are those that the template reads.
+    `variables` are the names that the template reads.
     """
     if options.budget == "auto":
         return {}

@@ -36,7 +36,7 @@ from tot.decoders.methods.steps_format import (
     instructed,
     is_blank,
 )
-from tot.decoders.request import Completion, FinishReason, Part, Request, Usage
+from tot.decoders.request import Completion, FinishReason, Part, Request, ThinkingOptions, Usage
 
 STEP = 2**32
 """Step k of a text (from 1) draws its tokens as sample `index + k * STEP`, at positions from 0."""
@@ -100,7 +100,7 @@ class _SteppedText:
             yield from self._block(headings, opening)
         watched = () if request.steps or sampling.keep_stop or MARKER in self._stops else (MARKER,)
         while not self._ended:
-            thinking = 0 if self._fed else sample.thinking_limit
+            thinking = ThinkingOptions(budget=0 if self._fed else sample.thinking_limit)
             stops = (*self._stops, *watched)
             (part,) = yield [self._call(max_tokens=self._left, stop=stops, thinking=thinking)]
             if watched and self._ended_by(part, MARKER) == MARKER:

@@ -29,7 +29,7 @@ PARAGRAPH = 256
 TRIGGER = "**Final answer:**"
 """The text before a try, after the end of the thinking, unless the options have a hint."""
 WAIT = "Wait,"
-"""The beginning of thinking that goes on after the model has ended it."""
+"""The beginning of thinking that continues after the end that the model wrote."""
 _OPENING_TOKENS = 16
 """Tokens of a text in which a model opens its thinking."""
 
