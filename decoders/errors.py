@@ -36,6 +36,7 @@ REMOVED = {
     "gpus_per_replica": "run vLLM on the GPUs, and give decoder=openai",
     "shuffle_seed": "shuffle the rows of the file",
     "pdos:step_tokens": "steps share max_tokens equally",
+    "thinking_tokens": "give the budget as thinking=TOKENS, or --thinking",
     "served": "give the name of the model on the server as the model of that purpose: generate=NAME",
     "bench": "run python -m benchmarks in a clone of the repository",
     **dict.fromkeys(("on_backpropagate", "on_simulate"), "on_evaluate gets the states that MCTS visits"),

@@ -48,6 +48,8 @@ class Message(_Value):
 
     role: Literal["system", "user", "assistant"]
     content: UnicodeText
+    reasoning_content: UnicodeText = ""
+    """The thinking before an earlier reply, for chat templates that read it."""
     written: tuple[tuple[int, tuple[int, ...]], ...] = ()
     """The parts of such a prefix that the model generated: (offset in `content`, sampled tokens). A local model gets
     these tokens, as far as they match `content`, instead of the tokenized text."""
@@ -133,6 +135,15 @@ _RESERVED = {"messages", "add_generation_prompt", "continue_final_message", "tok
 """Variables of chat templates that are not options."""
 
 
+def _options(given: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
+    if reserved := given.keys() & _RESERVED:
+        raise ValueError(f"the template option {min(reserved)!r} is set by the decoder: leave it out")
+    return given
+
+
+TemplateOptions = Annotated[Mapping[str, JsonValue], AfterValidator(_options)]
+
+
 class Request(_Value):
     """A request to a decoder.
 
@@ -153,7 +164,7 @@ class Request(_Value):
     steps: tuple[str, ...] = ()
     """Titles of independent steps, which `pdos` decodes in parallel first. Other decoders ignore them: the prompt must
     ask for the steps."""
-    template_options: Mapping[str, JsonValue] = {}
+    template_options: TemplateOptions = {}
     """Variables of the model's chat template, such as `enable_thinking` or `reasoning_effort`."""
     whole_rationale: bool = False
     """Decode the whole rationale, even if the decoder could answer from a part of it."""
@@ -165,8 +176,6 @@ class Request(_Value):
     def _consistent(self) -> Request:
         if not self.prompt:
             raise ValueError("the prompt is empty: give text, chat messages or token ids")
-        if reserved := self.template_options.keys() & _RESERVED:
-            raise ValueError(f"the template option {min(reserved)!r} is set by the decoder: leave it out")
         if self.choices and self.answer_trigger is None and self.sampling.n != 1:
             raise ValueError(f"choices are scored once, so n must be 1, not {self.sampling.n}")
         if self.close_choices and not self.choices:

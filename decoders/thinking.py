@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from typing import NamedTuple
 
-from tot.decoders.request import EFFORTS, ThinkingOptions
+from tot.decoders.request import EFFORTS, Completion, Part, ThinkingOptions
 
 HARMONY = "<|channel|>"
 """A control token of gpt-oss's format, in which a reply is a sequence of messages on channels."""
@@ -173,6 +174,21 @@ def bare_answer(text: str) -> str:
     if (tag := _ANSWER.match(text)) is None:
         return text.lstrip()
     return _ANSWER_END.sub("", text[tag.end() :]).lstrip()
+
+
+def joined(
+    text: Completion, end: str, hint: str, answer: Completion, *, exact: bool = False, pieces: bool = False
+) -> Completion:
+    """Append an answer to a text that was cut in its thinking, which `end` closes; `hint` begins the answer.
+
+    An `exact` answer keeps its blanks. In a message that is decoded in `pieces`, thinking is text.
+    """
+    *others, last = answer.parts
+    written = answer.text if hint or exact or pieces else bare_answer(answer.text)
+    thought = [part for part in text.parts if part.kind == "thinking"] + [Part("closing", end)] * bool(end)
+    parts = (*thought, *[Part("trigger", hint)] * bool(hint), *others, replace(last, text=written))
+    whole = "".join(part.text for part in (parts if pieces else parts[len(thought) :]))
+    return replace(text.then(answer), text=whole, parts=parts, finish_reason=answer.finish_reason)
 
 
 def begins_tag(text: str) -> bool:

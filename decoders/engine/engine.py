@@ -212,7 +212,7 @@ class Engine:
         if self.codec.thinks and sampling.thinking.counted:
             return Limits(limit, max(1, min(sampling.thinking.tokens, limit - min(_ANSWER, limit // 2))), limit)
         if self.codec.thinks:
-            space = min(room, capacity // sampling.n - len(prompt) - after - _SPARE) - limit
+            space = min(room, capacity // sampling.n - len(prompt) - after) - _SPARE - limit
             thinking = max(1, min(sampling.thinking.tokens, space))
             return Limits(limit, thinking, limit + thinking)
         return Limits(limit, 0, limit)

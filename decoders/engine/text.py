@@ -11,6 +11,7 @@ import logging
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import groupby, pairwise, takewhile
 from typing import Any
 
@@ -295,7 +296,12 @@ class TextCodec:
             spelled.append(match[0])
             return f"{marker}{len(spelled) - 1}x"
 
-        filled = [{"role": m.role, "content": self._spelled_out.sub(placeholder, m.content)} for m in messages]
+        fill = partial(self._spelled_out.sub, placeholder)
+        filled = [
+            {"role": m.role, "content": fill(m.content)}
+            | ({"reasoning_content": fill(m.reasoning_content)} if m.reasoning_content else {})
+            for m in messages
+        ]
         if continues and not last.content.strip():
             raise RequestError("the assistant's prefix is empty: leave the message out")
         # A template may change or refuse an unfinished message. So the prefix follows the rendered turns unchanged.

@@ -21,7 +21,7 @@ from tot.decoders.errors import ModelError, TotError, describe
 from tot.decoders.methods.choices import ScoreChoices
 from tot.decoders.methods.method import OpenedMethod
 from tot.decoders.request import Completion, Part, Request, ThinkingOptions
-from tot.decoders.thinking import bare_answer, find_thinking, forced_end
+from tot.decoders.thinking import find_thinking, forced_end, joined
 
 _COUNTED = ThinkingOptions(budget=2**31, counted=True)
 Program = Generator[Sequence[Call], list[Completion], Completion]
@@ -196,7 +196,7 @@ def answered(sample: Sample, text: Completion) -> Program:
         return text
     codec = sample.codec
     tokens = tuple(token for token in text.tokens if token not in codec.end_ids)
-    written = codec.decode(tokens)
+    written = codec.decode(tokens).rstrip("\N{REPLACEMENT CHARACTER}")  # of an unfinished character
     forced = forced_end(written, sample.awaits or "")
     if forced is None and text.finish_reason != "length":  # the model closed its thinking, and ended its text
         return text
@@ -219,13 +219,7 @@ def closed(sample: Sample, text: Completion, tokens: Sequence[int], end: str) ->
     sample.emit(hint)
     constraint = sample.request.constraint if sample.request.answer_trigger is None else None
     (answer,) = yield [sample.call(after, used, awaits=None, constraint=constraint, max_tokens=most)]
-    *others, last = answer.parts
-    written = answer.text if hint or constraint or sampling.keep_stop else bare_answer(answer.text)
-    thought = [part for part in text.parts if part.kind == "thinking"]
-    thought += [Part("closing", end)] * bool(end)
-    parts = (*thought, *[Part("trigger", hint)] * bool(hint), *others, replace(last, text=written))
-    whole = "".join(part.text for part in (parts if sampling.keep_stop else parts[len(thought) :]))
-    return replace(text.then(answer), text=whole, parts=parts, finish_reason=answer.finish_reason)
+    return joined(text, end, hint, answer, exact=constraint is not None, pieces=sampling.keep_stop)
 
 
 def rationale_then_answer(sample: Sample) -> Program:

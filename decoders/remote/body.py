@@ -7,8 +7,9 @@ from typing import Any
 
 from tot.decoders.errors import RequestError
 from tot.decoders.remote.options import RemoteOptions
-from tot.decoders.remote.servers import SERVERS, Server
-from tot.decoders.request import Message, Sampling
+from tot.decoders.remote.servers import BUDGETS, SERVERS, Server
+from tot.decoders.request import Message, Request, Sampling
+from tot.decoders.thinking import switches
 
 Prompt = str | tuple[Message, ...] | tuple[int, ...]
 CHAT, COMPLETIONS = "/chat/completions", "/completions"
@@ -17,17 +18,20 @@ TOKENIZE = "/tokenize"
 
 
 def body_of(
-    prompt: Prompt, sampling: Sampling, options: RemoteOptions, server: Server, index: int = 0, n: int = 1
+    request: Request, options: RemoteOptions, server: Server, index: int = 0, n: int = 1, thinking: int = 0
 ) -> tuple[str, dict[str, Any]]:
     """Return the route and the body of a request for n samples, of which the first has this index.
 
     Fields that only some servers support are included only if they have an effect. `tot serve` gets the fields that
-    make it draw the same samples as a local decoder, and returns token ids and their logprobs.
+    make it draw the same samples as a local decoder, and returns token ids and their logprobs. With tokens for
+    `thinking`, which stop strings would end, no stop strings are included.
     """
+    prompt, sampling = request.prompt, request.sampling
     path, body = address(prompt, server)
-    tokens = sampling.max_tokens + options.thinking_tokens
+    tokens = sampling.max_tokens + thinking
     body |= {"max_tokens": tokens, "temperature": sampling.temperature, "seed": seed_of(sampling.seed, index)}
-    cut_here = options.thinking_tokens or (sampling.keep_stop and not server.reports_stops)
+    body |= thinking_fields(request, server, thinking)
+    cut_here = thinking or (sampling.keep_stop and not server.reports_stops)
     optional = {
         "n": n if n > 1 else None,
         "stop": None if cut_here else list(sampling.stop),
@@ -37,14 +41,37 @@ def body_of(
         "ignore_eos": sampling.ignore_eos,
     }
     body |= {name: value for name, value in optional.items() if value}
-    if server is SERVERS["tot"] and index == 0 and not options.thinking_tokens:
+    if server is SERVERS["tot"] and index == 0:
         body |= sampling.model_dump(include={"seed", "top_k", "top_p", "min_p"}) | {"return_token_ids": True}
         if messages := messages_of(prompt):  # with the tokens of the prefix that the model generated
             body["messages"] = [message.model_dump(exclude_defaults=True) for message in messages]
-        body |= sampling.model_dump(include={"keep_stop", "drawn", "thinking_tokens"}, exclude_defaults=True)
+        body |= sampling.model_dump(include={"keep_stop", "drawn"}, exclude_defaults=True)
     elif options.logprobs:
         body["logprobs"] = True if path == CHAT else 0
     return path, body
+
+
+def thinking_fields(request: Request, server: Server, tokens: int = 0) -> dict[str, Any]:
+    """Return the fields that say how the model thinks, for `tokens` tokens at most if there are any.
+
+    Which switch the model has is not known: its chat template gets values for all usual ones.
+    """
+    thinking, sent = request.sampling.thinking, {*server.thinking}
+    guesses = {"reasoning_effort", "chat_template_kwargs"} <= sent
+    values = switches(("enable_thinking", "reasoning_effort", "thinking", "thinking_budget"), thinking)
+    effort = values.pop("reasoning_effort", None)
+    off = thinking.tokens == 0
+    fields = {
+        "thinking": thinking.model_dump(),
+        "reasoning_effort": "none" if off and not guesses else effort,
+        "chat_template_kwargs": (values if guesses else {}) | dict(request.template_options),
+        **dict.fromkeys(BUDGETS, thinking.tokens if tokens or off else None),
+    }
+    if not messages_of(request.prompt):
+        sent &= {"thinking"}
+    elif request.template_options:
+        sent.add("chat_template_kwargs")
+    return {name: value for name, value in fields.items() if name in sent and value not in (None, {})}
 
 
 def address(prompt: Prompt, server: Server) -> tuple[str, dict[str, Any]]:
@@ -52,7 +79,8 @@ def address(prompt: Prompt, server: Server) -> tuple[str, dict[str, Any]]:
     messages = messages_of(prompt)
     if not messages:
         return COMPLETIONS, {"prompt": prompt if isinstance(prompt, str) else list(prompt)}
-    fields: dict[str, Any] = {"messages": [{"role": m.role, "content": m.content} for m in messages]}
+    about = {"role", "content", "reasoning_content"}
+    fields: dict[str, Any] = {"messages": [m.model_dump(include=about, exclude_defaults=True) for m in messages]}
     if messages[-1].role == "assistant":
         if not messages[-1].content.strip():
             raise RequestError("the assistant's prefix is empty: leave the message out")
@@ -71,6 +99,11 @@ def extended(prompt: Prompt, text: str) -> Prompt:
     if not (prefix := prefix_of(prompt)):
         return (*messages, Message(role="assistant", content=text))
     return (*messages[:-1], Message(role="assistant", content=prefix + text))
+
+
+def changed(request: Request, prompt: Prompt, sampling: Sampling | None = None) -> Request:
+    """Return a request for a text after another prompt."""
+    return request.model_copy(update={"prompt": prompt, "sampling": sampling or request.sampling})
 
 
 def messages_of(prompt: Prompt) -> tuple[Message, ...]:

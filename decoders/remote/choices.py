@@ -13,23 +13,25 @@ The first three give the scores of a local decoder: a choice gets the same token
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from tot.decoders.errors import RefusedError
-from tot.decoders.remote.body import COMPLETIONS, TOKENIZE, Prompt, address, messages_of
+from tot.decoders.remote.body import COMPLETIONS, TOKENIZE, address, changed, messages_of, thinking_fields
 from tot.decoders.remote.loop import together
-from tot.decoders.remote.reply import Logprobs, ServerReply, TokenIds, no_text
+from tot.decoders.remote.reply import Logprobs, ServerReply, TokenIds
 from tot.decoders.remote.sampler import Sampler
-from tot.decoders.request import ChoiceLogprob, Message, Request
+from tot.decoders.request import ChoiceLogprob, Message, Request, Sampling, ThinkingOptions
 
 IMPOSSIBLE = -100.0
 """Logprob (nats) of a choice that the generated text does not name."""
-_MAX_REPLY_TOKENS = 24
-"""Maximum tokens of a reply that names a choice."""
+_REPLY = {"max_tokens": 24, "temperature": 0.0, "n": 1, "stop": (), "keep_stop": False}
+"""The sampling of a reply that names a choice."""
 
 Scores = tuple[ChoiceLogprob, ...]
+Write = Callable[[Sampling], Awaitable[str]]
+"""Returns a text after the prompt."""
 Ask = Callable[[str, dict[str, Any]], Awaitable[ServerReply]]
 """Sends a body to a path. Raises RefusedError, ModelError, or an exception that ends all scoring."""
 
@@ -50,15 +52,15 @@ class Choices:
         self._lock = asyncio.Lock()
         """Makes concurrent requests share one tokenization."""
 
-    async def score(self, prompt: Prompt, request: Request, ask: Ask) -> Scores:
-        """Score each of the request's choices after the prompt. Raises RequestError, and the exceptions of `ask`."""
+    async def score(self, request: Request, ask: Ask, write: Write) -> Scores:
+        """Score each of the request's choices after its prompt. Raises RequestError, and the exceptions of `ask`."""
         ways = {"next": self._by_next, "echo": self._by_echo, "server": self._by_server}
         failed = set()
         for name in self._sampler.client.server.choices:
             if name in self._unsupported:
                 continue
             try:
-                scores = await ways[name](prompt, request, ask)
+                scores = await ways[name](request, ask)
             except CannotError:
                 failed.add(name)
             except RefusedError as error:  # for the fields of this way, or for a prompt that every way refuses
@@ -68,15 +70,15 @@ class Choices:
             else:
                 self._unsupported |= failed
                 return scores
-        scores = await self._by_text(prompt, request, ask)
+        scores = by_text(request.choices, await write(request.sampling.model_copy(update=_REPLY)))
         self._unsupported |= failed
         self._sampler.client.warn(
             "choices are scored from the generated text: this server does not return the logprobs of given tokens"
         )
         return scores
 
-    async def _by_next(self, prompt: Prompt, request: Request, ask: Ask) -> Scores:
-        head, choices = await self._tokens(prompt, request)
+    async def _by_next(self, request: Request, ask: Ask) -> Scores:
+        head, choices = await self._tokens(request)
         after: dict[tuple[int, ...], set[int]] = {}
         for choice in choices:
             for place, token in enumerate(choice):
@@ -99,37 +101,37 @@ class Choices:
             for choice in choices
         )
 
-    async def _by_echo(self, prompt: Prompt, request: Request, ask: Ask) -> Scores:
-        head, choices = await self._tokens(prompt, request)
+    async def _by_echo(self, request: Request, ask: Ask) -> Scores:
+        head, choices = await self._tokens(request)
         body = {"echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0.0}
         asked = [partial(ask, COMPLETIONS, {**body, "prompt": [*head, *choice]}) for choice in choices]
         echoed = [_logprobs(reply).token_logprobs for reply in await together(asked)]
         pairs = zip(choices, echoed, strict=True)
         return tuple(_summed(logprobs[len(head) :][: len(choice)], len(choice)) for choice, logprobs in pairs)
 
-    async def _by_server(self, prompt: Prompt, request: Request, ask: Ask) -> Scores:
-        path, body = address(prompt, self._sampler.client.server)
+    async def _by_server(self, request: Request, ask: Ask) -> Scores:
+        server = self._sampler.client.server
+        path, body = address(request.prompt, server)
         choices = {"choices": list(request.choices), "close_choices": request.close_choices}
+        choices |= thinking_fields(request, server)
         scores = (await ask(path, {**body, **choices, "max_tokens": 1, "temperature": 0.0})).choices[0].choice_logprobs
         if len(scores) != len(request.choices):
             raise CannotError
         return scores
 
-    async def _by_text(self, prompt: Prompt, request: Request, ask: Ask) -> Scores:
-        path, body = address(prompt, self._sampler.client.server)
-        limit = _MAX_REPLY_TOKENS + self._sampler.options.thinking_tokens
-        choice = (await ask(path, {**body, "max_tokens": limit, "temperature": 0.0})).choices[0]
-        if choice.problem:
-            raise no_text(choice)
-        return by_text(request.choices, choice.apart()[0])
-
     # -- the server's tokens ------------------------------------------------------------------------------------------
 
-    async def _tokens(self, prompt: Prompt, request: Request) -> tuple[list[int], list[list[int]]]:
+    async def _tokens(self, request: Request) -> tuple[list[int], list[list[int]]]:
         """Return the tokens of the prompt and of each choice, with the end-of-turn token if choices are closed."""
+        prompt = request.prompt
+        if request.answer_trigger is None:  # a choice is an answer
+            request = changed(request, prompt, Sampling(thinking=ThinkingOptions(budget=0)))
+        template = thinking_fields(request, self._sampler.client.server)
+        template = {"chat_template_kwargs": template.get("chat_template_kwargs", {}), **self._sampler.options.extra}
+        of_chat = partial(self._of_chat, template["chat_template_kwargs"])
         if messages := messages_of(prompt):
             continues = messages[-1].role == "assistant"
-            head = await self._of_chat(messages, continues, replies=not continues)
+            head = await of_chat(messages, continues, replies=not continues)
         elif isinstance(prompt, str):
             head = await self._tokenized(prompt=prompt)
         else:
@@ -139,7 +141,7 @@ class Choices:
                 self._choices[choice] = await self._of_choice(choice)
             if request.close_choices and not self._end:
                 turn = (Message(role="user", content="x"), Message(role="assistant", content="x"))
-                opened, closed = [await self._of_chat(turn, continues, replies=False) for continues in (True, False)]
+                opened, closed = [await of_chat(turn, continues, replies=False) for continues in (True, False)]
                 if closed[: len(opened)] != opened or len(closed) == len(opened):
                     raise CannotError
                 self._end = closed[len(opened) :][:1]
@@ -154,13 +156,14 @@ class Choices:
             return whole[len(line) :]
         return await self._tokenized(prompt=choice, add_special_tokens=False)
 
-    async def _of_chat(self, messages: Sequence[Message], continues: bool, replies: bool) -> list[int]:
-        extra = self._sampler.options.extra
+    async def _of_chat(
+        self, template: Mapping[str, Any], messages: Sequence[Message], continues: bool, replies: bool
+    ) -> list[int]:
         return await self._tokenized(
             messages=[{"role": message.role, "content": message.content} for message in messages],
             add_generation_prompt=replies,
             continue_final_message=continues,
-            **{name: extra[name] for name in ("chat_template_kwargs",) if name in extra},
+            **({"chat_template_kwargs": template} if template else {}),
         )
 
     async def _tokenized(self, **body: Any) -> list[int]:

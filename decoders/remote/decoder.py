@@ -16,15 +16,14 @@ from typing import Any
 
 from tot.decoders.budget import Meter
 from tot.decoders.errors import OptionError, validated
-from tot.decoders.remote.body import Prompt, extended, seed_of
+from tot.decoders.remote.body import Prompt, changed, extended, seed_of
 from tot.decoders.remote.choices import Choices
-from tot.decoders.remote.constraint import constraint_fields
 from tot.decoders.remote.loop import LoopThread, together
 from tot.decoders.remote.options import KEY_VARIABLE, RemoteOptions
 from tot.decoders.remote.reply import ServerReply
 from tot.decoders.remote.sampler import Sampler, SpentError
 from tot.decoders.remote.servers import Server
-from tot.decoders.request import ChoiceLogprob, Completion, FinishReason, Part, Request, Usage
+from tot.decoders.request import ChoiceLogprob, Completion, FinishReason, Part, Request, Sampling, Usage
 
 
 class RemoteDecoder:
@@ -98,10 +97,8 @@ class RemoteDecoder:
         """Return the completions of one request."""
         if request.choices and request.answer_trigger is None:
             return [await self._scored(request.prompt, request, meter)]
-        fields = {}
-        if request.answer_trigger is None:
-            fields = constraint_fields(request.constraint, request.prompt, self.server)
-        samples = await self._sampler.samples(request.prompt, request.sampling, meter, fields)
+        constraint = request.constraint if request.answer_trigger is None else None  # of the answer
+        samples = await self._sampler.samples(request.model_copy(update={"constraint": constraint}), meter)
         return await together([partial(self._answered, request, i, sample, meter) for i, sample in enumerate(samples)])
 
     async def _answered(self, request: Request, index: int, rationale: Completion, meter: Meter) -> Completion:
@@ -115,8 +112,7 @@ class RemoteDecoder:
             return begun.then(await self._scored(prompt, request, meter))
         seed = seed_of(request.sampling.seed, index, "answer")
         sampling = request.sampling.model_copy(update={"max_tokens": request.answer_tokens, "seed": seed, "n": 1})
-        fields = constraint_fields(request.constraint, prompt, self.server)
-        (answer,) = await self._sampler.samples(prompt, sampling, meter, fields)
+        (answer,) = await self._sampler.samples(changed(request, prompt, sampling), meter)
         return begun.then(answer)
 
     async def _scored(self, prompt: Prompt, request: Request, meter: Meter) -> Completion:
@@ -129,10 +125,17 @@ class RemoteDecoder:
             usages.append(usage)
             return reply
 
+        async def write(sampling: Sampling) -> str:
+            (written,) = await self._sampler.samples(changed(request, prompt, sampling), meter)
+            usages.append(written.usage)
+            if written.finish_reason == "budget":
+                raise SpentError
+            return written.text
+
         scores: tuple[ChoiceLogprob, ...] = ()
         reason: FinishReason = "budget"
         with suppress(SpentError):
-            scores, reason = await self._choices.score(prompt, request, ask), "stop"
+            scores, reason = await self._choices.score(changed(request, prompt), ask, write), "stop"
         usage = replace(sum(usages, Usage()), seconds=time.monotonic() - start)
         return Completion("", (), 0.0, reason, usage, scores, (Part("exact", ""),))
 

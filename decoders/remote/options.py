@@ -49,10 +49,8 @@ class RemoteOptions(BaseModel):
     attempts grow from 0.5 to 8 seconds, about a minute in total, or are the server's Retry-After."""
     logprobs: bool = False
     """Request the logprobs of new tokens; without them `Completion.logprob` is nan."""
-    thinking_tokens: Annotated[int, Field(ge=0)] = 0
-    """Additional tokens for a model's thinking. If above 0, the client applies the stop strings, to the answer only."""
     extra: Annotated[dict[str, Any], BeforeValidator(_object)] = {}
-    """Additional request fields, as JSON: {"chat_template_kwargs": {"enable_thinking": false}}."""
+    """Additional request fields, as JSON: {"provider": {"sort": "price"}}."""
 
     @field_validator("base_url")
     @classmethod

@@ -18,7 +18,7 @@ from pydantic import AliasChoices, AliasPath, BaseModel, BeforeValidator, Config
 
 from tot.decoders.errors import RequestError
 from tot.decoders.request import ChoiceLogprob, Completion, FinishReason, Part, Sampling, Usage, before_stop
-from tot.decoders.thinking import split
+from tot.decoders.thinking import end_of, forced_end, split
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +66,9 @@ class Tokens(_Reply):
     prompt_tokens: _Count = None
     completion_tokens: _Count = None
     cached_tokens: Annotated[_Count, Field(validation_alias=AliasPath("prompt_tokens_details", "cached_tokens"))] = None
+    reasoning_tokens: Annotated[
+        _Count, Field(validation_alias=AliasPath("completion_tokens_details", "reasoning_tokens"))
+    ] = None
 
 
 class Logprobs(_Reply):
@@ -106,6 +109,8 @@ class Choice(_Reply):
     """`tot serve` and vLLM: the new tokens."""
     token_logprobs: Annotated[tuple[float, ...], _NullAsEmpty] = ()
     """`tot serve`: the logprob of each new token."""
+    parts: Annotated[tuple[Part, ...], _NullAsEmpty] = ()
+    """`tot serve`: as `Completion.parts`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -151,12 +156,24 @@ class Choice(_Reply):
         thinking, text = split(self.text)
         return text, (self.reasoning or "") + thinking
 
+    def cut_thinking(self) -> tuple[str, str]:
+        """Return a text that has no answer as the beginning of a message, and the end of its thinking."""
+        if self.reasoning:
+            return (kept := f"<think>\n{self.reasoning}{self.text}"), end_of("</think>", kept)
+        return forced_end(self.text) or (self.text, "")
+
 
 class ServerReply(_Reply):
     """A reply of the chat or the completions route."""
 
     choices: Annotated[tuple[Choice, ...], Field(min_length=1)]
     usage: Annotated[Tokens | None, _MaybeFields] = None
+
+    @property
+    def samples(self) -> list[Choice]:
+        """The choices in order."""
+        known = all(choice.index is not None for choice in self.choices)
+        return sorted(self.choices, key=lambda choice: choice.index or 0) if known else [*self.choices]
 
 
 class TokenIds(_Reply):
@@ -185,9 +202,7 @@ def completions_of(
     Raises:
         RequestError: Requested logprobs are missing, or the reply has no text: it was filtered, or is a tool call.
     """
-    choices = list(reply.choices)
-    if all(choice.index is not None for choice in choices):
-        choices.sort(key=lambda choice: choice.index or 0)
+    choices = reply.samples
     if all(choice.problem for choice in choices):
         raise no_text(choices[0])
     share, rest = divmod(used.new_tokens, len(choices))
@@ -204,9 +219,13 @@ def completions_of(
         if not choice.token_ids:
             values = _logprobs(choice, whole, text) if logprobs else None
         total = math.nan if values is None else math.fsum(values)
-        exact = Part("exact", text.removeprefix(thinking) if sampling.keep_stop else text, new)
-        parts: tuple[Part, ...] = (Part("thinking", thinking), exact) if thinking else (exact,)
-        if sampling.keep_stop and not thinking:  # the search finds the thinking of a piece
+        known = reply.usage.reasoning_tokens if reply.usage and thinking and len(choices) == 1 else None
+        thought = min(known or 0, new)
+        exact = Part("exact", text, new - thought)
+        parts: tuple[Part, ...] = (Part("thinking", thinking, thought), exact) if thinking else (exact,)
+        if choice.parts:
+            parts = choice.parts
+        elif sampling.keep_stop:  # the search finds the thinking of a piece
             parts = ()
         samples.append(Completion(text, choice.token_ids, total, reason, usage, parts=parts, logprobs=values or ()))
     return samples

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tot.decoders.budget import Meter
 from tot.decoders.errors import OptionError, RefusedError
-from tot.decoders.remote.body import Prompt, body_of, messages_of, prefix_of
+from tot.decoders.remote.body import body_of, changed, extended, messages_of, prefix_of, seed_of
+from tot.decoders.remote.constraint import constraint_fields
 from tot.decoders.remote.loop import together
-from tot.decoders.remote.reply import ServerReply, completions_of
-from tot.decoders.request import Completion, Part, Sampling, Usage
+from tot.decoders.remote.reply import Choice, ServerReply, completions_of
+from tot.decoders.remote.servers import SERVERS
+from tot.decoders.request import Completion, Part, Request, ThinkingOptions, Usage
+from tot.decoders.thinking import joined
 
 if TYPE_CHECKING:
     from tot.decoders.remote.client import Client
@@ -45,6 +48,8 @@ class Sampler:
         """Whether the server returns several samples per request; otherwise one request is sent per sample."""
         self._renamed: dict[str, str] = {}
         """Fields that the server refuses, and their other names; an empty name leaves the field out."""
+        self._thinks = False
+        """Whether a text has ended in its thinking. Further texts then get tokens for it, and no stop strings."""
 
     async def ask(self, meter: Meter, path: str, body: dict[str, Any]) -> tuple[ServerReply, Usage]:
         """Send a body, adapted to the server, and return the reply and its usage, which `meter` counts.
@@ -53,7 +58,7 @@ class Sampler:
         """
         async with self.slots:
             reply = await self._reply(meter, path, body)
-        longest = max(len(choice.text) + len(choice.reasoning or "") for choice in reply.choices)
+        longest = max(len(choice.text) for choice in reply.choices)
         if longest > _LONGEST_TOKEN * (body["max_tokens"] + 1) and not body.get("echo"):
             said = f"a text has {longest:,} characters, and max_tokens is {body['max_tokens']:,}"
             raise RefusedError(f"{self.client} ignores a limit: {said}; use another server", said, 502)
@@ -103,41 +108,49 @@ class Sampler:
             client.warn(message, client, prompt, characters)
         return Usage(prompt, min(prompt, tokens.cached_tokens or 0), tokens.completion_tokens or 0)
 
-    async def samples(
-        self, prompt: Prompt, sampling: Sampling, meter: Meter, fields: Mapping[str, Any]
-    ) -> list[Completion]:
-        """Draw n samples of a prompt, with additional request fields.
+    async def samples(self, request: Request, meter: Meter) -> list[Completion]:
+        """Draw n samples of a request.
 
-        Raises OptionError if the server ignores a filter, or does not continue messages and must (`keep_stop`).
+        Raises OptionError if the server ignores an option, or does not continue messages and must (`keep_stop`).
         """
-        self._check(prompt, sampling)
+        self._check(request)
+        sampling = request.sampling
         n = sampling.n if sampling.temperature else 1
         done: list[Completion] = []
         if n == 1 or self._takes_n:
             try:
-                done = (await self._drawn(prompt, sampling, 0, n, meter, fields))[:n]
+                done = (await self._drawn(request, 0, n, meter))[:n]
             except RefusedError:  # whatever the message: the server may support only one sample per request
                 if n == 1:
                     raise
-                done = await self._drawn(prompt, sampling, 0, 1, meter, fields)
+                done = await self._drawn(request, 0, 1, meter)
         if len(done) < n:
             if done and done[0] is not CUT:  # n samples were requested, one was returned
                 self._takes_n = False
-            rest = [partial(self._drawn, prompt, sampling, i, 1, meter, fields) for i in range(len(done), n)]
+            rest = [partial(self._drawn, request, i, 1, meter) for i in range(len(done), n)]
             done += [samples[0] for samples in await together(rest)]
         if n > 2 and len({sample.text for sample in done}) == 1 and len(done[0].text) > _MAX_COINCIDENCE:
             message = "all %d samples at temperature %g have the same text: check whether the server caches its replies"
             self.client.warn(message, n, sampling.temperature)
         return done + [replace(done[0], usage=Usage(seconds=done[0].usage.seconds))] * (sampling.n - n)
 
-    def _check(self, prompt: Prompt, sampling: Sampling) -> None:
+    def _check(self, request: Request) -> None:
         """Refuse options that the server ignores, or warn if that is not known."""
+        prompt, sampling, thinking = request.prompt, request.sampling, request.sampling.thinking
         server, where, warn = self.client.server, self.options.base_url, self.client.warn
         for name in ("top_k", "min_p"):
             if sampling.temperature and getattr(sampling, name) and not server.filters:
                 if server.filters is False:
                     raise OptionError(f"{server.title} ignores {name}: leave {name} out")
                 warn(f"the server at {where} may ignore {name}, which is not in OpenAI's protocol")
+        for name in ("settle", "waits", "counted", "hint"):
+            closed_here = name == "hint" and server.continue_fields
+            if getattr(thinking, name) and server is not SERVERS["tot"] and not closed_here:
+                raise OptionError(f"{server.title} has no {name} for thinking: leave it out, or use tot serve")
+        if request.template_options and "chat_template_kwargs" not in server.thinking:
+            if server is SERVERS["ollama"]:
+                raise OptionError(f"{server.title} ignores template_options: leave them out, or set thinking")
+            warn(f"the server at {where} may ignore template_options, which are not in OpenAI's protocol")
         if server.continues or not messages_of(prompt):
             return
         problem = f"the server at {where} is not known to continue an assistant message"
@@ -149,13 +162,23 @@ class Sampler:
         if prefix_of(prompt):
             warn(f"{problem}: it may start a new reply instead")
 
+    def _room(self, request: Request) -> int:
+        """Return the tokens for thinking beside `max_tokens`; 0 if the model is not known to think."""
+        sampling = request.sampling
+        if sampling.keep_stop or prefix_of(request.prompt) or self.client.server is SERVERS["tot"]:
+            return 0
+        return sampling.thinking.tokens if self._thinks or sampling.thinking.budget != "auto" else 0
+
     async def _drawn(
-        self, prompt: Prompt, sampling: Sampling, index: int, n: int, meter: Meter, fields: Mapping[str, Any]
+        self, request: Request, index: int, n: int, meter: Meter, answers: bool = False
     ) -> list[Completion]:
-        """Draw n samples, or fewer if the server returns fewer; the first has this index."""
-        start = time.monotonic()
-        path, body = body_of(prompt, sampling, self.options, self.client.server, index, n)
-        body |= fields
+        """Draw n samples, or fewer if the server returns fewer; the first has this index.
+
+        Samples without an answer get one, unless they are `answers` to such a sample.
+        """
+        start, sampling, room = time.monotonic(), request.sampling, 0 if answers else self._room(request)
+        path, body = body_of(request, self.options, self.client.server, index, n, room)
+        body |= constraint_fields(request.constraint, request.prompt, self.client.server)
         try:
             reply, usage = await self.ask(meter, path, body)
             if sampling.keep_stop and "stop" in body and any(choice.stopped_blank for choice in reply.choices):
@@ -165,4 +188,42 @@ class Sampler:
         except SpentError:
             return [CUT] * n
         usage = replace(usage, seconds=time.monotonic() - start)
-        return completions_of(reply, sampling, self.options.logprobs, usage, "stop" in body)
+        done = completions_of(reply, sampling, self.options.logprobs, usage, "stop" in body)
+        if answers or sampling.keep_stop or not any(one.lacks_answer for one in done):
+            return done
+        if not room and sampling.thinking.budget == "auto":
+            self._thinks = True
+            if self._room(request):  # a stop string or the limit of the text may have ended the thinking
+                again = await self._drawn(request, index, n, meter)
+                return [replace(new, usage=new.usage + old.usage) for new, old in zip(again, done, strict=False)]
+        samples = enumerate(zip(reply.samples, done, strict=True), start=index)
+        return await together([partial(self._answered, request, i, *sample, meter) for i, sample in samples])
+
+    async def _answered(
+        self, request: Request, index: int, choice: Choice, text: Completion, meter: Meter
+    ) -> Completion:
+        """Return a sample with an answer, if it has none: after the end of its thinking, or without thinking."""
+        if not text.lacks_answer or choice.problem:
+            return text
+        sampling, prompt = request.sampling, request.prompt
+        sampling = sampling.model_copy(update={"n": 1, "seed": seed_of(sampling.seed, index, "answer to thinking")})
+        kept, end = choice.cut_thinking()
+        hint = sampling.thinking.hint if end else ""
+        requests = []
+        continues = self.client.server.continue_fields and "gpt-oss" not in self.client.model.lower()  # has no tags
+        if isinstance(prompt, str) or (messages_of(prompt) and continues):
+            requests.append((end, hint, changed(request, extended(prompt, kept + end + hint), sampling)))
+        if messages_of(prompt):
+            off = sampling.model_copy(update={"thinking": ThinkingOptions(budget=0)})
+            requests.append(("", "", changed(request, prompt, off)))
+        for end, hint, further in requests:
+            with suppress(RefusedError):  # such as a chat template that drops the thinking of a message
+                (answer,) = await self._drawn(further, 0, 1, meter, answers=True)
+                if end and answer.lacks_answer:  # vLLM's parser of R1 reads a text without a closing tag as thinking
+                    answer = replace(
+                        answer, text=answer.thinking, parts=(replace(answer.parts[-1], text=answer.thinking),)
+                    )
+                if answer is CUT or answer.text.strip():
+                    return joined(text, end, hint, answer, exact=request.constraint is not None)
+                text = replace(text, usage=text.usage + answer.usage)
+        return text

@@ -24,6 +24,10 @@ class Server:
     """Whether it needs `continue_final_message` for that."""
     reports_stops: bool = False
     """Whether a reply has the stop string that ended the text."""
+    thinking: tuple[str, ...] = ("reasoning_effort",)
+    """Its fields that say how the model thinks: an effort, variables of the chat template, a maximum of tokens."""
+    closes: bool = False
+    """Whether it ends thinking at its maximum of tokens."""
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the name of each difference and its effect, for users."""
@@ -36,15 +40,26 @@ class Server:
             ("choices", "scored exactly" if self.choices else "the model writes a choice"),
             ("continued assistant message", continued),
             ("stop strings of generator=continue", pieces if self.continues else "refused"),
+            ("thinking", f"sent as {', '.join(self.thinking)}"),
+            ("thinking that spends its budget", self._ends()),
         ]
 
+    def _ends(self) -> str:
+        if self.closes:
+            return "closed by the server"
+        return "closed here" if self.continue_fields else "dropped: the answer is requested without thinking"
 
+
+_TEMPLATE = "reasoning_effort", "chat_template_kwargs"
+_OWN = "thinking", "chat_template_kwargs"
+BUDGETS = "thinking_budget_tokens", "reasoning_budget_tokens"
+"""llama-server's fields for the tokens of the thinking, in older and in newer versions."""
 SERVERS = {
-    "vllm": Server("vLLM", "vllm", ("next", "echo"), continue_fields=True, reports_stops=True),
-    "sglang": Server("SGLang", "sglang", ("echo",), continue_fields=True, reports_stops=True),
-    "llama-server": Server("llama-server", "llamacpp"),
+    "vllm": Server("vLLM", "vllm", ("next", "echo"), continue_fields=True, reports_stops=True, thinking=_TEMPLATE),
+    "sglang": Server("SGLang", "sglang", ("echo",), continue_fields=True, reports_stops=True, thinking=_TEMPLATE),
+    "llama-server": Server("llama-server", "llamacpp", thinking=_TEMPLATE + BUDGETS, closes=True),
     "ollama": Server("Ollama", "library", filters=False),
-    "tot": Server("tot serve", choices=("server",), continue_fields=True, reports_stops=True),
+    "tot": Server("tot serve", "", ("server",), continue_fields=True, reports_stops=True, thinking=_OWN, closes=True),
     "openai": Server("a server with OpenAI's protocol", filters=None, continues=False),
 }
 """Servers by the name that the option `server` takes; "openai" is any other one."""

@@ -13,14 +13,17 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from itertools import chain
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from tot.decoders.budget import Budget, Meter
 from tot.decoders.decoder import LocalDecoder, find_method, load_decoder, method_names
 from tot.decoders.engine.sequence import Call, Handle, ThinkingPiece
 from tot.decoders.errors import ContextError
 from tot.decoders.remote.loop import together
-from tot.decoders.request import Completion, Request, Sampling, Usage
+from tot.decoders.request import Completion, Request, Sampling, ThinkingOptions, Usage
 from tot.decoders.serving.errors import ServingError, invalid, unsupported
 from tot.decoders.serving.gate import Gate, closing, late
 from tot.decoders.serving.limits import Limits
@@ -99,9 +102,10 @@ class DecodingMethods:
         most = self.limits.max_tokens_limit
         check_tokens(body, self.limits, "max_tokens", "max_completion_tokens")
         fields = body.model_dump(include=Request.model_fields.keys() - {"prompt"})
+        fields["template_options"] = getattr(body, "chat_template_kwargs", {})
         sampling = body.model_dump(include=set(Sampling.model_fields))
         sampling |= {name: value for name, value in self._sampling.items() if name not in body.model_fields_set}
-        sampling["thinking_tokens"] = min(sampling.get("thinking_tokens", 0), most)
+        sampling["thinking"] = thinking_of(body, self.limits)
         sampling["max_tokens"] = min(one for one in (most, body.max_tokens, body.most_tokens) if one is not None) or 1
         prompts = body.prompts
         limit = self.limits.max_samples
@@ -122,6 +126,43 @@ def check_tokens(body: GenerationBody, limits: Limits, *fields: str) -> None:
         if value is not None and value > limits.max_tokens_limit:
             message = f"{field} is {value} and this server's limit is {limits.max_tokens_limit}: request fewer"
             raise ServingError(400, message, field, "above_limit")
+
+
+_BUDGETS: Mapping[str, Any] = {"none": "off", "minimal": "low", "xhigh": "high"}
+
+
+class _Limited(ThinkingOptions):
+    """Options whose budget has a name, which may mean more tokens than a server allows."""
+
+    most: Annotated[int, Field(exclude=True)]
+
+    @property
+    def tokens(self) -> int:
+        return min(super().tokens, self.most)
+
+
+def thinking_of(body: GenerationBody, limits: Limits, counted: bool = True) -> ThinkingOptions:
+    """Return how the model thinks. `counted`: whether thinking counts towards `max_tokens`, unless the body says.
+
+    Without `counted`, for a search, the effort is not a budget of the thinking. Raises ServingError for contradictory
+    fields, and for a budget above the limit.
+    """
+    given, most = body.thinking, limits.max_tokens_limit
+    budgets = {"thinking": given.budget} if given.budget != "auto" else {}
+    if body.thinking_budget is not None:
+        budgets["thinking_budget"] = body.thinking_budget
+    if counted and body.effort is not None:
+        budgets["reasoning_effort"] = _BUDGETS.get(body.effort, body.effort)
+    amounts = {field: ThinkingOptions(budget=budget).tokens for field, budget in budgets.items()}
+    if len(set(amounts.values())) > 1:
+        named = " and ".join(amounts)
+        raise invalid(f"{named} set different budgets of the thinking: give one of them", [*amounts][-1])
+    for field, budget in budgets.items():
+        if isinstance(budget, int) and budget > most:
+            message = f"{field} is {budget} and this server's limit is {most}: request fewer"
+            raise ServingError(400, message, field, "above_limit")
+    about = {"counted": counted, **given.model_dump(exclude_unset=True), "budget": [*budgets.values(), "auto"][0]}
+    return _Limited(**about, most=most)
 
 
 def _check(body: _Body, request: Request, method: str) -> None:
@@ -171,8 +212,9 @@ class Decoding:
         body, source, meter = self.body, self.source, Meter(Budget(seconds=seconds))
         prompts: list[list[int]] = []
         if body.echo or body.alternatives is not None:
-            encode = source.engine.codec.encode_prompt
-            prompts = await asyncio.to_thread(lambda: [encode(request.prompt) for request in self.requests])
+            codec = source.engine.codec
+            encode = lambda one: codec.encode_prompt(one.prompt, codec.options_of(one))  # noqa: E731
+            prompts = await asyncio.to_thread(lambda: [*map(encode, self.requests)])
         if body.max_tokens == 0 and not self.requests[0].choices:
             completions = [[Completion("", (), 0.0, "length", Usage(prompt_tokens=len(ids)))] for ids in prompts]
         else:
@@ -220,7 +262,7 @@ class Decoding:
         fields: dict[str, Any] = {}
         if self.body.return_token_ids:
             fields |= {"token_ids": completion.tokens, "token_logprobs": completion.logprobs}
-            fields["finish"] = completion.finish_reason
+            fields |= {"finish": completion.finish_reason, "parts": [asdict(part) for part in completion.parts]}
         if completion.choice_logprobs:
             fields["choice_logprobs"] = [asdict(choice) for choice in completion.choice_logprobs]
         if scored is not None:
@@ -235,14 +277,15 @@ class Decoding:
         return prompt if isinstance(prompt, str) else self.source.engine.codec.decode(prompts[i])
 
     async def _scored(self, samples: Sequence[tuple[list[int], Completion]], meter: Meter) -> list[Scored | None]:
-        """Return the logprobs of the tokens of each completion and, with `echo`, of its prompt after the first."""
+        """Return the logprobs of the tokens of each text and, with `echo`, of all tokens before it but the first."""
         engine, scores, calls = self.source.engine, list[Scored | None](), list[Call]()
-        for ids, completion in samples:
+        for prompt, completion in samples:
+            ids = [*prompt, *self._before_text(completion)]
             given = ids if self.body.echo else []
             if len(given) + len(completion.tokens) > (context := engine.runner.context):
                 tokens = f"the prompt has {len(ids)} tokens and the model's context holds {context}"
                 raise ContextError(f"{tokens}: shorten the prompt")
-            scored = Scored([*given, *completion.tokens], min(1, len(given)))
+            scored = Scored([*given, *completion.tokens[completion.text_tokens]], min(1, len(given)))
             scores.append(scored)
             if len(scored.tokens) > scored.unscored:
                 head = tuple(scored.tokens[: scored.unscored] or ids)
@@ -257,3 +300,11 @@ class Decoding:
         async with _submitted(submit) as handles:
             self._check_complete([await handle for handle in handles])
         return scores
+
+    def _before_text(self, completion: Completion) -> list[int]:
+        """Return the tokens of the thinking, and the ones that closed it."""
+        codec = self.source.engine.codec
+        encoders = {"closing": codec.encode_control, "trigger": codec.encode}
+        forced = [encoders[part.kind](part.text) for part in completion.parts if part.kind in encoders]
+        sampled = completion.tokens[: completion.text_tokens.start]
+        return [*(token for token in sampled if token not in codec.end_ids), *chain(*forced)]

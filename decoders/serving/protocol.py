@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from tot.decoders.constraint import Constraint
-from tot.decoders.request import Message
+from tot.decoders.request import Message, TemplateOptions, Thinking, ThinkingOptions
 from tot.decoders.serving.errors import invalid
 
 _OF_ITEM = frozenset(("type", "id", "status", "phase"))
@@ -64,17 +64,30 @@ def _unsigned(seed: Any) -> Any:
     return seed
 
 
+def _thinking(given: Any) -> Any:
+    """Read the form of Anthropic's API, such as {"type": "enabled", "budget_tokens": 1024}."""
+    if not isinstance(given, dict) or "type" not in given:
+        return given
+    kinds = {"enabled": given.get("budget_tokens", "medium"), "disabled": "off", "adaptive": "auto"}
+    kind, rest = given["type"], {name: given[name] for name in given.keys() - {"type", "budget_tokens"}}
+    if kind not in kinds or (kind != "enabled" and "budget_tokens" in given):
+        raise ValueError('the type is "enabled", with budget_tokens, or "disabled" or "adaptive" alone')
+    return {**rest, "budget": kinds[kind]}
+
+
 class ChatMessage(Body):
     """One message. `developer` is `system`; `content` is text or a list of text parts. Clients send back the fields of
     a reply."""
 
     ignored: ClassVar[Collection[str]] = (
-        *("annotations", "audio", "cache_control", "name", "provider_specific_fields", "reasoning"),
-        *("reasoning_content", "reasoning_details", "refusal", "thinking_blocks"),
+        *("annotations", "audio", "cache_control", "name", "provider_specific_fields"),
+        *("reasoning_details", "refusal", "thinking_blocks"),
     )
 
     role: Annotated[Literal["system", "user", "assistant"], BeforeValidator(_known_role)]
     content: Annotated[str, BeforeValidator(_joined)]
+    reasoning_content: str = ""
+    """Thinking, also as `reasoning`: a part of the prompt if the model's chat template keeps that of earlier turns."""
     written: list[Annotated[tuple[Annotated[int, Field(ge=0)], list[int]], Field(strict=False)]] = []
     """As `Message.written`: the tokens of an assistant message that the model generated, by position in the text."""
 
@@ -86,6 +99,8 @@ class ChatMessage(Body):
         if given.get("tool_calls") or given.get("function_call"):
             raise ValueError("tools are not supported, so a message cannot call one (tool_calls): remove it")
         given = {name: value for name, value in given.items() if name not in ("tool_calls", "function_call")}
+        thinking = given.get("reasoning_content") or given.pop("reasoning", None)
+        given = {**given, "reasoning": None, "reasoning_content": thinking if isinstance(thinking, str) else None}
         if given.get("role") == "assistant" and given.get("content") is None:
             given["content"] = ""  # a reply that has only thoughts
         return given
@@ -127,7 +142,6 @@ class GenerationBody(Body):
         "modalities": (["text"],),
         "response_format": ({"type": "text"},),
         "suffix": ("",),
-        "thinking": ({"type": "disabled"},),
         "tool_choice": ("none", "auto"),
     }
 
@@ -149,7 +163,15 @@ class GenerationBody(Body):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     reasoning_effort: Effort | None = None
-    """Limits a search. A decoding method ignores it."""
+    """A name of a budget of the thinking; for a search a limit on all of its texts."""
+    thinking_budget: Annotated[int, Field(ge=0)] | None = None
+    """Maximum tokens of the thinking."""
+    thinking: Annotated[Thinking, BeforeValidator(_thinking)] = ThinkingOptions()
+    """As `Sampling.thinking`, or in the form of Anthropic's API."""
+
+    @property
+    def effort(self) -> Effort | None:
+        return self.reasoning_effort
 
 
 class DecodingFields(Body):
@@ -159,7 +181,6 @@ class DecodingFields(Body):
     keep_stop: bool = False
     ignore_eos: bool = False
     drawn: Annotated[int, Field(ge=0)] = 0
-    thinking_tokens: Annotated[int, Field(ge=0)] = 0
     choices: Annotated[list[str], Field(max_length=128)] = []
     """The reply's `choice_logprobs` has the logprob (`total`, nats) and the number of `tokens` of each choice."""
     close_choices: bool = False
@@ -175,6 +196,8 @@ class Conversation(GenerationBody):
     echo: ClassVar = False
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    chat_template_kwargs: TemplateOptions = {}
+    """Variables of the model's chat template."""
     x_tot: SearchLimits = SearchLimits()
 
     @property
@@ -187,10 +210,6 @@ class Conversation(GenerationBody):
         history = self.history
         empty = len(history) > 1 and history[-1].role == "assistant" and not history[-1].content.strip()
         return [tuple(history[:-1] if empty else history)]  # an empty text has no continuation
-
-    @property
-    def effort(self) -> Effort | None:
-        return self.reasoning_effort
 
 
 class ChatBody(Conversation, DecodingFields):
@@ -242,19 +261,26 @@ class TextFormat(Body):
 
 
 def _messages(given: Any) -> Any:
-    """Return text as a message, and a list of items without the reasoning of earlier replies."""
+    """Return text as a message, and a list of items as messages, each reply with the reasoning before it."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     if not isinstance(given, list):
         return given
-    messages = []
+    messages, thinking = [], ""
     for item in given:
         kind = item.get("type", "message") if isinstance(item, dict) else "message"
         if kind not in ("message", "reasoning"):
             raise ValueError(f"an item has type {str(kind)[:40]!r}, and only messages are supported: remove it")
-        if kind == "message":
-            fields = item.items() if isinstance(item, dict) else ()
-            messages.append({name: value for name, value in fields if name not in _OF_ITEM})
+        if kind == "reasoning":
+            parts = item.get("content") or item.get("summary") or []
+            texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+            thinking += "".join(text for text in texts if isinstance(text, str))
+            continue
+        fields = item.items() if isinstance(item, dict) else ()
+        messages.append({name: value for name, value in fields if name not in _OF_ITEM})
+        if thinking and messages[-1].get("role") == "assistant":
+            messages[-1]["reasoning_content"] = thinking
+        thinking = ""
     return messages
 
 
@@ -291,6 +317,12 @@ class ResponsesBody(Conversation):
     @property
     def most_tokens(self) -> int | None:
         return self.max_output_tokens
+
+    @model_validator(mode="after")
+    def _one_effort(self) -> Self:
+        if self.reasoning_effort not in (None, self.effort):
+            raise invalid("reasoning.effort and reasoning_effort differ: give one of them", "reasoning_effort")
+        return self
 
 
 class TextBody(GenerationBody, DecodingFields):

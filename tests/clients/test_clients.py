@@ -90,6 +90,9 @@ def changed(name: str, old: str, new: str) -> str:
     ("name", "old", "new"),
     [
         ("OpenAI 1", "seed=2", 'seed=2, reasoning_effort="low", user="u", metadata={"a": "b"}'),
+        ("OpenAI 1", "seed=2", 'seed=2, extra_body={"thinking_budget": 99, "chat_template_kwargs": {"a": 1}}'),
+        ("OpenAI 3", '"seed": 2', '"seed": 2, "thinking": {"type": "enabled", "budget_tokens": 99}'),
+        ("LiteLLM 1", "seed=2", 'seed=2, extra_body={"thinking": {"type": "disabled"}}'),
         ("LiteLLM 1", "seed=2", 'seed=2, reasoning_effort="low", user="u", max_completion_tokens=2000'),
         ("LangChain 1", "seed=2", 'seed=2, reasoning_effort="low", max_tokens=2000, stop=["\\n"]'),
         ("LangChain 1", f'invoke("{QUESTION}").content', f'batch(["{QUESTION}"] * 2)'),
@@ -118,6 +121,7 @@ SCHEMA = '{"title": "City", "description": "A city.", "type": "object", "propert
     [
         *((f"{client} 1", "seed=2", UNTIL, OUT_OF_RANGE) for client in TABLE if client != "lm-eval"),
         *((f"{client} 1", "seed=2", "n=2", "n is not supported") for client in ("OpenAI", "LiteLLM", "LangChain")),
+        ("OpenAI 1", "seed=2", 'extra_body={"thinking_budget": 9999}', "this server s limit is 2048"),
         ("OpenAI 1", "seed=2", "logprobs=True", "logprobs is not supported"),
         ("OpenAI 3", "temperature=0.3", "store=True", "store is not supported"),
         ("LiteLLM 1", "seed=2", 'response_format={"type": "json_object"}', "response_format is not supported"),

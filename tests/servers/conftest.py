@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -169,15 +170,43 @@ def llama_server(smollm2: str, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.fixture(scope="session")
+def thinking_weights(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2 with tokens for thinking, in place of two unused ones, and a chat template that opens the thinking."""
+    folder = tmp_path_factory.mktemp("thinking") / "smollm2"
+    shutil.copytree(weights, folder)
+    for file in folder.glob("*.json*"):
+        text = file.read_text(encoding="utf-8")
+        file.write_text(
+            text.replace("<issue_start>", "<think>").replace("<issue_comment>", "</think>"), encoding="utf-8"
+        )
+    tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    for token in tokenizer["added_tokens"]:
+        token["special"] = token["special"] and "think>" not in token["content"]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    template = folder / "chat_template.jinja"
+    template.write_text(template.read_text().replace("assistant\n' }}", "assistant\n<think>\n' }}"))
+    return folder
+
+
+@pytest.fixture(scope="session")
 def vllm_server(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Run vLLM's CPU build with the Python interpreter named in TOT_VLLM."""
+    yield from _vllm(weights, tmp_path_factory.mktemp("vllm"))
+
+
+@pytest.fixture(scope="session")
+def vllm_thinker(thinking_weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Run vLLM on a model that thinks, with a parser of its thinking."""
+    yield from _vllm(thinking_weights, tmp_path_factory.mktemp("vllm"), "--reasoning-parser", "deepseek_r1")
+
+
+def _vllm(weights: Path, home: Path, *options: str) -> Iterator[Server]:
     python = _python("TOT_VLLM", "vLLM")
-    home = tmp_path_factory.mktemp("vllm")
     port, name = _free_port(), "smollm2-135m"
     # The command `vllm` fails in the CPU build's wheel: it looks for a distribution with another name.
     command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(weights), "--served-model-name", name]
     command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "2048"]
-    command += ["--enable-prefix-caching", "--enable-prompt-tokens-details", "--enforce-eager"]
+    command += ["--enable-prefix-caching", "--enable-prompt-tokens-details", "--enforce-eager", *options]
     env = {
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",

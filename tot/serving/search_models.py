@@ -1,7 +1,8 @@
 """Searches as models: each request is one search with its own tree, budget and seed, on the decoder that all share.
 
-`reasoning_effort` limits the whole search, `max_completion_tokens` its new tokens, and `max_tokens` each text. All
-limits that are given hold: these, the search's own, and the server's.
+`reasoning_effort` limits the whole search, `max_completion_tokens` its new tokens, `max_tokens` each text without its
+thinking, and `thinking` and `thinking_budget` the thinking of each text. All limits that are given hold: these, the
+search's own, and the server's.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tot.config import SearchConfig
 from tot.decoders.budget import Budget
 from tot.decoders.errors import TaskError
 from tot.decoders.request import before_stop
-from tot.decoders.serving.completions import check_tokens
+from tot.decoders.serving.completions import check_tokens, thinking_of
 from tot.decoders.serving.errors import invalid, unsupported
 from tot.decoders.serving.gate import Gate
 from tot.decoders.serving.limits import Limits
@@ -76,7 +77,7 @@ class SearchModels:
         if body.alternatives is not None:
             raise unsupported("logprobs")
         check_tokens(body, self._limits, "max_tokens")
-        *history, last = body.history
+        *history, last = (message.model_copy(update={"reasoning_content": ""}) for message in body.history)
         if last.role != "user":
             message = f"the last message has the role {last.role}, and a search answers a user: end with the user's"
             raise invalid(message, "messages")
@@ -92,6 +93,10 @@ class SearchModels:
         options["seed"] = secrets.randbits(53) if body.seed is None else body.seed
         if body.x_tot.until is not None:
             options["until"] = body.x_tot.until
+        if body.model_fields_set & {"thinking", "thinking_budget"}:
+            options["thinking"] = thinking_of(body, self._limits, counted=False)
+        if body.chat_template_kwargs:
+            options["template_options"] = body.chat_template_kwargs
         config = SearchConfig.of(served_config, options)
         config.parts(task)  # raises OptionError, for example if `until` is given and the search has no vote
         return ServedRequest(self, body, task, last.content, config, {"seed": options["seed"]})
@@ -125,10 +130,17 @@ class ServedRequest:
             raise
         finally:
             source.ended.labels(model, outcome).inc()
+        reasoning_tokens = solution.usage.new_tokens  # the answer is one of the thoughts
+        if model == source.name:
+            calls = (call for calls in solution.tree.calls.values() for call in calls)
+            thinking = [part for call in calls for part in call.parts if part.kind == "thinking"]
+            thoughts, reasoning_tokens = [part.text for part in thinking], sum(part.tokens for part in thinking)
+            for text in thoughts:
+                emit(Piece(0, text, thinking=True))
         choice = self._choice(solution, "".join(thoughts))
         emit(Piece(0, choice.text))
         emit(choice)
-        return Result([choice], solution.usage, solution.usage.new_tokens)  # the answer is one of the thoughts
+        return Result([choice], solution.usage, reasoning_tokens)
 
     async def _solved(self, seconds: float, hooks: Any) -> Solution:
         """Search in a thread: tokenizing, grading and voting must not delay the replies to other clients."""

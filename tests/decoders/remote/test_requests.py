@@ -209,6 +209,7 @@ def test_token_ids_cannot_be_continued_in_text(remote: Any) -> None:
         ({"base_url": "http://127.0.0.1:port/v1"}, "not an address"),
         ({"concurrency": 0}, "option concurrency: Input should be greater than or equal to 1"),
         ({"api": "completions"}, "option api: was removed: start the server with a chat template"),
+        ({"thinking_tokens": 9}, "option thinking_tokens: was removed: give the budget as thinking=TOKENS"),
         ({"extra": "{not json"}, "option extra: not JSON"),
         ({"extra": '{"n": 3}'}, "the decoder sets n itself"),
         ({"draft": "lookup"}, "option draft: unknown"),

@@ -106,14 +106,43 @@ def test_templates_and_control_tokens_in_messages_are_text(serve: Any, tiny: Any
         server = serve(decoder, "one: {search: cot, max_tokens: 4}", max_tokens_limit=100)
         codec, encoded = decoder.engine.codec, []
         original = codec.encode_prompt
-        codec.encode_prompt = lambda prompt: encoded.append(original(prompt)) or encoded[-1]
+        codec.encode_prompt = lambda *about: encoded.append(original(*about)) or encoded[-1]
         body = {"messages": [*user(hostile), {"role": "assistant", "content": hostile}, *user(hostile)]}
-        assert server.post(model="chat:one", **body).status_code == 200
+        assert server.post(model="chat:one", seed=1, **body).status_code == 200
         server.stop()
     (tokens,) = encoded
     start = codec.backend.token_to_id("<|im_start|>")
     assert tokens.count(start) == 4  # three messages, and the reply's beginning
     assert codec.decode(tokens).count("{{ 7 * 7 }}") == 3
+
+
+def test_fields_set_the_thinking_of_a_search(serve: Any, chat: Any, user: Any) -> None:
+    decoder = chat("One", "Two")
+    server = serve(decoder, "vote: {search: 'self-consistency:samples=2', thinking: high}")
+    for fields, thinking in (
+        ({"thinking_budget": 512}, {"budget": 512}),
+        ({"thinking": {"hint": "So", "budget": "low"}}, {"budget": "low", "hint": "So"}),
+        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, {"budget": 9}),
+        ({}, {"budget": "high"}),
+    ):
+        options = {"chat_template_kwargs": {"tone": "calm"}, "reasoning_effort": "low", **fields}
+        assert server.post(model="chat:vote", messages=user("Which?"), **options).status_code == 200
+        request = decoder.requests[-1]
+        assert request.sampling.thinking.model_dump(exclude_defaults=True) == thinking
+        assert request.template_options == {"tone": "calm"}
+    reply = server.post(model="chat:vote", messages=user("Which?"), thinking_budget=2049)
+    assert "thinking_budget is 2049 and this server's limit is 2048" in reply.json()["error"]["message"]
+
+
+def test_a_single_sample_has_the_thinking_of_its_model(serve: Any, chat: Any, user: Any) -> None:
+    server = serve(chat("<think>Where?</think>Paris"))
+    with server.client() as client:
+        options = {"model": "chat", "messages": user("Which?")}
+        message = client.chat.completions.create(**options).choices[0].message
+        assert (message.content, message.reasoning_content) == ("Paris", "Where?")
+        deltas = [chunk.choices[0].delta for chunk in client.chat.completions.create(**options, stream=True)]
+        assert deltas[0].reasoning_content == "Where?"
+        assert "".join(delta.content or "" for delta in deltas) == "Paris"
 
 
 # -- options ---------------------------------------------------------------------------------------
