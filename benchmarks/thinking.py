@@ -40,6 +40,7 @@ class Options(BenchOptions):
     budgets: tuple[int, ...] = Field((64, 128, 256, 512), description="Comma-separated budgets, in tokens.")
     settle: tuple[float, ...] = Field((0.8, 0.9, 0.95), description="Comma-separated thresholds, at the last budget.")
     max_tokens: int = Field(128, ge=1, description="Maximum tokens of an answer.")
+    hint: str = Field("**Final answer:**", description="The beginning of answers after thinking that was closed.")
 
 
 def run(asked: Options, console: Console) -> None:
@@ -52,8 +53,10 @@ def run(asked: Options, console: Console) -> None:
     batches = [rows[at : at + _BATCH] for at in range(0, len(rows), _BATCH)]
     tags = {"think_tags": TAGS} if asked.taught else {}
     *_, most = asked.budgets
-    ways = {f"budget {budget}": ThinkingOptions(budget=budget) for budget in asked.budgets}
-    ways |= {f"settled, {value:g}": ThinkingOptions(budget=most, settle=value) for value in asked.settle}
+    ways = {f"budget {budget}": ThinkingOptions(budget=budget, hint=asked.hint) for budget in asked.budgets}
+    ways |= {
+        f"settled, {value:g}": ThinkingOptions(budget=most, settle=value, hint=asked.hint) for value in asked.settle
+    }
     with load_decoder("ar", model, prefix_cache=False, **tags) as decoder:
         bench = Bench(asked, console, f"{asked.model}; {about(decoder.engine)}")
         bench.compare(

@@ -206,13 +206,15 @@ def answered(sample: Sample, text: Completion) -> Program:
     return (yield from closed(sample, replace(text, parts=(thinking,)), codec.beginning(tokens, kept), end))
 
 
-def closed(sample: Sample, text: Completion, tokens: Sequence[int], end: str) -> Program:
+def closed(sample: Sample, text: Completion, tokens: Sequence[int], end: str, hint: str | None = None) -> Program:
     """Append the end of its thinking to a text, of which `tokens` are fed, and decode the answer.
 
-    An empty `end` continues an answer whose thinking the model has closed.
+    An empty `end` continues an answer whose thinking the model has closed. `hint` begins the answer; by default it is
+    the request's.
     """
     codec, sampling = sample.codec, sample.request.sampling
-    hint = sampling.thinking.hint if end else ""
+    if hint is None:
+        hint = sampling.thinking.hint if end and not sample.request.constraint else ""
     after = [*tokens, *(codec.encode_control(end) if end else []), *(codec.encode(hint) if hint else [])]
     used = len(text.tokens)
     most = max(1, sample.total - used) if sampling.thinking.counted else sample.limit

@@ -4,7 +4,7 @@ Thinking that spends its tokens is closed with the model's own tag, and the answ
 s1, arXiv 2501.19393, section 3.1). With `ThinkingOptions.settle`, thinking is also closed once its answer is settled:
 at the end of each paragraph, a branch closes the thinking and decodes the beginning of the answer, greedily (compare
 DEER, arXiv 2504.15895, and FastCoT, section 4, which answers from the beginning of a rationale). The next paragraph is
-decoded in the same steps. The answer is settled once the last `TRIES` tries agree and are sure.
+decoded in the same steps. The answer is settled once the last `TRIES` tries agree and are sure, and begins as they did.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TRY_TOKENS = 16
 PARAGRAPH = 256
 """Maximum tokens between two tries."""
 TRIGGER = "**Final answer:**"
-"""The text before a try, after the end of the thinking, unless the options have a hint."""
+"""The text before a try and before a settled answer, after the end of the thinking, unless the options have a hint."""
 WAIT = "Wait,"
 """The beginning of thinking that continues after the end that the model wrote."""
 _OPENING_TOKENS = 16
@@ -85,7 +85,7 @@ def _in_pieces(sample: Sample) -> Program:
     text, shown, waits = _NOTHING, 0, options.waits
     fed: list[int] = []
     """All tokens, of which `text` has the sampled ones."""
-    tries, probe = list[tuple[str, float]](), list[Call]()
+    tries, probe, settled = list[tuple[str, float]](), list[Call](), False
     begun = sample.awaits or ""
     found = Thinking("", 0, begun)
     while (left := sample.thinking_limit - len(text.tokens)) > 0:
@@ -95,7 +95,8 @@ def _in_pieces(sample: Sample) -> Program:
         usage = sum((one.usage for one in tried), text.usage + more.usage)
         tries += [_try_of(one) for one in tried]
         sample.tried += sum(len(one.tokens) for one in tried)
-        if _settled(tries, options.settle):
+        if settled := _settled(tries, options.settle):
+            sample.tried += len(more.tokens)
             text = replace(text, usage=usage)
             break
         text = replace(text.then(more), usage=usage, finish_reason=more.finish_reason)
@@ -118,7 +119,12 @@ def _in_pieces(sample: Sample) -> Program:
     kept, end = forced_end(written, begun) or (written, "")
     if sample.request.constraint is not None and fed[-1:] == [codec.message_end]:
         end = empty_thinking(codec.opening, follows=True)
-    return (yield from closed(sample, text, codec.beginning(fed, kept), end))
+    return (yield from closed(sample, text, codec.beginning(fed, kept), end, _hint(sample) if settled else None))
+
+
+def _hint(sample: Sample) -> str:
+    """Return the text before a try, and before the answer that is settled."""
+    return "" if sample.request.constraint else sample.request.sampling.thinking.hint or TRIGGER
 
 
 def _unclosed(codec: TextCodec, tokens: Sequence[int], end: int) -> list[int]:
@@ -129,8 +135,8 @@ def _unclosed(codec: TextCodec, tokens: Sequence[int], end: int) -> list[int]:
 
 def _try_call(sample: Sample, tokens: Sequence[int], found: Thinking) -> Call:
     """Return the call for a try of the answer after these tokens of thinking."""
-    codec, hint = sample.codec, sample.request.sampling.thinking.hint or TRIGGER
-    ids = [*tokens, *codec.encode_control(end_of(found.awaits, found.text)), *codec.encode(hint)]
+    codec, hint = sample.codec, _hint(sample)
+    ids = [*tokens, *codec.encode_control(end_of(found.awaits, found.text)), *(codec.encode(hint) if hint else [])]
     limits: dict[str, Any] = {"temperature": 0.0, "max_tokens": TRY_TOKENS, "stop": ("\n",)}
     return sample.call(ids, 0, awaits=None, streamed=None, **limits)
 

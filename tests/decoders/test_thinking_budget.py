@@ -264,9 +264,9 @@ def test_settled_thinking_is_closed(tokenizer: Any, name: str) -> None:
     whole = script.decode(thinking=500)
     assert (whole.thinking.strip(), whole.text) == (PARAGRAPHS, "Yes.")
     settled = script.decode(thinking="500,settle=0.5")
-    assert settled.text == "Yes."
+    assert settled.text == f"{TRIGGER}Yes."
     assert settled.thinking.strip() == PARAGRAPHS.removesuffix("\n\nIt is.\n\nSure.")  # two tries agree after "Wait."
-    assert [part.kind for part in settled.parts] == ["thinking", "closing", "exact"]
+    assert [part.kind for part in settled.parts] == ["thinking", "closing", "trigger", "exact"]
     unsure = script.decode(thinking={"budget": 500, "settle": 0.99})  # each token has a probability of 0.9
     assert (unsure.thinking.strip(), unsure.text) == (PARAGRAPHS, "Yes.")
     assert unsure.parts[-1].kind == "exact"
