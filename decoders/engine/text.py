@@ -199,6 +199,8 @@ class TextCodec:
 
     def options_of(self, request: Request) -> dict[str, Any]:
         """Return the variables of the chat template for a request, with its switches of thinking."""
+        if isinstance(request.prompt, Encoded):
+            return {}
         scored = request.choices and request.answer_trigger is None
         thinking = request.sampling.thinking
         if not self.thinks and thinking.tokens and thinking.budget != "auto":
