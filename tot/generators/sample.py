@@ -44,9 +44,10 @@ class Sample(Generator):
         return await self._write(ctx, node, blank(count)[:1], number)
 
     async def _write(self, ctx: Context, node: Node, proposals: list[Proposal], first_call: int = 0) -> list[Proposal]:
-        if self.legal and not (legal := ctx.actions(node)):
+        legal = ctx.actions(node) if self.legal else []
+        if self.legal and not legal:  # a dead end
             return []
-        about = (self.temperature, self.samples, first_call, legal if self.legal else ())
+        about = self.temperature, self.samples, first_call, legal
         return await write(ctx, node, proposals, ctx.task.thought, *about)
 
 
@@ -77,15 +78,9 @@ async def write(
             return
         n = len(group) * repeats
         about = ctx.random("hint", ctx.tree.place(node), ctx.turn, call).choice(hints) if hints else ""
+        options: dict[str, Any] = {"temperature": temperature, "call": call, "begun": begun, "about": about}
         only = legal if template == templates[0] else ()
-        options: dict[str, Any] = {
-            "temperature": temperature,
-            "call": call,
-            "begun": begun,
-            "about": about,
-            "legal": only,
-        }
-        replies = await ctx.ask(template, node, n, **options)
+        replies = await ctx.ask(template, node, n, legal=only, **options)
         for i, proposal in enumerate(group):
             _extend(ctx, proposal, template, replies[i * repeats : (i + 1) * repeats])
 

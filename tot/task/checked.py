@@ -222,7 +222,9 @@ class CheckedTask(_Methods):
         except ValidationError:
             remedy = "use text, numbers, lists and dicts"
             raise self._wrong("step", after.world, remedy, "a world that is not JSON data, ") from None
-        return after
+        if (last := self.typed(after.thoughts[-1])) is None:
+            raise self._wrong("step", after.thoughts[-1].text, "keep to the schema")
+        return after.model_copy(update={"thoughts": (*after.thoughts[:-1], last)})
 
     def is_terminal(self, state: State) -> bool:
         return isinstance(self.task, HasTerminal) and bool(self._call("is_terminal", state))

@@ -30,7 +30,7 @@ class Task:
                 "answer": "Riddle: {{ question }}\\nBest idea: {{ thoughts[-1].thought }}\\nAnswer in one word.",
             }
 
-    A template has the variables `question`, `thoughts` (a mapping from template name to text or object for each thought),
+    A template has the variables `question`, `thoughts` (the texts or objects of each thought so far by template name),
     `observations` (the result of each thought, if the task executes thoughts), and the ones that `variables` adds.
     Without blocks it is one user message. The blocks `system`, `user` and `assistant` make separate messages; text
     beside them belongs to the user's. The model continues the text of `assistant`.
