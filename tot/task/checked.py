@@ -152,9 +152,8 @@ class CheckedTask(_Methods):
         try:
             return schema.parse(self._after_trigger(template, text))
         except Exception as error:  # a validator of the user may raise anything
-            raise TaskError(
-                f"{self._schema_name(template)} raised {describe(error)} for {text!r:.100}: fix it"
-            ) from error
+            name = self._schema_name(template)
+            raise TaskError(f"{name} raised {describe(error)} for {text!r:.100}: fix the validator") from error
 
     def _after_trigger(self, template: str, text: str) -> str:
         trigger = self.task.triggers.get(template)
