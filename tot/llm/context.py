@@ -268,7 +268,9 @@ class Context:
     def _constraint(self, template: str, prompt: Sequence[Message], legal: Sequence[str]) -> Constraint | None:
         """Return the constraint on the texts of a template. Choices that continue a text end with their line."""
         schema = self.task.schema(template)
-        constraint = Constraint(choices=tuple(legal)) if legal else schema and schema.constraint
+        constraint = None if schema is None else schema.constraint
+        if legal:
+            constraint = Constraint(choices=tuple(legal))
         prefix = prompt[-1].content if prompt[-1].role == "assistant" else ""
         before = self.task.triggers.get(template) or prefix
         if not before or constraint is None or constraint.choices is None:
