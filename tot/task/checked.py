@@ -146,7 +146,7 @@ class CheckedTask(_Methods):
         return f"{type(self.task).__name__}.schemas[{template!r}]"
 
     def read(self, template: str, text: str) -> Any | None:
-        """Return what a text of a template stands for: the object of its schema, None if it is invalid, or the text."""
+        """Return the object of a template's text, None if it is invalid, or the text if the template has no schema."""
         if (schema := self.schema(template)) is None:
             return text
         try:

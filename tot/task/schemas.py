@@ -1,4 +1,4 @@
-"""Schema: what a model's text for a template must be, as a constraint on the text and as a parser of it."""
+"""Schema: the type of a template's texts, as a constraint on the model and as a parser of its texts."""
 
 from __future__ import annotations
 

@@ -71,9 +71,10 @@ class Task:
     sampling: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Sampling options by template name, such as {"thought": {"max_tokens": 64, "stop": ("\\n",)}}."""
     schemas: ClassVar[Mapping[str, Any]] = {}
-    """What the model's texts for a template must be: a type that pydantic describes ({"answer": int}), as JSON, or a
-    Constraint. Decoders that can write only such texts, and others are parse failures. The object is in
-    `thought.objects`, and `parse_answer` and the like get it in place of the text."""
+    """The type of the model's texts, by template: a type that pydantic describes ({"answer": int}), written as JSON, or
+    a Constraint. Decoders write only such texts if they can; other texts are parse failures. The object is in
+    `thought.objects`, and `parse_answer`, `parse_value`, `parse_vote` and `parse_proposals` get it instead of the
+    text."""
     filters: ClassVar[Mapping[str, float]] = {}
     """Default sampling filters, if neither the run nor the model sets them: {"top_p": 0.8, "top_k": 20}."""
     chat: ClassVar[Mapping[str, Any]] = {}

@@ -16,7 +16,7 @@ def to_text(value: Any, canonical: bool = False) -> str:
 
     Equal values have equal canonical texts: keys are sorted.
     """
-    plain = to_jsonable_python(value, fallback=str)
+    plain = value if isinstance(value, str) else to_jsonable_python(value, fallback=str)
     return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False, sort_keys=canonical)
 
 
