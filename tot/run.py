@@ -339,8 +339,7 @@ class Run:
 
     async def _ask(self, nodes: Sequence[Node]) -> list[Any | None]:
         """Return each state's answer: from the state itself, or else from the model."""
-        search = self.search
-        answers = [search.answer_at(node) for node in nodes]
+        answers = [self.search.answer_at(node) for node in nodes]
         missing = self.answers.missing(nodes, answers, stopped=self.stopped is not None)
         if limit := self.meter.overspent():
             self.stopped = f"budget: {limit}"
@@ -348,7 +347,7 @@ class Run:
             return answers
         if self._checkpoint is not None and (recorded := self._checkpoint.answers()) is not None:
             self._replay(recorded)
-            return [search.checked.restored(answer) for answer in recorded.results]
+            return [self.search.checked.restored(answer) for answer in recorded.results]
         calls, total = self.backend.calls, self.meter.total
         self._running[None] = asking = asyncio.create_task(self.answers.ask([nodes[i] for i in missing]))
         try:

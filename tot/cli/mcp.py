@@ -56,11 +56,7 @@ def mcp_command(
         assert isinstance(event, SearchFinished)
         found, seconds = event.solution, time.monotonic() - started
         return Solved(
-            answer=found.summary()["answer"],
-            certainty=found.certainty,
-            solved=found.solved,
-            thoughts=thoughts,
-            seconds=seconds,
+            answer=found.answer, certainty=found.certainty, solved=found.solved, thoughts=thoughts, seconds=seconds
         )
 
     signal(SIGINT, SIG_DFL)  # a thread that waits for standard input would delay KeyboardInterrupt

@@ -12,7 +12,7 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -191,10 +191,12 @@ class Backend:
         except ContextError:
             raise
         except RequestError as error:
-            completions = await self._requested(free)
             self.calls -= request.sampling.n
+            completions = await self._requested(free)
+            if not self._refused:
+                name = self.name(request.purpose)
+                log.warning("decoder %s writes texts of any form, which are only checked: %s", name, error)
             self._refused.add(refused)
-            _warn_of_refusal(self.name(request.purpose), str(error))
             return completions
 
     async def _requested(self, request: Request) -> list[Completion]:
@@ -340,12 +342,6 @@ def _stopped(completion: Completion, stops: Sequence[str]) -> Completion:
         return completion
     *parts, last = completion.parts or (Part("exact", ""),)
     return replace(completion, text=text, finish_reason="stop", parts=(*parts, replace(last, text=text)))
-
-
-@cache
-def _warn_of_refusal(decoder: str | None, why: str) -> None:
-    """Warn once per process and reason."""
-    log.warning("decoder %s writes texts of any form, which are only checked: %s", decoder, why)
 
 
 def _settle(received: asyncio.Future[list[Completion]], result: list[Completion] | BaseException) -> None:

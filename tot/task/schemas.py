@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json
 
 from tot.decoders.constraint import Constraint
 
@@ -41,9 +42,10 @@ class Schema:
         if text.startswith("```") and text.endswith("```"):
             text = text.partition("\n")[2][:-3].strip()
         if self._adapter is None:
-            if not any(_allows(self.constraint, one) for one in (text, f" {text}")):
-                return None
-            return text if self.constraint.json_schema is None else json.loads(text)
+            allowed = any(_allows(self.constraint, one) for one in (text, f" {text}"))
+            with suppress(ValueError):  # too deep
+                return (text if self.constraint.json_schema is None else from_json(text)) if allowed else None
+            return None
         with suppress(ValidationError):
             return self._adapter.validate_json(text)
         if not text.startswith(('"', "{", "[")):

@@ -109,9 +109,7 @@ def test_exact_approximate_and_never_decoded_prompts_are_distinguished(opened: A
         Message(role="assistant", content="go on:"),  # language: ok
     )
     tree.calls[1] = [Call(purpose="generate", template="thought", prompt=prompt, output="…", parts=parts)]
-    tree[1].usage = Usage(
-        approximate_tokens=7, undecoded_tokens=30, new_tokens=13, forced_tokens=4, masked_tokens=9
-    )
+    tree[1].usage = Usage(approximate_tokens=7, undecoded_tokens=30, new_tokens=13, forced_tokens=4, masked_tokens=9)
     browser = opened(tree)
     browser.js("view.select(view.tree.end)")
     assert [browser.texts(f"#panel .output .{kind}") for kind in kinds] == [
