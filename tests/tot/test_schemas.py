@@ -10,9 +10,10 @@ from typing import Annotated, Any, ClassVar, Literal
 import pytest
 from pydantic import BaseModel, Field, field_validator
 
-from tot import BFS, Checkpoint, Observation, Sample, State, Task, Thought, ThoughtTree, Value, solve
+from tot import BFS, Checkpoint, Observation, Sample, State, Task, Thought, ThoughtTree, Value, evaluate, solve
 from tot.cli.output import usage_line
 from tot.decoders import Constraint, OptionError, RequestError, TaskError
+from tot.evaluation.folder import read_leaves, read_samples
 from tot.task.checked import CheckedTask
 from tot.task.schemas import Schema
 
@@ -255,6 +256,23 @@ def test_a_resumed_run_answers_with_the_object(scripted: Any, tmp_path: Path) ->
         assert solution.answer == Verdict(n=3)
         assert solution.tree[1].thought.objects == {"thought": Move(source="a", target="b")}
     assert again.requests == []
+
+
+def test_an_evaluation_scores_objects_and_reads_its_trees_again(scripted: Any, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"question": "b", "answer": ["b"]}) + "\n")
+    decoder = scripted({"b": [move("a", "b")]})
+    options = {"search": "bfs:thoughts=1", "generator": "sample", "evaluator": "random", "out": tmp_path / "out"}
+    assert evaluate(Pegs, rows, decoder=decoder, **options).score.mean == 1
+    (sample,) = read_samples(tmp_path / "out")
+    _, leaves = read_leaves(tmp_path / "out", sample, Pegs())
+    assert leaves == {1: (["b"], 1.0)}
+
+    rows.write_text(json.dumps({"question": "q", "answer": {"n": 3, "reason": ""}}) + "\n")
+    decoder, options["out"] = scripted({"count": '{"n": 3}'}), tmp_path / "objects"
+    assert evaluate(Count, rows, decoder=decoder, **options).score.mean == 1
+    (sample,) = read_samples(tmp_path / "objects")
+    assert sample["answer"] == {"n": 3, "reason": ""}
 
 
 # -- decoders ---------------------------------------------------------------------------------------------------
