@@ -112,15 +112,16 @@ class Answers:
         """Return the answer in a reply of the model, or None."""
         if reply.cut:
             return None
+        checked = self.search.checked
         if reply.request.choices:
-            return reply.request.choices[reply.logprobs.index(max(reply.logprobs))].strip()
+            return checked.read("answer", reply.request.choices[reply.logprobs.index(max(reply.logprobs))].strip())
         self.truncated |= reply.truncated
         # The reply continues the prefix's last line, which may announce the answer ("The answer is").
         last = reply.request.prompt[-1]
         prefix = ""
-        if isinstance(last, Message) and last.role == "assistant":
+        if isinstance(last, Message) and last.role == "assistant" and checked.schema("answer") is None:
             prefix = last.content.rpartition("\n")[2] + " "
-        return self.search.checked.answer_in(prefix + reply.completion.text, reply.truncated)
+        return checked.answer_in(prefix + reply.completion.text, reply.truncated)
 
     def elect(self, nodes: Sequence[Node], answers: Sequence[Any | None]) -> Any | None:
         """Return the answer with the most votes; None without any. `search.best` becomes the best state with it.

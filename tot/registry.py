@@ -19,6 +19,7 @@ from tot.decoders.registry import Registry, split_spec
 from tot.evaluators.base import Evaluator, TemplateEvaluator
 from tot.generators.base import Generator
 from tot.search.base import Search
+from tot.task.checked import CheckedTask
 from tot.task.task import Task
 from tot.task.world import HasAnswer
 
@@ -141,6 +142,7 @@ def _check_together(task: Task, search: Any, generator: Any, evaluator: Any, own
     Objects of other classes are not checked. The task's own evaluator `own` may lack its template: a search may end
     before it evaluates.
     """
+    CheckedTask(task).check_schemas()
     if not isinstance(search, Search):
         return
     search.check(task)

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
 from tot.decoders.files import write_json
 from tot.decoders.request import Usage
 from tot.tree.saved import RUN
@@ -18,7 +20,8 @@ class Solution:
     """The result of a search."""
 
     answer: Any | None
-    """Text, or a list of actions for a planning task. None if the best state has no answer."""
+    """Text, a list of actions for a planning task, or the object of the answer's schema. None if the best state has no
+    answer."""
     solved: bool
     """Whether the task verified the answer."""
     value: float | None
@@ -67,7 +70,8 @@ class Solution:
 
     def summary(self) -> dict[str, Any]:
         """Return answer, certainty, solved, value and usage; with several models also usage by model."""
-        about = {name: getattr(self, name) for name in ("answer", "certainty", "solved", "value")}
+        about = {name: getattr(self, name) for name in ("certainty", "solved", "value")}
+        about = {"answer": to_jsonable_python(self.answer), **about}
         return about | {"usage": asdict(self.usage)} | ({"by_model": self.by_model} if self.by_model else {})
 
     def save(self, path: str | Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import sys
 from math import log
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tot import solve
+from tot import ThoughtTree, solve
 from tot.decoders import METHODS, Completion, Request, Sampling, load_decoder
 from tot.decoders.request import ChoiceLogprob
 
@@ -42,6 +43,7 @@ def riddle() -> Any:
 def test_the_examples_are_short() -> None:
     parts = [
         "A task",
+        "Typed thoughts and answers",
         "Acting",
         "A world",
         "A generator",
@@ -61,6 +63,20 @@ def test_the_examples_are_short() -> None:
 def test_the_task(riddle: Any, scripted: Any) -> None:
     solution = solve(riddle, "keys?", decoder=scripted(REPLIES), search="bfs:thoughts=2", evaluator="value")
     assert (solution.answer, solution.value) == ("Piano", 9)
+
+
+@pytest.mark.real
+def test_typed_thoughts_and_answers(smollm2: str, tmp_path: Path) -> None:
+    capital = example("Typed thoughts and answers", "Capital")
+    solution = solve(capital, "What is the capital of France?", model=smollm2, search="bfs:thoughts=4,breadth=2")
+    assert solution.answer == "Paris"
+    assert solution.usage.forced_tokens > 20
+    thoughts = [node.thought for node in solution.tree if node.thought is not None]
+    assert len(thoughts) >= 4
+    assert all(thought.objects["thought"].model_dump() == json.loads(thought.text) for thought in thoughts)
+    solution.tree.save(tmp_path / "tree.json")
+    loaded = ThoughtTree.load(tmp_path / "tree.json")
+    assert [node.thought and json.loads(node.thought.text).keys() for node in loaded][1] == {"reason", "city"}
 
 
 def test_acting(scripted: Any) -> None:

@@ -45,7 +45,7 @@ def test_a_solution_as_json_has_its_summary_and_its_tree(letters: Any, scripted:
     assert (run["format"], run["version"], run["calls"], run["parse_failures"]) == ("tot.run", 2, 5, 0)
     assert run["tree"] == solution.tree.to_json()
     usage = ["prompt_tokens", "reused_prompt_tokens", "new_tokens", "forwards", "drafted", "accepted", "seconds"]
-    usage += ["approximate_tokens", "undecoded_tokens", "reached"]
+    usage += ["approximate_tokens", "undecoded_tokens", "reached", "forced_tokens", "masked_tokens"]
     assert list(run["usage"]) == usage
 
 

@@ -37,6 +37,8 @@ def usage_line(solution: Solution) -> str:
         line += f", acceptance rate {usage.acceptance_rate:.0%} (of {usage.reached} reached)"
     if usage.undecoded_tokens:
         line += f", rationales cut: {usage.approximate_tokens} tokens approximate, {usage.undecoded_tokens} not decoded"
+    if usage.forced_tokens or usage.masked_tokens:
+        line += f", {usage.forced_tokens} forced and {usage.masked_tokens} masked tokens"
     if solution.rejected:
         line += f", {counted(solution.rejected, 'rejected thought')}"
     if solution.parse_failures:

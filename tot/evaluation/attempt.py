@@ -76,7 +76,7 @@ async def attempt(
         in_text = run.answers.asks or parts["search"].whole  # otherwise the states contain the answers
         unread = solution.answer is None and solution.calls > 0 and in_text
         sample |= {
-            "answer": solution.answer,
+            "answer": solution.summary()["answer"],
             "certainty": solution.certainty,
             "solved": solution.solved,
             "parse_failure": unread and not (solution.stopped or "").startswith("budget:"),

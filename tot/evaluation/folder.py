@@ -221,6 +221,8 @@ def read_leaves(
         return ThoughtTree(State(question=sample["question"])), {}
     tree, checked = ThoughtTree.load(path), CheckedTask(task)
     scored: dict[int, tuple[Any, float]] = {}
+    for node in tree:
+        node.thought = node.thought and (checked.typed(node.thought) or node.thought)
     for node in tree.leaves():
         answer = checked.answer_at(tree.state(node)) if node.thought is not None else None
         if answer is not None or checked.is_whole(node.thought):

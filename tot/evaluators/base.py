@@ -54,7 +54,7 @@ class TemplateEvaluator(Evaluator):
 
     def prompt(self, task: Task, state: State) -> tuple[Message, ...]:
         """Render the prompt for a state."""
-        return task.prompt(self.template, state, **state.thoughts[-1].parts)
+        return task.prompt(self.template, state, **state.thoughts[-1].outputs)
 
     def key(self, ctx: Context, node: Node) -> Hashable | None:
         return type(self).__name__, repr(self), self.prompt(ctx.task, ctx.state(node))

@@ -65,6 +65,11 @@ class Continue(Generator):
                 f"{type(self).__name__} writes one message, but a thought of {type(task).__name__} has "
                 f"{len(task.thought)} templates ({', '.join(task.thought)}): choose {chat}generator='sample'"
             )
+        if first in task.schemas:
+            raise OptionError(
+                f"{type(self).__name__} writes a message in pieces, and {type(task).__name__} has a schema for "
+                f"{first!r}: choose generator='sample'"
+            )
         task.prompts.require(first)
 
     @field_validator("tools", mode="before")

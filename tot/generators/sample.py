@@ -11,6 +11,7 @@ from tot.llm.context import Context
 from tot.llm.replies import Proposal, Reply, spent
 from tot.task.checked import CheckedTask
 from tot.task.task import Task
+from tot.task.world import HasActions
 from tot.tree.thought import State, Thought
 from tot.tree.tree import Node
 
@@ -27,8 +28,12 @@ class Sample(Generator):
     samples: Count = 1
     """Number of samples of the last template. The thought is one with the most frequent answer, whose share is the
     confidence (RAP)."""
+    legal: bool = False
+    """Sample only the task's legal `actions` as texts of the first template."""
 
     def check(self, task: Task) -> None:
+        if self.legal and not isinstance(task, HasActions):
+            CheckedTask(task).actions(State(question=""))  # raises
         task.prompts.require(*task.thought)
 
     async def propose(self, ctx: Context, nodes: Sequence[Node], count: int | None) -> list[list[Proposal]]:
@@ -39,7 +44,11 @@ class Sample(Generator):
         return await self._write(ctx, node, blank(count)[:1], number)
 
     async def _write(self, ctx: Context, node: Node, proposals: list[Proposal], first_call: int = 0) -> list[Proposal]:
-        return await write(ctx, node, proposals, ctx.task.thought, self.temperature, self.samples, first_call)
+        legal = ctx.actions(node) if self.legal else []
+        if self.legal and not legal:  # a dead end
+            return []
+        about = self.temperature, self.samples, first_call, legal
+        return await write(ctx, node, proposals, ctx.task.thought, *about)
 
 
 def blank(count: int) -> list[Proposal]:
@@ -55,12 +64,13 @@ async def write(
     temperature: float,
     samples: int = 1,
     first_call: int = 0,
+    legal: Sequence[str] = (),
 ) -> list[Proposal]:
     """Complete every proposal's thought with `templates`, one after another.
 
     The last template is sampled `samples` times, and the most frequent answer is chosen. Empty proposals of a node have
     the same first prompt and share one request, unless the task has `hints`. `first_call` is the number of the first
-    request with a template.
+    request with a template. `legal`: the only texts to sample for the first one.
     """
 
     async def extend(call: int, group: Sequence[Proposal], template: str, repeats: int) -> None:
@@ -68,7 +78,9 @@ async def write(
             return
         n = len(group) * repeats
         about = ctx.random("hint", ctx.tree.place(node), ctx.turn, call).choice(hints) if hints else ""
-        replies = await ctx.ask(template, node, n, temperature=temperature, call=call, begun=begun, about=about)
+        options: dict[str, Any] = {"temperature": temperature, "call": call, "begun": begun, "about": about}
+        only = legal if template == templates[0] else ()
+        replies = await ctx.ask(template, node, n, legal=only, **options)
         for i, proposal in enumerate(group):
             _extend(ctx, proposal, template, replies[i * repeats : (i + 1) * repeats])
 
@@ -88,8 +100,8 @@ def _extend(ctx: Context, proposal: Proposal, template: str, replies: Sequence[R
     for reply in replies:
         proposal.parse_failures += reply.unread
         if not reply.cut:
-            is_thought = template in task.thought  # a whole solution is kept unchanged
-            text = task.parse_thought(template, reply.text) if is_thought else reply.text.strip() or None
+            parses = template in task.thought or task.schema(template)  # other whole solutions are kept unchanged
+            text = task.parse_thought(template, reply.text) if parses else reply.text.strip() or None
             proposal.parse_failures += text is None
             parsed += [] if text is None else [(text, reply)]
     proposal.usage += spent(replies)
@@ -100,7 +112,7 @@ def _extend(ctx: Context, proposal: Proposal, template: str, replies: Sequence[R
         return
     chosen = 0
     if len(replies) > 1:
-        parsed_answers = [ctx.answer_in(text, reply.truncated) for text, reply in parsed]
+        parsed_answers = [ctx.answer_in(text, reply.truncated, template) for text, reply in parsed]
         answers = [None if answer is None else task.canonical(answer) for answer in parsed_answers]
         # Texts without an answer count only if no text has an answer.
         (common, times), *_ = Counter([answer for answer in answers if answer is not None] or [None]).most_common(1)

@@ -19,7 +19,7 @@ from typing import Any
 
 from tot.decoders.budget import Meter
 from tot.decoders.decoder import AsyncDecoder, Decoder, Pending
-from tot.decoders.errors import OptionError, RequestError, TotError, describe
+from tot.decoders.errors import ContextError, OptionError, RequestError, TotError, describe
 from tot.decoders.request import Completion, FinishReason, Message, Part, Purpose, Request, Usage, before_stop
 from tot.decoders.thinking import find_thinking, split
 from tot.llm.replies import is_cut
@@ -91,6 +91,8 @@ class Backend:
         """Whether a text was cut because of repetitions."""
         self._stops_here: set[Purpose] = set()
         """Purposes whose decoder applies stop strings to thinking, so that it gets none."""
+        self._refused: set[tuple[Purpose, str]] = set()
+        """Constraints that a purpose's decoder refused, as JSON."""
         self._batches: dict[Purpose, list[_Sent]] = {}
         self._awaited: set[asyncio.Future[Any]] = set()
         self._running: set[asyncio.Task[None]] = set()
@@ -178,6 +180,26 @@ class Backend:
         ]
 
     async def _complete(self, request: Request) -> list[Completion]:
+        """Complete a request. If the decoder refuses its constraint, the search only checks the texts."""
+        if (constraint := request.constraint) is None:
+            return await self._requested(request)
+        refused, free = (request.purpose, constraint.model_dump_json()), request.model_copy(update={"constraint": None})
+        if refused in self._refused:
+            return await self._requested(free)
+        try:
+            return await self._requested(request)
+        except ContextError:
+            raise
+        except RequestError as error:
+            self.calls -= request.sampling.n
+            completions = await self._requested(free)
+            if not self._refused:
+                name = self.name(request.purpose)
+                log.warning("decoder %s writes texts of any form, which are only checked: %s", name, error)
+            self._refused.add(refused)
+            return completions
+
+    async def _requested(self, request: Request) -> list[Completion]:
         self.calls += request.sampling.n
         batch = self._batches.get(request.purpose)
         if batch is None:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from pydantic import JsonValue
 
+from tot.decoders.constraint import Constraint
 from tot.decoders.request import Completion, Message, Purpose, Request, Sampling, ThinkingOptions
 from tot.llm.backend import Backend
 from tot.llm.replies import Evaluation, Reply, is_cut
@@ -88,9 +89,9 @@ class Context:
         """Return the value that executing a node's thought has measured."""
         return self.task.measured(self.state(node))
 
-    def answer_in(self, text: str, truncated: bool = False) -> Any | None:
-        """Return the answer in a model's text, or None."""
-        return self.task.answer_in(text, truncated)
+    def answer_in(self, text: str, truncated: bool = False, template: str = "answer") -> Any | None:
+        """Return the answer in a model's text for a template, or None."""
+        return self.task.answer_in(text, truncated, template)
 
     def random(self, *about: object) -> random.Random:
         """Return a random generator seeded only by the run's seed, the question and `about`."""
@@ -108,9 +109,12 @@ class Context:
         begun: Thought | None = None,
         until: Sequence[str] = (),
         about: str = "",
+        legal: Sequence[str] = (),
         **variables: Any,
     ) -> list[Reply]:
         """Return n samples of `template`, rendered for a node. Evaluators' templates see the last thought's parts.
+
+        If the task has a schema for the template, only texts that meet it are sampled, after the template's trigger.
 
         Requests made concurrently are sent in one batch: see `each`.
 
@@ -125,19 +129,23 @@ class Context:
             until: Continue the thoughts so far as one message, up to the first of these strings or `max_tokens`.
                 Following the first children gives the message that would be decoded without cuts.
             about: Text to append to the user's message.
+            legal: The only texts to sample, in place of the schema's.
             variables: Other variables of the template.
         """
         state, task = self.state(node), self.task
         prompt = with_text(self.prompt(template, state, begun, **variables), about)
         thoughts = (*state.thoughts, *filter(None, [begun]))
         seed = self._derive_seed(template, node, prompt, call, continues=bool(until))
-        sampling = self._sampling(template, temperature, seed, n, max_tokens)
+        constraint = None if until else self._constraint(template, prompt, legal)
+        sampling = self._sampling(template, temperature, seed, n, max_tokens if constraint is None else None)
         if until:
             room = max(self.room(template, thoughts), 1)
             piece = {"max_tokens": min(room, max_tokens or room), "stop": (*sampling.stop, *until), "keep_stop": True}
             sampling = sampling.model_copy(update={**piece, "drawn": sampled_tokens(thoughts)})
         steps: tuple[str, ...] = ()
         trigger = None
+        if constraint is not None:
+            trigger = task.triggers.get(template)
         if self.purpose in ("generate", "escalate"):
             steps = tuple(task.steps(template, state))
             # Chat models announce their answers themselves, so only a decoder that cuts rationales needs the trigger.
@@ -149,14 +157,15 @@ class Context:
             purpose=self.purpose,
             steps=steps,
             template_options=self._template_options,
+            constraint=constraint,
         )
         if trigger is not None:  # the text before the trigger is a rationale
             sampling = sampling.model_copy(update={"stop": (*sampling.stop, trigger)})
-            room = min(_ANSWER_TOKENS, sampling.max_tokens)
+            room = sampling.max_tokens if constraint is not None else min(_ANSWER_TOKENS, sampling.max_tokens)
             changes = {"sampling": sampling, "answer_trigger": trigger, "answer_tokens": room}
             request = request.model_copy(update=changes)
         completions = await self._backend.complete(request)
-        unread = [self._unread(one) for one in completions]
+        unread = [self._unread(template, one) for one in completions]
         if any(unread):
             whole = await self._backend.complete(request.model_copy(update={"whole_rationale": True}))
             completions = [
@@ -212,10 +221,11 @@ class Context:
     ) -> tuple[Message, ...]:
         """Render a template for a state. Texts that the model wrote keep the tokens that it sampled."""
         if self.purpose == "evaluate":
-            parts = state.thoughts[-1].parts if state.thoughts else {}
+            parts = state.thoughts[-1].outputs if state.thoughts else {}
             return self.task.prompt(template, state, **{**parts, **variables})
+        begun = begun and self.task.typed(begun)
         thoughts = (*state.thoughts, *filter(None, [begun]))
-        prompt = self.task.prompt(template, state, **{**(begun.parts if begun else {}), **variables})
+        prompt = self.task.prompt(template, state, **{**(begun.outputs if begun else {}), **variables})
         return as_written(prompt, thoughts)
 
     @property
@@ -255,10 +265,23 @@ class Context:
         about = {"temperature": temperature, "thinking": self._thinking, **options, "seed": seed, "n": n}
         return Sampling(**about)
 
-    def _unread(self, completion: Completion) -> bool:
+    def _constraint(self, template: str, prompt: Sequence[Message], legal: Sequence[str]) -> Constraint | None:
+        """Return the constraint on the texts of a template. Choices that continue a text end with their line."""
+        schema = self.task.schema(template)
+        constraint = None if schema is None else schema.constraint
+        if legal:
+            constraint = Constraint(choices=tuple(legal))
+        prefix = prompt[-1].content if prompt[-1].role == "assistant" else ""
+        before = self.task.triggers.get(template) or prefix
+        if not before or constraint is None or constraint.choices is None:
+            return constraint
+        space = "" if before[-1].isspace() else " "
+        return Constraint(choices=tuple(f"{space}{choice.strip()}\n" for choice in constraint.choices))
+
+    def _unread(self, template: str, completion: Completion) -> bool:
         """Return whether a rationale was cut before an answer that can be parsed."""
         short = completion.usage.undecoded_tokens > 0 and not is_cut(completion)
-        return short and self.answer_in(completion.text) is None
+        return short and self.answer_in(completion.text, template=template) is None
 
 
 def derive(*about: object) -> int:

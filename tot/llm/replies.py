@@ -15,7 +15,7 @@ from pydantic import Field
 
 from tot.decoders.errors import TaskError
 from tot.decoders.request import Completion, Message, Request, Usage
-from tot.task.task import Task
+from tot.task.checked import CheckedTask
 from tot.tree.calls import Call
 from tot.tree.thought import SampledText, Thought
 
@@ -119,8 +119,16 @@ class Reply:
         return Evaluation(None if self.cut else value, self.usage, parse_failures, calls=self.calls)
 
 
-def as_proposal(result: Any, task: Task) -> Proposal:
-    """Convert a result to a proposal. Raises TaskError if it is not a thought."""
+def as_proposal(result: Any, task: CheckedTask) -> Proposal:
+    """Convert a result to a proposal, with the objects of typed thoughts. Raises TaskError if it is not a thought."""
+    proposal = _proposal(result, task)
+    if proposal.thought is not None:
+        proposal.thought = task.typed(proposal.thought)
+        proposal.parse_failures += proposal.thought is None
+    return proposal
+
+
+def _proposal(result: Any, task: CheckedTask) -> Proposal:
     if isinstance(result, Proposal):
         return result
     if isinstance(result, Thought):
@@ -138,7 +146,7 @@ def as_proposal(result: Any, task: Task) -> Proposal:
     raise TaskError(f"{result!r} is not a thought: give texts, Thoughts, Replies or Proposals")
 
 
-def as_proposals(results: Any, task: Task) -> list[Proposal]:
+def as_proposals(results: Any, task: CheckedTask) -> list[Proposal]:
     """Convert the results after one node to proposals. Raises TaskError if they are not a list of thoughts."""
     if isinstance(results, str | Thought | Proposal | Mapping) or not isinstance(results, Iterable):
         raise TaskError(f"{results!r} is not a list of thoughts: pass a list for each node, which may be empty")

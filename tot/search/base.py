@@ -248,7 +248,7 @@ class SearchState(SearchTree):
         if len(results) != len(step.nodes):
             raise TaskError(f"got {len(results)} results for {len(step.nodes)} nodes: pass one per node, in order")
         if isinstance(step, Expand):
-            proposals = [as_proposals(siblings, self.task) for siblings in results]
+            proposals = [as_proposals(siblings, self.checked) for siblings in results]
             if not executed:
                 run_to_end(self.execute(step.nodes, step.states, proposals))
             places = zip(step.nodes, proposals, strict=True)
@@ -274,7 +274,7 @@ class SearchState(SearchTree):
 
     def inject(self, parent: Node, thought: str | Thought) -> Node | None:
         """Add the caller's thought as a child of `parent`. Return None if it is not legal or already exists."""
-        proposal = as_proposal(thought, self.task)
+        proposal = as_proposal(thought, self.checked)
         run_to_end(self.execute([parent], [self.tree.state(parent)], [[proposal]]))
         return self.add(parent, proposal)
 

@@ -180,7 +180,7 @@ class Checkpoint:
             {
                 **_step_to_json(step),
                 "more": True,
-                "results": _results(step).dump_python(one.results, mode="json", exclude_defaults=True),
+                "results": _results(step).dump_python(one.results, mode="json", exclude_defaults=True, by_alias=True),
                 "calls": one.calls,
                 "spent": asdict(one.spent),
                 "by_purpose": one.by_purpose,

@@ -59,7 +59,7 @@ class SearchTree:
         thought = proposal.thought
         if thought is None or thought.observation is not None:
             return
-        key = node.id, thought.text
+        key = node.id, thought.canonical
         async with self._locks[key]:
             if key not in self._observations:
                 self._observations[key] = await self.checked.act(state, thought)
@@ -86,12 +86,12 @@ class SearchTree:
         """
         parent.parse_failures += proposal.parse_failures
         if (thought := proposal.thought) is not None:  # an earlier run may have executed it
-            self._observations.setdefault((parent.id, thought.text), thought.observation)
+            self._observations.setdefault((parent.id, thought.canonical), thought.observation)
         before = self.tree.state(parent)
         state = key = None
         if thought is not None:
             state = before.then(thought) if whole else self.checked.step(before, thought)
-            key = thought.text if whole or state is None else self.checked.key(state)
+            key = thought.canonical if whole or state is None else self.checked.key(state)
         returns = not self._wanders and any(self._keys[step.id] == key for step in self.tree.path(parent))
         if state is None or returns:
             parent.rejected += thought is not None  # not legal, or back at a state on the path

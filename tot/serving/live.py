@@ -103,7 +103,8 @@ class LiveSearch:
         self.running = False
         if (solution := self.solution) is not None:
             sure = "" if solution.certainty is None else f"{solution.certainty:.0%} sure"
-            self.leading = answer_text(solution.answer or ""), solution.verdict if solution.solved else sure
+            answer = "" if solution.answer is None else answer_text(solution.answer)
+            self.leading = answer, solution.verdict if solution.solved else sure
             state, result = solution.stopped or "ended", solution.result()
         elif isinstance(error, Exception):
             state, result = "failed", {"error": str(error)}

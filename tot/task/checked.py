@@ -9,13 +9,23 @@ from functools import partial
 from types import MethodType
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, InstanceOf, JsonValue, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    InstanceOf,
+    JsonValue,
+    PydanticUserError,
+    TypeAdapter,
+    ValidationError,
+)
 
-from tot.decoders.errors import TaskError, TotError, describe
+from tot.decoders.errors import TaskError, TotError, describe, readable, reason
 from tot.decoders.request import Message
+from tot.task.schemas import Schema
 from tot.task.task import Task
 from tot.task.world import HasAct, HasAnswer, HasElection, HasTerminal, World
-from tot.tree.thought import Observation, State, Thought
+from tot.tree.thought import Observation, State, Thought, to_text
 
 _WORLD: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
 _OBSERVED = 4000
@@ -24,6 +34,10 @@ _OBSERVED = 4000
 
 def _of(form: Any, remedy: str) -> tuple[Callable[[Any], Any], str]:
     return TypeAdapter(form).validate_python, remedy
+
+
+def _as_text(given: Any) -> Any:
+    return to_text(given) if isinstance(given, BaseModel) else given
 
 
 def _hashable(result: Any) -> Any:
@@ -46,7 +60,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "choices": _TEXTS,
     "steps": _TEXTS,
     "hints": _TEXTS,
-    "actions": _TEXTS,
+    "actions": _of(list[Annotated[str, BeforeValidator(_as_text)]], "return a list of texts, or of pydantic objects"),
     "canonical": _KEY,
     "key": _KEY,
     "cost": _of(Annotated[_Number, Field(ge=0)], "return a finite number, 0 or more"),
@@ -77,6 +91,7 @@ class CheckedTask(_Methods):
 
     def __init__(self, task: Task) -> None:
         self.task = task
+        self._schemas: dict[str, Schema | None] = {}
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the task. Methods are wrapped: their results are checked, and errors name them."""
@@ -107,6 +122,63 @@ class CheckedTask(_Methods):
         except (TypeError, ValueError, OverflowError):
             raise self._wrong(method, result, remedy) from None
 
+    def check_schemas(self) -> None:
+        """Raise TaskError if a schema is invalid, or if the task lacks its template."""
+        for name in self.task.schemas:
+            if name not in self.task.prompts and name not in self.task.thought:
+                raise TaskError(f"{self._schema_name(name)} has no template: rename it, or define the template")
+            self.schema(name)
+
+    def schema(self, template: str) -> Schema | None:
+        """Return the schema of a template, or None."""
+        if template not in self._schemas:
+            given = self.task.schemas.get(template)
+            try:
+                self._schemas[template] = Schema(given) if template in self.task.schemas else None
+            except (PydanticUserError, ValueError, TypeError, NameError) as error:
+                why = readable(error) if isinstance(error, ValidationError) else reason(error)
+                raise TaskError(
+                    f"{self._schema_name(template)} is {given!r:.60} ({why}): give a type of pydantic, or a Constraint"
+                ) from None
+        return self._schemas[template]
+
+    def _schema_name(self, template: str) -> str:
+        return f"{type(self.task).__name__}.schemas[{template!r}]"
+
+    def read(self, template: str, text: str) -> Any | None:
+        """Return the object of a template's text, None if it is invalid, or the text if the template has no schema."""
+        if (schema := self.schema(template)) is None:
+            return text
+        try:
+            return schema.parse(self._after_trigger(template, text))
+        except Exception as error:  # a validator of the user may raise anything
+            name = self._schema_name(template)
+            raise TaskError(f"{name} raised {describe(error)} for {text!r:.100}: fix the validator") from error
+
+    def _after_trigger(self, template: str, text: str) -> str:
+        trigger = self.task.triggers.get(template)
+        return text.rpartition(trigger)[2] if trigger else text
+
+    def typed(self, thought: Thought) -> Thought | None:
+        """Return a thought with the objects of its parts. None if a part does not meet the schema of its template."""
+        objects = dict(thought.objects)
+        for name, text in thought.parts.items():
+            if name not in objects and self.schema(name) is not None:
+                objects[name] = self.read(name, text)
+        if any(one is None for one in objects.values()):
+            return None
+        return thought.model_copy(update={"objects": objects}) if len(objects) > len(thought.objects) else thought
+
+    def parse_thought(self, template: str, text: str) -> str | None:
+        """Return the thought in a template's text, after a trigger if the template has a schema. None if invalid."""
+        if self.schema(template) is None:
+            return self._call("parse_thought", template, text)  # type: ignore[no-any-return]
+        return None if self.read(template, text) is None else self._after_trigger(template, text).strip()
+
+    def parse_proposals(self, text: str) -> list[str]:
+        found = self.read("propose", text)
+        return [] if found is None else self._call("parse_proposals", found)
+
     def _wrong(self, method: str, result: Any, remedy: str, kind: str = "") -> TaskError:
         return TaskError(f"{type(self.task).__name__}.{method} gave {kind}{result!r:.100}: {remedy}")
 
@@ -117,7 +189,8 @@ class CheckedTask(_Methods):
         return state
 
     def parse_vote(self, text: str, candidates: int) -> int | None:
-        vote: int | None = self._call("parse_vote", text, candidates)
+        found = self.read("vote", text)
+        vote: int | None = None if found is None else self._call("parse_vote", found, candidates)
         if vote is not None and (not isinstance(vote, int) or not 1 <= vote <= candidates):
             raise self._wrong("parse_vote", vote, f"return a number from 1 to {candidates}, or None")
         return vote
@@ -148,7 +221,9 @@ class CheckedTask(_Methods):
         except ValidationError:
             remedy = "use text, numbers, lists and dicts"
             raise self._wrong("step", after.world, remedy, "a world that is not JSON data, ") from None
-        return after
+        if (last := self.typed(after.thoughts[-1])) is None:
+            raise self._wrong("step", after.thoughts[-1].text, "keep to the schema")
+        return after.model_copy(update={"thoughts": (*after.thoughts[:-1], last)})
 
     def is_terminal(self, state: State) -> bool:
         return isinstance(self.task, HasTerminal) and bool(self._call("is_terminal", state))
@@ -166,12 +241,19 @@ class CheckedTask(_Methods):
         """Return the answer that a state contains, in its text or its observation, or None."""
         last = state.thoughts[-1] if state.thoughts else None
         if last is not None and self.is_whole(last) and not self.is_executed(last):
-            return self.answer_in(last.parts.get("chain") or state.message, last.truncated)
+            name = next(reversed(last.parts), "")
+            return self.answer_in(last.parts.get("chain") or state.message, last.truncated, name)
         return self._call("answer_at", state)
 
-    def answer_in(self, text: str, truncated: bool = False) -> Any | None:
-        """Return the answer in a model's text. `truncated`: the token limit ended the text."""
-        return self._call("parse_truncated" if truncated else "parse_answer", text)
+    def answer_in(self, text: str, truncated: bool = False, template: str = "answer") -> Any | None:
+        """Return the answer in a model's text for a template. `truncated`: the token limit ended the text."""
+        found = self.read(template, text)
+        return None if found is None else self._call("parse_truncated" if truncated else "parse_answer", found)
+
+    def restored(self, answer: Any | None) -> Any | None:
+        """Return an answer that was saved as JSON, as the object of the schema if there is one."""
+        schema = self.schema("answer")
+        return answer if schema is None or answer is None else schema.restore(answer)
 
     def elect(
         self, question: str, answers: Sequence[Any], weights: Sequence[float]

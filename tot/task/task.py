@@ -14,7 +14,7 @@ from tot.decoders.errors import OptionError, TaskError
 from tot.decoders.request import Message, in_unicode
 from tot.task import parsing
 from tot.task.templates import Templates, joined
-from tot.tree.thought import State
+from tot.tree.thought import State, to_text
 
 
 class Task:
@@ -30,7 +30,7 @@ class Task:
                 "answer": "Riddle: {{ question }}\\nBest idea: {{ thoughts[-1].thought }}\\nAnswer in one word.",
             }
 
-    A template has the variables `question`, `thoughts` (a mapping from template name to text for each thought so far),
+    A template has the variables `question`, `thoughts` (the texts or objects of each thought so far by template name),
     `observations` (the result of each thought, if the task executes thoughts), and the ones that `variables` adds.
     Without blocks it is one user message. The blocks `system`, `user` and `assistant` make separate messages; text
     beside them belongs to the user's. The model continues the text of `assistant`.
@@ -70,6 +70,11 @@ class Task:
     """Words that an evaluation may use instead of a number, with their values: {"good": 1, "bad": 0}."""
     sampling: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Sampling options by template name, such as {"thought": {"max_tokens": 64, "stop": ("\\n",)}}."""
+    schemas: ClassVar[Mapping[str, Any]] = {}
+    """The type of the model's texts, by template: a type that pydantic describes ({"answer": int}), written as JSON, or
+    a Constraint. Decoders write only such texts if they can; other texts are parse failures. The object is in
+    `thought.objects`, and `parse_answer`, `parse_value`, `parse_vote` and `parse_proposals` get it instead of the
+    text."""
     filters: ClassVar[Mapping[str, float]] = {}
     """Default sampling filters, if neither the run nor the model sets them: {"top_p": 0.8, "top_k": 20}."""
     chat: ClassVar[Mapping[str, Any]] = {}
@@ -142,8 +147,8 @@ class Task:
     def variables(self, state: State) -> dict[str, Any]:
         """Return the template variables of a state."""
         observations = [None if thought.observation is None else thought.observation.text for thought in state.thoughts]
-        parts = [thought.parts for thought in state.thoughts]
-        return {"question": state.question, "thoughts": parts, "observations": observations}
+        outputs = [thought.outputs for thought in state.thoughts]
+        return {"question": state.question, "thoughts": outputs, "observations": observations}
 
     def prompt(self, template: str, state: State, /, **extra: Any) -> tuple[Message, ...]:
         """Render a template for a state. Raises TaskError if `extra` would hide one of the state's variables."""
@@ -165,25 +170,28 @@ class Task:
 
     def parse_proposals(self, text: str) -> list[str]:
         """Return the thoughts that one reply lists: by default its list items, or its lines."""
-        return parsing.parse_proposals(text)
+        return [to_text(one) for one in text] if isinstance(text, list) else parsing.parse_proposals(text)
 
     def parse_value(self, text: str) -> float | None:
         """Return the value in an evaluator's reply: by default the number on the scale, or None."""
-        return parsing.parse_value(text, *self.scale)
+        return parsing.parse_value(to_text(text), *self.scale)
 
     def parse_vote(self, text: str, candidates: int) -> int | None:
         """Return the candidate that a reply votes for, from 1 to `candidates`, or None."""
-        return parsing.parse_vote(text, candidates)
+        return parsing.parse_vote(to_text(text), candidates)
 
-    def parse_answer(self, text: str) -> Any | None:
-        """Return the answer in a text, or None."""
-        return text.strip() or None
+    def parse_answer(self, text: Any) -> Any | None:
+        """Return the answer in a text, or in the object of a template with a schema; None without one."""
+        return text.strip() or None if isinstance(text, str) else text
 
     # -- scoring --
 
     def canonical(self, answer: Any) -> Hashable:
-        """Return a key that equivalent answers share when votes are counted: by default the answer as text."""
-        return str(answer).strip()
+        """Return a key that equivalent answers share when votes are counted: by default the answer as text.
+
+        The text of an object is its JSON with sorted keys.
+        """
+        return to_text(answer, canonical=True).strip()
 
     def verify(self, question: str, answer: Any) -> bool:
         """Return whether the answer verifiably solves the question; by default False."""
@@ -203,4 +211,4 @@ def text_of(value: Any, what: str = "question") -> str:
 
 def answer_text(answer: Any) -> str:
     """Return an answer as text: the actions of a plan in one line."""
-    return "  ".join(map(str, answer)) if isinstance(answer, list | tuple) else str(answer)
+    return "  ".join(map(str, answer)) if isinstance(answer, list | tuple) else to_text(answer)

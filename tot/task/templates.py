@@ -16,9 +16,11 @@ from typing import Any, Literal
 
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from pydantic import BaseModel
 
 from tot.decoders.errors import TaskError
 from tot.decoders.request import Message
+from tot.tree.thought import to_text
 
 _LAST_BREAK = re.compile(r"\r?\n[ \t]*(?=\{%\s*endblock\b)")
 _BREAK_AFTER = re.compile(r"(\{%-?\s*endblock\b[^%-]*)(?=%\}\r?\n)")
@@ -63,6 +65,7 @@ class Templates:
         return _Sandbox(
             loader=jinja2.ChoiceLoader([jinja2.DictLoader(self._inline), jinja2.FileSystemLoader(self._folders)]),
             undefined=jinja2.StrictUndefined,
+            finalize=_shown,
             trim_blocks=True,
             lstrip_blocks=True,
         )
@@ -146,6 +149,11 @@ class Templates:
         )
         # The model continues the assistant's text, so its trailing whitespace matters.
         return [("system", system.strip()), ("user", user.strip()), ("assistant", assistant.lstrip())]
+
+
+def _shown(value: Any) -> Any:
+    """Return an object that a template prints as JSON."""
+    return to_text(value) if isinstance(value, BaseModel | dict | list) else value
 
 
 def joined(history: tuple[Message, ...], prompt: tuple[Message, ...]) -> tuple[Message, ...]:

@@ -33,10 +33,13 @@ class World:
 
     def key(self, state: State) -> Hashable:
         """Return a key; states with equal keys are equal. The default is the world, or else the thoughts."""
-        return repr(state.world) if state.world is not None else tuple(thought.text for thought in state.thoughts)
+        return repr(state.world) if state.world is not None else tuple(thought.canonical for thought in state.thoughts)
 
-    def actions(self, state: State) -> Sequence[str]:
-        """Return the legal next thoughts, as a model would write them; empty at a dead end."""
+    def actions(self, state: State) -> Sequence[Any]:
+        """Return the legal next thoughts, as a model would write them; empty at a dead end.
+
+        They are texts. If thoughts have a schema, they may be its pydantic objects, which stand for their JSON.
+        """
         raise _lacks(self, "actions", "or sample thoughts (generator='sample')")
 
     async def act(self, state: State, thought: Thought) -> Observation | None:
@@ -128,7 +131,7 @@ def _lacks(task: Any, method: str, remedy: str) -> TaskError:
 
 @runtime_checkable
 class HasActions(Protocol):
-    def actions(self, state: State) -> Sequence[str]: ...
+    def actions(self, state: State) -> Sequence[Any]: ...
 
 
 @runtime_checkable

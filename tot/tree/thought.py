@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+import json
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic_core import to_jsonable_python
 
 from tot.decoders.request import UnicodeText
+
+
+def to_text(value: Any, canonical: bool = False) -> str:
+    """Return text as it is, and other values as JSON on one line, as a constrained model writes it.
+
+    Equal values have equal canonical texts: keys are sorted.
+    """
+    plain = value if isinstance(value, str) else to_jsonable_python(value, fallback=str)
+    return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False, sort_keys=canonical)
 
 
 class SampledText(BaseModel):
@@ -38,6 +51,9 @@ class Thought(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     parts: dict[str, str]
+    objects: dict[str, Any] = Field(default={}, exclude=True)
+    """The objects that parts stand for, if the task has schemas for their templates. Not saved: a search parses the
+    parts again."""
     drawn: dict[str, SampledText] = {}
     """The sampled tokens of parts, so that a local model can continue exactly these tokens."""
     ended: bool = False
@@ -56,6 +72,16 @@ class Thought(BaseModel):
     @property
     def text(self) -> str:
         return "\n".join(self.parts.values())
+
+    @property
+    def outputs(self) -> dict[str, Any]:
+        """The parts, as objects if their templates have schemas."""
+        return {**self.parts, **self.objects}
+
+    @property
+    def canonical(self) -> str:
+        """The text with canonical objects: equal thoughts have equal canonical texts."""
+        return "\n".join(to_text(one, canonical=True) for one in self.outputs.values())
 
     @property
     def answer_text(self) -> str:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 USAGE_FIELDS = (
     *("prompt_tokens", "new_tokens", "drafted", "accepted", "reached"),
-    *("approximate_tokens", "undecoded_tokens", "seconds"),
+    *("approximate_tokens", "undecoded_tokens", "forced_tokens", "masked_tokens", "seconds"),
 )
 """The parts of a node's usage that are saved."""
 _USAGE: TypeAdapter[Usage] = TypeAdapter(Usage)

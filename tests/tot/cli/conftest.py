@@ -16,7 +16,7 @@ from tot import State, Thought
 from tot.tasks.gsm8k import GSM8K
 
 USAGE = ["prompt_tokens", "reused_prompt_tokens", "new_tokens", "forwards", "drafted", "accepted", "seconds"]
-USAGE += ["approximate_tokens", "undecoded_tokens", "reached"]
+USAGE += ["approximate_tokens", "undecoded_tokens", "reached", "forced_tokens", "masked_tokens"]
 
 
 class Gsm8kScript(dict[str, Any]):

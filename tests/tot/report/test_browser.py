@@ -109,7 +109,7 @@ def test_exact_approximate_and_never_decoded_prompts_are_distinguished(opened: A
         Message(role="assistant", content="go on:"),  # language: ok
     )
     tree.calls[1] = [Call(purpose="generate", template="thought", prompt=prompt, output="…", parts=parts)]
-    tree[1].usage = Usage(approximate_tokens=7, undecoded_tokens=30, new_tokens=13)
+    tree[1].usage = Usage(approximate_tokens=7, undecoded_tokens=30, new_tokens=13, forced_tokens=4, masked_tokens=9)
     browser = opened(tree)
     browser.js("view.select(view.tree.end)")
     assert [browser.texts(f"#panel .output .{kind}") for kind in kinds] == [
@@ -123,8 +123,8 @@ def test_exact_approximate_and_never_decoded_prompts_are_distinguished(opened: A
     )
     assert len(set(looks)) == len(kinds)
     numbers = dict(zip(browser.texts("#panel .numbers dt"), browser.texts("#panel .numbers dd"), strict=True))
-    counts = ("new tokens", "approximate tokens", "tokens never decoded")
-    assert [numbers[count] for count in counts] == ["13", "7", "30"]
+    counts = ("new tokens", "approximate tokens", "tokens never decoded", "forced tokens", "masked tokens")
+    assert [numbers[count] for count in counts] == ["13", "7", "30", "4", "9"]
     assert browser.texts("#panel .message pre") == []  # rendered when the prompt is opened
     browser.driver.execute_async_script(
         """const details = document.querySelector("#panel .call details");

@@ -1,0 +1,89 @@
+"""Schema: the type of a template's texts, as a constraint on the model and as a parser of its texts."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json
+
+from tot.decoders.constraint import Constraint
+
+
+class Schema:
+    """The texts of a template: JSON of a type, or texts of a constraint."""
+
+    def __init__(self, given: Any) -> None:
+        """`given`: a Constraint, or a type that pydantic describes. Raises ValueError or TypeError if it is neither.
+
+        A literal of texts is written without quotation marks. An object has no properties but its own, unless its type
+        allows them.
+        """
+        self._adapter: TypeAdapter[Any] | None = None
+        if isinstance(given, Constraint):
+            self.constraint = given
+            _allows(given, "")  # raises if it is invalid
+            return
+        self._adapter = TypeAdapter(given)
+        schema = _closed(Constraint(json_schema=given).json_schema)
+        self.constraint = Constraint(json_schema=schema)
+        names = schema.get("enum") or [schema.get("const")]
+        if all(isinstance(name, str) and name for name in names):
+            self.constraint = Constraint(choices=names)
+
+    def parse(self, text: str) -> Any | None:
+        """Return the object that a text stands for, or the text for a constraint without JSON. None if it is invalid.
+
+        JSON may be in a code fence. A text that is not JSON may be the object itself: yes, 2026-01-31.
+        """
+        text = text.strip()
+        if text.startswith("```") and text.endswith("```"):
+            text = text.partition("\n")[2][:-3].strip()
+        if self._adapter is None:
+            allowed = any(_allows(self.constraint, one) for one in (text, f" {text}"))
+            with suppress(ValueError):  # too deep
+                return (text if self.constraint.json_schema is None else from_json(text)) if allowed else None
+            return None
+        with suppress(ValidationError):
+            return self._adapter.validate_json(text)
+        if not text.startswith(('"', "{", "[")):
+            with suppress(ValidationError):
+                return self._adapter.validate_python(text)
+        return None
+
+    def restore(self, saved: Any) -> Any:
+        """Return the object for saved JSON data, and other data as it is."""
+        if self._adapter is not None:
+            with suppress(ValidationError):
+                return self._adapter.validate_json(json.dumps(saved), strict=True)
+        return saved
+
+
+def _closed(schema: Any) -> Any:
+    """Return a JSON schema whose objects have no other properties, unless it says more about these."""
+    if isinstance(schema, list):
+        return [_closed(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {name: _closed(value) for name, value in schema.items()}
+    return {"additionalProperties": False, **closed} if "properties" in schema and "type" in schema else closed
+
+
+def _allows(constraint: Constraint, text: str) -> bool:
+    """Return whether a text meets a constraint. Raises ValueError if the constraint is invalid."""
+    if constraint.choices is not None:
+        return text in constraint.choices
+    from llguidance import LLMatcher, LLTokenizer
+
+    if constraint.json_schema is not None:
+        grammar = LLMatcher.grammar_from_json_schema(dict(constraint.json_schema))
+    elif constraint.regex is not None:
+        grammar = LLMatcher.grammar_from_regex(constraint.regex)
+    else:
+        grammar = LLMatcher.grammar_from_lark(constraint.lark or "")
+    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
+    if matcher.is_error():
+        raise ValueError(" ".join(matcher.get_error().split())[:200])
+    return matcher.consume_tokens([*text.encode("utf-8", "replace")]) and matcher.is_accepting()
