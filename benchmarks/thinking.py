@@ -51,7 +51,7 @@ def run(asked: Options, console: Console) -> None:
         model = teach(asked.model, teaching, asked.folder, lambda text: console.print(text, style="dim"))
     rows = questions(asked.task, asked.data, asked.taught, asked.limit, asked.max_tokens)
     batches = [rows[at : at + _BATCH] for at in range(0, len(rows), _BATCH)]
-    tags = {"think_tags": TAGS} if asked.taught else {}
+    tags: Any = {"think_tags": TAGS} if asked.taught else {}
     *_, most = asked.budgets
     ways = {f"budget {budget}": ThinkingOptions(budget=budget, hint=asked.hint) for budget in asked.budgets}
     ways |= {

@@ -233,7 +233,7 @@ def switches(variables: Collection[str], options: ThinkingOptions) -> dict[str, 
         return {}
     tokens = options.tokens
     effort = next((name for name in ("low", "medium") if tokens <= EFFORTS[name]), "high")
-    values = {
+    values: dict[str, bool | int | str] = {
         "enable_thinking": tokens > 0,  # Qwen3, GLM, SmolLM3, Hunyuan
         "thinking": tokens > 0,  # Granite, DeepSeek V3.1
         "reasoning_effort": effort,  # gpt-oss

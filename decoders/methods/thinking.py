@@ -14,9 +14,9 @@ from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tot.decoders.engine.sequence import ThinkingPiece
+from tot.decoders.engine.sequence import Call, ThinkingPiece
 from tot.decoders.engine.text import TextCodec
-from tot.decoders.methods.programs import Call, Program, Sample, answered, closed
+from tot.decoders.methods.programs import Program, Sample, answered, closed
 from tot.decoders.request import Completion, Part, ThinkingOptions, Usage
 from tot.decoders.thinking import Thinking, before_tag, closings, empty_thinking, end_of, find_thinking, forced_end
 

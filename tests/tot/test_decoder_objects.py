@@ -70,7 +70,7 @@ def test_objects_alone_accept_no_model_options_and_reproducible_checks_each(lett
     decoder = {"generate": scripted({}), "evaluate": half}
     for refused in ({"dtype": "fp32"}, {"tokenizer": object()}):
         with pytest.raises(OptionError, match=f"{next(iter(refused))}: a decoder object has its own model; leave"):
-            solve(letters, "q", decoder=decoder, **refused, **SEARCH)
+            SearchConfig.of(None, {"decoder": decoder, **refused})
     with pytest.raises(OptionError, match="draft, kv_budget: a decoder object has its own model; leave these out"):
         Model(decoder=half, options={"draft": "lookup"}, engine=EngineOptions(kv_budget="100"))
     with pytest.raises(OptionError, match=r"compute in float32, but this decoder's model is in bfloat16"):
