@@ -49,8 +49,8 @@ def saved(save_model: Callable[..., Path]) -> Callable[..., str]:
     return lambda name, seed=0: str(save_model(name=name, seed=seed, max_position_embeddings=4096))
 
 
-def ask(model: str, **options: Any) -> str:
-    named = Model(model, engine=EngineOptions(kv_budget="9000"))
+def ask(model: str, dtype: Any = "auto", **options: Any) -> str:
+    named = Model(model, engine=EngineOptions(dtype=dtype, kv_budget="9000"))
     found = solve("gsm8k", "What is 1 + 1?", model=named, search="cot", max_tokens=8, **options)
     assert found.usage.reused_prompt_tokens == 0  # as if the model had just been loaded
     return "\n".join(found.tree.state(node).text for node in found.tree)
