@@ -19,8 +19,10 @@ from .models.loading import load_model as load_model
 from .models.model_names import list_models as list_models
 from .remote.decoder import RemoteDecoder as RemoteDecoder
 from .request import Completion as Completion
+from .request import Function as Function
 from .request import Message as Message
 from .request import Request as Request
 from .request import Sampling as Sampling
 from .request import ThinkingOptions as ThinkingOptions
+from .request import ToolCall as ToolCall
 from .request import Usage as Usage

@@ -218,6 +218,9 @@ class LocalDecoder:
         handles: list[Handle] = []
         calls: list[Call] = []
         for request in requests:
+            if request.tools:
+                constraint = engine.codec.calls.constraint(request, engine.codec.control)
+                request = request.model_copy(update={"constraint": constraint})
             if request.constraint is not None and method.writes_steps:
                 raise RequestError(
                     f"{self.name} writes parallel steps, which no constraint can describe: use ar or auto"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
+from pydantic_core import from_json
 
 from tot.decoders.constraint import Constraint
 
@@ -20,6 +21,7 @@ FinishReason = Literal["stop", "eos", "length", "repetition", "budget", "cancell
 search's budget, or a cancellation."""
 
 
+_CHOICES = ("auto", "none", "required")
 Effort = Literal["auto", "off", "low", "medium", "high"]
 EFFORTS = {"off": 0, "low": 1024, "medium": 4096, "high": 16384, "auto": 4096}
 """Maximum tokens of the thinking."""
@@ -42,17 +44,64 @@ class _Value(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class Function(_Value):
+    """A function that the model may call."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: UnicodeText = ""
+    parameters: Mapping[str, JsonValue] = {}
+    """The JSON schema of an object with the arguments; empty for a function without arguments."""
+
+    @model_validator(mode="after")
+    def _callable(self) -> Function:
+        if self.name in _CHOICES:
+            raise ValueError(f"a function is named {self.name!r}, which is a value of tool_choice: rename it")
+        if self.parameters.get("type", "object") != "object":
+            raise ValueError(f"the parameters of {self.name} are not the schema of an object: give type object")
+        return self
+
+
+class ToolCall(_Value):
+    """A call of a function by the model."""
+
+    name: str
+    arguments: UnicodeText
+    """JSON text. The token limit may cut it."""
+    id: str = ""
+    """The name of the call in the conversation."""
+
+
 class Message(_Value):
     """One chat message. A final assistant message is a prefix that the model continues exactly, trailing whitespace
-    included."""
+    included. A message with the role "tool" is the result of a call."""
 
-    role: Literal["system", "user", "assistant"]
+    role: Literal["system", "user", "assistant", "tool"]
     content: UnicodeText
+    tool_calls: tuple[ToolCall, ...] = ()
+    """The calls in an assistant's message, after its content."""
+    tool_call_id: str = ""
+    """The call of which this is the result."""
     reasoning_content: UnicodeText = ""
     """The thinking before an earlier reply, for chat templates that read it."""
     written: tuple[tuple[int, tuple[int, ...]], ...] = ()
     """The parts of such a prefix that the model generated: (offset in `content`, sampled tokens). A local model gets
     these tokens, as far as they match `content`, instead of the tokenized text."""
+
+    @model_validator(mode="after")
+    def _readable(self) -> Message:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError(f"tool_calls belong to messages of the assistant, not of the role {self.role!r}")
+        for call in self.tool_calls:
+            try:
+                readable = isinstance(from_json(call.arguments, allow_inf_nan=False), dict)
+            except ValueError:
+                readable = False
+            if not readable:
+                raise ValueError(
+                    f"tool_calls has arguments of {call.name[:64]!r} that are not a JSON object "
+                    f"({call.arguments[:60]!r}): correct them, or leave the call out"
+                )
+        return self
 
 
 class ThinkingOptions(_Value):
@@ -171,6 +220,13 @@ class Request(_Value):
     constraint: Constraint | None = None
     """The texts that the answer may be: the text after the thinking, or after the answer trigger if there is one. A
     stop string or the token limit may cut it."""
+    tools: tuple[Function, ...] = ()
+    """Functions that the model may call, in a prompt of messages. `tot.decoders.tools` reads the calls in the text. A
+    constraint beside them is a JSON schema of an answer without calls."""
+    tool_choice: str = "auto"
+    """Whether the model calls a function: "auto", "required", or the name of the function that it calls."""
+    parallel_tool_calls: bool = True
+    """Whether one text may have several calls, if the model's form of calls allows it."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Request:
@@ -180,7 +236,19 @@ class Request(_Value):
             raise ValueError(f"choices are scored once, so n must be 1, not {self.sampling.n}")
         if self.close_choices and not self.choices:
             raise ValueError("close_choices needs choices")
-        if self.constraint is not None:
+        if self.tools:
+            names = [tool.name for tool in self.tools]
+            if twice := next((name for i, name in enumerate(names) if name in names[:i]), None):
+                raise ValueError(f"two tools are named {twice}: rename one")
+            if self.tool_choice not in ("auto", "required", *names):
+                raise ValueError(
+                    f"tool_choice is {self.tool_choice[:64]!r}: give auto, required or one of {', '.join(names)[:200]}"
+                )
+            if not isinstance(self.prompt[0], Message):
+                raise ValueError("tools need a chat: give the prompt as messages")
+            if self.constraint is not None and self.constraint.json_schema is None:
+                raise ValueError(f"tools go with a constraint of the kind json_schema, not {self.constraint.kind}")
+        if self.constraint is not None or self.tools:
             conflicts = {
                 "choices": self.choices,
                 "keep_stop": self.sampling.keep_stop,
@@ -188,7 +256,7 @@ class Request(_Value):
             }
             if conflict := next((name for name, given in conflicts.items() if given), None):
                 raise ValueError(
-                    f"{conflict} does not go with a constraint, which says how the text ends: leave it out"
+                    f"{conflict} does not go with a constraint or tools, which say how the text ends: leave it out"
                 )
         if self.answer_trigger == "":
             raise ValueError("the answer trigger is empty: leave it out, or give its text")

@@ -11,7 +11,7 @@ import logging
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from functools import cached_property
 from itertools import groupby, pairwise, takewhile
 from typing import Any
 
@@ -37,6 +37,7 @@ from tot.decoders.thinking import (
     openings,
     switches,
 )
+from tot.decoders.tools import MARKERS, CallForm, as_dicts, as_json, as_plain, find_form
 
 log = logging.getLogger(__name__)
 _TAIL = 32
@@ -91,8 +92,9 @@ class TextCodec:
         if think_tags is not None:
             add_tags(*think_tags)
         tags = control_tags(self._added.values())
-        self.tags = {i: content for i, content in self._added.items() if i in special and content in tags}
-        """Control tokens that mark thinking, with their text."""
+        kept = tags | MARKERS
+        self.tags = {i: content for i, content in self._added.items() if i in special and content in kept}
+        """Control tokens that mark thinking or calls, with their text."""
         self.message_end = next((i for i, tag in self.tags.items() if tag == MESSAGE_END), None)
         """The token that ends a message of a reply that may have several, of which the last one is the answer."""
         self._turn_end = self._find_turn_end()
@@ -119,9 +121,22 @@ class TextCodec:
         # Tokenizers that drop leading blanks cannot tell which text their tokens spell inside another text.
         self._keeps_blanks = self.spelled(self._continuation(" x"), " x")[1] == 2
 
+    @cached_property
+    def calls(self) -> CallForm:
+        """The form in which the model writes calls of functions."""
+        render = lambda messages, tools: self._render(messages, tools=tools)  # noqa: E731
+        return find_form(render, self.control)
+
+    @property
+    def control(self) -> dict[str, int]:
+        """The ids of the control tokens that are part of texts."""
+        return {content: i for i, content in self.tags.items()}
+
     def _rendered(self, *turns: tuple[str, str], opens: bool = False, **options: Any) -> str:
         """Render (role, content) turns with the chat template; "" if it is missing or refuses them."""
-        messages = [{"role": role, "content": content} for role, content in turns]
+        return self._render([{"role": role, "content": content} for role, content in turns], opens, **options)
+
+    def _render(self, messages: list[dict[str, Any]], opens: bool = False, **options: Any) -> str:
         try:
             text: str = self.tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=opens, **options
@@ -207,7 +222,8 @@ class TextCodec:
             self._tell("the model does not think, so thinking has no effect (think_tags names unusual tags)")
         for name in request.template_options.keys() - self._variables:
             self._tell(f"the chat template does not read {name!r}: it reads {', '.join(sorted(self._variables))}")
-        return {**switches(self._variables, _OFF if scored else thinking), **request.template_options}
+        options = {**switches(self._variables, _OFF if scored else thinking), **request.template_options}
+        return options | ({"tools": [as_json(tool) for tool in request.tools]} if request.tools else {})
 
     def _tell(self, text: str) -> None:
         """Log a warning, once."""
@@ -282,6 +298,12 @@ class TextCodec:
 
     def _encode_chat(self, messages: Sequence[Message], options: Mapping[str, Any]) -> list[int]:
         """Encode messages with the chat template, using placeholders for control tokens that they spell out."""
+        tools = options.get("tools")
+        if messages[-1].tool_calls:
+            raise RequestError("the last message has calls without results: add messages with the role tool")
+        called = tools or any(message.tool_calls or message.role == "tool" for message in messages)
+        if called and not self.calls.native:
+            messages, tools = as_plain(messages, tools or ()), None
         last = messages[-1]
         if self.tokenizer.chat_template is None:  # a base model: the messages are one text
             warn_of_no_template()
@@ -298,18 +320,23 @@ class TextCodec:
             spelled.append(match[0])
             return f"{marker}{len(spelled) - 1}x"
 
-        fill = partial(self._spelled_out.sub, placeholder)
+        def fill(value: Any) -> Any:
+            if isinstance(value, str):
+                return self._spelled_out.sub(placeholder, value)
+            if isinstance(value, list):
+                return [fill(item) for item in value]
+            return {fill(name): fill(item) for name, item in value.items()} if isinstance(value, dict) else value
+
         filled = [
-            {"role": m.role, "content": fill(m.content)}
-            | ({"reasoning_content": fill(m.reasoning_content)} if m.reasoning_content else {})
-            for m in messages
+            {name: value if name == "role" else fill(value) for name, value in turn.items()}
+            for turn in as_dicts(messages)
         ]
         if continues and not last.content.strip():
             raise RequestError("the assistant's prefix is empty: leave the message out")
         # A template may change or refuse an unfinished message. So the prefix follows the rendered turns unchanged.
         turns, prefix = (filled[:-1], filled[-1]["content"]) if continues else (filled, "")
         try:
-            about = {"tokenize": False, "add_generation_prompt": True, **options}
+            about = {"tokenize": False, "add_generation_prompt": True, **options, "tools": fill(tools)}
             text = self.tokenizer.apply_chat_template(turns, **about)
         except Exception as error:  # templates may raise any error
             raise RequestError(f"the model's chat template refuses these messages: {error}") from error

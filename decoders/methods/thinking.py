@@ -18,7 +18,16 @@ from tot.decoders.engine.sequence import Call, ThinkingPiece
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.methods.programs import Program, Sample, answered, closed
 from tot.decoders.request import Completion, Part, ThinkingOptions, Usage
-from tot.decoders.thinking import Thinking, before_tag, closings, empty_thinking, end_of, find_thinking, forced_end
+from tot.decoders.thinking import (
+    FINAL,
+    Thinking,
+    before_tag,
+    closings,
+    empty_thinking,
+    end_of,
+    find_thinking,
+    forced_end,
+)
 
 TRIES = 2
 """Consecutive tries that must agree."""
@@ -43,7 +52,7 @@ def think_then_answer(sample: Sample) -> Program:
     if awaits is not None and options.tokens <= sampling.drawn:
         own = codec.has_empty_thinking(codec.options_of(sample.request))
         if end := end_of(awaits, "\n") if awaits else "" if own else empty_thinking(codec.opening):
-            return (yield from closed(sample, _NOTHING, (), end))
+            return (yield from closed(sample, _NOTHING, (), _before_calls(sample, end)))
     if sampling.keep_stop:
         return (yield from _piece(sample))
     constraint = sample.request.constraint  # on the answer, so the thinking ends before it begins
@@ -52,7 +61,8 @@ def think_then_answer(sample: Sample) -> Program:
         return (yield from _in_pieces(sample))
     if constraint is not None:
         has_channels = awaits is not None and codec.message_end is not None  # as in gpt-oss
-        return (yield from closed(sample, _NOTHING, (), empty_thinking(codec.opening) if has_channels else ""))
+        end = _before_calls(sample, empty_thinking(codec.opening)) if has_channels else ""
+        return (yield from closed(sample, _NOTHING, (), end))
     (text,) = yield [sample.rationale()]
     return (yield from answered(sample, text))
 
@@ -119,12 +129,18 @@ def _in_pieces(sample: Sample) -> Program:
     kept, end = forced_end(written, begun) or (written, "")
     if sample.request.constraint is not None and fed[-1:] == [codec.message_end]:
         end = empty_thinking(codec.opening, follows=True)
-    return (yield from closed(sample, text, codec.beginning(fed, kept), end, _hint(sample) if settled else None))
+    hint = _hint(sample) if settled else None
+    return (yield from closed(sample, text, codec.beginning(fed, kept), _before_calls(sample, end), hint))
 
 
 def _hint(sample: Sample) -> str:
     """Return the text before a try, and before the answer that is settled."""
     return "" if sample.request.constraint else sample.request.sampling.thinking.hint or TRIGGER
+
+
+def _before_calls(sample: Sample, end: str) -> str:
+    """Return the end of the thinking without the beginning of an answer, which may be a call on another channel."""
+    return end.removesuffix(FINAL) if sample.request.tools else end
 
 
 def _unclosed(codec: TextCodec, tokens: Sequence[int], end: int) -> list[int]:

@@ -17,7 +17,7 @@ from jinja2.utils import Namespace
 
 def render(template: str, **variables: Any) -> str:
     """Return the text of a chat template. Raises TemplateError and any other error of the template."""
-    return _compiled(template).render(tools=None, documents=None, **variables)
+    return _compiled(template).render({"tools": None, "documents": None, **variables})
 
 
 @lru_cache

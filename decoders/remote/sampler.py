@@ -138,6 +138,8 @@ class Sampler:
         """Refuse options that the server ignores, or warn if that is not known."""
         prompt, sampling, thinking = request.prompt, request.sampling, request.sampling.thinking
         server, where, warn = self.client.server, self.options.base_url, self.client.warn
+        if request.tools or any(message.tool_calls or message.role == "tool" for message in messages_of(prompt)):
+            raise OptionError("tools are not sent to servers: use a local model, or remove tools and their results")
         for name in ("top_k", "min_p"):
             if sampling.temperature and getattr(sampling, name) and not server.filters:
                 if server.filters is False:

@@ -64,7 +64,7 @@ def test_an_invalid_constraint_is_no_value(given: dict[str, Any], message: str) 
 )
 def test_fields_that_end_a_text_otherwise_are_refused(conflict: dict[str, Any]) -> None:
     with pytest.raises(
-        ValidationError, match="does not go with a constraint, which says how the text ends: leave it out"
+        ValidationError, match="does not go with a constraint or tools, which say how the text ends: leave it out"
     ):
         Request(prompt="abc", constraint=Constraint(regex="a"), **conflict)
 

@@ -1,0 +1,264 @@
+"""Tool calls: the forms in which models write them, as grammars of texts with calls, and back from such texts.
+
+A chat template that writes a call in one of these forms also describes the tools and their results to the model. Other
+models get our description of the tools, in plain messages. In a text, everything before the first call is free.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from pydantic_core import from_json
+
+from tot.decoders.constraint import Constraint
+from tot.decoders.request import Function, Message, Request, ToolCall
+from tot.decoders.thinking import FINAL, HARMONY
+
+_NAME = "NAME"
+_DECODER = json.JSONDecoder()
+_FORM: dict[str, Any] = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
+MARKERS = frozenset(("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|constrain|>"))
+"""Text of forms that is a control token in some models."""
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """The form of calls: `begin`, calls with `between` between them, `end`. A call is `head`, arguments, `tail`."""
+
+    head: str
+    tail: str
+    trigger: str
+    """The beginning of the first call, which no other text contains."""
+    begin: str = ""
+    between: str = ""
+    end: str = ""
+    several: bool = True
+    """Whether a text may have several calls."""
+    alone: bool = False
+    """Whether calls have no text before them: only a text that begins with the trigger is a call."""
+    answer: str = ""
+    """The beginning of a text without calls."""
+    native: bool = True
+    """Whether the model's chat template describes tools."""
+
+    def write(self, calls: Sequence[ToolCall]) -> str:
+        """Return the text of calls."""
+        texts = [self.head.replace(_NAME, call.name) + call.arguments + self.tail for call in calls]
+        return self.begin + self.between.join(texts) + self.end
+
+    def constraint(self, request: Request, control: Mapping[str, int]) -> Constraint:
+        """Return the constraint to the texts that a request with tools allows. `control`: ids of control tokens."""
+
+        control = control if self.native else {}
+        markers = re.compile("(" + "|".join(map(re.escape, control)) + ")" if control else "(?!)")
+
+        def literal(text: str) -> str:
+            pieces = filter(None, markers.split(text))
+            return " ".join(f"<[{control[piece]}]>" if piece in control else json.dumps(piece) for piece in pieces)
+
+        named = request.tool_choice not in ("auto", "required")
+        tools = [tool for tool in request.tools if not named or tool.name == request.tool_choice]
+        repeated = self.head.startswith(self.trigger)
+        again = self.between + self.trigger * repeated
+        more = f"({literal(again)} call)*" if self.several and request.parallel_tool_calls and not named else ""
+        begin = "" if repeated else self.begin.removeprefix(self.trigger)
+        rules = [
+            "start: " + "answer | " * (request.tool_choice == "auto") + "lead calls",
+            f"calls: {literal(begin)} call {more} {literal(self.end)}",
+            "call: " + " | ".join(f"call_{i}" for i in range(len(tools))),
+        ]
+        for i, tool in enumerate(tools):
+            head = self.head.removeprefix(self.trigger).replace(_NAME, tool.name)
+            rules.append(f"call_{i}: {literal(head)} %json {json.dumps(_arguments(tool) | _FORM)} {literal(self.tail)}")
+        lead = [literal(self.trigger)]
+        if request.tool_choice == "auto" and request.constraint is None:
+            # A text that is a call from its beginning is told from others by its first character.
+            first = f"[^\\s{re.escape(self.trigger[0])}]" if self.alone and not self.answer else ""
+            rules += [f"TEXT: /{first}(.|\\n)*/", f"answer: {literal(self.answer)} TEXT{'?' * bool(first)}"]
+            if not self.alone:
+                rules.append(f"spelled[lazy]: TEXT {json.dumps(self.trigger)}")
+                lead = ["spelled", *[f"TEXT {lead[0]}"] * (self.trigger in control)]
+        elif request.tool_choice == "auto" and request.constraint is not None:
+            schema = dict(request.constraint.json_schema or {}) | _FORM
+            rules.append(f"answer: {literal(self.answer)} %json {json.dumps(schema)}")
+        return Constraint(lark="\n".join([*rules, "lead: " + " | ".join(lead)]))
+
+    def parse(self, text: str, final: bool = True) -> tuple[str, list[ToolCall]]:
+        """Return the text before the calls, and the calls, of which the last one may be cut.
+
+        Without `final`, the text grows: its end that may begin a call is left out.
+        """
+        text = text[len(self.answer) :] if self.answer and text.startswith(self.answer) else text
+        at = text.find(self.trigger)
+        if at >= 0 and not (self.alone and text[:at].strip()):
+            calls = list(self._calls(text, at))
+            if calls or not final:
+                return text[:at].rstrip(), calls
+        if not final:
+            openings = (self.trigger, *[self.answer] * bool(self.answer))
+            longest = min(len(text), max(map(len, openings)))
+            held = next((k for k in range(longest, 0, -1) if any(one.startswith(text[-k:]) for one in openings)), 0)
+            text = text[: len(text) - held].rstrip() if not self.alone or held == len(text) else text
+        return text, []
+
+    def _calls(self, text: str, at: int) -> Iterator[ToolCall]:
+        while found := self._head.match(text, at):
+            try:
+                _, end = _DECODER.raw_decode(text, found.end())
+            except (ValueError, RecursionError):
+                end = len(text)
+            yield ToolCall(name=found[1], arguments=text[found.end() : end])
+            tail = self._tail.match(text, end)
+            at = tail.end() if tail else len(text)
+
+    @cached_property
+    def _head(self) -> re.Pattern[str]:
+        before = "|".join(_flexible(one) for one in (self.begin, self.between) if one.strip())
+        return re.compile(rf"\s*(?:{before})?\s*{_flexible(self.head).replace(_NAME, '([a-zA-Z0-9_-]+)')}")
+
+    @cached_property
+    def _tail(self) -> re.Pattern[str]:
+        return re.compile(r"\s*" + _flexible(self.tail))
+
+
+_HERMES = CallForm(
+    '<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>", trigger="<tool_call>", between="\n"
+)
+_MISTRAL = CallForm(
+    '{"name": "NAME", "arguments": ', "}", trigger="[TOOL_CALLS]", begin="[TOOL_CALLS][", between=", ", end="]"
+)
+_LLAMA = CallForm('{"name": "NAME", "parameters": ', "}", trigger='{"name": "', several=False, alone=True)
+_HARMONY = CallForm(
+    f"{HARMONY}commentary to=functions.NAME <|constrain|>json<|message|>",
+    "",
+    trigger=f"{HARMONY}commentary to=functions.",
+    several=False,
+    alone=True,
+    answer=FINAL,
+)  # gpt-oss
+FORMS = (
+    _HERMES,  # Hermes, Qwen
+    _MISTRAL,
+    replace(_MISTRAL, begin="[TOOL_CALLS] ["),
+    CallForm("[TOOL_CALLS]NAME[ARGS]", "", trigger="[TOOL_CALLS]"),  # Mistral since 2025
+    _LLAMA,
+)
+OWN = replace(_HERMES, native=False)
+"""The form of models whose chat template writes calls in none of the forms."""
+_PROBE = ToolCall(name="probe", arguments='{"a": "b"}', id="probe")
+_ABOUT = (
+    "You can call functions. Each line describes one, with the JSON schema of its parameters:\n{tools}\n\nTo call a "
+    'function, write this, and nothing after it:\n<tool_call>\n{{"name": "NAME", "arguments": {{...}}}}\n</tool_call>\n'
+    "The result follows. Answer without a call if none is needed."
+)
+
+
+def find_form(render: Callable[[list[dict[str, Any]], Any], str], control: Mapping[str, int]) -> CallForm:
+    """Return the form in which a chat template writes calls. `render` returns its text; "" if it refuses."""
+    tool = as_json(Function(name=_PROBE.name, description="Probe."))
+    messages = (Message(role="user", content="x"), Message(role="assistant", content="", tool_calls=(_PROBE,)))
+    text, plain = (render(as_dicts(messages), tools) for tools in ([tool], None))
+    if text == plain:  # it does not describe tools
+        return OWN
+    if HARMONY in control:
+        return _HARMONY
+    known = (form for form in FORMS if form.begin + form.head.replace(_NAME, _PROBE.name) + _PROBE.arguments in text)
+    return next(known, OWN)
+
+
+def as_json(tool: Function) -> dict[str, Any]:
+    """Return a tool as chat templates read it."""
+    about = {"name": tool.name, "description": tool.description, "parameters": _arguments(tool)}
+    return {"type": "function", "function": about}
+
+
+def as_dicts(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return messages as chat templates read them. Calls get numbers of nine digits, which all templates accept."""
+    numbers: dict[str, str] = {}
+    names: dict[str, str] = {}
+    turns = []
+    for message in messages:
+        turn: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.reasoning_content:
+            turn["reasoning_content"] = message.reasoning_content
+        for call in message.tool_calls:
+            numbers[call.id], names[call.id] = f"{len(numbers):09}", call.name
+            function = {"name": call.name, "arguments": from_json(call.arguments)}
+            turn.setdefault("tool_calls", []).append({"id": numbers[call.id], "type": "function", "function": function})
+        if message.role == "tool":
+            number = numbers.get(message.tool_call_id, "0" * 9)
+            turn |= {"tool_call_id": number, "name": names.get(message.tool_call_id, "")}
+        turns.append(turn)
+    return turns
+
+
+def as_plain(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
+    """Return messages with calls, results and tools as text, for a chat template that knows none of them."""
+    plain: list[Message] = []
+    after_result = False
+    for message in messages:
+        role, content = message.role, message.content
+        if role == "tool":
+            role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
+            if after_result:
+                content = f"{plain.pop().content}\n{content}"
+        if message.tool_calls:
+            content = "\n".join(filter(None, (content, OWN.write(message.tool_calls))))
+        after_result = message.role == "tool"
+        plain.append(message.model_copy(update={"role": role, "content": content, "tool_calls": ()}))
+    if tools:
+        about = _ABOUT.format(tools="\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools))
+        if plain[0].role == "system":
+            about = f"{plain.pop(0).content}\n\n{about}"
+        plain.insert(0, Message(role="system", content=about))
+    return tuple(plain)
+
+
+class CallStream:
+    """Splits a growing text into the text before its calls, and pieces of the calls."""
+
+    def __init__(self, form: CallForm) -> None:
+        self._form = form
+        self._text = ""
+        self._sent = 0
+        self._calls: list[ToolCall] = []
+        """With the arguments that were returned."""
+
+    def feed(self, piece: str, final: bool = False) -> Iterator[tuple[str, ToolCall | None]]:
+        """Yield (text, None) for text, and (piece of the arguments, call) for a call, which begins with ""."""
+        self._text += piece
+        content, calls = self._form.parse(self._text, final)
+        if new := content[self._sent :]:
+            self._sent = len(content)
+            yield new, None
+        for i, call in enumerate(calls):
+            if i == len(self._calls):
+                self._calls.append(call.model_copy(update={"arguments": "", "id": new_id()}))
+                yield "", self._calls[i]
+            if rest := call.arguments[len(self._calls[i].arguments) :]:
+                self._calls[i] = self._calls[i].model_copy(update={"arguments": call.arguments})
+                yield rest, self._calls[i]
+
+
+def new_id() -> str:
+    """Return a new id of a call."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+def _arguments(tool: Function) -> dict[str, Any]:
+    """Return the schema of the arguments. Names of arguments that it does not list are excluded."""
+    given = {"type": "object", "properties": {}, **tool.parameters}
+    if not given.keys() & {"$ref", "allOf", "anyOf", "oneOf", "patternProperties"}:
+        given = {"additionalProperties": False, **given}
+    return given
+
+
+def _flexible(text: str) -> str:
+    """Return an expression for a text in which blanks are optional."""
+    return re.sub(r"(?:\\\s)+", r"\\s*", re.escape(text))
