@@ -70,6 +70,16 @@ class ToolCall(_Value):
     id: str = ""
     """The name of the call in the conversation."""
 
+    def check(self) -> None:
+        """Raise ValueError if the arguments are not a JSON object."""
+        try:
+            if isinstance(from_json(self.arguments, allow_inf_nan=False), dict):
+                return
+        except ValueError:
+            pass
+        given = f"the arguments of {self.name[:64]!r} are not a JSON object ({self.arguments[:60]!r})"
+        raise ValueError(f"{given}: correct them, or leave the call out")
+
 
 class Message(_Value):
     """One chat message. A final assistant message is a prefix that the model continues exactly, trailing whitespace
@@ -92,15 +102,7 @@ class Message(_Value):
         if self.tool_calls and self.role != "assistant":
             raise ValueError(f"tool_calls belong to messages of the assistant, not of the role {self.role!r}")
         for call in self.tool_calls:
-            try:
-                readable = isinstance(from_json(call.arguments, allow_inf_nan=False), dict)
-            except ValueError:
-                readable = False
-            if not readable:
-                raise ValueError(
-                    f"tool_calls has arguments of {call.name[:64]!r} that are not a JSON object "
-                    f"({call.arguments[:60]!r}): correct them, or leave the call out"
-                )
+            call.check()
         return self
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
@@ -19,11 +20,12 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from tot.decoders.budget import Budget, Meter
+from tot.decoders.constraint import Constraint
 from tot.decoders.decoder import LocalDecoder, find_method, load_decoder, method_names
 from tot.decoders.engine.sequence import Call, Handle, ThinkingPiece
-from tot.decoders.errors import ContextError
+from tot.decoders.errors import ContextError, RequestError
 from tot.decoders.remote.loop import together
-from tot.decoders.request import Completion, Request, Sampling, ThinkingOptions, Usage
+from tot.decoders.request import Completion, Request, Sampling, ThinkingOptions, ToolCall, Usage
 from tot.decoders.serving.errors import ServingError, invalid, unsupported
 from tot.decoders.serving.gate import Gate, closing, late
 from tot.decoders.serving.limits import Limits
@@ -31,6 +33,7 @@ from tot.decoders.serving.logprobs import Scored, TextScoring, chat_logprobs, te
 from tot.decoders.serving.metrics import ServerMetrics
 from tot.decoders.serving.protocol import ChatBody, GenerationBody, ResponsesBody, TextBody
 from tot.decoders.serving.service import Choice, Emit, Piece, Result
+from tot.decoders.tools import CallStream, new_id
 
 _Body = ChatBody | ResponsesBody | TextBody
 
@@ -102,6 +105,12 @@ class DecodingMethods:
         most = self.limits.max_tokens_limit
         check_tokens(body, self.limits, "max_tokens", "max_completion_tokens")
         fields = body.model_dump(include=Request.model_fields.keys() - {"prompt"})
+        if body.form is not None:
+            if fields.get("constraint"):
+                raise invalid(f"constraint and {body.form_field} are both given: remove one", body.form_field)
+            fields["constraint"] = body.form
+        if fields.get("tool_choice") == "none":
+            fields["tools"] = ()
         fields["template_options"] = getattr(body, "chat_template_kwargs", {})
         sampling = body.model_dump(include=set(Sampling.model_fields))
         sampling |= {name: value for name, value in self._sampling.items() if name not in body.model_fields_set}
@@ -211,6 +220,7 @@ class Decoding:
         """Decode the completions, and score them if logprobs are requested."""
         body, source, meter = self.body, self.source, Meter(Budget(seconds=seconds))
         prompts: list[list[int]] = []
+        await asyncio.to_thread(self._compile)
         if body.echo or body.alternatives is not None:
             codec = source.engine.codec
             encode = lambda one: codec.encode_prompt(one.prompt, codec.options_of(one))  # noqa: E731
@@ -236,16 +246,38 @@ class Decoding:
         thinking = sum(part.tokens for _, one in samples for part in one.parts if part.kind == "thinking")
         return Result(choices, usage, thinking)
 
+    def _compile(self) -> None:
+        """Compile the constraints, which are cached. Raises ServingError, which names the field."""
+        engine, request = self.source.engine, self.requests[0]
+        given = [] if request.constraint is None else [(self.body.form_field or "constraint", request.constraint)]
+        if request.tools:
+            schemas = [Constraint(json_schema=tool.parameters) for tool in request.tools]
+            given += [(f"tools.{i}.parameters", schema) for i, schema in enumerate(schemas)]
+            given.append(("tools", engine.codec.calls.constraint(request, engine.codec.control)))
+        for field, constraint in given:
+            try:
+                engine.grammars.matcher(constraint)
+            except RequestError as error:
+                raise invalid(str(error), field) from None
+
     async def _sent(self, emit: Emit, i: int, handle: Handle) -> list[Completion]:
         """Return the completions of prompt `i`, and emit the pieces of a stream."""
         first = i * self.requests[i].sampling.n
+        calls = bool(self.requests[i].tools)
+        streams = defaultdict[int, CallStream](lambda: CallStream(self.source.engine.codec.calls))
         if self.body.stream:
             async for sample, text in handle:
-                emit(Piece(first + sample, text, isinstance(text, ThinkingPiece)))
+                if not calls or isinstance(text, ThinkingPiece):
+                    emit(Piece(first + sample, text, isinstance(text, ThinkingPiece)))
+                else:
+                    for piece, call in streams[sample].feed(text):
+                        emit(Piece(first + sample, piece, call=call))
         completions = await handle
         if self.body.stream:
             self._check_complete([completions])
             for sample, completion in enumerate(completions):
+                for piece, call in streams[sample].feed("", final=True) if calls else ():
+                    emit(Piece(first + sample, piece, call=call))
                 emit(self._choice(first + sample, completion))
         return completions
 
@@ -270,7 +302,11 @@ class Decoding:
             fields["logprobs"] = to_json(scored, self.source.engine.codec)
         cut = completion.finish_reason not in ("eos", "stop")
         incomplete = cut and self.body.max_tokens is None
-        return Choice(index, echo + completion.text, completion.thinking, cut, incomplete, fields)
+        text, calls = completion.text, list[ToolCall]()
+        if self.requests[0].tools:
+            text, calls = self.source.engine.codec.calls.parse(text)
+        calls = [call.model_copy(update={"id": new_id()}) for call in calls]
+        return Choice(index, echo + text, completion.thinking, cut, incomplete, fields, calls)
 
     def _echo(self, i: int, prompts: list[list[int]]) -> str:
         prompt = self.requests[i].prompt

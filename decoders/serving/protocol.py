@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from tot.decoders.constraint import Constraint
-from tot.decoders.request import Message, TemplateOptions, Thinking, ThinkingOptions
+from tot.decoders.request import Function, Message, TemplateOptions, Thinking, ThinkingOptions, ToolCall
 from tot.decoders.serving.errors import invalid
 
 _OF_ITEM = frozenset(("type", "id", "status", "phase"))
@@ -53,8 +53,8 @@ def _joined(content: Any) -> Any:
 
 
 def _known_role(role: Any) -> Any:
-    if role in ("tool", "function"):
-        raise ValueError(f"tools are not supported, so a message cannot have the role {role!r}: remove it")
+    if role == "function":
+        raise ValueError("the role 'function' is not supported: use tools, and the role 'tool'")
     return "system" if role == "developer" else role
 
 
@@ -75,6 +75,64 @@ def _thinking(given: Any) -> Any:
     return {**rest, "budget": kinds[kind]}
 
 
+def _called(given: Any) -> Any:
+    """Read the calls of a message. Raises ValueError."""
+    if not isinstance(given, list):
+        return given
+    calls = []
+    for one in given:
+        function = one.get("function") if isinstance(one, dict) else None
+        if not isinstance(function, dict) or one.get("type", "function") != "function":
+            raise ValueError('a call must be {"id": "...", "type": "function", "function": {...}}')
+        about = {name: function.get(name) for name in ("name", "arguments")} | {"id": one.get("id")}
+        if wrong := next((name for name, value in about.items() if not isinstance(value, str)), None):
+            raise ValueError(f"the {wrong} of a call is not text")
+        calls.append(ToolCall(**about))
+        calls[-1].check()
+    return calls
+
+
+def _functions(given: Any) -> Any:
+    """Read tools in the form of Chat Completions or of Responses."""
+    if not isinstance(given, list):
+        return given
+    functions = []
+    for one in given:
+        if not isinstance(one, dict) or one.get("type", "function") != "function":
+            kind = str(one.get("type"))[:40] if isinstance(one, dict) else type(one).__name__
+            raise ValueError(f"a tool has type {kind!r}, and only functions are supported: remove it")
+        about = one.get("function", one)
+        ignored = ("type", "strict", "defer_loading", "cache_control")
+        fields = about.items() if isinstance(about, dict) else [("function", about)]
+        functions.append({name: value for name, value in fields if value is not None and name not in ignored})
+    return functions
+
+
+def _choice(given: Any) -> Any:
+    """Read a choice of tools: none, auto, required, or an object that names a function."""
+    if isinstance(given, dict) and given.get("type") == "function":
+        return given.get("function", given).get("name") if isinstance(given.get("function", given), dict) else None
+    if given not in ("none", "auto", "required"):
+        raise ValueError('give "none", "auto", "required" or {"type": "function", "function": {"name": "..."}}')
+    return given
+
+
+def _form(given: Any) -> Any:
+    """Read the format of a reply as a constraint."""
+    kind = given.get("type") if isinstance(given, dict) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"json_schema": {"type": "object"}}
+    about = given.get("json_schema", given) if kind == "json_schema" else None
+    if not isinstance(about, dict) or not isinstance(about.get("schema"), dict):
+        raise ValueError('the type is "text", "json_object" or "json_schema", which has a "schema"')
+    return {"json_schema": about["schema"]}
+
+
+Form = Annotated[Constraint | None, BeforeValidator(_form)]
+
+
 class ChatMessage(Body):
     """One message. `developer` is `system`; `content` is text or a list of text parts. Clients send back the fields of
     a reply."""
@@ -84,8 +142,11 @@ class ChatMessage(Body):
         *("reasoning_details", "refusal", "thinking_blocks"),
     )
 
-    role: Annotated[Literal["system", "user", "assistant"], BeforeValidator(_known_role)]
+    role: Annotated[Literal["system", "user", "assistant", "tool"], BeforeValidator(_known_role)]
     content: Annotated[str, BeforeValidator(_joined)]
+    tool_calls: Annotated[list[ToolCall], BeforeValidator(_called)] = []
+    tool_call_id: str = ""
+    """The call of which a message with the role `tool` is the result."""
     reasoning_content: str = ""
     """Thinking, also as `reasoning`: a part of the prompt if the model's chat template keeps that of earlier turns."""
     written: list[Annotated[tuple[Annotated[int, Field(ge=0)], list[int]], Field(strict=False)]] = []
@@ -93,12 +154,9 @@ class ChatMessage(Body):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_calls(cls, given: Any) -> Any:
+    def _of_reply(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        if given.get("tool_calls") or given.get("function_call"):
-            raise ValueError("tools are not supported, so a message cannot call one (tool_calls): remove it")
-        given = {name: value for name, value in given.items() if name not in ("tool_calls", "function_call")}
         thinking = given.get("reasoning_content") or given.pop("reasoning", None)
         given = {**given, "reasoning": None, "reasoning_content": thinking if isinstance(thinking, str) else None}
         if given.get("role") == "assistant" and given.get("content") is None:
@@ -132,17 +190,15 @@ class GenerationBody(Body):
         *("safety_identifier", "service_tier", "user", "verbosity"),
     )
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **dict.fromkeys(("functions", "stop_token_ids", "tools"), ([],)),
+        **dict.fromkeys(("functions", "stop_token_ids"), ([],)),
         **dict.fromkeys(("frequency_penalty", "min_tokens", "presence_penalty"), (0,)),
         **dict.fromkeys(("best_of", "length_penalty", "n", "repeat_penalty", "repetition_penalty", "typical_p"), (1,)),
         **dict.fromkeys(("early_stopping", "echo", "include_stop_str_in_output", "use_beam_search"), (False,)),
         **dict.fromkeys(("include_reasoning", "skip_special_tokens", "spaces_between_special_tokens"), (True,)),
-        **dict.fromkeys(("parallel_tool_calls", "store"), (True, False)),
+        "store": (True, False),
         "logit_bias": ({},),
         "modalities": (["text"],),
-        "response_format": ({"type": "text"},),
         "suffix": ("",),
-        "tool_choice": ("none", "auto"),
     }
 
     model: str
@@ -173,6 +229,14 @@ class GenerationBody(Body):
     def effort(self) -> Effort | None:
         return self.reasoning_effort
 
+    form_field: ClassVar = ""
+    """The name of the field with the format of the reply."""
+
+    @property
+    def form(self) -> Constraint | None:
+        """The format of the reply."""
+        return None
+
 
 class DecodingFields(Body):
     """Fields that only decoding methods support, with the meaning that they have in `Sampling` and `Request`."""
@@ -198,7 +262,33 @@ class Conversation(GenerationBody):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     chat_template_kwargs: TemplateOptions = {}
     """Variables of the model's chat template."""
+    tools: Annotated[list[Function], BeforeValidator(_functions)] = []
+    """Functions that the model may call. Schemas are always enforced, so `strict` has no effect."""
+    tool_choice: Annotated[str, BeforeValidator(_choice)] = "auto"
+    parallel_tool_calls: bool = True
     x_tot: SearchLimits = SearchLimits()
+
+    @model_validator(mode="after")
+    def _consistent_tools(self) -> Self:
+        if self.tool_choice not in ("none", "auto", *(["required"] if self.tools else [])):
+            names = [tool.name for tool in self.tools]
+            if self.tool_choice not in names:
+                given = f"tool_choice is {self.tool_choice[:64]!r}"
+                raise invalid(f"{given}, and the tools are {', '.join(names) or 'missing'}", "tool_choice")
+        calls: set[str] = set()
+        for i, message in enumerate(self.messages):
+            calls |= {call.id for call in message.tool_calls}
+            if message.role == "tool" and message.tool_call_id not in calls:
+                text = f"no call before this result has the id {message.tool_call_id[:64]!r}: remove the result"
+                raise invalid(text, f"{self.place}.{i}.tool_call_id")
+            if message.tool_calls and message.role != "assistant":
+                raise invalid("only the assistant has tool_calls: remove them", f"{self.place}.{i}.tool_calls")
+        if self.messages[-1].tool_calls:
+            raise invalid("the last message has calls without results: add them, with the role tool", self.place)
+        return self
+
+    place: ClassVar = "messages"
+    """The name of the field with the messages."""
 
     @property
     def history(self) -> list[Message]:
@@ -215,6 +305,9 @@ class Conversation(GenerationBody):
 class ChatBody(Conversation, DecodingFields):
     """`POST /v1/chat/completions`."""
 
+    form_field: ClassVar = "response_format"
+    response_format: Form = None
+
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     """Return the logprobs of the new tokens, before temperature and filters."""
@@ -223,6 +316,10 @@ class ChatBody(Conversation, DecodingFields):
     """Accepted only as true for a last message of the assistant, which is always continued, and false for others."""
     add_generation_prompt: bool | None = None
     """Accepted only as the opposite of `continue_final_message`."""
+
+    @property
+    def form(self) -> Constraint | None:
+        return self.response_format
 
     @property
     def alternatives(self) -> int | None:
@@ -254,10 +351,11 @@ class Reasoning(Body):
 
 
 class TextFormat(Body):
-    """The field `text`: only plain text is supported."""
+    """The field `text`."""
 
     ignored: ClassVar[Collection[str]] = ("verbosity",)
-    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {"format": ({"type": "text"},)}
+
+    format: Form = None
 
 
 def _messages(given: Any) -> Any:
@@ -266,18 +364,30 @@ def _messages(given: Any) -> Any:
         return [{"role": "user", "content": given}]
     if not isinstance(given, list):
         return given
-    messages, thinking = [], ""
+    messages: list[dict[str, Any]] = []
+    thinking = ""
     for item in given:
-        kind = item.get("type", "message") if isinstance(item, dict) else "message"
-        if kind not in ("message", "reasoning"):
-            raise ValueError(f"an item has type {str(kind)[:40]!r}, and only messages are supported: remove it")
+        fields = item if isinstance(item, dict) else {}
+        kind = fields.get("type", "message")
         if kind == "reasoning":
-            parts = item.get("content") or item.get("summary") or []
+            parts = fields.get("content") or fields.get("summary") or []
             texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
             thinking += "".join(text for text in texts if isinstance(text, str))
             continue
-        fields = item.items() if isinstance(item, dict) else ()
-        messages.append({name: value for name, value in fields if name not in _OF_ITEM})
+        if kind == "function_call":
+            if not messages or messages[-1].get("role") != "assistant":
+                messages.append({"role": "assistant", "content": ""})
+            function = {name: fields.get(name) for name in ("name", "arguments")}
+            calls = messages[-1].get("tool_calls", [])
+            messages[-1]["tool_calls"] = [*calls, {"id": fields.get("call_id"), "function": function}]
+        elif kind == "function_call_output":
+            result = {"tool_call_id": fields.get("call_id"), "content": fields.get("output")}
+            messages.append({"role": "tool", **result})
+        elif kind == "message":
+            messages.append({name: value for name, value in fields.items() if name not in _OF_ITEM})
+        else:
+            reason = "and only messages, reasoning, function calls and their outputs are supported"
+            raise ValueError(f"an item has type {str(kind)[:40]!r}, {reason}: remove it")
         if thinking and messages[-1].get("role") == "assistant":
             messages[-1]["reasoning_content"] = thinking
         thinking = ""
@@ -297,12 +407,18 @@ class ResponsesBody(Conversation):
 
     alternatives: ClassVar = None
     return_token_ids: ClassVar = False
+    place: ClassVar = "input"
+    form_field: ClassVar = "text.format"
 
     messages: Annotated[list[ChatMessage], BeforeValidator(_messages), Field(min_length=1, validation_alias="input")]
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     instructions: str = ""
     reasoning: Reasoning = Reasoning()
     text: TextFormat = TextFormat()
+
+    @property
+    def form(self) -> Constraint | None:
+        return self.text.format
 
     @property
     def history(self) -> list[Message]:
@@ -327,6 +443,14 @@ class ResponsesBody(Conversation):
 
 class TextBody(GenerationBody, DecodingFields):
     """`POST /v1/completions`. `echo` with `max_tokens` 0 and `logprobs` scores the tokens of the prompt."""
+
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **GenerationBody.neutral,
+        "parallel_tool_calls": (True, False),
+        "response_format": ({"type": "text"},),
+        "tool_choice": ("none", "auto"),
+        "tools": ([],),
+    }
 
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     prompt: str | list[int] | list[str] | list[list[int]]

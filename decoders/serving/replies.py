@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+from tot.decoders.request import ToolCall
 from tot.decoders.serving.errors import ServingError
 from tot.decoders.serving.protocol import ChatBody, ResponsesBody, TextBody
 from tot.decoders.serving.service import Choice, Piece, Result
@@ -30,11 +31,21 @@ class ChatReply:
         self.includes_usage = body.stream_options.include_usage
         self.about = about
         self._opened: set[int] = set()
+        self._calls: dict[int, list[str]] = {}
+        """For each choice the ids of its calls."""
         self._head = {"id": f"{self.prefix}{uuid.uuid4().hex}", "created": int(time.time()), "model": body.model}
 
     def piece(self, piece: Piece) -> Iterator[Event]:
         """Yield the events of a piece. The first one opens its choice."""
-        yield self._chunk(piece.index, {"reasoning_content" if piece.thinking else "content": piece.text})
+        if piece.call is None:
+            yield self._chunk(piece.index, {"reasoning_content" if piece.thinking else "content": piece.text})
+            return
+        ids = self._calls.setdefault(piece.index, [])
+        delta: dict[str, Any] = {"function": {"arguments": piece.text}}
+        if piece.call.id not in ids:
+            ids.append(piece.call.id)
+            delta = call_of(piece.call, piece.text)
+        yield self._chunk(piece.index, {"tool_calls": [{"index": ids.index(piece.call.id), **delta}]})
 
     def ending(self, choice: Choice) -> Iterator[Event]:
         """Yield the last events of a choice."""
@@ -58,15 +69,18 @@ class ChatReply:
         return {**head, "choices": choices, "usage": usage_of(result)}
 
     def _text(self, choice: Choice) -> dict[str, Any]:
-        message = {"role": "assistant", "content": choice.text, "refusal": None}
+        content = None if choice.calls and not choice.text else choice.text
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if choice.calls:
+            message["tool_calls"] = [call_of(call, call.arguments) for call in choice.calls]
         return {"message": message | ({"reasoning_content": choice.thinking} if choice.thinking else {})}
 
-    def _delta(self, index: int, delta: dict[str, str]) -> dict[str, Any]:
+    def _delta(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
         role = {} if index in self._opened else {"role": "assistant", "content": ""}
         self._opened.add(index)
         return {"delta": role | delta}
 
-    def _chunk(self, index: int, delta: dict[str, str], choice: Choice | None = None) -> dict[str, Any]:
+    def _chunk(self, index: int, delta: dict[str, Any], choice: Choice | None = None) -> dict[str, Any]:
         about = self.about if choice is None else {**self.about, **choice.about}
         content = {**self._ended(index, choice), **self._delta(index, delta)}
         return {**self._head, "object": self.chunk_kind, "tot": about, "choices": [content]}
@@ -75,7 +89,7 @@ class ChatReply:
         """Return the fields of a choice without its text; None for one that has not ended."""
         if choice is None:
             return {"index": index, "finish_reason": None, "logprobs": None}
-        reason = "length" if choice.truncated else "stop"
+        reason = "length" if choice.truncated else "tool_calls" if choice.calls else "stop"
         return {"index": index, "finish_reason": reason, "logprobs": None, **choice.fields}
 
 
@@ -93,8 +107,12 @@ class TextReply(ChatReply):
     def _text(self, choice: Choice) -> dict[str, Any]:
         return {"text": choice.text}
 
-    def _delta(self, index: int, delta: dict[str, str]) -> dict[str, Any]:
+    def _delta(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
         return {"text": delta.get("content", "")}
+
+
+def call_of(call: ToolCall, arguments: str) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
 def usage_of(result: Result) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tot.decoders.errors import unknown
-from tot.decoders.request import Usage
+from tot.decoders.request import ToolCall, Usage
 from tot.decoders.serving.errors import ServingError
 from tot.decoders.serving.gate import Gate
 from tot.decoders.serving.limits import Limits
@@ -22,11 +22,13 @@ from tot.decoders.serving.protocol import ChatBody, ResponsesBody, TextBody
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of the text of a sample, or of the thinking before it."""
+    """A piece of the text of a sample, of the thinking before it, or of the arguments of a call."""
 
     index: int
     text: str
     thinking: bool = False
+    call: ToolCall | None = None
+    """The call, which begins with an empty piece. Its id is the same in all of its pieces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class Choice:
     incomplete: bool
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Additional fields of the choice."""
+    calls: Sequence[ToolCall] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
     """Additional fields of the reply's `tot`."""
 

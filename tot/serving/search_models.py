@@ -76,6 +76,10 @@ class SearchModels:
                 raise unsupported(field)
         if body.alternatives is not None:
             raise unsupported("logprobs")
+        if body.tools:
+            raise unsupported("tools")
+        if body.form is not None:
+            raise unsupported(body.form_field)
         check_tokens(body, self._limits, "max_tokens")
         *history, last = (message.model_copy(update={"reasoning_content": ""}) for message in body.history)
         if last.role != "user":
