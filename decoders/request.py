@@ -61,6 +61,13 @@ class Function(_Value):
         return self
 
 
+def _distinct(tools: tuple[Function, ...]) -> tuple[Function, ...]:
+    names = [tool.name for tool in tools]
+    if twice := next((name for i, name in enumerate(names) if name in names[:i]), None):
+        raise ValueError(f"two tools are named {twice}: rename one")
+    return tools
+
+
 class ToolCall(_Value):
     """A call of a function by the model."""
 
@@ -222,7 +229,7 @@ class Request(_Value):
     constraint: Constraint | None = None
     """The texts that the answer may be: the text after the thinking, or after the answer trigger if there is one. A
     stop string or the token limit may cut it."""
-    tools: tuple[Function, ...] = ()
+    tools: Annotated[tuple[Function, ...], AfterValidator(_distinct)] = ()
     """Functions that the model may call, in a prompt of messages. `tot.decoders.tools` reads the calls in the text. A
     constraint beside them is a JSON schema of an answer without calls."""
     tool_choice: str = "auto"
@@ -240,8 +247,6 @@ class Request(_Value):
             raise ValueError("close_choices needs choices")
         if self.tools:
             names = [tool.name for tool in self.tools]
-            if twice := next((name for i, name in enumerate(names) if name in names[:i]), None):
-                raise ValueError(f"two tools are named {twice}: rename one")
             if self.tool_choice not in ("auto", "required", *names):
                 raise ValueError(
                     f"tool_choice is {self.tool_choice[:64]!r}: give auto, required or one of {', '.join(names)[:200]}"

@@ -184,6 +184,9 @@ def _check(body: _Body, request: Request, method: str) -> None:
             raise invalid(f"{field} does not support streams: remove stream", "stream")
     if scored and method == "pdos":
         raise invalid("logprobs do not support parallel steps: remove logprobs", "logprobs")
+    for field, given in (("tools", request.tools), (body.form_field or "constraint", request.constraint)):
+        if given and method == "pdos":
+            raise invalid(f"{field} does not support parallel steps: use another decoder", field)
     if body.max_tokens == 0 and not request.choices and not (body.echo and scored and sampling.n == 1):
         message = "max_tokens is 0: request at least one token, or score the prompt with echo, logprobs and n=1"
         raise invalid(message, "max_tokens")
@@ -249,16 +252,20 @@ class Decoding:
     def _compile(self) -> None:
         """Compile the constraints, which are cached. Raises ServingError, which names the field."""
         engine, request = self.source.engine, self.requests[0]
-        given = [] if request.constraint is None else [(self.body.form_field or "constraint", request.constraint)]
-        if request.tools:
-            schemas = [Constraint(json_schema=tool.parameters) for tool in request.tools]
-            given += [(f"tools.{i}.parameters", schema) for i, schema in enumerate(schemas)]
-            given.append(("tools", engine.codec.calls.constraint(request, engine.codec.control)))
-        for field, constraint in given:
+
+        def check(field: str, constraint: Constraint, **parts: Constraint) -> None:
             try:
                 engine.grammars.matcher(constraint)
             except RequestError as error:
+                for name, part in parts.items():
+                    check(name, part)
                 raise invalid(str(error), field) from None
+
+        if request.constraint is not None:
+            check(self.body.form_field or "constraint", request.constraint)
+        if request.tools:
+            schemas = {f"tools.{i}": Constraint(json_schema=tool.parameters) for i, tool in enumerate(request.tools)}
+            check("tools", engine.codec.calls.constraint(request, engine.codec.control), **schemas)
 
     async def _sent(self, emit: Emit, i: int, handle: Handle) -> list[Completion]:
         """Return the completions of prompt `i`, and emit the pieces of a stream."""

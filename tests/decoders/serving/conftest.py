@@ -18,6 +18,7 @@ import pytest
 from transformers.utils import logging
 
 from tot.decoders import LocalDecoder
+from tot.decoders.engine.text import TextCodec
 from tot.decoders.serving.app import make_app
 from tot.decoders.serving.completions import DecodingMethods
 from tot.decoders.serving.limits import Limits
@@ -59,6 +60,18 @@ def server(serve: Callable[..., Any]) -> Any:
 def client(server: Any) -> Iterator[openai.OpenAI]:
     with server.client() as client:
         yield client
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str], None]:
+    """Give the model of a server another chat template."""
+
+    def use(server: Any, template: str) -> None:
+        tokenizer = server.decoder.tokenizer
+        monkeypatch.setattr(tokenizer, "chat_template", template)
+        server.decoder.engine.codec = TextCodec(tokenizer)
+
+    return use
 
 
 @pytest.fixture

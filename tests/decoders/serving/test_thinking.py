@@ -10,7 +10,6 @@ import openai
 import pytest
 
 from tot.decoders import Completion, Message, Request, Sampling, load_decoder
-from tot.decoders.engine.text import TextCodec
 
 HOT = {"temperature": 1.0, "seed": 11}
 USER = (Message(role="user", content="q"),)
@@ -18,22 +17,9 @@ SWITCH = "assistant\n' }}{% if enable_thinking is defined and not enable_thinkin
 
 
 @pytest.fixture
-def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Give the model of a server another chat template, by default one that opens the thinking."""
-
-    def use(server: Any, template: str | None = None) -> None:
-        tokenizer = server.decoder.tokenizer
-        changed = template or tokenizer.chat_template.replace("assistant\n", SWITCH)
-        monkeypatch.setattr(tokenizer, "chat_template", changed)
-        server.decoder.engine.codec = TextCodec(tokenizer)
-
-    return use
-
-
-@pytest.fixture
 def thinker(server: Any, use: Callable[..., None]) -> Any:
     """A server whose chat template opens the thinking."""
-    use(server)
+    use(server, server.decoder.tokenizer.chat_template.replace("assistant\n", SWITCH))
     return server
 
 
@@ -86,7 +72,7 @@ def test_fields_set_the_thinking(
     serve: Any, use: Any, says: Any, fields: dict[str, Any], thinking: dict[str, Any]
 ) -> None:
     server = serve(max_tokens_limit=1024)
-    use(server)
+    use(server, server.decoder.tokenizer.chat_template.replace("assistant\n", SWITCH))
     expected = local(server, max_tokens=30, thinking={**thinking, "counted": True})
     body = {"model": "tiny", "messages": says("q"), "max_tokens": 30, **HOT, **fields}
     reply = server.post(**body).json()

@@ -224,7 +224,7 @@ def test_what_a_search_cannot_honour_is_refused_by_name(serve: Any, chat: Any, u
     for fields, param, message in (
         ({"n": 2}, "n", "n is not supported"),
         ({"response_format": {"type": "json_object"}}, "response_format", "response_format is not supported"),
-        ({"tools": [{"type": "function"}]}, "tools", "tools is not supported"),
+        ({"tools": [{"type": "function", "name": "f"}]}, "tools", "tools is not supported"),
         ({"logprobs": True}, "logprobs", "logprobs is not supported"),
         ({"steps": ["One"]}, "steps", "steps is not supported"),
         ({"reasoning_effort": "extreme"}, "reasoning_effort", "Input should be 'none', 'minimal', 'low', 'medium'"),
