@@ -19,7 +19,7 @@ from tot.decoders.errors import OptionError, RequestError, TotError, unknown, va
 from tot.decoders.methods.method import Method
 from tot.decoders.models.engine_options import EngineOptions
 from tot.decoders.registry import Registry
-from tot.decoders.request import Completion, Request
+from tot.decoders.request import Completion, Request, ToolCall
 
 if TYPE_CHECKING:
     from tot.decoders.drafting.drafters import Drafter
@@ -248,6 +248,10 @@ class LocalDecoder:
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """Decode all requests in packed batches. Raises RequestError or ModelError for the first that fails."""
         return [completion for handle in self.submit(requests) for completion in handle.result()]
+
+    def read_calls(self, completion: Completion) -> tuple[str, list[ToolCall]]:
+        """Return the text before the calls in a completion of a request with tools, and the calls, with new ids."""
+        return self.engine.codec.calls.parse(completion.text)
 
     def close(self) -> None:
         """Cancel the requests in flight. Closes the decoder's own engine, which frees the model's memory."""

@@ -90,7 +90,7 @@ class CallForm:
         return Constraint(lark="\n".join([*rules, "lead: " + " | ".join(lead)]))
 
     def parse(self, text: str, final: bool = True) -> tuple[str, list[ToolCall]]:
-        """Return the text before the calls, and the calls, of which the last one may be cut.
+        """Return the text before the calls, and the calls, with new ids. The last one may be cut.
 
         Without `final`, the text grows: its end that may begin a call is left out.
         """
@@ -113,7 +113,7 @@ class CallForm:
                 _, end = _DECODER.raw_decode(text, found.end())
             except (ValueError, RecursionError):
                 end = len(text)
-            yield ToolCall(name=found[1], arguments=text[found.end() : end])
+            yield ToolCall(name=found[1], arguments=text[found.end() : end], id=f"call_{secrets.token_hex(12)}")
             tail = self._tail.match(text, end)
             at = tail.end() if tail else len(text)
 
@@ -239,16 +239,11 @@ class CallStream:
             yield new, None
         for i, call in enumerate(calls):
             if i == len(self._calls):
-                self._calls.append(call.model_copy(update={"arguments": "", "id": new_id()}))
+                self._calls.append(call.model_copy(update={"arguments": ""}))
                 yield "", self._calls[i]
             if rest := call.arguments[len(self._calls[i].arguments) :]:
                 self._calls[i] = self._calls[i].model_copy(update={"arguments": call.arguments})
                 yield rest, self._calls[i]
-
-
-def new_id() -> str:
-    """Return a new id of a call."""
-    return f"call_{secrets.token_hex(12)}"
 
 
 def _arguments(tool: Function) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from tot.decoders.serving.logprobs import Scored, TextScoring, chat_logprobs, te
 from tot.decoders.serving.metrics import ServerMetrics
 from tot.decoders.serving.protocol import ChatBody, GenerationBody, ResponsesBody, TextBody
 from tot.decoders.serving.service import Choice, Emit, Piece, Result
-from tot.decoders.tools import CallStream, new_id
+from tot.decoders.tools import CallStream
 
 _Body = ChatBody | ResponsesBody | TextBody
 
@@ -184,8 +184,8 @@ def _check(body: _Body, request: Request, method: str) -> None:
             raise invalid(f"{field} does not support streams: remove stream", "stream")
     if scored and method == "pdos":
         raise invalid("logprobs do not support parallel steps: remove logprobs", "logprobs")
-    for field, given in (("tools", request.tools), (body.form_field or "constraint", request.constraint)):
-        if given and method == "pdos":
+    for field, form in (("tools", request.tools), (body.form_field or "constraint", request.constraint)):
+        if form and method == "pdos":
             raise invalid(f"{field} does not support parallel steps: use another decoder", field)
     if body.max_tokens == 0 and not request.choices and not (body.echo and scored and sampling.n == 1):
         message = "max_tokens is 0: request at least one token, or score the prompt with echo, logprobs and n=1"
@@ -312,7 +312,6 @@ class Decoding:
         text, calls = completion.text, list[ToolCall]()
         if self.requests[0].tools:
             text, calls = self.source.engine.codec.calls.parse(text)
-        calls = [call.model_copy(update={"id": new_id()}) for call in calls]
         return Choice(index, echo + text, completion.thinking, cut, incomplete, fields, calls)
 
     def _echo(self, i: int, prompts: list[list[int]]) -> str:

@@ -140,7 +140,8 @@ def test_a_template_shows_its_form(name: str) -> None:
     codec = codec_of(name)
     assert codec.calls.native == (name not in ("xml", "plain"))
     assert codec.calls.write([CALL]) == WRITTEN[name]
-    assert codec.calls.parse(WRITTEN[name]) == ("", [CALL.model_copy(update={"id": ""})])
+    content, (call,) = codec.calls.parse(WRITTEN[name])
+    assert (content, call.name, call.arguments) == ("", "weather", ARGUMENTS)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -306,7 +307,7 @@ def test_the_embedded_model_calls_a_function_in_every_lossless_decoder(smollm2: 
             other = load_decoder(method, engine=decoder.engine)
             (completion,) = other.generate([asked])
             texts[method] = completion.text
-        content, (call,) = decoder.engine.codec.calls.parse(texts["ar"])
+        content, (call,) = decoder.read_calls(completion)
     assert len(set(texts.values())) == 1
     assert (content, call.name, json.loads(call.arguments)["city"]) == ("", "weather", "Paris")
     assert completion.finish_reason == "eos"
