@@ -78,7 +78,7 @@ class CallForm:
             rules.append(f"call_{i}: {literal(head)} %json {json.dumps(_arguments(tool) | _FORM)} {literal(self.tail)}")
         lead = [literal(self.trigger)]
         if request.tool_choice == "auto" and request.constraint is None:
-            # A text that is a call from its beginning is told from others by its first character.
+            # Without text before calls, the first character distinguishes a call from an answer.
             first = f"[^\\s{re.escape(self.trigger[0])}]" if self.alone and not self.answer else ""
             rules += [f"TEXT: /{first}(.|\\n)*/", f"answer: {literal(self.answer)} TEXT{'?' * bool(first)}"]
             if not self.alone:

@@ -1,4 +1,4 @@
-"""Tools and schemas by released clients, which read, check and send back what the server writes."""
+"""Tools and schemas by released clients, which read and check the replies, and send calls and results back."""
 
 from __future__ import annotations
 

@@ -105,6 +105,13 @@ def test_the_guides_constrained_example_prints_an_answer(smollm2: str, capsys: p
     assert capsys.readouterr().out in ("yes\n", "no\n", "unsure\n")
 
 
+@pytest.mark.real
+def test_the_guides_call_of_a_function_prints_it(smollm2: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = [code for code in examples("guide.md") if "tool_choice=" in code]
+    exec(compile(example, "guide.md", "exec", dont_inherit=True), {"__name__": "example"})
+    assert capsys.readouterr().out.startswith('weather {"city": "Paris"} ')
+
+
 def test_the_guide_describes_every_field_of_a_sample_and_reads_them_with_pandas(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
