@@ -25,16 +25,20 @@ from tot.decoders.remote.network import is_loopback
 from tot.decoders.serving.delivery import Delivery
 from tot.decoders.serving.errors import ServingError, reply
 from tot.decoders.serving.limits import Limits
+from tot.decoders.serving.messages import MessagesReply
+from tot.decoders.serving.messages_body import CountBody, MessagesBody
 from tot.decoders.serving.protocol import ChatBody, ResponsesBody, TextBody
 from tot.decoders.serving.replies import ChatReply, TextReply
 from tot.decoders.serving.responses import ResponsesReply
-from tot.decoders.serving.service import Service
+from tot.decoders.serving.service import AnyBody, Service
 
 _CLIENT_CLOSED_REQUEST = 499
-_ROUTES: dict[str, tuple[type[ChatBody | ResponsesBody | TextBody], Any]] = {
+_ROUTES: dict[str, tuple[type[AnyBody], Any]] = {
     "/v1/chat/completions": (ChatBody, ChatReply),
     "/v1/completions": (TextBody, TextReply),
     "/v1/responses": (ResponsesBody, ResponsesReply),
+    "/v1/messages": (MessagesBody, MessagesReply),
+    "/v1/messages/count_tokens": (CountBody, None),
 }
 
 
@@ -78,7 +82,9 @@ def make_app(
             return Response(status_code=_CLIENT_CLOSED_REQUEST)
         source = service.source(body.model)
         work = source.work(body)
-        client = f"{request.client.host if request.client else ''} {request.headers.get('authorization', '')}"
+        if reply_type is None:
+            return JSONResponse({"input_tokens": await asyncio.to_thread(work.count)})
+        client = f"{request.client.host if request.client else ''} {_key_of(request)}"
         return Delivery(service, source.gate, client, work, reply_type(body, work.about), body.stream)
 
     for path in _ROUTES:
@@ -107,7 +113,7 @@ def guarded(key: str | None = None, hosts: Collection[str] | None = ()) -> FastA
             raise ServingError(403, "requests from other origins are rejected: start the server with --allowed-host")
         if authorization is None or path == "/health" or path.startswith("/live/"):
             return
-        given = headers.get("authorization", "")
+        given = _key_of(request)
         if not hmac.compare_digest(given.encode("latin-1"), authorization):
             which = " (Authorization: Bearer ...), and this one is invalid" if given else ""
             raise ServingError(401, f"an API key is required{which}", code="invalid_api_key")
@@ -116,6 +122,12 @@ def guarded(key: str | None = None, hosts: Collection[str] | None = ()) -> FastA
     for kind in (HTTPException, ServingError, TotError, ValidationError, Exception):
         api.add_exception_handler(kind, reply)
     return api
+
+
+def _key_of(request: Request) -> str:
+    """Return the API key of a request as an Authorization header; Anthropic's clients send `x-api-key`."""
+    key = request.headers.get("x-api-key")
+    return request.headers.get("authorization", "" if key is None else f"Bearer {key}")
 
 
 def _host_of(address: str) -> str:

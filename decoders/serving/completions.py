@@ -30,12 +30,11 @@ from tot.decoders.serving.errors import ServingError, invalid, unsupported
 from tot.decoders.serving.gate import Gate, closing, late
 from tot.decoders.serving.limits import Limits
 from tot.decoders.serving.logprobs import Scored, TextScoring, chat_logprobs, text_logprobs
+from tot.decoders.serving.messages_body import MessagesBody
 from tot.decoders.serving.metrics import ServerMetrics
-from tot.decoders.serving.protocol import ChatBody, GenerationBody, ResponsesBody, TextBody
-from tot.decoders.serving.service import Choice, Emit, Piece, Result
+from tot.decoders.serving.protocol import GenerationBody, TextBody
+from tot.decoders.serving.service import AnyBody, Choice, Emit, Piece, Result
 from tot.decoders.tools import CallStream
-
-_Body = ChatBody | ResponsesBody | TextBody
 
 
 class DecodingMethods:
@@ -76,7 +75,7 @@ class DecodingMethods:
         metrics.watch_gate("requests", self.gate)
         metrics.watch_engine(self.engine)
 
-    def work(self, body: _Body) -> Decoding:
+    def work(self, body: AnyBody) -> Decoding:
         """Prepare a request. Raises ServingError, or pydantic's ValidationError if a field is invalid."""
         if "x_tot" in body.model_fields_set:
             raise unsupported("x_tot")
@@ -100,10 +99,11 @@ class DecodingMethods:
                     self._decoders[method] = self._created.enter_context(decoder)
         return self._decoders[method]
 
-    def _requests(self, body: _Body) -> list[Request]:
+    def _requests(self, body: AnyBody) -> list[Request]:
         """Make one decoder request per prompt. Each has its own random seed if the client gave none."""
         most = self.limits.max_tokens_limit
-        check_tokens(body, self.limits, "max_tokens", "max_completion_tokens")
+        if not isinstance(body, MessagesBody):
+            check_tokens(body, self.limits, "max_tokens", "max_completion_tokens")
         fields = body.model_dump(include=Request.model_fields.keys() - {"prompt"})
         if body.form is not None:
             if fields.get("constraint"):
@@ -174,7 +174,7 @@ def thinking_of(body: GenerationBody, limits: Limits, counted: bool = True) -> T
     return _Limited(**about, most=most)
 
 
-def _check(body: _Body, request: Request, method: str) -> None:
+def _check(body: AnyBody, request: Request, method: str) -> None:
     """Raise ServingError if fields contradict one another, or the method cannot compute the logprobs."""
     scored, sampling = body.alternatives is not None, request.sampling
     if request.choices and (scored or body.echo):
@@ -214,10 +214,14 @@ class Decoding:
     """The work of one HTTP request: one decoder request per prompt, all decoded by the same method."""
 
     source: DecodingMethods
-    body: _Body
+    body: AnyBody
     method: str
     requests: Sequence[Request]
     about: Mapping[str, Any]
+
+    def count(self) -> int:
+        codec = self.source.engine.codec
+        return sum(len(codec.encode_prompt(one.prompt, codec.options_of(one))) for one in self.requests)
 
     async def run(self, emit: Emit, seconds: float) -> Result:
         """Decode the completions, and score them if logprobs are requested."""
@@ -312,7 +316,8 @@ class Decoding:
         text, calls = completion.text, list[ToolCall]()
         if self.requests[0].tools:
             text, calls = self.source.engine.codec.calls.parse(text)
-        return Choice(index, echo + text, completion.thinking, cut, incomplete, fields, calls)
+        stopped = completion.finish_reason == "stop"
+        return Choice(index, echo + text, completion.thinking, cut, incomplete, fields, calls=calls, stopped=stopped)
 
     def _echo(self, i: int, prompts: list[list[int]]) -> str:
         prompt = self.requests[i].prompt

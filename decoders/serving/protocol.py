@@ -39,7 +39,7 @@ class Body(BaseModel):
         return {name: value for name, value in kept.items() if value not in cls.neutral.get(name, ())}
 
 
-def _joined(content: Any) -> Any:
+def joined_text(content: Any) -> Any:
     """Return the content as text, joining a list of text parts."""
     if not isinstance(content, list):
         return content
@@ -143,7 +143,7 @@ class ChatMessage(Body):
     )
 
     role: Annotated[Literal["system", "user", "assistant", "tool"], BeforeValidator(_known_role)]
-    content: Annotated[str, BeforeValidator(_joined)]
+    content: Annotated[str, BeforeValidator(joined_text)]
     tool_calls: Annotated[list[ToolCall], BeforeValidator(_called)] = []
     tool_call_id: str = ""
     """The call of which a message with the role `tool` is the result."""

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from tot.decoders.request import ToolCall
 from tot.decoders.serving.errors import ServingError
-from tot.decoders.serving.protocol import ChatBody, ResponsesBody, TextBody
+from tot.decoders.serving.protocol import GenerationBody
 from tot.decoders.serving.service import Choice, Piece, Result
 
 Event = dict[str, Any] | str
@@ -26,7 +26,7 @@ class ChatReply:
     chunk_kind: ClassVar = "chat.completion.chunk"
     prefix: ClassVar = "chatcmpl-"
 
-    def __init__(self, body: ChatBody | ResponsesBody | TextBody, about: Mapping[str, Any]) -> None:
+    def __init__(self, body: GenerationBody, about: Mapping[str, Any]) -> None:
         """`about` is the field `tot`."""
         self.includes_usage = body.stream_options.include_usage
         self.about = about

@@ -16,8 +16,11 @@ from tot.decoders.request import ToolCall, Usage
 from tot.decoders.serving.errors import ServingError
 from tot.decoders.serving.gate import Gate
 from tot.decoders.serving.limits import Limits
+from tot.decoders.serving.messages_body import MessagesBody
 from tot.decoders.serving.metrics import ServerMetrics
 from tot.decoders.serving.protocol import ChatBody, ResponsesBody, TextBody
+
+AnyBody = ChatBody | ResponsesBody | TextBody | MessagesBody
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,8 @@ class Choice:
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Additional fields of the choice."""
     calls: Sequence[ToolCall] = ()
+    stopped: bool = False
+    """Whether a stop string ended it."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """Additional fields of the reply's `tot`."""
 
@@ -64,6 +69,9 @@ class Work(Protocol):
     def about(self) -> Mapping[str, Any]:
         """The additional field `tot` of the reply."""
 
+    def count(self) -> int:
+        """Return the number of tokens of the prompt. Raises ServingError if it is not known."""
+
     async def run(self, emit: Emit, seconds: float) -> Result:
         """Generate. `emit` takes the pieces and choices of a stream as they come, from any thread."""
 
@@ -82,7 +90,7 @@ class Source(Protocol):
     def watch(self, metrics: ServerMetrics) -> None:
         """Add the state of its gate to the metrics, and other state."""
 
-    def work(self, body: ChatBody | ResponsesBody | TextBody) -> Work:
+    def work(self, body: AnyBody) -> Work:
         """Prepare a request. Raises ServingError, TotError or pydantic's ValidationError if it is invalid."""
 
 

@@ -50,6 +50,25 @@ messages += [sent, {"role": "tool", "tool_call_id": call.id, "content": "20 C an
 answer = client.chat.completions.create(messages=messages, tools=tools, **about).choices[0].message.content
 print(json.dumps([capital, call.function.parsed_arguments.model_dump(), answer]))
 """,
+    "anthropic": """
+import anthropic
+client = anthropic.Anthropic(base_url=URL.removesuffix("/v1"), api_key="any")
+about = {"model": MODEL, "max_tokens": 200, "extra_body": {"temperature": 0}}
+capital = client.messages.parse(messages=[{"role": "user", "content": FACT}], output_format=Fact, **about)
+tools = [{"name": "Weather", "description": Weather.__doc__, "input_schema": Weather.model_json_schema()}]
+choice = {"tools": tools, "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
+messages = [{"role": "user", "content": ASK}]
+first = client.messages.create(messages=messages, **choice, **about)
+assert first.stop_reason == "tool_use"
+(call,) = first.content
+with client.messages.stream(messages=messages, **choice, **about) as stream:
+    assert stream.get_final_message().content[0].input == call.input
+assert client.messages.count_tokens(model=MODEL, messages=messages).input_tokens > 10
+result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "20 C and sunny"}]}
+messages += [{"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
+(text,) = client.messages.create(messages=messages, tools=tools, **about).content
+print(json.dumps([capital.parsed_output.capital, call.input, text.text]))
+""",
     "openai responses": """
 import openai
 client = openai.OpenAI(base_url=URL, api_key="any")

@@ -23,9 +23,10 @@ from tot.decoders.serving.completions import check_tokens, thinking_of
 from tot.decoders.serving.errors import invalid, unsupported
 from tot.decoders.serving.gate import Gate
 from tot.decoders.serving.limits import Limits
+from tot.decoders.serving.messages_body import MessagesBody
 from tot.decoders.serving.metrics import ServerMetrics
 from tot.decoders.serving.protocol import ChatBody, DecodingFields, ResponsesBody, TextBody
-from tot.decoders.serving.service import Choice, Emit, Piece, Result
+from tot.decoders.serving.service import AnyBody, Choice, Emit, Piece, Result
 from tot.llm.decoders import FILTERS
 from tot.running import in_own_thread
 from tot.search.base import SearchState
@@ -67,7 +68,7 @@ class SearchModels:
         metrics.watch_gate("searches", self.gate)
         self.ended = metrics.counter("tot_searches", "Searches that have ended.", ("model", "outcome"))
 
-    def work(self, body: ChatBody | ResponsesBody | TextBody) -> ServedRequest:
+    def work(self, body: AnyBody) -> ServedRequest:
         """Prepare a request. Raises ServingError or TotError if it is invalid."""
         if isinstance(body, TextBody):
             raise invalid(f"{body.model} is a search: use /v1/chat/completions or /v1/responses", "model")
@@ -111,11 +112,14 @@ class ServedRequest:
     """The search of one request."""
 
     source: SearchModels
-    body: ChatBody | ResponsesBody
+    body: ChatBody | ResponsesBody | MessagesBody
     task: Task
     question: str
     config: SearchConfig
     about: Mapping[str, Any]
+
+    def count(self) -> int:
+        raise invalid(f"{self.body.model} is a search, whose prompts depend on its task: name a decoder", "model")
 
     async def run(self, emit: Emit, seconds: float) -> Result:
         """Search. Thoughts are thinking, and the answer is one piece."""
