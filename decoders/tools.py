@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from pydantic_core import from_json
 
@@ -20,6 +20,7 @@ from tot.decoders.constraint import Constraint
 from tot.decoders.request import Function, Message, Request, ToolCall
 from tot.decoders.thinking import FINAL, HARMONY
 
+Role = Literal["system", "user"]
 _NAME = "NAME"
 _DECODER = json.JSONDecoder()
 _FORM: dict[str, Any] = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
@@ -198,25 +199,28 @@ def as_dicts(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return turns
 
 
-def as_plain(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
-    """Return messages with calls, results and tools as text, for a chat template that knows none of them."""
+def as_plain(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], role: Role) -> tuple[Message, ...]:
+    """Return messages with calls, results and tools as text, for a chat template that knows none of them.
+
+    The first message with this role, the system's or a user's, describes the tools.
+    """
     plain: list[Message] = []
     after_result = False
     for message in messages:
-        role, content = message.role, message.content
-        if role == "tool":
-            role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
+        speaker, content = message.role, message.content
+        if speaker == "tool":
+            speaker, content = "user", f"<tool_response>\n{content}\n</tool_response>"
             if after_result:
                 content = f"{plain.pop().content}\n{content}"
         if message.tool_calls:
             content = "\n".join(filter(None, (content, OWN.write(message.tool_calls))))
         after_result = message.role == "tool"
-        plain.append(message.model_copy(update={"role": role, "content": content, "tool_calls": ()}))
+        plain.append(message.model_copy(update={"role": speaker, "content": content, "tool_calls": ()}))
     if tools:
         about = _ABOUT.format(tools="\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools))
-        if plain[0].role == "system":
-            about = f"{plain.pop(0).content}\n\n{about}"
-        plain.insert(0, Message(role="system", content=about))
+        if plain[0].role == role:
+            about = f"{about}\n\n{plain.pop(0).content}"
+        plain.insert(0, Message(role=role, content=about))
     return tuple(plain)
 
 

@@ -303,7 +303,8 @@ class TextCodec:
             raise RequestError("the last message has calls without results: add messages with the role tool")
         called = tools or any(message.tool_calls or message.role == "tool" for message in messages)
         if called and not self.calls.native:
-            messages, tools = as_plain(messages, tools or ()), None
+            has_system = self._rendered(("system", _USER), ("user", "x")) or self.tokenizer.chat_template is None
+            messages, tools = as_plain(messages, tools or (), "system" if has_system else "user"), None
         last = messages[-1]
         if self.tokenizer.chat_template is None:  # a base model: the messages are one text
             warn_of_no_template()

@@ -27,9 +27,10 @@ from tot.decoders.serving.errors import ServingError, reply
 from tot.decoders.serving.limits import Limits
 from tot.decoders.serving.messages import MessagesReply
 from tot.decoders.serving.messages_body import CountBody, MessagesBody
-from tot.decoders.serving.protocol import ChatBody, ResponsesBody, TextBody
+from tot.decoders.serving.protocol import ChatBody, TextBody
 from tot.decoders.serving.replies import ChatReply, TextReply
 from tot.decoders.serving.responses import ResponsesReply
+from tot.decoders.serving.responses_body import ResponsesBody
 from tot.decoders.serving.service import AnyBody, Service
 
 _CLIENT_CLOSED_REQUEST = 499

@@ -10,7 +10,8 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from tot.decoders.constraint import Constraint
 from tot.decoders.request import Message
-from tot.decoders.serving.protocol import Body, Conversation, Form, GenerationBody, joined_text
+from tot.decoders.serving.protocol import Body, Conversation, GenerationBody, joined_text
+from tot.decoders.serving.tool_fields import Form
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 

@@ -14,9 +14,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from tot.decoders.constraint import Constraint
 from tot.decoders.request import Function, Message, TemplateOptions, Thinking, ThinkingOptions, ToolCall
 from tot.decoders.serving.errors import invalid
+from tot.decoders.serving.tool_fields import Form, called, choice, functions
 
-_OF_ITEM = frozenset(("type", "id", "status", "phase"))
-"""Fields of a message in the output of a response, which clients send back."""
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
@@ -75,64 +74,6 @@ def _thinking(given: Any) -> Any:
     return {**rest, "budget": kinds[kind]}
 
 
-def _called(given: Any) -> Any:
-    """Read the calls of a message. Raises ValueError."""
-    if not isinstance(given, list):
-        return given
-    calls = []
-    for one in given:
-        function = one.get("function") if isinstance(one, dict) else None
-        if not isinstance(function, dict) or one.get("type", "function") != "function":
-            raise ValueError('a call must be {"id": "...", "type": "function", "function": {...}}')
-        about = {name: function.get(name) for name in ("name", "arguments")} | {"id": one.get("id")}
-        if wrong := next((name for name, value in about.items() if not isinstance(value, str)), None):
-            raise ValueError(f"the {wrong} of a call is not text")
-        calls.append(ToolCall(**about))
-        calls[-1].check()
-    return calls
-
-
-def _functions(given: Any) -> Any:
-    """Read tools in the form of Chat Completions or of Responses."""
-    if not isinstance(given, list):
-        return given
-    functions = []
-    for one in given:
-        if not isinstance(one, dict) or one.get("type", "function") != "function":
-            kind = str(one.get("type"))[:40] if isinstance(one, dict) else type(one).__name__
-            raise ValueError(f"a tool has type {kind!r}, and only functions are supported: remove it")
-        about = one.get("function", one)
-        ignored = ("type", "strict", "defer_loading", "cache_control")
-        fields = about.items() if isinstance(about, dict) else [("function", about)]
-        functions.append({name: value for name, value in fields if value is not None and name not in ignored})
-    return functions
-
-
-def _choice(given: Any) -> Any:
-    """Read a choice of tools: none, auto, required, or an object that names a function."""
-    if isinstance(given, dict) and given.get("type") == "function":
-        return given.get("function", given).get("name") if isinstance(given.get("function", given), dict) else None
-    if given not in ("none", "auto", "required"):
-        raise ValueError('give "none", "auto", "required" or {"type": "function", "function": {"name": "..."}}')
-    return given
-
-
-def _form(given: Any) -> Any:
-    """Read the format of a reply as a constraint."""
-    kind = given.get("type") if isinstance(given, dict) else None
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return {"json_schema": {"type": "object"}}
-    about = given.get("json_schema", given) if kind == "json_schema" else None
-    if not isinstance(about, dict) or not isinstance(about.get("schema"), dict):
-        raise ValueError('the type is "text", "json_object" or "json_schema", which has a "schema"')
-    return {"json_schema": about["schema"]}
-
-
-Form = Annotated[Constraint | None, BeforeValidator(_form)]
-
-
 class ChatMessage(Body):
     """One message. `developer` is `system`; `content` is text or a list of text parts. Clients send back the fields of
     a reply."""
@@ -144,7 +85,7 @@ class ChatMessage(Body):
 
     role: Annotated[Literal["system", "user", "assistant", "tool"], BeforeValidator(_known_role)]
     content: Annotated[str, BeforeValidator(joined_text)]
-    tool_calls: Annotated[list[ToolCall], BeforeValidator(_called)] = []
+    tool_calls: Annotated[list[ToolCall], BeforeValidator(called)] = []
     tool_call_id: str = ""
     """The call of which a message with the role `tool` is the result."""
     reasoning_content: str = ""
@@ -262,9 +203,9 @@ class Conversation(GenerationBody):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     chat_template_kwargs: TemplateOptions = {}
     """Variables of the model's chat template."""
-    tools: Annotated[list[Function], BeforeValidator(_functions)] = []
+    tools: Annotated[list[Function], BeforeValidator(functions)] = []
     """Functions that the model may call. Schemas are always enforced, so `strict` has no effect."""
-    tool_choice: Annotated[str, BeforeValidator(_choice)] = "auto"
+    tool_choice: Annotated[str, BeforeValidator(choice)] = "auto"
     parallel_tool_calls: bool = True
     x_tot: SearchLimits = SearchLimits()
 
@@ -340,104 +281,6 @@ class ChatBody(Conversation, DecodingFields):
         for field, right in (("continue_final_message", continues), ("add_generation_prompt", not continues)):
             if getattr(self, field) not in (None, right):
                 raise invalid(f"{field} is {str(right).lower()} for a last message of the {last}", field)
-        return self
-
-
-class Reasoning(Body):
-    """The field `reasoning`. Every kind of summary is the whole reasoning."""
-
-    effort: Effort | None = None
-    summary: Literal["auto", "concise", "detailed"] | None = None
-
-
-class TextFormat(Body):
-    """The field `text`."""
-
-    ignored: ClassVar[Collection[str]] = ("verbosity",)
-
-    format: Form = None
-
-
-def _messages(given: Any) -> Any:
-    """Return text as a message, and a list of items as messages, each reply with the reasoning before it."""
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    if not isinstance(given, list):
-        return given
-    messages: list[dict[str, Any]] = []
-    thinking = ""
-    for item in given:
-        fields = item if isinstance(item, dict) else {}
-        kind = fields.get("type", "message")
-        if kind == "reasoning":
-            parts = fields.get("content") or fields.get("summary") or []
-            texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
-            thinking += "".join(text for text in texts if isinstance(text, str))
-            continue
-        if kind == "function_call":
-            if not messages or messages[-1].get("role") != "assistant":
-                messages.append({"role": "assistant", "content": ""})
-            function = {name: fields.get(name) for name in ("name", "arguments")}
-            calls = messages[-1].get("tool_calls", [])
-            messages[-1]["tool_calls"] = [*calls, {"id": fields.get("call_id"), "function": function}]
-        elif kind == "function_call_output":
-            result = {"tool_call_id": fields.get("call_id"), "content": fields.get("output")}
-            messages.append({"role": "tool", **result})
-        elif kind == "message":
-            messages.append({name: value for name, value in fields.items() if name not in _OF_ITEM})
-        else:
-            reason = "and only messages, reasoning, function calls and their outputs are supported"
-            raise ValueError(f"an item has type {str(kind)[:40]!r}, {reason}: remove it")
-        if thinking and messages[-1].get("role") == "assistant":
-            messages[-1]["reasoning_content"] = thinking
-        thinking = ""
-    return messages
-
-
-class ResponsesBody(Conversation):
-    """`POST /v1/responses`, stateless: a request has the whole conversation, and nothing is stored."""
-
-    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **GenerationBody.neutral,
-        "background": (False,),
-        "include": ([], ["reasoning.encrypted_content"]),
-        "store": (False,),
-        "truncation": ("disabled",),
-    }
-
-    alternatives: ClassVar = None
-    return_token_ids: ClassVar = False
-    place: ClassVar = "input"
-    form_field: ClassVar = "text.format"
-
-    messages: Annotated[list[ChatMessage], BeforeValidator(_messages), Field(min_length=1, validation_alias="input")]
-    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    instructions: str = ""
-    reasoning: Reasoning = Reasoning()
-    text: TextFormat = TextFormat()
-
-    @property
-    def form(self) -> Constraint | None:
-        return self.text.format
-
-    @property
-    def history(self) -> list[Message]:
-        """The instructions and all messages."""
-        first = [Message(role="system", content=self.instructions)] if self.instructions else []
-        return [*first, *super().history]
-
-    @property
-    def effort(self) -> Effort | None:
-        return self.reasoning.effort or self.reasoning_effort
-
-    @property
-    def most_tokens(self) -> int | None:
-        return self.max_output_tokens
-
-    @model_validator(mode="after")
-    def _one_effort(self) -> Self:
-        if self.reasoning_effort not in (None, self.effort):
-            raise invalid("reasoning.effort and reasoning_effort differ: give one of them", "reasoning_effort")
         return self
 
 

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from tot.decoders.request import ToolCall
 from tot.decoders.serving.errors import ServingError
-from tot.decoders.serving.protocol import ResponsesBody
 from tot.decoders.serving.replies import ChatReply, Event, usage_of
+from tot.decoders.serving.responses_body import ResponsesBody
 from tot.decoders.serving.service import Choice, Piece, Result
 
 _CHOICES = ("none", "auto", "required")

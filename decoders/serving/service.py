@@ -18,7 +18,8 @@ from tot.decoders.serving.gate import Gate
 from tot.decoders.serving.limits import Limits
 from tot.decoders.serving.messages_body import MessagesBody
 from tot.decoders.serving.metrics import ServerMetrics
-from tot.decoders.serving.protocol import ChatBody, ResponsesBody, TextBody
+from tot.decoders.serving.protocol import ChatBody, TextBody
+from tot.decoders.serving.responses_body import ResponsesBody
 
 AnyBody = ChatBody | ResponsesBody | TextBody | MessagesBody
 

@@ -7,13 +7,24 @@ import random
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from tot.decoders import Constraint, Function, Message, Request, RequestError, Sampling, ToolCall, load_decoder
+from tot.decoders import (
+    Constraint,
+    Function,
+    Message,
+    Request,
+    RequestError,
+    Sampling,
+    ThinkingOptions,
+    ToolCall,
+    load_decoder,
+)
 from tot.decoders.engine.grammar import Grammars
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.tools import CallStream
@@ -295,6 +306,42 @@ def test_invalid_functions_and_calls_are_refused() -> None:
         Message(role="user", content="", tool_calls=(CALL,))
     with pytest.raises(RequestError, match="calls without results"):
         codec_of("hermes").encode_prompt((USER, Message(role="assistant", content="", tool_calls=(CALL,))))
+
+
+def test_a_template_without_a_system_role_describes_tools_in_the_users_message() -> None:
+    codec = codec_of("plain")
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    codec.tokenizer.chat_template = refuses + TEMPLATES["plain"]
+    text = spelled(TextCodec(codec.tokenizer), request())
+    assert text.startswith("<|im_start|>user\nYou can call functions.")
+    assert text.endswith("\n\nq<|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize("budget", [0, 30])
+def test_gpt_oss_thinks_and_then_calls_or_answers(budget: int) -> None:
+    codec = codec_of("harmony")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(codec.tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        initializer_range=0.3,
+        attn_implementation="sdpa",
+    )
+    sampling = Sampling(max_tokens=150, temperature=1, n=8, thinking=ThinkingOptions(budget=budget))
+    with load_decoder("ar", LlamaForCausalLM(config).eval(), tokenizer=codec.tokenizer) as decoder:
+        for choice in ("auto", "required"):
+            completions = decoder.generate([request(tool_choice=choice, sampling=sampling)])[:8]
+            read = [decoder.read_calls(one) for one in completions]
+            called = [calls[0].name for _, calls in read if calls]
+            assert called
+            assert set(called) <= {"weather", "now"}
+            assert (len(called) < 8) == (choice == "auto")
+            assert not any("<|" in content for content, _ in read)
 
 
 @pytest.mark.real

@@ -25,7 +25,8 @@ from tot.decoders.serving.gate import Gate
 from tot.decoders.serving.limits import Limits
 from tot.decoders.serving.messages_body import MessagesBody
 from tot.decoders.serving.metrics import ServerMetrics
-from tot.decoders.serving.protocol import ChatBody, DecodingFields, ResponsesBody, TextBody
+from tot.decoders.serving.protocol import ChatBody, DecodingFields, TextBody
+from tot.decoders.serving.responses_body import ResponsesBody
 from tot.decoders.serving.service import AnyBody, Choice, Emit, Piece, Result
 from tot.llm.decoders import FILTERS
 from tot.running import in_own_thread

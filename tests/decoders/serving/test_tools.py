@@ -147,6 +147,19 @@ def test_a_cut_call_says_so(tools: openai.OpenAI) -> None:
     assert chunks[-1].finish_reason == "length"
 
 
+def test_a_call_follows_thinking(server: Any, use: Any, client: openai.OpenAI) -> None:
+    use(server, TEMPLATE.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}"))
+    about: dict[str, Any] = {"model": "tiny", "messages": [HM], "tools": [TOOL], "tool_choice": "required", **HOT}
+    about |= {"parallel_tool_calls": False, "max_tokens": 200, "extra_body": {"thinking_budget": 20}}
+    whole = client.chat.completions.create(**about).choices[0]
+    assert (whole.finish_reason, len(whole.message.reasoning_content) > 5) == ("tool_calls", True)
+    deltas = [chunk.choices[0].delta for chunk in client.chat.completions.create(stream=True, **about)]
+    thinking = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
+    assert thinking == whole.message.reasoning_content
+    pieces = [call.function.arguments for delta in deltas for call in delta.tool_calls or ()]
+    assert "".join(pieces) == whole.message.tool_calls[0].function.arguments
+
+
 def test_results_are_part_of_the_prompt(tools: openai.OpenAI, server: Any) -> None:
     def tokens(*messages: Any) -> int:
         body = {"model": "tiny", "max_tokens": 1, "messages": [HM, *messages]}
