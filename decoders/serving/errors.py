@@ -117,4 +117,5 @@ async def reply(request: HTTPRequest, error: Exception) -> Response:
     headers = {} if found.retry_after is None else {"Retry-After": str(found.retry_after)}
     if found.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return JSONResponse(found.body(), found.status, headers)
+    kind = {"type": "error"} if request.url.path.startswith("/v1/messages") else {}  # as in Anthropic's API
+    return JSONResponse({**kind, **found.body()}, found.status, headers)

@@ -134,6 +134,7 @@ def test_a_reply_has_the_form_of_a_schema(server: Any) -> None:
 def test_bad_messages_are_refused_by_name(server: Any, fields: dict[str, Any], param: str, message: str) -> None:
     body = {"model": "tiny", "messages": HM, "max_tokens": 5, **fields}
     reply = server.post(PATH, **body)
+    assert reply.json()["type"] == "error"
     error = reply.json()["error"]
     assert (reply.status_code, error["param"], error["type"]) == (400, param, "invalid_request_error")
     assert message in error["message"]

@@ -269,3 +269,16 @@ def test_an_answer_without_equal_ones_is_chosen_by_similarity(serve: Any, chat: 
     reply = server.post(model="chat:vote", messages=user("Why?")).json()
     assert reply["tot"]["chosen"] == "similarity"
     assert reply["choices"][0]["message"]["content"] in texts[:2]
+
+
+def test_a_search_answers_anthropics_messages(serve: Any, chat: Any, user: Any) -> None:
+    server = serve(chat("b"))
+    body = {"model": "chat:vote", "messages": user("a?"), "max_tokens": 50}
+    reply = server.post("/v1/messages", **body).json()
+    thinking, text = reply["content"]
+    assert (thinking["type"], text, reply["stop_reason"]) == ("thinking", {"type": "text", "text": "b"}, "end_turn")
+    assert reply["tot"]["chosen"] == "votes"
+    tools = [{"name": "f", "input_schema": {"type": "object"}}]
+    assert server.post("/v1/messages", **body, tools=tools).json()["error"]["param"] == "tools"
+    counted = server.post("/v1/messages/count_tokens", model="chat:vote", messages=user("a?"))
+    assert (counted.status_code, counted.json()["error"]["param"]) == (400, "model")
