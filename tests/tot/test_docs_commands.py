@@ -21,7 +21,7 @@ PAGES = [
 ]
 ELSEWHERE = {
     r"^tot (serve|mcp)\b": "servers are started by other tests",
-    r"^tot pull\b|Qwen/Qwen2\.5|^tot eval mbpp\b": "needs the hub",
+    r"^tot pull\b|Qwen/Qwen|^tot eval mbpp\b": "needs the hub",
     r"--decoder openai|escalate=openai|--server ": "needs a server",
     r"^tot train ": "trained by other tests",
     r"--model tuned": "needs a trained model",
