@@ -107,6 +107,7 @@ def solve(
     *,
     model: OneModel | Mapping[str, OneModel] | None = _DEFAULT,
     decoder: str | Decoder | Mapping[str, str | Decoder] | None = None,
+    dtype: Literal["auto", "bf16", "fp32"] | None = None,
     tokenizer: Any = None,
     search: str | Search | None = None,
     generator: str | Generator | None = None,
@@ -133,6 +134,7 @@ def solve(
         model: A Model, a name or path, a loaded model, a function from text to text (plain or async), None for no
             model, or a mapping from purpose (generate, evaluate, answer, escalate) to these.
         decoder: Fills `Model.decoder`: a name, an object, or a mapping from purpose to either.
+        dtype: Fills `Model.engine.dtype`.
         tokenizer: Fills `Model.tokenizer`, for a loaded model.
         search: The search, as text ("mcts:iterations=20") or object; the default is the task's own.
         generator: The thought generator, likewise.
@@ -164,6 +166,7 @@ async def asolve(
     *,
     model: OneModel | Mapping[str, OneModel] | None = _DEFAULT,
     decoder: str | Decoder | Mapping[str, str | Decoder] | None = None,
+    dtype: Literal["auto", "bf16", "fp32"] | None = None,
     tokenizer: Any = None,
     search: str | Search | None = None,
     generator: str | Generator | None = None,
@@ -194,6 +197,7 @@ async def astream(
     *,
     model: OneModel | Mapping[str, OneModel] | None = _DEFAULT,
     decoder: str | Decoder | Mapping[str, str | Decoder] | None = None,
+    dtype: Literal["auto", "bf16", "fp32"] | None = None,
     tokenizer: Any = None,
     search: str | Search | None = None,
     generator: str | Generator | None = None,

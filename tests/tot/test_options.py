@@ -151,9 +151,9 @@ def test_a_mistyped_option_names_its_neighbour_with_every_decoder(decoder: str, 
         evaluate("game24", "absent.jsonl", decoder=chosen, ofset=1)
 
 
-def test_solve_has_16_keywords_that_asolve_and_astream_share_and_a_config_has() -> None:
+def test_solve_has_17_keywords_that_asolve_and_astream_share_and_a_config_has() -> None:
     parameters = inspect.signature(solve).parameters
     assert inspect.signature(asolve).parameters == inspect.signature(astream).parameters == parameters
     keywords = {name for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY}
-    assert len(keywords) == 16
+    assert len(keywords) == 17
     assert keywords - SearchConfig.names() == {"hooks", "checkpoint"}

@@ -233,6 +233,7 @@ def test_an_empty_question_is_rejected_before_a_model_is_loaded(letters: Any, qu
         ({"decoder": {"judge": "ar"}}, "unknown purpose 'judge': choose one of answer, escalate, evaluate, generate"),
         ({"decoder": {"generate": "beam"}}, r"unknown decoder 'beam'.*: choose one of .*\bar\b"),
         ({"model": Model(decoder="ar", options={"warmth": 3})}, r"decoder ar, option warmth: .* \(its options: none\)"),
+        ({"dtype": "int3"}, r"unknown dtype 'int3': choose one of auto, bf16, fp32"),
         ({"model": Model(engine=EngineOptions(device="tpu"))}, "device 'tpu' is not known: choose auto, cpu, "),
     ],
 )
