@@ -114,7 +114,11 @@ class Message(_Value):
 
 
 class ThinkingOptions(_Value):
-    """How a model thinks before its answer. Models that do not think ignore it."""
+    """How a model thinks before its answer. Models that do not think ignore it.
+
+    `settle` and `waits` have no effect on requests with an answer trigger or steps, and on pieces of a message
+    (`keep_stop`).
+    """
 
     budget: Effort | Annotated[int, Field(ge=0)] = "auto"
     """Maximum tokens of the thinking, beside `max_tokens`; longer thinking is closed, and the answer follows. "off",
