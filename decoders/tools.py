@@ -67,7 +67,10 @@ class CallForm:
         tools = [tool for tool in request.tools if not named or tool.name == request.tool_choice]
         repeated = self.head.startswith(self.trigger)
         again = self.between + self.trigger * repeated
-        more = f"({literal(again)} call)*" if self.several and request.parallel_tool_calls and not named else ""
+        more = ""
+        if self.several and request.parallel_tool_calls and not named:
+            # A blank between calls may also end the text: models write it before they decide.
+            more = f"({literal(again)} call)*" + f" {literal(self.between)}?" * self.between.isspace()
         begin = "" if repeated else self.begin.removeprefix(self.trigger)
         rules = [
             "start: " + "answer | " * (request.tool_choice == "auto") + "lead calls",

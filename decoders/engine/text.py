@@ -88,7 +88,7 @@ class TextCodec:
             ends.append(tokenizer.eos_token_id)
         added = tokenizer.added_tokens_decoder
         self._added: dict[int, str] = {i: token.content for i, token in added.items()}
-        special = {i for i, token in added.items() if token.special}
+        special = {i for i, token in added.items() if token.special or token.content in MARKERS}
         if think_tags is not None:
             add_tags(*think_tags)
         tags = control_tags(self._added.values())

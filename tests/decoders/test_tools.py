@@ -64,6 +64,7 @@ TEMPLATES = {
     "xml": DESCRIBE + HEAD + XML + FOOT,
     "plain": HEAD + FOOT,
 }
+TEMPLATES["qwen"] = TEMPLATES["hermes"]  # and the markers are added tokens
 ARGUMENTS = '{"city": "Rome", "days": 3}'
 WRITTEN = {
     "hermes": f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>',
@@ -73,7 +74,7 @@ WRITTEN = {
     "llama": f'{{"name": "weather", "parameters": {ARGUMENTS}}}',
     "harmony": f"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{ARGUMENTS}",
 }
-WRITTEN |= dict.fromkeys(("xml", "plain"), WRITTEN["hermes"])
+WRITTEN |= dict.fromkeys(("xml", "plain", "qwen"), WRITTEN["hermes"])
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 OF_FORM = {
     **{name: ["[TOOL_CALLS]", "[ARGS]"] for name in ("mistral", "nemo", "args")},
@@ -103,6 +104,8 @@ def codec_of(name: str, form: str | None = None) -> TextCodec:
         additional_special_tokens=[one for one in control if one != "<|im_end|>"],
         chat_template=TEMPLATES[name],
     )
+    if name == "qwen":
+        tokenizer.add_tokens(["<tool_call>", "</tool_call>", "<b>"])
     ends = [i for i, text in enumerate(vocabulary) if text == "<|call|>"]
     return TextCodec(tokenizer, ends)
 
@@ -257,6 +260,23 @@ def test_untrusted_text_has_no_control_tokens(name: str) -> None:
     for evil in codec._added.values():
         assert control(evil) == harmless
         assert evil in spelled(codec, prompt(evil))
+
+
+def test_a_blank_after_a_call_may_end_the_text() -> None:
+    for name in ("hermes", "qwen"):
+        walk = Walk(codec_of(name), tool_choice="required")
+        assert walk.accepts(f"{WRITTEN[name]}\n")
+        assert not walk.accepts(f"{WRITTEN[name]}\n\n")
+
+
+def test_added_tokens_in_angle_brackets_are_spelled_in_a_constrained_text() -> None:
+    codec = codec_of("qwen")
+    matcher = Grammars(codec, len(codec.tokenizer)).matcher(Constraint(regex="<b>|<tool_call>"))
+    for letter in "<b>":
+        (token,) = codec.encode(letter)
+        assert matcher.allows(token)
+        matcher.advance(token)
+    assert matcher.complete
 
 
 def test_a_schema_beside_tools_is_the_form_of_an_answer() -> None:
