@@ -62,3 +62,20 @@ class Constraint(BaseModel):
         except ValueError:
             raise ValueError("the constraint is not valid Unicode: it has a lone surrogate") from None
         return self
+
+    def allows(self, text: str) -> bool:
+        """Return whether a text meets the constraint. Raises ValueError if the constraint is invalid."""
+        if self.choices is not None:
+            return text in self.choices
+        from llguidance import LLMatcher, LLTokenizer
+
+        if self.json_schema is not None:
+            grammar = LLMatcher.grammar_from_json_schema(dict(self.json_schema))
+        elif self.regex is not None:
+            grammar = LLMatcher.grammar_from_regex(self.regex)
+        else:
+            grammar = LLMatcher.grammar_from_lark(self.lark or "")
+        matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
+        if matcher.is_error():
+            raise ValueError(" ".join(matcher.get_error().split())[:200])
+        return matcher.consume_tokens([*text.encode("utf-8", "replace")]) and matcher.is_accepting()

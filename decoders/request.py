@@ -234,7 +234,7 @@ class Request(_Value):
     """The texts that the answer may be: the text after the thinking, or after the answer trigger if there is one. A
     stop string or the token limit may cut it."""
     tools: Annotated[tuple[Function, ...], AfterValidator(_distinct)] = ()
-    """Functions that the model may call, in a prompt of messages. `LocalDecoder.read_calls` reads the calls in a text.
+    """Functions that the model may call, in a prompt of messages. The decoder's `read_calls` reads the calls in a text.
     With a constraint, which is a JSON schema, it is the form of an answer without calls."""
     tool_choice: str = "auto"
     """Whether the model calls a function: "auto", "required", or the name of the function that it calls."""

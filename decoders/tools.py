@@ -10,6 +10,7 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -24,7 +25,7 @@ Role = Literal["system", "user"]
 _NAME = "NAME"
 _DECODER = json.JSONDecoder()
 _FORM: dict[str, Any] = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
-MARKERS = frozenset(("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|constrain|>"))
+MARKERS = frozenset(("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|constrain|>", "<|python_tag|>"))
 """Text of forms that is a control token in some models."""
 
 
@@ -45,6 +46,8 @@ class CallForm:
     """Whether calls have no text before them: only a text that begins with the trigger is a call."""
     answer: str = ""
     """The beginning of a text without calls."""
+    tag: str = ""
+    """A control token that the model may write before a call, whatever its chat template writes."""
     native: bool = True
     """Whether the model's chat template describes tools."""
 
@@ -79,7 +82,9 @@ class CallForm:
         ]
         for i, tool in enumerate(tools):
             head = self.head.removeprefix(self.trigger).replace(_NAME, tool.name)
-            rules.append(f"call_{i}: {literal(head)} %json {json.dumps(_arguments(tool) | _FORM)} {literal(self.tail)}")
+            rules.append(
+                f"call_{i}: {literal(head)} %json {json.dumps(arguments_schema(tool) | _FORM)} {literal(self.tail)}"
+            )
         lead = [literal(self.trigger)]
         if request.tool_choice == "auto" and request.constraint is None:
             # Without text before calls, the first character distinguishes a call from an answer.
@@ -91,21 +96,35 @@ class CallForm:
         elif request.tool_choice == "auto" and request.constraint is not None:
             schema = dict(request.constraint.json_schema or {}) | _FORM
             rules.append(f"answer: {literal(self.answer)} %json {json.dumps(schema)}")
+        if self.tag in control:
+            lead += [f"{literal(self.tag)} {one}" for one in lead]
         return Constraint(lark="\n".join([*rules, "lead: " + " | ".join(lead)]))
 
-    def parse(self, text: str, final: bool = True) -> tuple[str, list[ToolCall]]:
+    def parse(self, text: str) -> tuple[str, list[ToolCall]]:
+        """Return the text before the calls, and the calls, with new ids.
+
+        A call whose arguments are cut is left out. If it is the only one, the text has it as it was written.
+        """
+        content, calls = self.split(text)
+        with suppress(ValueError):
+            if calls:
+                calls[-1].check()
+            return content, calls
+        return (content, calls[:-1]) if calls[1:] else (text, [])
+
+    def split(self, text: str, final: bool = True) -> tuple[str, list[ToolCall]]:
         """Return the text before the calls, and the calls, with new ids. The last one may be cut.
 
         Without `final`, the text grows: its end that may begin a call is left out.
         """
-        text = text[len(self.answer) :] if self.answer and text.startswith(self.answer) else text
+        text = text.removeprefix(self.tag).removeprefix(self.answer)
         at = text.find(self.trigger)
         if at >= 0 and not (self.alone and text[:at].strip()):
             calls = list(self._calls(text, at))
             if calls or not final:
                 return text[:at].rstrip(), calls
         if not final:
-            openings = (self.trigger, *[self.answer] * bool(self.answer))
+            openings = [*filter(None, (self.trigger, self.answer, self.tag))]
             longest = min(len(text), max(map(len, openings)))
             held = next((k for k in range(longest, 0, -1) if any(one.startswith(text[-k:]) for one in openings)), 0)
             text = text[: len(text) - held].rstrip() if not self.alone or held == len(text) else text
@@ -137,7 +156,9 @@ _HERMES = CallForm(
 _MISTRAL = CallForm(
     '{"name": "NAME", "arguments": ', "}", trigger="[TOOL_CALLS]", begin="[TOOL_CALLS][", between=", ", end="]"
 )
-_LLAMA = CallForm('{"name": "NAME", "parameters": ', "}", trigger='{"name": "', several=False, alone=True)
+_LLAMA = CallForm(
+    '{"name": "NAME", "parameters": ', "}", trigger='{"name": "', several=False, alone=True, tag="<|python_tag|>"
+)
 _HARMONY = CallForm(
     f"{HARMONY}commentary to=functions.NAME <|constrain|>json<|message|>",
     "",
@@ -178,8 +199,13 @@ def find_form(render: Callable[[list[dict[str, Any]], Any], str], control: Mappi
 
 def as_json(tool: Function) -> dict[str, Any]:
     """Return a tool as chat templates read it."""
-    about = {"name": tool.name, "description": tool.description, "parameters": _arguments(tool)}
+    about = {"name": tool.name, "description": tool.description, "parameters": arguments_schema(tool)}
     return {"type": "function", "function": about}
+
+
+def call_json(call: ToolCall, arguments: str) -> dict[str, Any]:
+    """Return a call with these arguments as OpenAI's protocol has it."""
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
 def as_dicts(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -240,7 +266,7 @@ class CallStream:
     def feed(self, piece: str, final: bool = False) -> Iterator[tuple[str, ToolCall | None]]:
         """Yield (text, None) for text, and (piece of the arguments, call) for a call, which begins with ""."""
         self._text += piece
-        content, calls = self._form.parse(self._text, final)
+        content, calls = self._form.split(self._text, final)
         if new := content[self._sent :]:
             self._sent = len(content)
             yield new, None
@@ -253,7 +279,7 @@ class CallStream:
                 yield rest, self._calls[i]
 
 
-def _arguments(tool: Function) -> dict[str, Any]:
+def arguments_schema(tool: Function) -> dict[str, Any]:
     """Return the schema of the arguments. Names of arguments that it does not list are excluded."""
     given = {"type": "object", "properties": {}, **tool.parameters}
     if not given.keys() & {"$ref", "allOf", "anyOf", "oneOf", "patternProperties"}:

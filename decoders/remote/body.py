@@ -10,6 +10,7 @@ from tot.decoders.remote.options import RemoteOptions
 from tot.decoders.remote.servers import BUDGETS, SERVERS, Server
 from tot.decoders.request import Message, Request, Sampling
 from tot.decoders.thinking import switches
+from tot.decoders.tools import call_json
 
 Prompt = str | tuple[Message, ...] | tuple[int, ...]
 CHAT, COMPLETIONS = "/chat/completions", "/completions"
@@ -24,14 +25,16 @@ def body_of(
 
     Fields that only some servers support are included only if they have an effect. `tot serve` gets the fields that
     make it draw the same samples as a local decoder, and returns token ids and their logprobs. With tokens for
-    `thinking`, which stop strings would end, no stop strings are included.
+    `thinking`, which stop strings would end, no stop strings are included. With a constraint or tools
+    they are only if the server reports which one ended a text.
     """
     prompt, sampling = request.prompt, request.sampling
     path, body = address(prompt, server)
     tokens = sampling.max_tokens + thinking
     body |= {"max_tokens": tokens, "temperature": sampling.temperature, "seed": seed_of(sampling.seed, index)}
     body |= thinking_fields(request, server, thinking)
-    cut_here = thinking or (sampling.keep_stop and not server.reports_stops)
+    whole = sampling.keep_stop or request.tools or request.constraint is not None
+    cut_here = thinking or (whole and not server.reports_stops)
     optional = {
         "n": n if n > 1 else None,
         "stop": None if cut_here else list(sampling.stop),
@@ -44,7 +47,7 @@ def body_of(
     if server is SERVERS["tot"] and index == 0:
         body |= sampling.model_dump(include={"seed", "top_k", "top_p", "min_p"}) | {"return_token_ids": True}
         if messages := messages_of(prompt):  # with the tokens of the prefix that the model generated
-            body["messages"] = [message.model_dump(exclude_defaults=True) for message in messages]
+            body["messages"] = [message_json(message, "written") for message in messages]
         body |= sampling.model_dump(include={"keep_stop", "drawn"}, exclude_defaults=True)
     elif options.logprobs:
         body["logprobs"] = True if path == CHAT else 0
@@ -79,14 +82,20 @@ def address(prompt: Prompt, server: Server) -> tuple[str, dict[str, Any]]:
     messages = messages_of(prompt)
     if not messages:
         return COMPLETIONS, {"prompt": prompt if isinstance(prompt, str) else list(prompt)}
-    about = {"role", "content", "reasoning_content"}
-    fields: dict[str, Any] = {"messages": [m.model_dump(include=about, exclude_defaults=True) for m in messages]}
+    fields: dict[str, Any] = {"messages": [message_json(message) for message in messages]}
     if messages[-1].role == "assistant":
         if not messages[-1].content.strip():
             raise RequestError("the assistant's prefix is empty: leave the message out")
         if server.continue_fields:
             fields |= {"continue_final_message": True, "add_generation_prompt": False}
     return CHAT, fields
+
+
+def message_json(message: Message, *more: str) -> dict[str, Any]:
+    """Return a message in OpenAI's protocol, with more fields of `tot serve`."""
+    about = {"role", "content", "reasoning_content", "tool_call_id", *more}
+    calls = [call_json(call, call.arguments) for call in message.tool_calls]
+    return message.model_dump(include=about, exclude_defaults=True) | ({"tool_calls": calls} if calls else {})
 
 
 def extended(prompt: Prompt, text: str) -> Prompt:

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from tot.decoders.errors import RefusedError
-from tot.decoders.remote.body import COMPLETIONS, TOKENIZE, address, changed, messages_of, thinking_fields
+from tot.decoders.remote.body import COMPLETIONS, TOKENIZE, address, changed, message_json, messages_of, thinking_fields
 from tot.decoders.remote.loop import together
 from tot.decoders.remote.reply import Logprobs, ServerReply, TokenIds
 from tot.decoders.remote.sampler import Sampler
@@ -160,7 +160,7 @@ class Choices:
         self, template: Mapping[str, Any], messages: Sequence[Message], continues: bool, replies: bool
     ) -> list[int]:
         return await self._tokenized(
-            messages=[{"role": message.role, "content": message.content} for message in messages],
+            messages=[message_json(message) for message in messages],
             add_generation_prompt=replies,
             continue_final_message=continues,
             **({"chat_template_kwargs": template} if template else {}),

@@ -132,7 +132,7 @@ class Client:
         if response.status_code in (401, 403):
             raise self._key_refused(response.status_code)
         listed = _listed(response)
-        self.models = [self._plain(str(model["id"])) for model in listed]
+        self.models = [self.plain(str(model["id"])) for model in listed]
         if self.options.server == "auto":
             self.server = recognized(listed)
 
@@ -184,7 +184,7 @@ class Client:
             waited = _CONNECT_SECONDS if isinstance(error, httpx2.ConnectTimeout) else seconds
             raise _AttemptError(f"no complete reply in {waited:g} s", status=504) from None
         except httpx2.RequestError as error:
-            raise _AttemptError(self._plain(str(error)) or type(error).__name__) from None
+            raise _AttemptError(self.plain(str(error)) or type(error).__name__) from None
         headers = [(name, value) for name, value in response.headers.multi_items() if name not in _OF_THE_CONTENT]
         return httpx2.Response(response.status_code, headers=headers, content=bytes(content), request=response.request)
 
@@ -198,7 +198,7 @@ class Client:
         if response.request.method != "POST":  # a 301 turns a POST into a GET without a body
             raise ServerError(
                 f"{self.options.base_url} is not the server's address: it redirects to "
-                f"{self._plain(str(response.url.copy_with(query=None)))}; set base_url to that address"
+                f"{self.plain(str(response.url.copy_with(query=None)))}; set base_url to that address"
             )
         if not response.is_success:
             raise await self._fault(response, path)
@@ -212,7 +212,7 @@ class Client:
             # Servers send NaN and invalid UTF-8, which this parser accepts.
             data = json.loads(response.text.removeprefix("\ufeff"))
         except (ValueError, RecursionError):
-            raise _AttemptError(self._plain(problem + "not JSON"), request=True) from None
+            raise _AttemptError(self.plain(problem + "not JSON"), request=True) from None
         if isinstance(data, dict) and not data.get("choices") and any(data.get(name) for name in _MESSAGE_FIELDS):
             raise _AttemptError(f"its reply is an error: {self._said(response)}", request=True)
         try:
@@ -220,7 +220,7 @@ class Client:
         except ValidationError as error:
             first = error.errors(include_input=False, include_url=False)[0]
             place, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
-            raise _AttemptError(self._plain(problem + place + ": " * bool(place) + message), request=True) from None
+            raise _AttemptError(self.plain(problem + place + ": " * bool(place) + message), request=True) from None
 
     # -- errors -------------------------------------------------------------------------------------------------------
 
@@ -236,7 +236,7 @@ class Client:
             except _AttemptError:
                 listed = []
             if self.model not in (models := [str(model["id"]) for model in listed]):
-                known = ", ".join(map(self._plain, models[:20])) or "none listed"
+                known = ", ".join(map(self.plain, models[:20])) or "none listed"
                 return ServerError(
                     f"{self._where} has no model {self.model!r}, or no {path} ({status}: {said}). Its models: {known}. "
                     "Give one of them as the model, and a base_url such as http://host:port/v1"
@@ -283,9 +283,9 @@ class Client:
         for name in _MESSAGE_FIELDS:
             if isinstance(data, dict) and data.get(name):
                 data = data[name]
-        return self._plain(data if isinstance(data, str) else json.dumps(data) if data else "") or _NO_MESSAGE
+        return self.plain(data if isinstance(data, str) else json.dumps(data) if data else "") or _NO_MESSAGE
 
-    def _plain(self, text: str) -> str:
+    def plain(self, text: str) -> str:
         """Return a server's text as one short line, without control characters and without the API key."""
         key = self._key
         for encoded in (key, json.dumps(key)[1:-1], quote(key, safe="")) if key else ():

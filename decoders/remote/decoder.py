@@ -23,7 +23,8 @@ from tot.decoders.remote.options import KEY_VARIABLE, RemoteOptions
 from tot.decoders.remote.reply import ServerReply
 from tot.decoders.remote.sampler import Sampler, SpentError
 from tot.decoders.remote.servers import Server
-from tot.decoders.request import ChoiceLogprob, Completion, FinishReason, Part, Request, Sampling, Usage
+from tot.decoders.request import ChoiceLogprob, Completion, FinishReason, Part, Request, Sampling, ToolCall, Usage
+from tot.decoders.tools import OWN
 
 
 class RemoteDecoder:
@@ -82,6 +83,10 @@ class RemoteDecoder:
         meter = Meter()
         results = self._loop.wait(partial(together, [partial(self._one, one, meter) for one in requests]))
         return [completion for completions in results for completion in completions]
+
+    def read_calls(self, completion: Completion) -> tuple[str, list[ToolCall]]:
+        """Return the text before the calls in a completion of a request with tools, and the calls, with new ids."""
+        return OWN.parse(completion.text)
 
     def close(self) -> None:
         """Cancel requests in flight and close all connections."""

@@ -47,6 +47,9 @@ class RemoteOptions(BaseModel):
     retries: Annotated[int, Field(ge=0, le=100)] = 10
     """Maximum retries after a 429, a 5xx, a timeout, a dropped connection or an invalid reply. The waits between
     attempts grow from 0.5 to 8 seconds, about a minute in total, or are the server's Retry-After."""
+    output_retries: Annotated[int, Field(ge=0, le=100)] = 2
+    """How often to ask again for a reply that violates a constraint or the schema of a tool, which a server may not
+    enforce. 0 refuses constraints that the server is not known to have."""
     logprobs: bool = False
     """Request the logprobs of new tokens; without them `Completion.logprob` is nan."""
     extra: Annotated[dict[str, Any], BeforeValidator(_object)] = {}

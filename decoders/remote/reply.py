@@ -7,6 +7,7 @@ parts of the content, or between tags in the text.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import re
@@ -17,8 +18,9 @@ from typing import Annotated, Any, cast, get_args
 from pydantic import AliasChoices, AliasPath, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from tot.decoders.errors import RequestError
-from tot.decoders.request import ChoiceLogprob, Completion, FinishReason, Part, Sampling, Usage, before_stop
+from tot.decoders.request import ChoiceLogprob, Completion, FinishReason, Part, Sampling, ToolCall, Usage, before_stop
 from tot.decoders.thinking import end_of, forced_end, split
+from tot.decoders.tools import OWN
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +96,8 @@ class Choice(_Reply):
     index: _Count = None
     text: Annotated[str, BeforeValidator(_text)]
     """The text, which may still contain thinking between tags."""
+    calls: tuple[ToolCall, ...] = ()
+    """The calls of functions after the text."""
     reasoning: _MaybeText = None
     """The thinking, if it has a field of its own."""
     finish_reason: _MaybeText = None
@@ -121,7 +125,7 @@ class Choice(_Reply):
         finish, message = str(given.get("finish_reason") or "").lower(), given.get("message", given.get("delta"))
         if _BROKEN_OFF.search(finish) and not _FILTERED.search(finish):
             raise ValueError(f"the server aborted the reply ({finish})")
-        given = {**given, "finish_reason": finish, "reasoning": None}
+        given = {**given, "finish_reason": finish, "reasoning": None, "calls": ()}
         if not isinstance(message, Mapping):
             if given.get("text") is None:
                 raise ValueError("a choice has neither a message nor a text")
@@ -130,7 +134,8 @@ class Choice(_Reply):
         if isinstance(text, list):  # of parts
             thoughts = [one for one in text if isinstance(one, Mapping) and _THINKING.search(str(one.get("type")))]
             text, thinking = _text_of([part for part in text if part not in thoughts]), _text_of(thoughts) or thinking
-        return {**given, "text": text or message.get("refusal") or "", "reasoning": thinking}
+        calls = _calls(message.get("tool_calls"))
+        return {**given, "text": text or message.get("refusal") or "", "reasoning": thinking, "calls": calls}
 
     @property
     def stopped_blank(self) -> bool:
@@ -142,7 +147,7 @@ class Choice(_Reply):
         """Why the choice has no usable text; empty if it has one."""
         if _FILTERED.search(self.finish_reason or ""):
             return f"its content filter cut the reply ({self.finish_reason})"
-        if _TOOLS.search(self.finish_reason or "") and not (self.text or self.reasoning):
+        if _TOOLS.search(self.finish_reason or "") and not (self.text or self.reasoning or self.calls):
             return f"the reply is a tool call without a text ({self.finish_reason})"
         return ""
 
@@ -182,6 +187,18 @@ class TokenIds(_Reply):
     tokens: tuple[int, ...]
 
 
+def _calls(given: Any) -> list[ToolCall]:
+    """Read calls. A server may have parsed their arguments, or leave them out."""
+    calls = []
+    for one in given if isinstance(given, list) else ():
+        function = one.get("function") if isinstance(one, Mapping) else None
+        if isinstance(function, Mapping) and isinstance(name := function.get("name"), str):
+            arguments = function.get("arguments") or "{}"
+            written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+            calls.append(ToolCall(name=name, arguments=written))
+    return calls
+
+
 def _text_of(part: Any) -> str:
     """Return the text of a part of a message, which may contain nested parts."""
     if isinstance(part, list):
@@ -194,7 +211,7 @@ def _text_of(part: Any) -> str:
 def completions_of(
     reply: ServerReply, sampling: Sampling, logprobs: bool, used: Usage, stops_sent: bool
 ) -> list[Completion]:
-    """Return one completion per choice, in order: its thinking, if there is any, and its text.
+    """Return one completion per choice, in order: its thinking, if there is any, and its text, with calls as in `OWN`.
 
     The first one has the usage of the prompt. New tokens are split evenly, as servers report their total. `stops_sent`:
     whether the server got the stop strings.
@@ -210,6 +227,9 @@ def completions_of(
     for i, choice in enumerate(choices):
         whole, thinking = choice.apart(sampling.keep_stop)
         text, reason = _ended(choice, whole, sampling, stops_sent)
+        if choice.calls and text == whole:
+            text = "\n".join(filter(None, (text, OWN.write(choice.calls))))
+            reason = reason if reason == "length" else "eos"
         if choice.problem:
             log.warning('one of %d samples gets the finish reason "length": %s', len(choices), choice.problem)
             text, reason = whole, "length"
@@ -217,14 +237,14 @@ def completions_of(
         usage = replace(used, new_tokens=new) if i == 0 else Usage(new_tokens=new, seconds=used.seconds)
         values: tuple[float, ...] | None = choice.token_logprobs
         if not choice.token_ids:
-            values = _logprobs(choice, whole, text) if logprobs else None
+            values = _logprobs(choice, whole, text) if logprobs and not choice.calls else None
         total = math.nan if values is None else math.fsum(values)
         known = reply.usage.reasoning_tokens if reply.usage and thinking and len(choices) == 1 else None
         thought = min(known or 0, new)
         exact = Part("exact", text, new - thought)
         parts: tuple[Part, ...] = (Part("thinking", thinking, thought), exact) if thinking else (exact,)
         if choice.parts:
-            parts = choice.parts
+            parts = (*choice.parts[:-1], replace(choice.parts[-1], text=text)) if choice.calls else choice.parts
         elif sampling.keep_stop:  # the search finds the thinking of a piece
             parts = ()
         samples.append(Completion(text, choice.token_ids, total, reason, usage, parts=parts, logprobs=values or ()))

@@ -11,10 +11,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tot.decoders.budget import Meter
-from tot.decoders.errors import OptionError, RefusedError
+from tot.decoders.errors import OptionError, RefusedError, RequestError
 from tot.decoders.remote.body import body_of, changed, extended, messages_of, prefix_of, seed_of
-from tot.decoders.remote.constraint import constraint_fields
+from tot.decoders.remote.constraint import constraint_fields, tool_fields
 from tot.decoders.remote.loop import together
+from tot.decoders.remote.output_check import OutputCheck
 from tot.decoders.remote.reply import Choice, ServerReply, completions_of
 from tot.decoders.remote.servers import SERVERS
 from tot.decoders.request import Completion, Part, Request, ThinkingOptions, Usage
@@ -86,6 +87,8 @@ class Sampler:
                 elif self.options.logprobs and "logprob" in error.said:
                     message = f"{error}: remove the option logprobs, or use another server"
                     raise RefusedError(message, error.said) from None
+                elif "tools" in sent and re.search(r"(?i)\btools?\b|\btool[-_]|jinja", error.said):
+                    raise RefusedError(f"{error}: {self.client.server.tools}", error.said) from None
                 if self._fitted(body) == sent:
                     raise
 
@@ -111,9 +114,11 @@ class Sampler:
     async def samples(self, request: Request, meter: Meter) -> list[Completion]:
         """Draw n samples of a request.
 
-        Raises OptionError if the server ignores an option, or does not continue messages and must (`keep_stop`).
+        Raises OptionError if the server ignores an option, or does not continue messages and must (`keep_stop`), and
+        RequestError if a reply is invalid as often as the options allow.
         """
         self._check(request)
+        check = self._output_check(request)
         sampling = request.sampling
         n = sampling.n if sampling.temperature else 1
         done: list[Completion] = []
@@ -132,14 +137,55 @@ class Sampler:
         if n > 2 and len({sample.text for sample in done}) == 1 and len(done[0].text) > _MAX_COINCIDENCE:
             message = "all %d samples at temperature %g have the same text: check whether the server caches its replies"
             self.client.warn(message, n, sampling.temperature)
+        if check is not None:
+            done = await together([partial(self._valid, request, i, one, check, meter) for i, one in enumerate(done)])
         return done + [replace(done[0], usage=Usage(seconds=done[0].usage.seconds))] * (sampling.n - n)
+
+    def _constraint_fields(self, request: Request) -> dict[str, Any]:
+        """Return the fields of the constraint, unless the server lacks it and replies are checked."""
+        try:
+            return constraint_fields(request, self.client.server)
+        except RequestError:
+            if not self.options.output_retries:
+                raise
+            return {}
+
+    def _output_check(self, request: Request) -> OutputCheck | None:
+        """Return the check of what the server is not known to enforce, if there is any."""
+        server = self.client.server
+        enforced = self._constraint_fields(request) and server is not SERVERS["openai"]
+        constraint = None if enforced else request.constraint
+        if server is SERVERS["tot"] or not (request.tools or constraint):
+            return None
+        return OutputCheck(request, constraint)
+
+    async def _valid(
+        self, request: Request, index: int, sample: Completion, check: OutputCheck, meter: Meter
+    ) -> Completion:
+        """Return a valid sample: this one, or a new one with another seed, and never at temperature 0."""
+        sampling, retries = request.sampling, self.options.output_retries
+        for attempt in range(retries + 1):
+            try:
+                return check.valid(sample)
+            except ValueError as error:
+                reason = self.client.plain(str(error))
+            if attempt < retries:
+                self.client.warn("%s: a reply is invalid (%s): asking up to %d times", self.client, reason, retries)
+                seed, temperature = seed_of(sampling.seed, index, "again", attempt), sampling.temperature or 1.0
+                again = sampling.model_copy(update={"n": 1, "seed": seed, "temperature": temperature})
+                (new,) = await self._drawn(changed(request, request.prompt, again), 0, 1, meter)
+                sample = replace(new, usage=new.usage + sample.usage)
+        said = self.client.plain(sample.text[:100])
+        message = f"{self.client} returned {retries + 1} invalid replies ({reason}), such as {said!r}"
+        remedy = "describe the form in the prompt, raise output_retries, or use vLLM or tot serve"
+        raise RefusedError(f"{message}: {remedy}", said, 502)
 
     def _check(self, request: Request) -> None:
         """Refuse options that the server ignores, or warn if that is not known."""
         prompt, sampling, thinking = request.prompt, request.sampling, request.sampling.thinking
         server, where, warn = self.client.server, self.options.base_url, self.client.warn
-        if request.tools or any(message.tool_calls or message.role == "tool" for message in messages_of(prompt)):
-            raise OptionError("tools are not sent to servers: use a local model, or remove tools and their results")
+        if request.tools and request.answer_trigger is not None:
+            raise OptionError("tools on a server do not go with an answer trigger: leave one out")
         for name in ("top_k", "min_p"):
             if sampling.temperature and getattr(sampling, name) and not server.filters:
                 if server.filters is False:
@@ -180,7 +226,7 @@ class Sampler:
         """
         start, sampling, room = time.monotonic(), request.sampling, 0 if answers else self._room(request)
         path, body = body_of(request, self.options, self.client.server, index, n, room)
-        body |= constraint_fields(request.constraint, request.prompt, self.client.server)
+        body |= self._constraint_fields(request) | tool_fields(request)
         try:
             reply, usage = await self.ask(meter, path, body)
             if sampling.keep_stop and "stop" in body and any(choice.stopped_blank for choice in reply.choices):

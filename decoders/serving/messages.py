@@ -84,8 +84,7 @@ class MessagesReply(ChatReply):
 def _block(piece: Piece, text: str = "") -> dict[str, Any]:
     """Return a block with the text of a piece."""
     if piece.call is not None:
-        arguments = from_json(text, allow_partial=True) if text else {}
-        return {"type": "tool_use", "id": piece.call.id, "name": piece.call.name, "input": arguments}
+        return {"type": "tool_use", "id": piece.call.id, "name": piece.call.name, "input": from_json(text or "{}")}
     if piece.thinking:
         return {"type": "thinking", "thinking": text, "signature": ""}
     return {"type": "text", "text": text}

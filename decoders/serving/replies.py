@@ -10,10 +10,10 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from tot.decoders.request import ToolCall
 from tot.decoders.serving.errors import ServingError
 from tot.decoders.serving.protocol import GenerationBody
 from tot.decoders.serving.service import Choice, Piece, Result
+from tot.decoders.tools import call_json
 
 Event = dict[str, Any] | str
 """JSON, whose `type` is the name of the event, or text."""
@@ -44,7 +44,7 @@ class ChatReply:
         delta: dict[str, Any] = {"function": {"arguments": piece.text}}
         if piece.call.id not in ids:
             ids.append(piece.call.id)
-            delta = call_of(piece.call, piece.text)
+            delta = call_json(piece.call, piece.text)
         yield self._chunk(piece.index, {"tool_calls": [{"index": ids.index(piece.call.id), **delta}]})
 
     def ending(self, choice: Choice) -> Iterator[Event]:
@@ -72,7 +72,7 @@ class ChatReply:
         content = None if choice.calls and not choice.text else choice.text
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if choice.calls:
-            message["tool_calls"] = [call_of(call, call.arguments) for call in choice.calls]
+            message["tool_calls"] = [call_json(call, call.arguments) for call in choice.calls]
         return {"message": message | ({"reasoning_content": choice.thinking} if choice.thinking else {})}
 
     def _delta(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
@@ -109,10 +109,6 @@ class TextReply(ChatReply):
 
     def _delta(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
         return {"text": delta.get("content", "")}
-
-
-def call_of(call: ToolCall, arguments: str) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
 def usage_of(result: Result) -> dict[str, Any]:

@@ -223,7 +223,7 @@ def test_a_stream_has_the_pieces_of_the_whole(name: str, data: st.DataObject) ->
         content += part if call is None else ""
         if call is not None:
             arguments[call.id] = arguments.get(call.id, "") + part
-    expected, calls = form.parse(text)
+    expected, calls = form.split(text)
     assert (content, [*arguments.values()]) == (expected, [call.arguments for call in calls])
 
 

@@ -24,7 +24,7 @@ class Schema:
         self._adapter: TypeAdapter[Any] | None = None
         if isinstance(given, Constraint):
             self.constraint = given
-            _allows(given, "")  # raises if it is invalid
+            given.allows("")  # raises if it is invalid
             return
         self._adapter = TypeAdapter(given)
         schema = _closed(Constraint(json_schema=given).json_schema)
@@ -42,7 +42,7 @@ class Schema:
         if text.startswith("```") and text.endswith("```"):
             text = text.partition("\n")[2][:-3].strip()
         if self._adapter is None:
-            allowed = any(_allows(self.constraint, one) for one in (text, f" {text}"))
+            allowed = any(self.constraint.allows(one) for one in (text, f" {text}"))
             with suppress(ValueError):  # too deep
                 return (text if self.constraint.json_schema is None else from_json(text)) if allowed else None
             return None
@@ -69,21 +69,3 @@ def _closed(schema: Any) -> Any:
         return schema
     closed = {name: _closed(value) for name, value in schema.items()}
     return {"additionalProperties": False, **closed} if "properties" in schema and "type" in schema else closed
-
-
-def _allows(constraint: Constraint, text: str) -> bool:
-    """Return whether a text meets a constraint. Raises ValueError if the constraint is invalid."""
-    if constraint.choices is not None:
-        return text in constraint.choices
-    from llguidance import LLMatcher, LLTokenizer
-
-    if constraint.json_schema is not None:
-        grammar = LLMatcher.grammar_from_json_schema(dict(constraint.json_schema))
-    elif constraint.regex is not None:
-        grammar = LLMatcher.grammar_from_regex(constraint.regex)
-    else:
-        grammar = LLMatcher.grammar_from_lark(constraint.lark or "")
-    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
-    if matcher.is_error():
-        raise ValueError(" ".join(matcher.get_error().split())[:200])
-    return matcher.consume_tokens([*text.encode("utf-8", "replace")]) and matcher.is_accepting()
