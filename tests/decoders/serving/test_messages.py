@@ -96,7 +96,7 @@ def test_calls_and_their_results_go_back_and_forth(server: Any, use: Any) -> Non
     one = {"type": "any", "disable_parallel_tool_use": True}
     assert len(ask(server, tools=[WEATHER], tool_choice=one, max_tokens=200)["content"]) == 1
     cut = ask(server, tools=[WEATHER], tool_choice=one, max_tokens=60)
-    assert (cut["stop_reason"], cut["content"][0]["input"].keys() <= {"city"}) == ("max_tokens", True)
+    assert (cut["stop_reason"], [block["type"] for block in cut["content"]]) == ("max_tokens", ["text"])
     result = {"role": "user", "content": [RESULT, {"type": "text", "text": "So?"}]}
     turns = [*HM, {"role": "assistant", "content": [{"type": "text", "text": "Well."}, USE]}, result]
     function = {"name": "weather", "arguments": '{"city": "Rome"}'}

@@ -9,6 +9,8 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
+from tot.decoders import Function, Message, Request, Sampling, load_decoder
+
 TEMPLATE = (
     "{% if tools %}{% for t in tools %}{{ t.function.name }} {% endfor %}{% endif %}"
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls %}\n<tool_call>\n"
@@ -16,6 +18,7 @@ TEMPLATE = (
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 HOT = {"temperature": 1.0, "seed": 3}
+HEAD = '<tool_call>\n{"name": "weather", "arguments": '
 
 
 class Weather(BaseModel):
@@ -138,13 +141,66 @@ def test_several_calls_have_indices_and_an_answer_may_come_instead(tools: openai
 def test_a_cut_call_says_so(tools: openai.OpenAI) -> None:
     about = {"model": "tiny", "messages": [HM], "tools": [TOOL], "tool_choice": "required", "max_tokens": 50, **HOT}
     reply = tools.chat.completions.create(**about).choices[0]
-    assert reply.finish_reason == "length"
-    with pytest.raises(json.JSONDecodeError):
-        json.loads(reply.message.tool_calls[0].function.arguments)
+    assert (reply.finish_reason, reply.message.tool_calls) == ("length", None)
+    assert reply.message.content.startswith(HEAD)
     chunks = [chunk.choices[0] for chunk in tools.chat.completions.create(stream=True, **about)]
     pieces = [delta.function.arguments for chunk in chunks for delta in chunk.delta.tool_calls or ()]
-    assert "".join(pieces) == reply.message.tool_calls[0].function.arguments
+    assert HEAD + "".join(pieces) == reply.message.content
     assert chunks[-1].finish_reason == "length"
+    of_responses = {"tools": [OF_RESPONSES], "max_output_tokens": 50, "temperature": 1.0, "extra_body": {"seed": 3}}
+    response = tools.responses.create(model="tiny", input="Hm.", tool_choice="required", **of_responses)
+    (item,) = response.output
+    assert (item.type, item.status, response.status) == ("message", "incomplete", "incomplete")
+    assert response.output_text == reply.message.content
+
+
+def test_a_stop_string_may_cut_a_call(tools: openai.OpenAI, server: Any) -> None:
+    about = {"model": "tiny", "messages": [HM], "tools": [TOOL], "tool_choice": "required", "max_tokens": 200, **HOT}
+    stop = ', "unit'
+    reply = tools.chat.completions.create(stop=stop, **about).choices[0]
+    assert (reply.finish_reason, reply.message.tool_calls) == ("stop", None)
+    assert reply.message.content.startswith(HEAD)
+    assert stop not in reply.message.content
+    chunks = [chunk.choices[0] for chunk in tools.chat.completions.create(stop=stop, stream=True, **about)]
+    assert chunks[-1].finish_reason == "stop"
+    tool = {"name": "weather", "input_schema": TOOL["function"]["parameters"]}
+    given = {"tool_choice": {"type": "any"}, "tools": [tool], "stop_sequences": [stop]}
+    message = server.post("/v1/messages", **about | given).json()
+    assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", stop)
+    assert [block["type"] for block in message["content"]] == ["text"]
+
+
+def test_a_call_before_a_cut_one_is_reported(tools: openai.OpenAI) -> None:
+    about = {"model": "tiny", "messages": [HM], "tools": [NOW], "tool_choice": "required", **HOT}
+    for seed in range(20):
+        calls = tools.chat.completions.create(**about | {"max_tokens": 300, "seed": seed}).choices[0].message.tool_calls
+        if len(calls) > 1:
+            break
+    stop = '</tool_call>\n<tool_call>\n{"na'
+    reply = tools.chat.completions.create(**about | {"max_tokens": 300, "seed": seed, "stop": stop}).choices[0]
+    assert (reply.finish_reason, len(reply.message.tool_calls)) == ("tool_calls", 1)
+    assert json.loads(reply.message.tool_calls[0].function.arguments) == {}
+
+
+def test_calls_of_a_server_equal_the_local_decoders(tools: openai.OpenAI, server: Any) -> None:
+    function = Function(name="weather", description="Return it.", parameters=TOOL["function"]["parameters"])
+    sampling = Sampling(max_tokens=250, temperature=1.0, n=3, seed=5)
+    asked = Request(
+        prompt=(Message(role="user", content="Hm."),), tools=(function, Function(name="now")), tool_choice="required"
+    ).model_copy(update={"sampling": sampling})
+    with load_decoder("openai", "tiny", base_url=f"{server.url}/v1") as remote:
+        assert remote.server.title == "tot serve"
+        for _ in range(2):
+            read = [
+                [decoder.read_calls(one) for one in decoder.generate([asked])] for decoder in (server.decoder, remote)
+            ]
+            here, there = [[(text, [(c.name, c.arguments) for c in calls]) for text, calls in each] for each in read]
+            assert here == there
+            assert any(calls for _, calls in here)
+            text, calls = next(one for one in read[1] if one[1])
+            results = [Message(role="tool", content="5", tool_call_id=call.id) for call in calls]
+            called = Message(role="assistant", content=text, tool_calls=tuple(calls))
+            asked = asked.model_copy(update={"prompt": (*asked.prompt, called, *results)})
 
 
 def test_a_call_follows_thinking(server: Any, use: Any, client: openai.OpenAI) -> None:
