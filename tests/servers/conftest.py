@@ -195,6 +195,13 @@ def vllm_server(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.fixture(scope="session")
+def vllm_caller(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Run vLLM with a parser of calls."""
+    options = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+    yield from _vllm(weights, tmp_path_factory.mktemp("vllm"), *options)
+
+
+@pytest.fixture(scope="session")
 def vllm_thinker(thinking_weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Run vLLM on a model that thinks, with a parser of its thinking."""
     yield from _vllm(thinking_weights, tmp_path_factory.mktemp("vllm"), "--reasoning-parser", "deepseek_r1")
