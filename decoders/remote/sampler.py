@@ -17,7 +17,7 @@ from tot.decoders.remote.constraint import constraint_fields, tool_fields
 from tot.decoders.remote.loop import together
 from tot.decoders.remote.output_check import OutputCheck
 from tot.decoders.remote.reply import Choice, ServerReply, completions_of
-from tot.decoders.remote.servers import SERVERS
+from tot.decoders.remote.servers import SERVERS, TOOL_OPTIONS
 from tot.decoders.request import Completion, Part, Request, ThinkingOptions, Usage
 from tot.decoders.thinking import joined
 
@@ -88,7 +88,10 @@ class Sampler:
                     message = f"{error}: remove the option logprobs, or use another server"
                     raise RefusedError(message, error.said) from None
                 elif "tools" in sent and re.search(r"(?i)\btools?\b|\btool[-_]|jinja", error.said):
-                    raise RefusedError(f"{error}: {self.client.server.tools}", error.said) from None
+                    title, remedy = self.client.server.title, "use a model with tools, or another server"
+                    if title in TOOL_OPTIONS:
+                        remedy = f"start {title} with {TOOL_OPTIONS[title]}"
+                    raise RefusedError(f"{error}: {remedy}", error.said) from None
                 if self._fitted(body) == sent:
                     raise
 

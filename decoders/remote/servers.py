@@ -26,8 +26,6 @@ class Server:
     """Whether a reply has the stop string that ended the text."""
     thinking: tuple[str, ...] = ("reasoning_effort",)
     """Its fields that say how the model thinks: an effort, variables of the chat template, a maximum of tokens."""
-    tools: str = "use another server, or a model with tools"
-    """How to get a server that has tools."""
     closes: bool = False
     """Whether it ends thinking at its maximum of tokens."""
 
@@ -57,36 +55,20 @@ _OWN = "thinking", "chat_template_kwargs"
 BUDGETS = "thinking_budget_tokens", "reasoning_budget_tokens"
 """llama-server's fields for the tokens of the thinking, in older and in newer versions."""
 SERVERS = {
-    "vllm": Server(
-        "vLLM",
-        "vllm",
-        ("next", "echo"),
-        continue_fields=True,
-        reports_stops=True,
-        thinking=_TEMPLATE,
-        tools="start vLLM with --enable-auto-tool-choice and --tool-call-parser NAME",
-    ),
-    "sglang": Server(
-        "SGLang",
-        "sglang",
-        ("echo",),
-        continue_fields=True,
-        reports_stops=True,
-        thinking=_TEMPLATE,
-        tools="start SGLang with --tool-call-parser NAME",
-    ),
-    "llama-server": Server(
-        "llama-server",
-        "llamacpp",
-        thinking=_TEMPLATE + BUDGETS,
-        closes=True,
-        tools="start llama-server with --jinja",
-    ),
-    "ollama": Server("Ollama", "library", filters=False, tools="use a model that Ollama lists with tools"),
+    "vllm": Server("vLLM", "vllm", ("next", "echo"), continue_fields=True, reports_stops=True, thinking=_TEMPLATE),
+    "sglang": Server("SGLang", "sglang", ("echo",), continue_fields=True, reports_stops=True, thinking=_TEMPLATE),
+    "llama-server": Server("llama-server", "llamacpp", thinking=_TEMPLATE + BUDGETS, closes=True),
+    "ollama": Server("Ollama", "library", filters=False),
     "tot": Server("tot serve", "", ("server",), continue_fields=True, reports_stops=True, thinking=_OWN, closes=True),
     "openai": Server("a server with OpenAI's protocol", filters=None, continues=False),
 }
 """Servers by the name that the option `server` takes; "openai" is any other one."""
+TOOL_OPTIONS = {
+    "vLLM": "--enable-auto-tool-choice --tool-call-parser NAME",
+    "SGLang": "--tool-call-parser NAME",
+    "llama-server": "--jinja",
+}
+"""Options with which servers, by title, have tools."""
 
 
 def recognized(models: Sequence[Mapping[str, Any]]) -> Server:

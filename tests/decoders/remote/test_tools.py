@@ -194,11 +194,11 @@ def test_a_constraint_beside_tools_is_the_form_of_an_answer(server: Any, remote:
         (
             "vllm",
             '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set',
-            "start vLLM with --enable-auto-tool-choice and --tool-call-parser NAME",
+            "start vLLM with --enable-auto-tool-choice --tool-call-parser NAME",
         ),
         ("llama-server", "tools param requires --jinja flag", "start llama-server with --jinja"),
-        ("ollama", "registry.ollama.ai/library/x does not support tools", "use a model that Ollama lists with tools"),
-        ("openai", "Unrecognized request argument supplied: tools", "use another server, or a model with tools"),
+        ("ollama", "registry.ollama.ai/library/x does not support tools", "use a model with tools"),
+        ("openai", "Unrecognized request argument supplied: tools", "use a model with tools, or another server"),
     ],
 )
 def test_a_server_without_tools_gets_a_remedy(server: Any, remote: Any, kind: str, said: str, remedy: str) -> None:
