@@ -89,7 +89,8 @@ class CallForm:
         if request.tool_choice == "auto" and request.constraint is None:
             # Without text before calls, the first character distinguishes a call from an answer.
             first = f"[^\\s{re.escape(self.trigger[0])}]" if self.alone and not self.answer else ""
-            rules += [f"TEXT: /{first}(.|\\n)*/", f"answer: {literal(self.answer)} TEXT{'?' * bool(first)}"]
+            spelled = f" & ~/{re.escape(self.tag)}(.|\\n)*/" if self.tag else ""
+            rules += [f"TEXT: /{first}(.|\\n)*/{spelled}", f"answer: {literal(self.answer)} TEXT{'?' * bool(first)}"]
             if not self.alone:
                 rules.append(f"spelled[lazy]: TEXT {json.dumps(self.trigger)}")
                 lead = ["spelled", *[f"TEXT {lead[0]}"] * (self.trigger in control)]

@@ -78,6 +78,7 @@ WRITTEN |= dict.fromkeys(("xml", "plain", "qwen"), WRITTEN["hermes"])
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 OF_FORM = {
     **{name: ["[TOOL_CALLS]", "[ARGS]"] for name in ("mistral", "nemo", "args")},
+    "llama": ["<|python_tag|>"],
     "harmony": ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>", "<|call|>"],
 }
 SCHEMA = {
@@ -293,6 +294,44 @@ def test_a_spelled_trigger_is_no_call_without_its_form() -> None:
     for text in ("<tool_call> is a tag", "{", '{"name": "x"}'):
         for name in ("hermes", "llama"):
             assert codec_of(name).calls.parse(text) == (text, [])
+
+
+@pytest.mark.parametrize("tagged", [False, True])
+def test_llama_may_write_its_python_tag_before_a_call(tagged: bool) -> None:
+    tag, legal = "<|python_tag|>", WRITTEN["llama"]
+    codec = codec_of("llama")
+    if tagged:  # the chat template writes the tag
+        codec.tokenizer.chat_template = TEMPLATES["llama"].replace('{"name"', tag + '{"name"')
+        codec = TextCodec(codec.tokenizer)
+    assert codec.calls.native
+    for choice, text in (("auto", True), ("required", False)):
+        walk = Walk(codec, tool_choice=choice)
+        assert [walk.accepts(one) for one in (tag + legal, legal, "Hm.", "<b>")] == [True, True, text, text]
+        for wrong in (tag, f"{tag}weather.call(city='Rome')", tag + legal.replace("3", "33"), f"Hm. {tag}{legal}"):
+            assert not walk.accepts(wrong)
+    assert not Walk(codec_of("llama", form="hermes")).accepts(tag + legal)  # the tag is text
+    content, (call,) = codec.calls.parse(codec.decode(codec.encode_control(tag + legal)))
+    assert (content, call.arguments) == ("", ARGUMENTS)
+    stream = CallStream(codec.calls)
+    pieces = [piece for one in (tag, *legal) for piece in stream.feed(one)]
+    assert "".join(text for text, call in pieces if call) == ARGUMENTS
+    assert all(call for _, call in pieces)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_call_that_is_cut_is_text(name: str) -> None:
+    form = codec_of(name).calls
+    whole = form.write([CALL, CALL][: 1 + form.several])
+    first = form.write([CALL]).index(ARGUMENTS) + len(ARGUMENTS)
+    second = len(whole) - len(form.tail + form.end)
+    for end in range(1, len(whole)):
+        content, calls = form.parse(whole[:end])
+        complete = (end >= first) + (form.several and end >= second)
+        assert [call.arguments for call in calls] == [ARGUMENTS] * complete
+        assert content == ("" if calls else whole[:end].removeprefix(form.answer))
+    if not form.alone:
+        cut = f"Hm. {whole[: first - 2]}"
+        assert form.parse(cut) == (cut, [])
 
 
 @pytest.mark.parametrize(
