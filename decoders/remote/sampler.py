@@ -137,7 +137,8 @@ class Sampler:
                 self._takes_n = False
             rest = [partial(self._drawn, request, i, 1, meter) for i in range(len(done), n)]
             done += [samples[0] for samples in await together(rest)]
-        if n > 2 and len({sample.text for sample in done}) == 1 and len(done[0].text) > _MAX_COINCIDENCE:
+        free = not request.tools and request.constraint is None
+        if n > 2 and free and len({sample.text for sample in done}) == 1 and len(done[0].text) > _MAX_COINCIDENCE:
             message = "all %d samples at temperature %g have the same text: check whether the server caches its replies"
             self.client.warn(message, n, sampling.temperature)
         if check is not None:
@@ -154,7 +155,7 @@ class Sampler:
             return {}
 
     def _output_check(self, request: Request) -> OutputCheck | None:
-        """Return the check of what the server is not known to enforce, if there is any."""
+        """Return the check of a constraint and tools that the server is not known to enforce; None without any."""
         server = self.client.server
         enforced = self._constraint_fields(request) and server is not SERVERS["openai"]
         constraint = None if enforced else request.constraint

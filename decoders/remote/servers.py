@@ -40,6 +40,7 @@ class Server:
             ("choices", "scored exactly" if self.choices else "the model writes a choice"),
             ("continued assistant message", continued),
             ("stop strings of generator=continue", pieces if self.continues else "refused"),
+            ("tools", f"need {options}" if (options := TOOL_OPTIONS.get(self.title)) else "sent"),
             ("thinking", f"sent as {', '.join(self.thinking)}"),
             ("thinking that spends its budget", self._ends()),
         ]

@@ -23,8 +23,15 @@ from tot.tasks import MultipleChoice
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("tot", "decoders", "tasks", "benchmarks")
-OTHER_PROGRAMS = {"--no-deps", "--head", "--address", "--chat-template"}
-"""Flags of pip, ray and vLLM."""
+OTHER_PROGRAMS = {
+    "--no-deps",
+    "--head",
+    "--address",
+    "--chat-template",
+    "--enable-auto-tool-choice",
+    "--tool-call-parser",
+}
+"""Flags of pip, ray, vLLM and SGLang."""
 
 
 def sources() -> Iterator[tuple[Path, ast.Module]]:

@@ -87,6 +87,7 @@ def test_tot_models_reports_a_server(server: Any, capsys: pytest.CaptureFixture[
         "choices": "the model writes a choice",
         "continued assistant message": "used",
         "stop strings of generator=continue": "the server writes whole texts, which are split here",
+        "tools": "sent",
         "thinking": "sent as reasoning_effort",
         "thinking that spends its budget": "dropped: the answer is requested without thinking",
         "models": "small, large",

@@ -114,6 +114,8 @@ INVALID: list[tuple[Any, dict[str, Any], str]] = [
     (called(call(arguments='{"city": "x"}')), {}, "does not match"),
     (called(call("whether")), {}, "it calls 'whether', and the request allows weather, now"),
     (called(call("we ather")), {}, "a call is malformed"),
+    (called(call("\ud800")), {}, "a call is malformed"),
+    (called(call(arguments='{"city": "\ud800", "days": 1' + "0" * 500 + "}")), {}, "arguments of weather are invalid"),
     (called(call("now", "{}")), {"tool_choice": "weather"}, "it calls 'now', and the request allows weather"),
     (called(call(), call()), {"parallel_tool_calls": False}, "it has 2 calls, and the request allows one"),
     (called(call(), call()), {"tool_choice": "weather"}, "it has 2 calls"),
@@ -235,6 +237,13 @@ def test_hostile_arguments_are_checked_in_no_time(server: Any, remote: Any) -> N
         server.reply = in_turn(called(call(arguments=arguments)))
         with pytest.raises(RequestError, match="invalid replies"):
             remote(output_retries=0).generate([request(tools=(tool,))])
+
+
+def test_equal_calls_are_no_sign_of_a_cache(server: Any, remote: Any, caplog: Any) -> None:
+    server.reply = lambda path, body: called(call()) * body["n"]
+    completions = remote().generate([request(sampling=Sampling(n=3, temperature=1.0))])
+    assert len({one.text for one in completions}) == len(server.posts) == 1
+    assert caplog.text == ""
 
 
 def test_the_key_is_not_part_of_the_error(server: Any, remote: Any, key: str) -> None:
