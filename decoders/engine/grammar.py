@@ -66,8 +66,8 @@ class Grammars:
             raise RequestError("a constraint needs an end-of-text token, and this tokenizer has none")
         content = json.loads(self._codec.backend.to_str())
         content |= {"padding": None, "truncation": None, "post_processor": None}
-        # Control tokens get names that no text has, so that the text "<|im_end|>" is never one of them. llguidance takes
-        # all added tokens in angle brackets for control tokens.
+        # Control tokens get names that no text has, so that the text "<|im_end|>" is never one of them. To llguidance,
+        # all added tokens in angle brackets are control tokens.
         names = {}
         for token in content["added_tokens"]:
             if token["id"] in self._codec.special or re.fullmatch(r"<.*>", token["content"], re.DOTALL):
