@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
+import regex
 from pydantic_core import from_json
 
 from tot.decoders.constraint import Constraint
@@ -68,23 +69,20 @@ class CallForm:
 
         named = request.tool_choice not in ("auto", "required")
         tools = [tool for tool in request.tools if not named or tool.name == request.tool_choice]
-        repeated = self.head.startswith(self.trigger)
-        again = self.between + self.trigger * repeated
-        more = ""
-        if self.several and request.parallel_tool_calls and not named:
+        several, more = self.several and request.parallel_tool_calls and not named, ""
+        if several:
             # A blank between calls may also end the text: models write it before they decide.
-            more = f"({literal(again)} call)*" + f" {literal(self.between)}?" * self.between.isspace()
-        begin = "" if repeated else self.begin.removeprefix(self.trigger)
+            more = "(" + " | ".join(f"next_{i}" for i in range(len(tools))) + ")*"
+            more += f" {literal(self.between)}?" * self.between.isspace()
         rules = [
             "start: " + "answer | " * (request.tool_choice == "auto") + "lead calls",
-            f"calls: {literal(begin)} call {more} {literal(self.end)}",
-            "call: " + " | ".join(f"call_{i}" for i in range(len(tools))),
+            "calls: (" + " | ".join(f"first_{i}" for i in range(len(tools))) + f") {more} {literal(self.end)}",
         ]
         for i, tool in enumerate(tools):
-            head = self.head.removeprefix(self.trigger).replace(_NAME, tool.name)
-            rules.append(
-                f"call_{i}: {literal(head)} %json {json.dumps(arguments_schema(tool) | _FORM)} {literal(self.tail)}"
-            )
+            head = self.head.replace(_NAME, tool.name)
+            rules.append(f"first_{i}: {literal((self.begin + head).removeprefix(self.trigger))} call_{i}")
+            rules += [f"next_{i}: {literal(self.between + head)} call_{i}"] * several
+            rules.append(f"call_{i}: %json {json.dumps(arguments_schema(tool) | _FORM)} {literal(self.tail)}")
         lead = [literal(self.trigger)]
         if request.tool_choice == "auto" and request.constraint is None:
             # Without text before calls, the first character distinguishes a call from an answer.
@@ -116,7 +114,8 @@ class CallForm:
     def split(self, text: str, final: bool = True) -> tuple[str, list[ToolCall]]:
         """Return the text before the calls, and the calls, with new ids. The last one may be cut.
 
-        Without `final`, the text grows: its end that may begin a call is left out.
+        Without `final`, the text grows: its end that may begin a call is left out. A text of nothing but the JSON of
+        calls, in a code fence or not, has calls in every form.
         """
         text = text.removeprefix(self.tag).removeprefix(self.answer)
         at = text.find(self.trigger)
@@ -124,6 +123,10 @@ class CallForm:
             calls = list(self._calls(text, at))
             if calls or not final:
                 return text[:at].rstrip(), calls
+        if calls := _bare_calls(text) if final else []:
+            return "", calls
+        if not final and _BARE_CALLS.fullmatch(text, partial=True):
+            return "", []
         if not final:
             openings = [*filter(None, (self.trigger, self.answer, self.tag))]
             longest = min(len(text), max(map(len, openings)))
@@ -137,7 +140,7 @@ class CallForm:
                 _, end = _DECODER.raw_decode(text, found.end())
             except (ValueError, RecursionError):
                 end = len(text)
-            yield ToolCall(name=found[1], arguments=text[found.end() : end], id=f"call_{secrets.token_hex(12)}")
+            yield _new_call(found[1], text[found.end() : end])
             tail = self._tail.match(text, end)
             at = tail.end() if tail else len(text)
 
@@ -175,13 +178,22 @@ FORMS = (
     CallForm("[TOOL_CALLS]NAME[ARGS]", "", trigger="[TOOL_CALLS]"),  # Mistral since 2025
     _LLAMA,
 )
-OWN = replace(_HERMES, native=False)
-"""The form of models whose chat template writes calls in none of the forms."""
+TAGGED = replace(_HERMES, native=False)
+"""The form of calls in the texts of replies of servers."""
+OWN = CallForm(
+    '{"name": "NAME", "arguments": ', "}", trigger='[{"name": "', begin="[", between=", ", end="]", native=False
+)
+"""The form for other models: a JSON list, which all models that write JSON can write."""
+_BARE_CALLS = regex.compile(
+    r'\s*(?:```(?:json)?\s*)?(?:\[\s*)?\{\s*"name"\s*:\s*"[\w-]{1,64}"\s*,\s*"(?:arguments|parameters)"\s*:.*',
+    regex.DOTALL,
+)
+"""A text of nothing but the JSON of calls."""
 _PROBE = ToolCall(name="probe", arguments='{"a": "b"}', id="probe")
 _ABOUT = (
-    "You can call functions. Each line describes one, with the JSON schema of its parameters:\n{tools}\n\nTo call a "
-    'function, write this, and nothing after it:\n<tool_call>\n{{"name": "NAME", "arguments": {{...}}}}\n</tool_call>\n'
-    "The result follows. Answer without a call if none is needed."
+    "You can call functions. Each line describes one, with the JSON schema of its parameters:\n{tools}\n\nTo call "
+    "functions, write only a JSON list of calls, one call for each thing that is asked:\n"
+    '[{{"name": "NAME", "arguments": {{...}}}}, ...]\nThe results follow. Answer without a call if none is needed.'
 )
 
 
@@ -286,6 +298,27 @@ def arguments_schema(tool: Function) -> dict[str, Any]:
     if not given.keys() & {"$ref", "allOf", "anyOf", "oneOf", "patternProperties"}:
         given = {"additionalProperties": False, **given}
     return given
+
+
+def _bare_calls(text: str) -> list[ToolCall]:
+    """Return the calls of a text that is nothing but their JSON; empty for any other text."""
+    if not _BARE_CALLS.fullmatch(text):
+        return []
+    text = text.strip()
+    if text.startswith("```"):
+        text = text.partition("\n")[2].rpartition("```")[0]
+    with suppress(ValueError):
+        given = from_json(text)
+        calls = given if isinstance(given, list) else [given]
+        if all(isinstance(call, dict) and list(call)[:1] == ["name"] and len(call) == 2 for call in calls):
+            pairs = [(str(call["name"]), [*call.values()][1]) for call in calls]
+            if all(isinstance(arguments, dict) for _, arguments in pairs):
+                return [_new_call(name, json.dumps(arguments, ensure_ascii=False)) for name, arguments in pairs]
+    return []
+
+
+def _new_call(name: str, arguments: str) -> ToolCall:
+    return ToolCall(name=name, arguments=arguments, id=f"call_{secrets.token_hex(12)}")
 
 
 def _flexible(text: str) -> str:

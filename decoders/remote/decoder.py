@@ -24,7 +24,7 @@ from tot.decoders.remote.reply import ServerReply
 from tot.decoders.remote.sampler import Sampler, SpentError
 from tot.decoders.remote.servers import Server
 from tot.decoders.request import ChoiceLogprob, Completion, FinishReason, Part, Request, Sampling, ToolCall, Usage
-from tot.decoders.tools import OWN
+from tot.decoders.tools import TAGGED
 
 
 class RemoteDecoder:
@@ -86,7 +86,7 @@ class RemoteDecoder:
 
     def read_calls(self, completion: Completion) -> tuple[str, list[ToolCall]]:
         """Return the text before the calls in a completion of a request with tools, and the calls, with new ids."""
-        return OWN.parse(completion.text)
+        return TAGGED.parse(completion.text)
 
     def close(self) -> None:
         """Cancel requests in flight and close all connections."""

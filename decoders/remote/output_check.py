@@ -11,7 +11,7 @@ from pydantic_core import from_json
 from tot.decoders.constraint import Constraint
 from tot.decoders.errors import RequestError
 from tot.decoders.request import Completion, Request
-from tot.decoders.tools import OWN, arguments_schema
+from tot.decoders.tools import TAGGED, arguments_schema
 
 
 class OutputCheck:
@@ -52,8 +52,8 @@ class OutputCheck:
         raise ValueError(f"the text is not of the form {self._constraint.kind}")
 
     def _has_calls(self, text: str) -> bool:
-        content, calls = OWN.split(text)
-        if OWN.trigger in content:
+        content, calls = TAGGED.split(text)
+        if TAGGED.trigger in content:
             raise ValueError("a call is malformed")
         if len(calls) > 1 and not self._several:
             raise ValueError(f"it has {len(calls)} calls, and the request allows one")

@@ -20,7 +20,7 @@ from pydantic import AliasChoices, AliasPath, BaseModel, BeforeValidator, Config
 from tot.decoders.errors import RequestError
 from tot.decoders.request import ChoiceLogprob, Completion, FinishReason, Part, Sampling, ToolCall, Usage, before_stop
 from tot.decoders.thinking import end_of, forced_end, split
-from tot.decoders.tools import OWN
+from tot.decoders.tools import TAGGED
 
 log = logging.getLogger(__name__)
 
@@ -211,7 +211,7 @@ def _text_of(part: Any) -> str:
 def completions_of(
     reply: ServerReply, sampling: Sampling, logprobs: bool, used: Usage, stops_sent: bool
 ) -> list[Completion]:
-    """Return one completion per choice, in order: its thinking, if there is any, and its text, with calls as in `OWN`.
+    """Return one completion per choice, in order: its thinking, if there is any, and its text, with calls as in `TAGGED`.
 
     The first one has the usage of the prompt. New tokens are split evenly, as servers report their total. `stops_sent`:
     whether the server got the stop strings.
@@ -228,7 +228,7 @@ def completions_of(
         whole, thinking = choice.apart(sampling.keep_stop)
         text, reason = _ended(choice, whole, sampling, stops_sent)
         if choice.calls and text == whole:
-            text = "\n".join(filter(None, (text, OWN.write(choice.calls))))
+            text = "\n".join(filter(None, (text, TAGGED.write(choice.calls))))
             reason = reason if reason == "length" else "eos"
         if choice.problem:
             log.warning('one of %d samples gets the finish reason "length": %s', len(choices), choice.problem)

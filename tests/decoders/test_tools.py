@@ -74,7 +74,8 @@ WRITTEN = {
     "llama": f'{{"name": "weather", "parameters": {ARGUMENTS}}}',
     "harmony": f"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{ARGUMENTS}",
 }
-WRITTEN |= dict.fromkeys(("xml", "plain", "qwen"), WRITTEN["hermes"])
+WRITTEN["qwen"] = WRITTEN["hermes"]
+WRITTEN |= dict.fromkeys(("xml", "plain"), f'[{{"name": "weather", "arguments": {ARGUMENTS}}}]')
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 OF_FORM = {
     **{name: ["[TOOL_CALLS]", "[ARGS]"] for name in ("mistral", "nemo", "args")},
