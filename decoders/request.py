@@ -77,6 +77,9 @@ class ToolCall(_Value):
     id: str = ""
     """The name of the call in the conversation."""
 
+    def __str__(self) -> str:
+        return f"{self.name}({self.arguments})"
+
     def check(self) -> None:
         """Raise ValueError if the arguments are not a JSON object."""
         try:

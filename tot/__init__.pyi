@@ -29,6 +29,8 @@ from .generators.continuation import Continue as Continue
 from .generators.enumerate import Enumerate as Enumerate
 from .generators.propose import Propose as Propose
 from .generators.sample import Sample as Sample
+from .generators.tool_calls import Tool as Tool
+from .generators.turns import Turns as Turns
 from .llm.context import Context as Context
 from .llm.models import Model as Model
 from .llm.replies import Evaluation as Evaluation

@@ -91,6 +91,8 @@ class Answers:
         """
         if node.parent is not None:
             return True
+        if self.search.refused:
+            return False
         if stopped or not (node.parse_failures or self.search.stopped):
             return not stopped
         try:
@@ -169,7 +171,8 @@ class Answers:
         """Return the answer that the best state contains, without asking the model."""
         search, best = self.search, self.search.best
         answer = search.answer_at(best)
-        if answer is None and best.thought is not None and self.asks and not search.checked.is_executed(best.thought):
+        executed = best.thought is None or best.thought.tool_calls or search.checked.is_executed(best.thought)
+        if answer is None and best.thought is not None and self.asks and not executed:
             truncated = self.truncated or best.thought.truncated
             return search.checked.answer_in(search.tree.state(best).text, truncated)
         return answer
@@ -183,13 +186,15 @@ class Answers:
         return self.curve.certainty(features(self.ballots))
 
     def truncation(self, max_tokens: int | None, backend: Backend) -> str | None:
-        """Return advice if thinking or a token limit left a solution without an answer, else None."""
+        """Return advice if thinking, a token limit or rejected texts left a solution without an answer, else None."""
         if lost := backend.lost:
             end = "the text was truncated" if lost.keys() & {"length", "repetition"} else "the model ended its text"
             return (
                 f"{end} in its thinking, before an answer ({lost.total()} of {backend.calls} texts): give it "
                 "another budget (--thinking), or turn its thinking off (--thinking off)"
             )
+        if refused := self.search.refused:
+            return f"{refused} (rejected texts: {sum(node.parse_failures for node in self.search.tree)})"
         thoughts = [node.thought for node in self.search.tree if node.thought is not None]
         if not self.truncated and not any(thought.ended and thought.truncated for thought in thoughts):
             return None

@@ -65,7 +65,8 @@ class SearchConfig(BaseModel):
         "evaluator is the task's own.",
     )
     generator: Any = Field(
-        None, description="Thought generator: sample, continue, propose or enumerate, with options like --search."
+        None,
+        description="Thought generator: sample, continue, turns, propose or enumerate, with options like --search.",
     )
     evaluator: Any = Field(
         None,
@@ -77,7 +78,7 @@ class SearchConfig(BaseModel):
         description="Function that the model can call: calculator, or path/to/file.py:name. Repeat for more functions.",
         json_schema_extra={"flag": "--tool"},
     )
-    """Functions with type hints, or their names."""
+    """Functions with type hints or their names, `Tool`s, and descriptions of functions (`tot.decoders.Function`)."""
     prompts: Literal["papers", "chat"] | None = Field(
         None,
         description="papers: our few-shot prompts, in the papers' form. chat: prompts in the model's chat format. The "
@@ -170,7 +171,7 @@ class SearchConfig(BaseModel):
 
     def to_json(self, secrets: bool = False) -> dict[str, Any]:
         """Return the options as JSON data, objects by name. Keys and passwords are included only with `secrets`."""
-        tools = [getattr(tool, "__name__", str(tool)) for tool in self.tools]
+        tools = [getattr(tool, "__name__", getattr(tool, "name", str(tool))) for tool in self.tools]
         budget = {f"budget_{name}": limit for name, limit in (self.budget or Budget()).model_dump().items()}
         parts = {name: as_text(getattr(self, name)) for name in ("search", "generator", "evaluator")}
         special = {"model", "tools", "budget", "thinking", "template_options", *parts}

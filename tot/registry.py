@@ -18,6 +18,7 @@ from tot.decoders.errors import OptionError, unknown, validated
 from tot.decoders.registry import Registry, split_spec
 from tot.evaluators.base import Evaluator, TemplateEvaluator
 from tot.generators.base import Generator
+from tot.generators.turns import Turns
 from tot.search.base import Search
 from tot.task.checked import CheckedTask
 from tot.task.task import Task
@@ -101,7 +102,7 @@ def parts_of(
     A search may replace the generator and the evaluator, as "rap" does.
 
     Args:
-        tools: Functions or their names, which the model can call in a message that it writes in pieces.
+        tools: Functions, their descriptions or their names, which the model can call.
         until: An option of the search, to add to its text.
         temperature: An option of the generator, likewise.
 
@@ -110,7 +111,7 @@ def parts_of(
         TaskError: The task lacks a method or a template that a part needs.
     """
     if tools:
-        search, generator = search or _WITH_TOOLS, generator or "continue"
+        search, generator = search or _WITH_TOOLS, generator or "turns"
     chosen = named(search or task.search, SEARCHES, until=until)
     recipe = {"search": chosen, "generator": task.generator, "evaluator": task.evaluator}
     recipe |= chosen.recipe(task, named(task.generator, GENERATORS))
@@ -120,18 +121,16 @@ def parts_of(
         "evaluator": named(evaluator or recipe["evaluator"], EVALUATORS),
     }
     if tools:
-        if getattr(parts["search"], "whole", False):
-            raise OptionError(
-                f"{type(parts['search']).__name__} decodes whole solutions at once and does not support tools: "
-                "choose bfs, dfs, best-first or mcts"
-            )
+        if not isinstance(turns := parts["generator"], Turns):
+            raise OptionError(f"generator {type(turns).__name__} does not support tools: leave it out, or use 'turns'")
         functions = [TOOLS.find(tool) if isinstance(tool, str) else tool for tool in tools]
-        if (with_tools := getattr(parts["generator"], "with_tools", None)) is None:
-            name = type(parts["generator"]).__name__
-            raise OptionError(
-                f"generator {name} does not support tools: use generator='continue', which writes a message in pieces"
-            )
-        parts["generator"] = with_tools(functions)
+        parts["generator"] = turns.model_copy(update={"tools": turns.of_functions(functions)})
+    executed = any(tool.readonly for tool in getattr(parts["generator"], "tools", ()))
+    if executed and getattr(parts["search"], "whole", False):
+        raise OptionError(
+            f"{type(parts['search']).__name__} decodes whole solutions at once and executes no tools: choose bfs, dfs, "
+            "best-first or mcts, or give Tool(function, readonly=False), whose calls are answers"
+        )
     _check_together(task, **parts, own=named(task.evaluator, EVALUATORS))
     return parts
 

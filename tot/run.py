@@ -347,7 +347,8 @@ class Run:
             return answers
         if self._checkpoint is not None and (recorded := self._checkpoint.answers()) is not None:
             self._replay(recorded)
-            return [self.search.checked.restored(answer) for answer in recorded.results]
+            pairs = zip(answers, recorded.results, strict=True)
+            return [self.search.checked.restored(saved) if own is None else own for own, saved in pairs]
         calls, total = self.backend.calls, self.meter.total
         self._running[None] = asking = asyncio.create_task(self.answers.ask([nodes[i] for i in missing]))
         try:

@@ -20,8 +20,8 @@ class Solution:
     """The result of a search."""
 
     answer: Any | None
-    """Text, a list of actions for a planning task, or the object of the answer's schema. None if the best state has no
-    answer."""
+    """Text, a list of actions for a planning task, the object of the answer's schema, or the calls of functions that
+    the search does not execute (a tuple of `ToolCall`). None if the best state has no answer."""
     solved: bool
     """Whether the task verified the answer."""
     value: float | None

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tot.decoders.errors import OptionError
 from tot.llm.context import Context
 from tot.task.task import Task
 from tot.tree.tree import Node
@@ -30,6 +31,18 @@ class Generator(BaseModel):
 
     def check(self, task: Task) -> None:
         """Raise OptionError or TaskError if the task lacks a method or a template that it needs."""
+
+    def message_template(self, task: Task) -> str:
+        """Return the only template of a thought. Raises OptionError or TaskError if it is not the only one."""
+        first, *others = task.thought
+        if others:
+            chat = "prompts='chat', or " if len(task.chat.get("thought", task.thought)) == 1 else ""
+            raise OptionError(
+                f"{type(self).__name__} writes one message, but a thought of {type(task).__name__} has "
+                f"{len(task.thought)} templates ({', '.join(task.thought)}): choose {chat}generator='sample'"
+            )
+        task.prompts.require(first)
+        return first
 
     @abstractmethod
     async def propose(self, ctx: Context, nodes: Sequence[Node], count: int | None) -> Sequence[Sequence[Any]]:

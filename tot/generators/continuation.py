@@ -7,18 +7,15 @@ sampled tokens, so a path of first children is the text that the model would dec
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-from pydantic import ConfigDict, field_serializer, field_validator
 
 from tot.decoders.errors import OptionError
 from tot.generators.base import Count, Generator
-from tot.generators.tool_calls import PROMPT, Tool, run_call, tools_prompt
 from tot.llm.context import Context
 from tot.llm.replies import Proposal, Reply
 from tot.task.task import Task
-from tot.tree.thought import SampledText, State, Thought
+from tot.tree.thought import SampledText, Thought
 from tot.tree.tree import Node
 
 _DELIMITERS = {
@@ -39,12 +36,7 @@ class Continue(Generator):
 
     The last thought template asks for the message; the text so far is the assistant's message. A label ("Step 2:") is
     not a thought, but the beginning of one. Empty pieces and repetitions are rejected as parse failures.
-
-    With `tools`, a piece also ends after a tool call, whose result is appended to the message as an observation: the
-    model continues the message after it, but did not write it.
     """
-
-    model_config = ConfigDict(arbitrary_types_allowed=True)
 
     writes_answer = True
     has_confidence = False
@@ -54,43 +46,18 @@ class Continue(Generator):
     """paragraph, line or sentence; any other text is itself the delimiter. Pieces include their delimiter."""
     tokens: Count | None = None
     """Maximum number of tokens of a piece."""
-    tools: tuple[Tool, ...] = ()
-    """Functions that the model can call; on the command line, `--tool`."""
 
     def check(self, task: Task) -> None:
-        first, *others = task.thought
-        if others:
-            chat = "prompts='chat', or " if len(task.chat.get("thought", task.thought)) == 1 else ""
-            raise OptionError(
-                f"{type(self).__name__} writes one message, but a thought of {type(task).__name__} has "
-                f"{len(task.thought)} templates ({', '.join(task.thought)}): choose {chat}generator='sample'"
-            )
+        first = self.message_template(task)
         if first in task.schemas:
             raise OptionError(
                 f"{type(self).__name__} writes a message in pieces, and {type(task).__name__} has a schema for "
                 f"{first!r}: choose generator='sample'"
             )
-        task.prompts.require(first)
-
-    @field_validator("tools", mode="before")
-    @classmethod
-    def _of_functions(cls, given: Any) -> tuple[Tool, ...]:
-        if isinstance(given, str):
-            raise ValueError("name tools with --tool, or in solve(..., tools=[...])")
-        return tuple(one if isinstance(one, Tool) else Tool(one) for one in given)
-
-    @field_serializer("tools")
-    def _names(self, tools: tuple[Tool, ...]) -> list[str]:
-        return [tool.name for tool in tools]
-
-    def with_tools(self, functions: Sequence[Callable[..., Any]]) -> Continue:
-        """Return this generator with tools that the model can call."""
-        return self.model_copy(update={"tools": self._of_functions(functions)})
 
     async def propose(self, ctx: Context, nodes: Sequence[Node], count: int | None) -> list[list[Proposal]]:
         count = count or self.thoughts
         ends = _DELIMITERS.get(self.until, (self.until,))
-        ends = (PROMPT, *ends) if self.tools else ends
 
         async def extend(node: Node) -> list[Proposal]:
             replies = await self._ask(ctx, node, ends, count)
@@ -111,7 +78,6 @@ class Continue(Generator):
         begun: Thought | None = None,
     ) -> list[Reply]:
         about: dict[str, Any] = {"max_tokens": self.tokens, "until": until, "call": call, "begun": begun}
-        about["about"] = tools_prompt(self.tools) if self.tools else ""
         return await ctx.ask(ctx.task.thought[-1], node, count, temperature=self.temperature, **about)
 
     async def _finish(
@@ -129,35 +95,14 @@ class Continue(Generator):
             ended = reason == "eos" or ctx.task.is_answered(state.message + thought.answer_text)
             full = not ended and (reason == "repetition" or ctx.room(name, (*state.thoughts, thought)) <= 0)
             proposal.thought = thought.model_copy(update={"ended": ended or full, "truncated": full})
-            calls = self.tools and reply.completion.text.endswith(PROMPT)
-            incomplete = calls or _LABEL.fullmatch(reply.completion.text)
-            if ended or full or reply.cut or label == _MAX_LABELS or not incomplete:
+            if ended or full or reply.cut or label == _MAX_LABELS or not _LABEL.fullmatch(reply.completion.text):
                 break
-            (reply,) = await self._ask(ctx, node, ("\n",) if calls else ends, 1, sample, proposal.thought)
+            (reply,) = await self._ask(ctx, node, ends, 1, sample, proposal.thought)
         previous = [words for one in state.thoughts if len(words := _words(one.parts.get(name, ""))) >= _MIN_REPEATED]
         if reply.cut:
             proposal.thought = None
         elif not _words(text) or _words(text) in previous:
             proposal.thought, proposal.parse_failures = None, 1
-        elif self.tools:
-            await self._observe(ctx, state, proposal)
-
-    async def _observe(self, ctx: Context, state: State, proposal: Proposal) -> None:
-        """Call the tool that a piece names in its last line, and append the result."""
-        thought = proposal.thought
-        assert thought is not None
-        ((name, text),) = thought.parts.items()
-        written = text.rstrip("\n")
-        call = written.rpartition("\n")[2]
-        if not call.startswith(PROMPT) or not call.removeprefix(PROMPT).strip():
-            return
-        observation = await run_call(call.removeprefix(PROMPT), self.tools)
-        parts = {name: f"{written}\n{observation.text}\n"}
-        # A model that ends its turn with a call waits for the result.
-        full = ctx.room(name, (*state.thoughts, thought)) <= 0
-        changes: dict[str, Any] = {"parts": parts, "observation": observation, "ended": full, "truncated": full}
-        changes["thinking"] = len(parts[name]) if thought.thinking == len(text) else thought.thinking
-        proposal.thought = thought.model_copy(update=changes)
 
 
 def _append(thought: Thought, name: str, reply: Reply, first: bool) -> Thought:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tot.generators.base import Count, Generator
+from tot.generators.turns import Turns
 from tot.llm.context import Context
 from tot.llm.replies import Proposal, Reply, spent
 from tot.task.checked import CheckedTask
@@ -143,12 +144,18 @@ async def whole_solutions(
     temperature, first = 0.0 if greedy else _temperature(generator), sample or 0
     kinds = _kinds(ctx.task, ctx.state(node), solutions)
     proposals = blank(count) if sample is None else blank(count)[:1]
-    by_kind: dict[tuple[str, ...], list[Proposal]] = {}  # a kind that has several turns has one request
-    for number, proposal in enumerate(proposals, first):
-        by_kind.setdefault(kinds[number % len(kinds)], []).append(proposal)
+    by_kind: dict[tuple[str, ...], list[int]] = {}  # a kind that has several turns has one request
+    for i in range(len(proposals)):
+        by_kind.setdefault(kinds[(first + i) % len(kinds)], []).append(i)
 
     async def write_kind(templates: tuple[str, ...]) -> None:
-        for proposal in await write(ctx, node, by_kind[templates], templates, temperature, first_call=first):
+        some = [proposals[i] for i in by_kind[templates]]
+        if isinstance(generator, Turns):
+            some = await generator.sample(ctx, node, templates[-1], len(some), temperature, first)
+        else:
+            await write(ctx, node, some, templates, temperature, first_call=first)
+        for i, proposal in zip(by_kind[templates], some, strict=True):
+            proposals[i] = proposal
             if proposal.thought is not None and templates != tuple(ctx.task.thought):
                 proposal.thought = proposal.thought.model_copy(update={"ended": True})
 

@@ -1,87 +1,84 @@
-"""Tools: plain Python functions with type hints, which a model can call in its text.
-
-A call is a line in the form of Python's prompt, `>>> calculator("3 * 4")`. Arguments must be literals: the line is
-parsed, never executed as code. The result is appended as text, cut to a maximum length.
-"""
+"""Tools: functions that a model can call, with a JSON schema of their arguments from their type hints."""
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, get_type_hints
+from typing import Annotated, Any, NotRequired, get_type_hints
 
-from pydantic import ConfigDict, ValidationError, validate_call
+from pydantic import ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError
+from pydantic_core import to_jsonable_python
+from typing_extensions import TypedDict
 
 from tot.decoders.errors import OptionError, describe, readable
+from tot.decoders.request import Function
 from tot.running import in_thread
-from tot.tree.thought import Observation
 
-PROMPT = ">>> "
-"""The marker of a call."""
 _MAX_RESULT = 1000
 """Maximum length of a result in characters."""
-_NO_LITERALS = ("date_type", "datetime_type", "time_type", "time_delta_type", "is_instance_of")
 _TIMEOUT = 10.0
-"""Timeout of a tool call in seconds."""
+"""Timeout of a call in seconds."""
 
 
 class Tool:
-    """A Python function that the model can call. Raises OptionError for an unsuitable function."""
+    """A function that the model can call. Raises OptionError for an unsuitable function.
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-        self.name = getattr(function, "__name__", "")
-        if not callable(function) or not self.name.isidentifier():
+    A search executes the calls of tools with `readonly`, in each branch, so they must change nothing. A call of another
+    tool is never executed: it ends its branch, and is the answer.
+    """
+
+    def __init__(self, function: Callable[..., Any] | Function, readonly: bool = True) -> None:
+        """`function`: a function with type hints, or the description of one that is elsewhere."""
+        self.readonly = readonly and not isinstance(function, Function)
+        self.function = None if isinstance(function, Function) else function
+        if isinstance(function, Function):
+            self.about = function
+            return
+        name = getattr(function, "__name__", "")
+        if not callable(function) or not name.isidentifier():
             raise OptionError(f"tool {function!r} is not a named function: define it with def")
         try:
-            self._signature, hints = inspect.signature(function), get_type_hints(function)
-        except (NameError, TypeError, ValueError) as error:
-            raise OptionError(f"cannot read the type hints of tool {self.name} ({error})") from None
-        for parameter in self._signature.parameters.values():
-            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-                raise OptionError(
-                    f"tool {self.name} takes any arguments (*{parameter.name}): name each argument, with its type"
-                )
-            if parameter.name not in hints:
-                raise OptionError(
-                    f"tool {self.name} has no type for {parameter.name!r}: write, for example, {parameter.name}: str"
-                )
-        self._strict, self._lax = validate_call(config=ConfigDict(strict=True))(function), validate_call(function)
+            self._arguments = _arguments(name, function)
+            parameters = self._arguments.json_schema()
+            self.about = Function(name=name, description=inspect.getdoc(function) or "", parameters=parameters)
+        except ValidationError as error:
+            raise OptionError(f"tool {name[:80]}: {readable(error)}: rename it") from None
+        except (NameError, PydanticUserError, TypeError, ValueError) as error:
+            raise OptionError(f"cannot read the type hints of tool {name} ({error})") from None
+
+    @property
+    def name(self) -> str:
+        return self.about.name
 
     def __repr__(self) -> str:
         return self.name
 
-    def __str__(self) -> str:
-        """Return the signature and the docstring. Examples in the docstring help a model most."""
-        about = (inspect.getdoc(self.function) or "").replace("\n", "\n    ")
-        return f"{self.name}{self._signature}" + (f"\n    {about}" if about else "")
-
-    async def call(self, arguments: Sequence[Any], named: dict[str, Any]) -> str:
-        """Call the tool and return the result or the error as text. A tool that hangs is abandoned."""
+    def check(self, arguments: str) -> Mapping[str, Any]:
+        """Return the arguments in a JSON text, by name. Raises ValueError if they do not match the type hints."""
+        if self.function is None:
+            return {}
         try:
-            self._signature.bind(*arguments, **named)
-            result = await asyncio.wait_for(self._run(arguments, named), _TIMEOUT)
+            return self._arguments.validate_json(arguments, strict=True)
+        except ValidationError as error:
+            raise ValueError(f"{self.name}: {readable(error)}") from None
+        except Exception as error:  # a validator of the user may raise anything  # noqa: BLE001
+            raise ValueError(f"{self.name}: {describe(error)}") from None
+
+    async def call(self, arguments: Mapping[str, Any]) -> str:
+        """Call the function and return the result or the error as text. A function that hangs is abandoned."""
+        try:
+            assert self.function is not None
+            result = await asyncio.wait_for(self._run(partial(self.function, **arguments)), _TIMEOUT)
+            text = result if isinstance(result, str) else repr(result)
         except TimeoutError:
-            return f"{self.name} did not answer within {_TIMEOUT:g} s"
-        except ValidationError as error:
-            return f"{self.name}: {readable(error)}"
+            text = f"{self.name} did not answer within {_TIMEOUT:g} s"
         except Exception as error:  # whatever a tool raises  # noqa: BLE001
-            return describe(error)
-        return result if isinstance(result, str) else repr(result)
+            text = describe(error)
+        return text if len(text) <= _MAX_RESULT else f"{text[:_MAX_RESULT]}… (cut: {len(text)} characters)"
 
-    async def _run(self, arguments: Sequence[Any], named: dict[str, Any]) -> Any:
-        try:
-            return await self._apply(self._strict, arguments, named)
-        except ValidationError as error:
-            if not _is_written_as_text(error):
-                raise
-        return await self._apply(self._lax, arguments, named)
-
-    async def _apply(self, function: Callable[..., Any], arguments: Sequence[Any], named: dict[str, Any]) -> Any:
-        call = partial(function, *arguments, **named)
+    async def _run(self, call: Callable[[], Any]) -> Any:
         try:
             if inspect.iscoroutinefunction(self.function):
                 return await call()
@@ -91,44 +88,24 @@ class Tool:
             raise RuntimeError(repr(error)) from None
 
 
-def _is_written_as_text(error: ValidationError) -> bool:
-    """Return whether the only errors are texts in place of types without literals, such as dates and decimals."""
-    return all(one["type"] in _NO_LITERALS and isinstance(one["input"], str) for one in error.errors())
-
-
-def tools_prompt(tools: Sequence[Tool]) -> str:
-    """Return the part of the prompt that describes the tools."""
-    functions = "\n\n".join(map(str, tools))
-    return (
-        "You have tools: functions that are there already, so never define them. To use one, call it on a line of its "
-        f"own that begins with {PROMPT.strip()}, and its result will be on the next line. These are the functions:\n\n"
-        f"{functions}\n\nUse them wherever they help."
-    )
-
-
-async def run_call(line: str, tools: Sequence[Tool]) -> Observation:
-    """Execute a call that a model wrote. The observation is the result or the error."""
-    text = await _result(line, {tool.name: tool for tool in tools})
-    if len(text) > _MAX_RESULT:
-        text = f"{text[:_MAX_RESULT]}… (cut: {len(text)} characters)"
-    return Observation(text=text)
-
-
-async def _result(line: str, tools: dict[str, Tool]) -> str:
-    try:
-        call = ast.parse(line.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return f"SyntaxError: that is no call of {', '.join(tools)}"
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-        return f"SyntaxError: that is no call of {', '.join(tools)}"
-    tool = tools.get(call.func.id)
-    if tool is None:
-        return f"NameError: there is no {call.func.id}, but {', '.join(tools)}"
-    try:
-        arguments = [ast.literal_eval(argument) for argument in call.args]
-        named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg is not None}
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-        return "ValueError: write the arguments out, as numbers and texts"
-    if len(named) != len(call.keywords):
-        return "ValueError: write the arguments out, as numbers and texts"
-    return await tool.call(arguments, named)
+def _arguments(name: str, function: Callable[..., Any]) -> TypeAdapter[dict[str, Any]]:
+    """Return the type of a function's arguments by name. Raises OptionError if one lacks a name or a type."""
+    hints = get_type_hints(function, include_extras=True)
+    fields: dict[str, Any] = {}
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise OptionError(f"tool {name} takes {parameter} without a name: name each argument, with its type")
+        if parameter.name not in hints:
+            raise OptionError(
+                f"tool {name} has no type for {parameter.name!r}: write, for example, {parameter.name}: str"
+            )
+        fields[parameter.name] = hints[parameter.name]
+        if parameter.default is not parameter.empty:
+            default = to_jsonable_python(parameter.default, fallback=repr)
+            fields[parameter.name] = NotRequired[
+                Annotated[hints[parameter.name], Field(json_schema_extra={"default": default})]
+            ]
+    make: Any = TypedDict
+    arguments = make(name, fields)
+    arguments.__pydantic_config__ = ConfigDict(extra="forbid")
+    return TypeAdapter(arguments)

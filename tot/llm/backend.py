@@ -20,7 +20,17 @@ from typing import Any
 from tot.decoders.budget import Meter
 from tot.decoders.decoder import AsyncDecoder, Decoder, Pending
 from tot.decoders.errors import ContextError, OptionError, RequestError, TotError, describe
-from tot.decoders.request import Completion, FinishReason, Message, Part, Purpose, Request, Usage, before_stop
+from tot.decoders.request import (
+    Completion,
+    FinishReason,
+    Message,
+    Part,
+    Purpose,
+    Request,
+    ToolCall,
+    Usage,
+    before_stop,
+)
 from tot.decoders.thinking import find_thinking, split
 from tot.llm.replies import is_cut
 from tot.running import in_thread
@@ -152,6 +162,20 @@ class Backend:
     def cheap_samples(self) -> int:
         """How many samples the generating decoder decodes together in at most 1.75 times the time of one."""
         return int(getattr(self._decoders.get("generate"), "cheap_samples", _CHEAP_SAMPLES))
+
+    def read_calls(self, purpose: Purpose, completion: Completion) -> tuple[str, Sequence[ToolCall]]:
+        """Return the text before the calls of functions in a completion, and the calls.
+
+        Raises OptionError if the purpose's decoder cannot call functions.
+        """
+        read = getattr(self._decoders.get(purpose), "read_calls", None)
+        if read is None:
+            raise OptionError(
+                f"decoder {self.name(purpose)} calls no functions, it has no `read_calls`: use a local model, or leave "
+                "the tools out"
+            )
+        text, calls = read(completion)
+        return text, calls
 
     def cuts_rationales(self, purpose: Purpose) -> bool:
         """Return whether the purpose's decoder may cut rationales."""

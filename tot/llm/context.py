@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from pydantic import JsonValue
 
 from tot.decoders.constraint import Constraint
-from tot.decoders.request import Completion, Message, Purpose, Request, Sampling, ThinkingOptions
+from tot.decoders.request import Completion, Message, Purpose, Request, Sampling, ThinkingOptions, ToolCall
 from tot.llm.backend import Backend
 from tot.llm.replies import Evaluation, Reply, is_cut
 from tot.task.checked import CheckedTask
@@ -110,6 +110,7 @@ class Context:
         until: Sequence[str] = (),
         about: str = "",
         legal: Sequence[str] = (),
+        tools: Mapping[str, Any] | None = None,
         **variables: Any,
     ) -> list[Reply]:
         """Return n samples of `template`, rendered for a node. Evaluators' templates see the last thought's parts.
@@ -130,6 +131,7 @@ class Context:
                 Following the first children gives the message that would be decoded without cuts.
             about: Text to append to the user's message.
             legal: The only texts to sample, in place of the schema's.
+            tools: Fields of the request with the functions that the model may call: see `read_calls`.
             variables: Other variables of the template.
         """
         state, task = self.state(node), self.task
@@ -144,12 +146,13 @@ class Context:
             sampling = sampling.model_copy(update={**piece, "drawn": sampled_tokens(thoughts)})
         steps: tuple[str, ...] = ()
         trigger = None
-        if constraint is not None:
+        if constraint is not None and not tools:
             trigger = task.triggers.get(template)
         if self.purpose in ("generate", "escalate"):
             steps = tuple(task.steps(template, state))
             # Chat models announce their answers themselves, so only a decoder that cuts rationales needs the trigger.
-            if task.prompts.kind == "papers" or self._backend.cuts_rationales(self.purpose):
+            cut = task.prompts.kind == "papers" or self._backend.cuts_rationales(self.purpose)
+            if cut and not tools:
                 trigger = task.triggers.get(template)
         request = Request(
             prompt=prompt,
@@ -158,6 +161,7 @@ class Context:
             steps=steps,
             template_options=self._template_options,
             constraint=constraint,
+            **(tools or {}),
         )
         if trigger is not None:  # the text before the trigger is a rationale
             sampling = sampling.model_copy(update={"stop": (*sampling.stop, trigger)})
@@ -175,6 +179,10 @@ class Context:
             Reply(template, request, completion, self.decoder, int(failed))
             for completion, failed in zip(completions, unread, strict=True)
         ]
+
+    def read_calls(self, completion: Completion) -> tuple[str, Sequence[ToolCall]]:
+        """Return the text before the calls of functions in a completion, and the calls."""
+        return self._backend.read_calls(self.purpose, completion)
 
     async def score(
         self,
@@ -219,14 +227,20 @@ class Context:
     def prompt(
         self, template: str, state: State, begun: Thought | None = None, /, **variables: Any
     ) -> tuple[Message, ...]:
-        """Render a template for a state. Texts that the model wrote keep the tokens that it sampled."""
+        """Render a template for a state. Texts that the model wrote keep the tokens that it sampled.
+
+        Turns of the assistant are messages of their own, after the rendered ones.
+        """
         if self.purpose == "evaluate":
             parts = state.thoughts[-1].outputs if state.thoughts else {}
             return self.task.prompt(template, state, **{**parts, **variables})
         begun = begun and self.task.typed(begun)
-        thoughts = (*state.thoughts, *filter(None, [begun]))
+        turns = [message for thought in state.thoughts for message in thought.messages]
+        pieces = tuple(thought for thought in state.thoughts if not thought.messages)
+        state = state.model_copy(update={"thoughts": pieces})
         prompt = self.task.prompt(template, state, **{**(begun.outputs if begun else {}), **variables})
-        return as_written(prompt, thoughts)
+        end = len(prompt) - (prompt[-1].role == "assistant")
+        return as_written((*prompt[:end], *turns, *prompt[end:]), (*pieces, *filter(None, [begun])))
 
     @property
     def loaded(self) -> Any:

@@ -31,6 +31,8 @@ class Proposal:
     thought: Thought | None
     usage: Usage = NOTHING
     parse_failures: int = 0
+    refused: str | None = None
+    """Why its text was rejected, if the search says so when it has no answer."""
     prior: float | None = None
     """Probability of the thought among its siblings."""
     confidence: float | None = None

@@ -33,6 +33,8 @@ class SearchTree:
         """Terminal states that the task accepts as solutions, in the order in which they were found."""
         self.solved: Node | None = None
         """The first state whose answer the task verified."""
+        self.refused: str | None = None
+        """Why the last rejected text was rejected, if its generator says so."""
         self._merge = merge
         self._wanders = wanders
         self._accepts = accepts
@@ -57,7 +59,7 @@ class SearchTree:
 
     async def _execute(self, node: Node, state: State, proposal: Proposal) -> None:
         thought = proposal.thought
-        if thought is None or thought.observation is not None:
+        if thought is None or thought.observation is not None or thought.tool_calls:
             return
         key = node.id, thought.canonical
         async with self._locks[key]:
@@ -85,12 +87,13 @@ class SearchTree:
         pruned.
         """
         parent.parse_failures += proposal.parse_failures
+        self.refused = proposal.refused or self.refused
         if (thought := proposal.thought) is not None:  # an earlier run may have executed it
             self._observations.setdefault((parent.id, thought.canonical), thought.observation)
         before = self.tree.state(parent)
         state = key = None
         if thought is not None:
-            state = before.then(thought) if whole else self.checked.step(before, thought)
+            state = before.then(thought) if whole or thought.tool_calls else self.checked.step(before, thought)
             key = thought.canonical if whole or state is None else self.checked.key(state)
         returns = not self._wanders and any(self._keys[step.id] == key for step in self.tree.path(parent))
         if state is None or returns:

@@ -38,11 +38,10 @@ def elected(answers: Sequence[Hashable], weights: Sequence[float]) -> list[int]:
 def count(
     task: CheckedTask, question: str, answers: Sequence[Any], weights: Sequence[float]
 ) -> tuple[list[Hashable], list[int]]:
-    """Return the key of each answer, and the indices of the winning votes; if the task elects, its choice is first."""
-    if (election := task.elect(question, answers, weights)) is None:
-        keys = [task.canonical(answer) for answer in answers]
-        return keys, elected(keys, weights)
-    keys, first = election
+    """Return the key of each answer, and the indices of the winning votes; the elected answer is first."""
+    if not answers:
+        return [], []
+    keys, first = task.elect(question, answers, weights)
     return keys, [first, *(i for i, key in enumerate(keys) if key == keys[first] and i != first)]
 
 

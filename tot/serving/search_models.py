@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,15 +17,16 @@ from typing import Any
 from tot.api import run_search
 from tot.config import SearchConfig
 from tot.decoders.budget import Budget
+from tot.decoders.constraint import Constraint
 from tot.decoders.errors import TaskError
-from tot.decoders.request import before_stop
+from tot.decoders.request import Message, ToolCall, before_stop
 from tot.decoders.serving.completions import check_tokens, thinking_of
 from tot.decoders.serving.errors import invalid, unsupported
 from tot.decoders.serving.gate import Gate
 from tot.decoders.serving.limits import Limits
 from tot.decoders.serving.messages_body import MessagesBody
 from tot.decoders.serving.metrics import ServerMetrics
-from tot.decoders.serving.protocol import ChatBody, DecodingFields, TextBody
+from tot.decoders.serving.protocol import ChatBody, Conversation, DecodingFields, TextBody
 from tot.decoders.serving.responses_body import ResponsesBody
 from tot.decoders.serving.service import AnyBody, Choice, Emit, Piece, Result
 from tot.llm.decoders import FILTERS
@@ -35,8 +36,10 @@ from tot.serving.live import LiveSearches
 from tot.serving.searches import ServedSearch
 from tot.solution import Solution
 from tot.task.checked import CheckedTask
+from tot.task.schemas import Schema
 from tot.task.task import Task, answer_text
-from tot.task.world import HasElection
+from tot.task.world import HasAct, HasActions, HasAnswer, HasElection
+from tot.tree.thought import Thought
 from tot.tree.tree import Node
 
 _EFFORTS: Mapping[str | None, Budget] = {
@@ -78,19 +81,18 @@ class SearchModels:
                 raise unsupported(field)
         if body.alternatives is not None:
             raise unsupported("logprobs")
-        if body.tools:
-            raise unsupported("tools")
-        if body.form is not None:
-            raise unsupported(body.form_field)
         check_tokens(body, self._limits, "max_tokens")
-        *history, last = (message.model_copy(update={"reasoning_content": ""}) for message in body.history)
-        if last.role != "user":
-            message = f"the last message has the role {last.role}, and a search answers a user: end with the user's"
-            raise invalid(message, "messages")
+        history, question, turns = _conversation(body)
         served_task, served_config = self._searches[body.model]
-        task = served_task.with_prompts(history=history)
+        tools = tuple(body.tools) if body.tool_choice != "none" else ()
+        fields = {"tools": tools, body.form_field: body.form, body.place: turns}
+        asked = [name for name, given in fields.items() if given]
+        if asked and not _answers_freely(served_task):
+            raise unsupported(asked[0])
+        begun = [Thought.turn(served_task.thought[-1], *turn) for turn in turns]
+        task = served_task.with_prompts(history=history, turns=begun, form=body.form)
         try:
-            CheckedTask(task).start(last.content)
+            CheckedTask(task).start(question)
         except TaskError as error:
             raise invalid(str(error), "messages") from None
         most = (body.max_tokens, body.most_tokens, served_config.max_tokens, self._limits.max_tokens_limit)
@@ -103,9 +105,12 @@ class SearchModels:
             options["thinking"] = thinking_of(body, self._limits, counted=False)
         if body.chat_template_kwargs:
             options["template_options"] = body.chat_template_kwargs
+        if asked:
+            choice = f"tool_choice={body.tool_choice},parallel_tool_calls={body.parallel_tool_calls}"
+            options |= {"tools": tools, "generator": f"turns:{choice}" if tools else "turns"}
         config = SearchConfig.of(served_config, options)
         config.parts(task)  # raises OptionError, for example if `until` is given and the search has no vote
-        return ServedRequest(self, body, task, last.content, config, {"seed": options["seed"]})
+        return ServedRequest(self, body, task, question, config, {"seed": options["seed"]})
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +130,7 @@ class ServedRequest:
     async def run(self, emit: Emit, seconds: float) -> Result:
         """Search. Thoughts are thinking, and the answer is one piece."""
         source, model, outcome, thoughts = self.source, self.body.model, "failed", list[str]()
+        await asyncio.to_thread(_check_schemas, self.body)
 
         def show(search: SearchState, nodes: list[Node]) -> None:
             for node in nodes:
@@ -147,7 +153,11 @@ class ServedRequest:
             for text in thoughts:
                 emit(Piece(0, text, thinking=True))
         choice = self._choice(solution, "".join(thoughts))
-        emit(Piece(0, choice.text))
+        if choice.text or not choice.calls:
+            emit(Piece(0, choice.text))
+        for call in choice.calls:
+            emit(Piece(0, "", call=call))
+            emit(Piece(0, call.arguments, call=call))
         emit(choice)
         return Result([choice], solution.usage, reasoning_tokens)
 
@@ -173,18 +183,58 @@ class ServedRequest:
         far.
         """
         cut, most, stopped = _truncated(solution), self.body.most_tokens, solution.stopped or ""
+        *_, last = (node.thought for node in solution.tree if node.chosen)
+        calls: Sequence[ToolCall] = ()
         if cut and most is not None and solution.usage.new_tokens > most:
             text = ""
-        elif solution.answer is None and cut and not stopped.startswith("budget"):
-            calls = (call for calls in solution.tree.calls.values() for call in calls if call.purpose != "evaluate")
-            text = max((call.output.strip() for call in calls), key=len, default="")
+        elif solution.answer is not None and last is not None and last.messages:  # JSON as the model wrote it
+            text = last.messages[0].content
+            calls = [call.model_copy(update={"id": f"call_{secrets.token_hex(12)}"}) for call in last.open_calls]
+        elif solution.answer is None and cut and not self.body.tools and not stopped.startswith("budget"):
+            made = (call for calls in solution.tree.calls.values() for call in calls if call.purpose != "evaluate")
+            text = max((call.output.strip() for call in made), key=len, default="")
         else:
             text = "" if solution.answer is None else answer_text(solution.answer)
         about = {name: getattr(solution, name) for name in ("certainty", "solved", "votes", "value", "stopped")}
         about |= {"thoughts": len(solution.tree) - 1, "seconds": round(solution.usage.seconds, 3)}
         about["chosen"] = _chosen(solution, self.task)
         incomplete = cut and (solution.answer is None or stopped.startswith("budget"))  # not by `max_tokens` of a text
-        return Choice(0, before_stop(text, self.body.stop), thoughts, cut, incomplete, about=about)
+        text = before_stop(text, self.body.stop)
+        return Choice(0, text, thoughts, cut, incomplete, calls=calls, about=about)
+
+
+def _conversation(body: Conversation) -> tuple[list[Message], str, list[list[Message]]]:
+    """Return the messages before the last one of the user, its text, and the turns of the assistant after it."""
+    messages = [message.model_copy(update={"reasoning_content": ""}) for message in body.history]
+    number = max((i for i, message in enumerate(messages) if message.role == "user"), default=0)
+    turns: list[list[Message]] = []
+    for message in messages[number + 1 :]:
+        if message.role == "tool" and turns:
+            turns[-1].append(message)
+        else:
+            turns.append([message])
+    first, last = messages[number].role, messages[-1].role
+    if first != "user" or last not in ("user", "tool") or any(turn[0].role != "assistant" for turn in turns):
+        reason = f"the last message has the role {last}, and a search answers a user or results of calls"
+        raise invalid(f"{reason}: end with the user's message, or with calls and their results after it", body.place)
+    return messages[:number], messages[number].content, turns
+
+
+def _check_schemas(body: Conversation) -> None:
+    """Raise ServingError, which names the field, for an invalid schema."""
+    schemas = {f"tools.{i}": Constraint(json_schema=tool.parameters) for i, tool in enumerate(body.tools)}
+    for field, constraint in {**schemas, body.form_field: body.form}.items():
+        if constraint is not None:
+            try:
+                Schema(constraint)
+            except ValueError as error:
+                raise invalid(str(error), field) from None
+
+
+def _answers_freely(task: Task) -> bool:
+    """Return whether any text can be an answer to the task, and also JSON and calls of functions."""
+    acts = isinstance(task, HasAct | HasActions | HasAnswer)
+    return not acts and len(task.thought) == 1 and type(task).parse_answer is Task.parse_answer
 
 
 def _truncated(solution: Solution) -> bool:
@@ -202,7 +252,8 @@ def _chosen(solution: Solution, task: Task) -> str | None:
         return solution.verdict if solution.solved else None
     if solution.votes is None:
         return "value" if len(solution.tree.leaves()) > 1 else "only sample"
-    return "similarity" if solution.votes[0] == 1 and isinstance(task, HasElection) else "votes"
+    alone = solution.votes[0] == 1 and isinstance(task, HasElection) and isinstance(solution.answer, str)
+    return "similarity" if alone else "votes"
 
 
 def _as_text(search: SearchState, node: Node) -> str:

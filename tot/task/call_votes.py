@@ -42,7 +42,7 @@ def elect(answers: Sequence[Any], weights: Sequence[float]) -> tuple[list[Hashab
         best = max(votes, key=votes.__getitem__)
         for i in group:
             scores[i] += votes[best] * (parsed[i][1].get(slot) == best)
-    keys = [(kind, tuple(sorted(fields.items()))) for kind, fields in parsed]
+    keys: list[Hashable] = [(kind, tuple(sorted(fields.items()))) for kind, fields in parsed]
     return keys, max(group, key=lambda i: (scores[i], weights[i]))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -22,8 +23,9 @@ from pydantic import (
 
 from tot.decoders.errors import TaskError, TotError, describe, readable, reason
 from tot.decoders.request import Message
+from tot.task.call_votes import elect, is_calls
 from tot.task.schemas import Schema
-from tot.task.task import Task
+from tot.task.task import Task, answer_text
 from tot.task.world import HasAct, HasAnswer, HasElection, HasTerminal, World
 from tot.tree.thought import Observation, State, Thought, to_text
 
@@ -186,7 +188,7 @@ class CheckedTask(_Methods):
         if not isinstance(question, str):
             raise TaskError(f"the question is {question!r:.60}, not text: give text")
         state: State = self._call("start", question)
-        return state
+        return state.model_copy(update={"thoughts": (*self.task.turns, *state.thoughts)})
 
     def parse_vote(self, text: str, candidates: int) -> int | None:
         found = self.read("vote", text)
@@ -240,6 +242,8 @@ class CheckedTask(_Methods):
     def answer_at(self, state: State) -> Any | None:
         """Return the answer that a state contains, in its text or its observation, or None."""
         last = state.thoughts[-1] if state.thoughts else None
+        if last is not None and last.tool_calls:
+            return last.open_calls or None
         if last is not None and self.is_whole(last) and not self.is_executed(last):
             name = next(reversed(last.parts), "")
             return self.answer_in(last.parts.get("chain") or state.message, last.truncated, name)
@@ -255,13 +259,42 @@ class CheckedTask(_Methods):
         schema = self.schema("answer")
         return answer if schema is None or answer is None else schema.restore(answer)
 
-    def elect(
-        self, question: str, answers: Sequence[Any], weights: Sequence[float]
-    ) -> tuple[list[Hashable], int] | None:
-        """Return a key for each answer and the index of the elected one; None if the task has no `elect`."""
-        if not answers or not isinstance(self.task, HasElection):
-            return None
+    def verify(self, question: str, answer: Any) -> bool:
+        return not is_calls(answer) and bool(self._call("verify", question, answer))
+
+    def score(self, answer: Any, reference: Any) -> float:
+        score: float = self._call("score", answer_text(answer) if is_calls(answer) else answer, reference)
+        return score
+
+    def elect(self, question: str, answers: Sequence[Any], weights: Sequence[float]) -> tuple[list[Hashable], int]:
+        """Return a key for each answer, which equal answers share, and the index of the elected one.
+
+        Calls of functions are elected by `call_votes`, and so are objects, and all JSON if the task elects texts.
+        """
+        own = [i for i, answer in enumerate(answers) if self._is_own(answer)]
+        if len(own) == len(answers):
+            return self._elected(question, answers, weights)
+        keys, index = elect(answers, weights)
+        if own:
+            given, first = self._elected(question, [answers[i] for i in own], [weights[i] for i in own])
+            index = own[first] if index in own else index
+            for i, key in zip(own, given, strict=True):
+                keys[i] = key
+        return keys, index
+
+    def _is_own(self, answer: Any) -> bool:
+        """Return whether the task's own methods compare the answer with others."""
+        if isinstance(self.task, HasElection):
+            return isinstance(answer, str)
+        return not is_calls(answer) and not (isinstance(answer, dict) and type(self.task).canonical is Task.canonical)
+
+    def _elected(self, question: str, answers: Sequence[Any], weights: Sequence[float]) -> tuple[list[Hashable], int]:
+        """Return the result of the task's `elect`; without it, the first of the answers with the most weight."""
         result = self._call("elect", question, answers, weights)
+        if result is None:
+            keys = [self.canonical(answer) for answer in answers]
+            votes = [math.fsum(weights[i] for i, one in enumerate(keys) if one == key) for key in keys]
+            return keys, votes.index(max(votes))
         try:
             keys, index = list(result[0]), result[1]
             hash(tuple(keys))

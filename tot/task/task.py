@@ -10,11 +10,12 @@ from collections.abc import Hashable, Mapping, Sequence
 from copy import copy
 from typing import Any, ClassVar, Literal, Self
 
+from tot.decoders.constraint import Constraint
 from tot.decoders.errors import OptionError, TaskError
 from tot.decoders.request import Message, in_unicode
 from tot.task import parsing
 from tot.task.templates import Templates, joined
-from tot.tree.thought import State, to_text
+from tot.tree.thought import State, Thought, to_text
 
 
 class Task:
@@ -100,13 +101,23 @@ class Task:
         """The templates, and the JSON files beside them."""
         self._papers: Self | None = None
         self._history: tuple[Message, ...] = ()
+        self.turns: tuple[Thought, ...] = ()
+        """Turns of the assistant after the question, with which a search begins."""
 
-    def with_prompts(self, kind: Literal["papers", "chat"] | None = None, history: Sequence[Message] = ()) -> Self:
+    def with_prompts(
+        self,
+        kind: Literal["papers", "chat"] | None = None,
+        history: Sequence[Message] = (),
+        turns: Sequence[Thought] = (),
+        form: Constraint | None = None,
+    ) -> Self:
         """Return the task with other prompts. Raises OptionError if it has no prompts for chat models.
 
         Args:
             kind: "papers" for our few-shot prompts, in the papers' form; "chat" for the prompts for chat models.
             history: Messages that the questions follow: a system message, and earlier turns.
+            turns: Turns of the assistant after the questions: calls of functions with their results.
+            form: The form of answers, and of the texts that give them.
         """
         other = copy((self._papers or self) if kind == "papers" else self)
         if kind == "chat" and self.prompts.kind != "chat":
@@ -117,6 +128,11 @@ class Task:
             other.prompts = Templates(type(self), other.templates, "chat")
             other._papers = self
         other._history = tuple(history) or self._history
+        other.turns = tuple(turns) or self.turns
+        if form is not None:
+            names = (*self.thought, "chain", "answer")
+            typed = {name: form for name in names if name in other.prompts}
+            vars(other).update(schemas={**self.schemas, **typed})
         return other
 
     # -- questions --

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from pydantic_core import to_jsonable_python
 
-from tot.decoders.request import UnicodeText
+from tot.decoders.request import Message, ToolCall, UnicodeText
 
 
 def to_text(value: Any, canonical: bool = False) -> str:
@@ -64,6 +64,18 @@ class Thought(BaseModel):
     """The result of the thought, if the task executes thoughts."""
     thinking: int = 0
     """Number of characters at the beginning of its text that are thinking, if it is a piece of a message."""
+    messages: tuple[Message, ...] = ()
+    """The assistant's message and the results of its calls, if the thought is a turn: later prompts contain them."""
+
+    @classmethod
+    def turn(cls, name: str, *messages: Message, **about: Any) -> Thought:
+        """Return a turn: the assistant's message, and the results of its calls. `name`: the part with the text."""
+        said, *results = messages
+        texts = [result.content for result in results]
+        lines = filter(None, (said.content, *map(str, said.tool_calls), *texts))
+        observation = Observation(text="\n".join(texts)) if results else None
+        text = "\n".join(lines) + "\n" * bool(said.tool_calls)
+        return cls(parts={name: text}, messages=messages, observation=observation, **about)
 
     def __eq__(self, other: object) -> bool:
         """Compare texts only; tokens may differ."""
@@ -82,6 +94,15 @@ class Thought(BaseModel):
     def canonical(self) -> str:
         """The text with canonical objects: equal thoughts have equal canonical texts."""
         return "\n".join(to_text(one, canonical=True) for one in self.outputs.values())
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        return self.messages[0].tool_calls if self.messages else ()
+
+    @property
+    def open_calls(self) -> tuple[ToolCall, ...]:
+        """The calls of a turn, if they were not executed: they are an answer."""
+        return self.tool_calls if len(self.messages) == 1 else ()
 
     @property
     def answer_text(self) -> str:
@@ -106,8 +127,9 @@ class State(BaseModel):
 
     @property
     def message(self) -> str:
-        """The thoughts concatenated to one message, without thinking."""
-        return "".join("".join(thought.parts.values())[thought.thinking :] for thought in self.thoughts)
+        """The thoughts after the last calls, concatenated to one message, without thinking."""
+        begin = max((i for i, thought in enumerate(self.thoughts, 1) if thought.tool_calls), default=0)
+        return "".join("".join(thought.parts.values())[thought.thinking :] for thought in self.thoughts[begin:])
 
     def then(self, thought: Thought, world: JsonValue = None) -> State:
         """Return the state after one more thought. `world` is its new world; None keeps the current one."""
