@@ -124,7 +124,8 @@ def parts_of(
         if not isinstance(turns := parts["generator"], Turns):
             raise OptionError(f"generator {type(turns).__name__} does not support tools: leave it out, or use 'turns'")
         functions = [TOOLS.find(tool) if isinstance(tool, str) else tool for tool in tools]
-        parts["generator"] = turns.model_copy(update={"tools": turns.of_functions(functions)})
+        given = {name: getattr(turns, name) for name in turns.model_fields_set}
+        parts["generator"] = validated(type(turns), {**given, "tools": functions}, "generator turns")
     executed = any(tool.readonly for tool in getattr(parts["generator"], "tools", ()))
     if executed and getattr(parts["search"], "whole", False):
         raise OptionError(

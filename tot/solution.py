@@ -10,7 +10,8 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from tot.decoders.files import write_json
-from tot.decoders.request import Usage
+from tot.decoders.request import ToolCall, Usage
+from tot.task.call_votes import is_calls
 from tot.tree.saved import RUN
 from tot.tree.tree import ThoughtTree
 
@@ -50,6 +51,11 @@ class Solution:
     """The score of the best state, negated if lower scores are better; None if the task measures no scores."""
     by_model: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Calls, prompt tokens and new tokens by model; empty if there is only one."""
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The answer, if it is calls of functions; otherwise empty."""
+        return self.answer if is_calls(self.answer) else ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the run as JSON data: the result and the tree, with a format version."""

@@ -1,22 +1,29 @@
-"""Tools: parsing of calls, their results, and a search whose model calls them."""
+"""Tools: the schemas and the results of functions."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
 import pytest
+from pydantic import AfterValidator, BaseModel, Field
 
-from tot import Task, solve
+from tot import Tool
+from tot.decoders import Function
 from tot.decoders.errors import OptionError
-from tot.generators import tool_calls as tools_module
-from tot.generators.tool_calls import Tool, run_call, tools_prompt
+from tot.generators import tool_calls
 from tot.tasks.arithmetic import calculator
-from tot.tree.thought import Observation
 
 CALLED: list[tuple[Any, ...]] = []
+
+
+class Place(BaseModel):
+    name: str
+    days: list[int] = []
 
 
 def power(base: float, exponent: int = 2) -> float:
@@ -29,11 +36,18 @@ def power(base: float, exponent: int = 2) -> float:
     return base**exponent
 
 
-def shout(words: list[str]) -> str:
-    return " ".join(words).upper()
+def visit(place: Place, when: date, *, price: Annotated[Decimal, Field(ge=0)] = Decimal(1)) -> str:
+    return f"{place.name} {place.days} {when:%Y} {price}"
 
 
-TOOLS = [Tool(power), Tool(shout), Tool(calculator)]
+def known(city: str) -> str:
+    if city not in ("Rome", "Oslo"):
+        raise ValueError(f"there is no city {city}")
+    return city
+
+
+def weather(city: Annotated[str, AfterValidator(known)]) -> str:
+    return "sunny"
 
 
 @pytest.fixture(autouse=True)
@@ -41,71 +55,73 @@ def _called() -> None:
     CALLED.clear()
 
 
-def result(line: str, *functions: Any) -> str:
-    return asyncio.run(run_call(line, [Tool(one) for one in functions] or TOOLS)).text
+def result(arguments: str, function: Any = power) -> str:
+    tool = Tool(function)
+    return asyncio.run(tool.call(tool.check(arguments)))
 
 
 # -- calls ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("line", "expected"),
+    ("function", "arguments", "expected"),
     [
-        ("power(3.0)", "9.0"),
-        ("power(2, 3)", "8.0"),
-        (" power( base = 2.0, exponent=4 ) ", "16.0"),
-        ("power(-2.0, exponent=3)  # a comment", "-8.0"),
-        ('shout(["a", "b"])', "A B"),
-        ('calculator("3 * (4 + 1.5)")', "16.5"),
-        ('calculator("24 * 17 + 1250")', "1658"),
-        ('calculator("1/3")', "0.3333333333"),
-        ('calculator("0.17 * 2,450")', "416.5"),
-        ('calculator("17% of 2,450")', "416.5"),
-        ('calculator("(1,000 + 1) * 10%")', "100.1"),
-        ('calculator("1 / 30000000000")', "3.3333333333e-11"),
-        ('calculator("-100000000000000001 / 2")', "-50000000000000000.5"),
+        (power, '{"base": 3.0}', "9.0"),
+        (power, '{"exponent": 3, "base": 2}', "8.0"),
+        (visit, '{"place": {"name": "Rome", "days": [1]}, "when": "2026-01-31"}', "Rome [1] 2026 1"),
+        (visit, '{"place": {"name": "Rome"}, "when": "2026-01-31", "price": "0.10"}', "Rome [] 2026 0.10"),
+        (weather, '{"city": "Rome"}', "sunny"),
+        (calculator, '{"expression": "3 * (4 + 1.5)"}', "16.5"),
+        (calculator, '{"expression": "24 * 17 + 1250"}', "1658"),
+        (calculator, '{"expression": "1/3"}', "0.3333333333"),
+        (calculator, '{"expression": "0.17 * 2,450"}', "416.5"),
+        (calculator, '{"expression": "17% of 2,450"}', "416.5"),
+        (calculator, '{"expression": "(1,000 + 1) * 10%"}', "100.1"),
+        (calculator, '{"expression": "1 / 30000000000"}', "3.3333333333e-11"),
+        (calculator, '{"expression": "-100000000000000001 / 2"}', "-50000000000000000.5"),
     ],
 )
-def test_a_call_gives_its_result(line: str, expected: str) -> None:
-    assert result(line) == expected
+def test_a_call_gives_its_result(function: Any, arguments: str, expected: str) -> None:
+    assert result(arguments, function) == expected
 
 
 @pytest.mark.parametrize(
-    ("line", "expected"),
+    ("function", "arguments", "expected"),
     [
-        ("", "SyntaxError: that is no call of power, shout, calculator"),
-        ("power(", "SyntaxError: that is no call"),
-        ("power", "SyntaxError: that is no call"),
-        ("power(2.0) + 1", "SyntaxError: that is no call"),
-        ("x = power(2.0)", "SyntaxError: that is no call"),
-        ("power(2.0); power(3.0)", "SyntaxError: that is no call"),
-        ("[power(2.0)]", "SyntaxError: that is no call"),
-        ("power.__globals__(1)", "SyntaxError: that is no call"),
-        ("(lambda: 1)()", "SyntaxError: that is no call"),
-        ("(" * 9000, "SyntaxError: that is no call"),
-        ("power(\x00)", "SyntaxError: that is no call"),
-        ("powr(2.0)", "NameError: there is no powr, but power, shout, calculator"),
-        ("__import__('os')", "NameError: there is no __import__"),
-        ("eval('1')", "NameError: there is no eval"),
-        ("power(power(2.0))", "ValueError: write the arguments out, as numbers and texts"),
-        ("power(__import__('os').getpid())", "ValueError: write the arguments out"),
-        ("power(*[2.0])", "ValueError: write the arguments out"),
-        ("power(**{'base': 2.0})", "ValueError: write the arguments out"),
-        ("power()", "TypeError: missing a required argument: 'base'"),
-        ("power(1.0, 2, 3)", "TypeError: too many positional arguments"),
-        ("power(1.0, times=3)", "TypeError: got an unexpected keyword argument 'times'"),
-        ("power('2')", "power: 0 = '2': Input should be a valid number"),
-        ("power(2.0, 1.5)", "power: 1 = 1.5: Input should be a valid integer"),
-        ("power(2.0, exponent=True)", "power: exponent = True: Input should be a valid integer"),
-        ("shout('ab')", "shout: 0 = 'ab': Input should be a valid list"),
-        ("power(0.0, -1)", "ZeroDivisionError: "),
-        ('calculator("7 % 3")', "ValueError: '7 % 3' can't be worked out"),
-        ('calculator("two and two")', "ValueError: 'two and two' can't be worked out"),
+        (power, "", "power:  = '': Invalid JSON"),
+        (power, "[2.0]", "power:  = .*Input should be an object"),
+        (power, '{"base": 2.0', "power:  = .*Invalid JSON: EOF"),
+        (power, "{}", "power: base = .*Field required"),
+        (power, '{"base": 1.0, "times": 3}', "power: times = 3: Extra inputs are not permitted"),
+        (power, '{"base": "2"}', "power: base = '2': Input should be a valid number"),
+        (power, '{"base": 2.0, "exponent": 1.5}', "power: exponent = 1.5: Input should be a valid integer"),
+        (power, '{"base": 2.0, "exponent": true}', "power: exponent = True: Input should be a valid integer"),
+        (power, f'{{"base": 2.0, "exponent": {"9" * 9999}}}', "power: .*"),
+        (power, "[" * 9999, "power: .*Invalid JSON: recursion limit"),
+        (
+            visit,
+            '{"place": {"name": 1}, "when": "2026-01-31"}',
+            "visit: place.name = 1: Input should be",
+        ),
+        (weather, '{"city": "Paris"}', "weather: city = 'Paris': there is no city Paris"),
     ],
 )
-def test_an_invalid_call_gives_an_error_message(line: str, expected: str) -> None:
-    assert result(line).startswith(expected)
-    assert CALLED in ([], [(0.0, -1)])
+def test_arguments_that_do_not_match_are_refused(function: Any, arguments: str, expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
+        result(arguments, function)
+    assert not CALLED
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "expected"),
+    [
+        (power, '{"base": 0.0, "exponent": -1}', "ZeroDivisionError: "),
+        (calculator, '{"expression": "7 % 3"}', "ValueError: '7 % 3' can't be worked out"),
+        (calculator, '{"expression": "two and two"}', "ValueError: 'two and two' can't be worked out"),
+    ],
+)
+def test_an_exception_is_the_result(function: Any, arguments: str, expected: str) -> None:
+    assert result(arguments, function).startswith(expected)
 
 
 def test_a_hanging_tool_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,9 +135,9 @@ def test_a_hanging_tool_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
         await asyncio.sleep(60)
         ended.append("rest")
 
-    monkeypatch.setattr(tools_module, "_TIMEOUT", 0.2)
-    assert result("wait()", wait) == "wait did not answer within 0.2 s"
-    assert result("rest()", rest) == "rest did not answer within 0.2 s"
+    monkeypatch.setattr(tool_calls, "_TIMEOUT", 0.2)
+    assert result("{}", wait) == "wait did not answer within 0.2 s"
+    assert result("{}", rest) == "rest did not answer within 0.2 s"
     assert ended == []
     over.set()
 
@@ -130,7 +146,36 @@ def test_a_long_result_is_truncated_and_marked() -> None:
     def lots() -> str:
         return "x" * 10_000_000
 
-    assert result("lots()", lots) == "x" * 1000 + "… (cut: 10000000 characters)"
+    assert result("{}", lots) == "x" * 1000 + "… (cut: 10000000 characters)"
+
+
+def test_a_result_need_not_be_text_and_an_exit_is_an_error() -> None:
+    def pair() -> Any:
+        return {"a": [1, None]}
+
+    def leave() -> None:
+        raise SystemExit(3)
+
+    async def leave_later() -> None:
+        raise SystemExit(3)
+
+    assert result("{}", pair) == "{'a': [1, None]}"
+    assert result("{}", leave) == result("{}", leave_later) == "RuntimeError: SystemExit(3)"
+
+
+# -- descriptions -----------------------------------------------------------------------------------------------
+
+
+def test_the_description_has_types_defaults_and_examples() -> None:
+    about = Tool(power).about
+    assert (about.name, about.parameters["required"]) == ("power", ["base"])
+    assert ">>> power(2.0, 3)\n8.0" in about.description
+    properties: Any = about.parameters["properties"]
+    assert properties["exponent"] == {"default": 2, "title": "Exponent", "type": "integer"}
+    place: Any = Tool(visit).about.parameters
+    assert place["properties"]["place"] == {"$ref": "#/$defs/Place"}
+    assert place["$defs"]["Place"]["properties"]["days"]["items"] == {"type": "integer"}
+    assert place["properties"]["price"]["default"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -139,7 +184,7 @@ def test_a_long_result_is_truncated_and_marked() -> None:
         (lambda x: x, "is not a named function"),
         ("power", "is not a named function"),
         (7, "is not a named function"),
-        (print, r"takes any arguments \(\*args\): name each|cannot read the type hints"),
+        (print, r"takes \*args without a name|cannot read the type hints"),
     ],
 )
 def test_an_invalid_tool_is_rejected(function: Any, expected: str) -> None:
@@ -147,91 +192,41 @@ def test_an_invalid_tool_is_rejected(function: Any, expected: str) -> None:
         Tool(function)
 
 
-def test_arguments_without_types_are_rejected() -> None:
+def test_arguments_without_types_and_names_that_no_model_can_write_are_rejected() -> None:
     def area(radius, pi: float = 3.14):  # type: ignore[no-untyped-def]
         return pi * radius**2
-
-    with pytest.raises(OptionError, match="tool area has no type for 'radius': write, for example, radius: str"):
-        Tool(area)
 
     def later(x: Unknown) -> None:  # type: ignore[name-defined]  # noqa: F821
         pass
 
-    with pytest.raises(OptionError, match=r"cannot read the type hints of tool later .*Unknown"):
-        Tool(later)
+    def first(x: int, /) -> None:
+        pass
+
+    def call(function: threading.Event) -> None:
+        pass
+
+    def größe() -> None:
+        pass
+
+    def auto() -> None:
+        pass
+
+    for function, expected in (
+        (area, "tool area has no type for 'radius': write, for example, radius: str"),
+        (later, r"cannot read the type hints of tool later .*Unknown"),
+        (first, "tool first takes x without a name: name each argument"),
+        (call, "cannot read the type hints of tool call"),
+        (größe, "tool größe: name = 'größe': String should match pattern"),
+        (auto, "a function is named 'auto', which is a value of tool_choice: rename it"),
+    ):
+        with pytest.raises(OptionError, match=expected):
+            Tool(function)
 
 
-def test_the_description_has_signatures_and_examples() -> None:
-    text = tools_prompt(TOOLS)
-    assert "power(base: 'float', exponent: 'int' = 2)" in text
-    assert ">>> power(2.0, 3)\n    8.0" in text
-    assert "shout(words" in text
-
-
-# -- a search with tools ----------------------------------------------------------------------------------------
-
-
-class Sums(Task):
-    """The answer is the end of the message."""
-
-    templates: ClassVar = {
-        "step": "{% block user %}{{ question }}{% endblock %}\n{% block assistant %}"
-        "{% for one in thoughts %}{{ one.step }}{% endfor %}{{ step | default('') }}{% endblock %}",
-        "answer": "{{ question }}",
-    }
-    thought = ("step",)
-    depth = 6
-
-    def is_answered(self, message: str) -> bool:
-        return message.endswith("!")
-
-    def parse_answer(self, text: str) -> str | None:
-        return text.split()[-1].rstrip("!") if text.endswith("!") else None
-
-
-ASKED = "q\n\n" + tools_prompt([Tool(power)])
-SCRIPT = {
-    ASKED: "I square it.\n>>> ",
-    "I square it.\n>>> ": "power(3.0)\n",
-    "I square it.\n>>> power(3.0)\n9.0\n": "So it is 9!",
-}
-
-
-def run(decoder: Any, task: type[Task] = Sums, **options: Any) -> Any:
-    for prompt, text in decoder.replies.items():
-        if isinstance(text, str) and not text.endswith("!"):
-            decoder.replies[prompt] = decoder.completion(text, "stop")
-    options = {"search": "bfs:thoughts=1,breadth=1", "evaluator": "random", "tools": [power], **options}
-    return solve(task, "q", decoder=decoder, **options)
-
-
-def test_a_result_is_inserted_after_its_call_and_the_message_continues(scripted: Any) -> None:
-    decoder = scripted(SCRIPT)
-    solution = run(decoder)
-    assert decoder.prompts == [[prompt] for prompt in SCRIPT]
-    assert CALLED == [(3.0, 2)]
-    assert solution.answer == "9"
-    first, second = [node.thought for node in solution.tree if node.thought is not None]
-    assert first.parts == {"step": "I square it.\n>>> power(3.0)\n9.0\n"}
-    assert first.observation == Observation(text="9.0")
-    assert second.observation is None
-    assert second.ended
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"search": "cot"}, "ChainOfThought decodes whole solutions at once and does not support tools: choose bfs"),
-        ({"search": "self-consistency"}, "SelfConsistency decodes whole solutions at once"),
-        ({"search": "refine"}, "Refine decodes whole solutions at once"),
-        ({"generator": "sample"}, "generator Sample does not support tools: use generator='continue'"),
-        ({"tools": ["calculater"]}, r"unknown tool 'calculater' \(did you mean calculator\?\)"),
-        ({"tools": [len]}, "tool len has no type|can't be read"),
-    ],
-)
-def test_options_that_conflict_with_tools_are_rejected_before_loading(options: Any, expected: str) -> None:
-    with pytest.raises(OptionError, match=expected):
-        solve(Sums, "q", model="no such model", **{"tools": [power], **options})
+def test_only_functions_can_be_executed() -> None:
+    assert [Tool(power).readonly, Tool(power, readonly=False).readonly] == [True, False]
+    about = Function(name="f")
+    assert (Tool(about).readonly, Tool(about).about) == (False, about)
 
 
 def test_the_command_line_accepts_tools_by_name_and_from_files(

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, PydanticUserError, TypeAdapter, Validati
 from pydantic_core import to_jsonable_python
 from typing_extensions import TypedDict
 
-from tot.decoders.errors import OptionError, describe, readable
+from tot.decoders.errors import OptionError, describe, readable, reason
 from tot.decoders.request import Function
 from tot.running import in_thread
 
@@ -46,7 +46,7 @@ class Tool:
         except ValidationError as error:
             raise OptionError(f"tool {name[:80]}: {readable(error)}: rename it") from None
         except (NameError, PydanticUserError, TypeError, ValueError) as error:
-            raise OptionError(f"cannot read the type hints of tool {name} ({error})") from None
+            raise OptionError(f"cannot read the type hints of tool {name} ({reason(error)})") from None
 
     @property
     def name(self) -> str:
@@ -94,7 +94,8 @@ def _arguments(name: str, function: Callable[..., Any]) -> TypeAdapter[dict[str,
     fields: dict[str, Any] = {}
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise OptionError(f"tool {name} takes {parameter} without a name: name each argument, with its type")
+            given = str(parameter).partition(":")[0]
+            raise OptionError(f"tool {name} takes {given} without a name: name each argument, with its type")
         if parameter.name not in hints:
             raise OptionError(
                 f"tool {name} has no type for {parameter.name!r}: write, for example, {parameter.name}: str"

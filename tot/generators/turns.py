@@ -55,10 +55,14 @@ class Turns(Generator):
 
     @field_validator("tools", mode="before")
     @classmethod
-    def of_functions(cls, given: Any) -> tuple[Tool, ...]:
+    def _of_functions(cls, given: Any) -> tuple[Tool, ...]:
         if isinstance(given, str):
             raise ValueError("name tools with --tool, or in solve(..., tools=[...])")
-        return tuple(one if isinstance(one, Tool) else Tool(one) for one in given)
+        tools = tuple(one if isinstance(one, Tool) else Tool(one) for one in given)
+        names = [tool.name for tool in tools]
+        if twice := next((name for i, name in enumerate(names) if name in names[:i]), None):
+            raise ValueError(f"two tools are named {twice}: rename one")
+        return tools
 
     @field_serializer("tools")
     def _names(self, tools: tuple[Tool, ...]) -> list[str]:
