@@ -36,6 +36,12 @@ WRITTEN: dict[str, list[str]] = {
         "calculator(7 * 9)\n",
         "Hmm.",
     ],
+    "calls": [
+        '<tool_call>\n{"name": "calculator", "arguments": {"expression": "7 * 9"}}\n</tool_call>',
+        'Rabbits eat 15.\n<tool_call>\n{"name": "calculator", "arguments": {"expression": "63 - 15"}}\n</tool_call>',
+        '<tool_call>\n{"name": "calculator", "arguments": {"expression": 63}}\n</tool_call>',
+        "So 48 are left. The answer is \\boxed{48}.",
+    ],
     "questions": [
         "How many tulips are planted?",
         "How many do the rabbits eat?",
@@ -82,6 +88,9 @@ Run = tuple[str, str, str, dict[str, Any]]
 
 def _words(search: Any, **options: Any) -> Run:
     return "gsm8k", TULIPS, "words", {"search": search, "prompts": "papers", **options}
+
+
+_TURNS = {"search": "bfs:thoughts=3,breadth=2,depth=4", "generator": "turns", "prompts": "chat"}
 
 
 def _chat(search: str, **options: Any) -> Run:
@@ -160,7 +169,7 @@ GROUPS: dict[str, dict[str, Run]] = {
             "bfs:thoughts=2,breadth=2,depth=4", generator="continue:until=line", evaluator="value"
         ),
         "continue, sentences": _chat("act", generator="continue:until=sentence,tokens=20", evaluator="random"),
-        "tools": _chat("bfs:thoughts=2,breadth=2,depth=4", tools=["calculator"], evaluator="random"),
+        "turns": ("gsm8k", TULIPS, "calls", {**_TURNS, "tools": ["calculator"], "evaluator": "random"}),
         "enumerate": _blocks("bfs:thoughts=2,breadth=2,depth=4", generator="enumerate:temperature=3,thoughts=3"),
         "at random": _blocks("bfs:breadth=2,depth=3", generator="enumerate:prior=random", evaluator="heuristic"),
     },

@@ -17,7 +17,8 @@ from typing import Any
 from tests.golden.cases import GROUPS, JUDGED, NUMBERS, TULIPS, WRITTEN, Run
 from tot import evaluate, solve
 from tot.decoders import Completion, Request, Usage
-from tot.decoders.request import ChoiceLogprob
+from tot.decoders.request import ChoiceLogprob, ToolCall
+from tot.decoders.tools import OWN
 
 
 class Script:
@@ -34,6 +35,9 @@ class Script:
         with self._lock:
             self.requests += requests
         return [self._reply(request, sample) for request in requests for sample in range(request.sampling.n)]
+
+    def read_calls(self, completion: Completion) -> tuple[str, list[ToolCall]]:
+        return OWN.parse(completion.text)
 
     def _reply(self, request: Request, sample: int) -> Completion:
         prompt = said(request)

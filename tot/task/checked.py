@@ -290,11 +290,11 @@ class CheckedTask(_Methods):
 
     def _elected(self, question: str, answers: Sequence[Any], weights: Sequence[float]) -> tuple[list[Hashable], int]:
         """Return the result of the task's `elect`; without it, the first of the answers with the most weight."""
-        result = self._call("elect", question, answers, weights)
-        if result is None:
+        if not isinstance(self.task, HasElection):
             keys = [self.canonical(answer) for answer in answers]
             votes = [math.fsum(weights[i] for i, one in enumerate(keys) if one == key) for key in keys]
             return keys, votes.index(max(votes))
+        result = self._call("elect", question, answers, weights)
         try:
             keys, index = list(result[0]), result[1]
             hash(tuple(keys))
