@@ -83,6 +83,8 @@ class SearchModels:
             raise unsupported("logprobs")
         check_tokens(body, self._limits, "max_tokens")
         history, question, turns = _conversation(body)
+        if body.form is not None:
+            _check_schema(body.form_field, body.form)
         served_task, served_config = self._searches[body.model]
         tools = tuple(body.tools) if body.tool_choice != "none" else ()
         fields = {"tools": tools, body.form_field: body.form, body.place: turns}
@@ -130,7 +132,7 @@ class ServedRequest:
     async def run(self, emit: Emit, seconds: float) -> Result:
         """Search. Thoughts are thinking, and the answer is one piece."""
         source, model, outcome, thoughts = self.source, self.body.model, "failed", list[str]()
-        await asyncio.to_thread(_check_schemas, self.body)
+        await asyncio.to_thread(_check_tools, self.body)
 
         def show(search: SearchState, nodes: list[Node]) -> None:
             for node in nodes:
@@ -220,15 +222,17 @@ def _conversation(body: Conversation) -> tuple[list[Message], str, list[list[Mes
     return messages[:number], messages[number].content, turns
 
 
-def _check_schemas(body: Conversation) -> None:
-    """Raise ServingError, which names the field, for an invalid schema."""
-    schemas = {f"tools.{i}": Constraint(json_schema=tool.parameters) for i, tool in enumerate(body.tools)}
-    for field, constraint in {**schemas, body.form_field: body.form}.items():
-        if constraint is not None:
-            try:
-                Schema(constraint)
-            except ValueError as error:
-                raise invalid(str(error), field) from None
+def _check_schema(field: str, constraint: Constraint) -> None:
+    try:
+        Schema(constraint)
+    except ValueError as error:
+        raise invalid(str(error), field) from None
+
+
+def _check_tools(body: Conversation) -> None:
+    """Raise ServingError, which names the tool, for an invalid schema. It takes some milliseconds for each."""
+    for i, tool in enumerate(body.tools):
+        _check_schema(f"tools.{i}", Constraint(json_schema=tool.parameters))
 
 
 def _answers_freely(task: Task) -> bool:

@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from tot.decoders import Completion, LocalDecoder, Request, Usage
+from tot.decoders import Completion, LocalDecoder, Request, ToolCall, Usage
 from tot.decoders.budget import Meter
 from tot.decoders.serving.app import make_app
 from tot.decoders.serving.completions import DecodingMethods
 from tot.decoders.serving.limits import Limits
 from tot.decoders.serving.service import Service
+from tot.decoders.tools import OWN
 from tot.serving.live import LiveSearches
 from tot.serving.pages import Pages
 from tot.serving.search_models import SearchModels
@@ -45,6 +46,10 @@ class Chat:
         self.requests: list[Request] = []
         self.unfinished = 0
         self.cancelled = 0
+
+    def read_calls(self, completion: Completion) -> tuple[str, list[ToolCall]]:
+        """Read calls in the form of Qwen."""
+        return OWN.parse(completion.text)
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         raise AssertionError("a server awaits `start`")

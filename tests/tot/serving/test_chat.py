@@ -223,8 +223,6 @@ def test_what_a_search_cannot_honour_is_refused_by_name(serve: Any, chat: Any, u
     server = serve(decoder)
     for fields, param, message in (
         ({"n": 2}, "n", "n is not supported"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "response_format is not supported"),
-        ({"tools": [{"type": "function", "name": "f"}]}, "tools", "tools is not supported"),
         ({"logprobs": True}, "logprobs", "logprobs is not supported"),
         ({"steps": ["One"]}, "steps", "steps is not supported"),
         ({"reasoning_effort": "extreme"}, "reasoning_effort", "Input should be 'none', 'minimal', 'low', 'medium'"),
@@ -278,7 +276,5 @@ def test_a_search_answers_anthropics_messages(serve: Any, chat: Any, user: Any) 
     thinking, text = reply["content"]
     assert (thinking["type"], text, reply["stop_reason"]) == ("thinking", {"type": "text", "text": "b"}, "end_turn")
     assert reply["tot"]["chosen"] == "votes"
-    tools = [{"name": "f", "input_schema": {"type": "object"}}]
-    assert server.post("/v1/messages", **body, tools=tools).json()["error"]["param"] == "tools"
     counted = server.post("/v1/messages/count_tokens", model="chat:vote", messages=user("a?"))
     assert (counted.status_code, counted.json()["error"]["param"]) == (400, "model")

@@ -126,8 +126,6 @@ def test_what_is_not_supported_is_refused_by_name(serve: Any, chat: Any) -> None
         ({"background": True}, "background"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
-        ({"tools": [{"type": "function", "name": "f"}]}, "tools"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
         ({"truncation": "auto"}, "truncation"),
         ({"reasoning": {"effort": "low", "summary": "long"}}, "reasoning.summary"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
