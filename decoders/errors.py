@@ -32,6 +32,7 @@ REMOVED = {
         "the format of steps is fixed",
     ),
     "openai:api": "start the server with a chat template (vLLM: --chat-template FILE), or give prompts as text",
+    "continue:tools": "give tools=[...] to solve, or --tool, which select the generator turns",
     "cpus_per_replica": "each replica has an equal share of the cores",
     "gpus_per_replica": "run vLLM on the GPUs, and give decoder=openai",
     "shuffle_seed": "shuffle the rows of the file",

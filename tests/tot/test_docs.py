@@ -112,6 +112,13 @@ def test_the_guides_call_of_a_function_prints_it(smollm2: str, capsys: pytest.Ca
     assert capsys.readouterr().out.startswith('weather {"city": "Paris"} ')
 
 
+@pytest.mark.real
+def test_the_guides_vote_of_calls_prints_them(smollm2: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = [code for code in examples("guide.md") if "readonly=" in code]
+    exec(compile(example, "guide.md", "exec", dont_inherit=True), {"__name__": "example"})
+    assert all(line.startswith('book {"city": ') for line in capsys.readouterr().out.splitlines())
+
+
 def test_the_guide_describes_every_field_of_a_sample_and_reads_them_with_pandas(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

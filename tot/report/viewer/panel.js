@@ -58,7 +58,7 @@ class Panel {
       ),
     );
     const seen = node.fields.thought?.observation;
-    if (seen) {
+    if (seen && !parts.some(([, text]) => text.trimEnd().endsWith(seen.text))) {
       const title = seen.verified ? "Observed (solved)" : "Observed";
       shown.push(make("div", { class: "part" }, make("h3", {}, title), make("div", { class: "text", dir: "auto" }, ...marked(seen.text, query))));
     }
