@@ -146,7 +146,7 @@ def _check_together(task: Task, search: Any, generator: Any, evaluator: Any, own
     if not isinstance(search, Search):
         return
     search.check(task)
-    if search.expands and isinstance(generator, Generator):
+    if isinstance(generator, Turns) or (search.expands and isinstance(generator, Generator)):
         generator.check(task)
     if search.evaluates(task):
         for one in (evaluator, search.fast_evaluator):

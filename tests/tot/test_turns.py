@@ -258,16 +258,11 @@ def test_a_vote_of_calls_stops_when_it_is_sure(calling: Any) -> None:
     assert solution.votes[0] == solution.votes[1] < 16
 
 
-class Facts(Ask):
-    """Answers are JSON."""
-
-    schemas: ClassVar = {"chain": Constraint(json_schema={"type": "object"})}
-
-
 def test_objects_vote_by_field(calling: Any) -> None:
     samples = ['{"a": 1, "b": "x"}', '{"b": "y", "a": 1.0}', '{"a": 2, "b": "y"}', "no JSON"]
     search = "self-consistency:samples=4"
-    solution = run(calling({"q": samples}), task=Facts(), tools=None, search=search)
+    task = Ask().with_prompts("chat").with_prompts(form=Constraint(json_schema={"type": "object"}))
+    solution = run(calling({"q": samples}), task=task, prompts=None, tools=None, search=search)
     assert (solution.answer, solution.votes) == ({"a": 1, "b": "y"}, (1, 3))
     assert solution.parse_failures == 1
 

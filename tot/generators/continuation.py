@@ -7,7 +7,8 @@ sampled tokens, so a path of first children is the text that the model would dec
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from tot.decoders.errors import OptionError
@@ -59,29 +60,20 @@ class Continue(Generator):
         count = count or self.thoughts
         ends = _DELIMITERS.get(self.until, (self.until,))
 
+        about: dict[str, Any] = {"temperature": self.temperature, "max_tokens": self.tokens, "until": ends}
+
         async def extend(node: Node) -> list[Proposal]:
-            replies = await self._ask(ctx, node, ends, count)
+            ask = partial(ctx.ask, ctx.task.thought[-1], node, **about)
+            replies = await ask(count)
             proposals = [Proposal(Thought(parts={}), prior=1 / count, decoder=reply.decoder) for reply in replies]
             pieces = list(enumerate(zip(proposals, replies, strict=True)))
-            await ctx.each(pieces, lambda one: self._finish(ctx, node, one[0], *one[1], ends))
+            await ctx.each(pieces, lambda one: self._finish(ctx, node, one[0], *one[1], ask))
             return proposals
 
         return await ctx.each(nodes, extend)
 
-    async def _ask(
-        self,
-        ctx: Context,
-        node: Node,
-        until: tuple[str, ...],
-        count: int = 1,
-        call: int = 0,
-        begun: Thought | None = None,
-    ) -> list[Reply]:
-        about: dict[str, Any] = {"max_tokens": self.tokens, "until": until, "call": call, "begun": begun}
-        return await ctx.ask(ctx.task.thought[-1], node, count, temperature=self.temperature, **about)
-
     async def _finish(
-        self, ctx: Context, node: Node, sample: int, proposal: Proposal, reply: Reply, ends: tuple[str, ...]
+        self, ctx: Context, node: Node, sample: int, proposal: Proposal, reply: Reply, ask: Callable[..., Any]
     ) -> None:
         """Set the thought of a proposal to the piece in a reply, completed if it is only a label."""
         name, state = ctx.task.thought[-1], ctx.state(node)
@@ -97,7 +89,7 @@ class Continue(Generator):
             proposal.thought = thought.model_copy(update={"ended": ended or full, "truncated": full})
             if ended or full or reply.cut or label == _MAX_LABELS or not _LABEL.fullmatch(reply.completion.text):
                 break
-            (reply,) = await self._ask(ctx, node, ends, 1, sample, proposal.thought)
+            (reply,) = await ask(call=sample, begun=proposal.thought)
         previous = [words for one in state.thoughts if len(words := _words(one.parts.get(name, ""))) >= _MIN_REPEATED]
         if reply.cut:
             proposal.thought = None

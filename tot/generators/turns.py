@@ -100,7 +100,7 @@ class Turns(Generator):
     async def _turn(self, ctx: Context, number: int, reply: Reply, running: _Running) -> Thought:
         """Return the turn in a reply, with the results of its calls. Raises ValueError if it is rejected."""
         template, task = reply.template, ctx.task
-        text, calls = ctx.read_calls(reply.completion) if self.tools else (reply.text, ())
+        text, calls = reply.turn
         about: dict[str, Any] = {"drawn": reply.sampled(template), "truncated": reply.truncated}
         if not calls:
             answer = None if self.tool_choice != "auto" else task.parse_thought(template, text)

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -20,17 +20,7 @@ from typing import Any
 from tot.decoders.budget import Meter
 from tot.decoders.decoder import AsyncDecoder, Decoder, Pending
 from tot.decoders.errors import ContextError, OptionError, RequestError, TotError, describe
-from tot.decoders.request import (
-    Completion,
-    FinishReason,
-    Message,
-    Part,
-    Purpose,
-    Request,
-    ToolCall,
-    Usage,
-    before_stop,
-)
+from tot.decoders.request import Completion, FinishReason, Message, Part, Purpose, Request, Usage, before_stop
 from tot.decoders.thinking import find_thinking, split
 from tot.llm.replies import is_cut
 from tot.running import in_thread
@@ -163,19 +153,12 @@ class Backend:
         """How many samples the generating decoder decodes together in at most 1.75 times the time of one."""
         return int(getattr(self._decoders.get("generate"), "cheap_samples", _CHEAP_SAMPLES))
 
-    def read_calls(self, purpose: Purpose, completion: Completion) -> tuple[str, Sequence[ToolCall]]:
-        """Return the text before the calls of functions in a completion, and the calls.
-
-        Raises OptionError if the purpose's decoder cannot call functions.
-        """
-        read = getattr(self._decoders.get(purpose), "read_calls", None)
-        if read is None:
-            raise OptionError(
-                f"decoder {self.name(purpose)} calls no functions, it has no `read_calls`: use a local model, or leave "
-                "the tools out"
-            )
-        text, calls = read(completion)
-        return text, calls
+    def call_reader(self, purpose: Purpose) -> Callable[[Completion], Any]:
+        """Return the `read_calls` of the purpose's decoder. Raises OptionError if it has none."""
+        if (read := getattr(self._decoders.get(purpose), "read_calls", None)) is None:
+            what = f"decoder {self.name(purpose)} calls no functions, it has no `read_calls`"
+            raise OptionError(f"{what}: use a local model, or leave the tools out")
+        return read  # type: ignore[no-any-return]
 
     def cuts_rationales(self, purpose: Purpose) -> bool:
         """Return whether the purpose's decoder may cut rationales."""

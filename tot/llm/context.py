@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from pydantic import JsonValue
 
 from tot.decoders.constraint import Constraint
-from tot.decoders.request import Completion, Message, Purpose, Request, Sampling, ThinkingOptions, ToolCall
+from tot.decoders.request import Completion, Message, Purpose, Request, Sampling, ThinkingOptions
 from tot.llm.backend import Backend
 from tot.llm.replies import Evaluation, Reply, is_cut
 from tot.task.checked import CheckedTask
@@ -131,7 +131,7 @@ class Context:
                 Following the first children gives the message that would be decoded without cuts.
             about: Text to append to the user's message.
             legal: The only texts to sample, in place of the schema's.
-            tools: Fields of the request with the functions that the model may call: see `read_calls`.
+            tools: Fields of the request with the functions that the model may call, which are in `Reply.turn`.
             variables: Other variables of the template.
         """
         state, task = self.state(node), self.task
@@ -168,6 +168,7 @@ class Context:
             room = sampling.max_tokens if constraint is not None else min(_ANSWER_TOKENS, sampling.max_tokens)
             changes = {"sampling": sampling, "answer_trigger": trigger, "answer_tokens": room}
             request = request.model_copy(update=changes)
+        read = self._backend.call_reader(self.purpose) if tools else lambda completion: (completion.text, ())
         completions = await self._backend.complete(request)
         unread = [self._unread(template, one) for one in completions]
         if any(unread):
@@ -176,13 +177,9 @@ class Context:
                 replace(new, usage=old.usage + new.usage) for old, new in zip(completions, whole, strict=True)
             ]
         return [
-            Reply(template, request, completion, self.decoder, int(failed))
+            Reply(template, request, completion, self.decoder, int(failed), read(completion))
             for completion, failed in zip(completions, unread, strict=True)
         ]
-
-    def read_calls(self, completion: Completion) -> tuple[str, Sequence[ToolCall]]:
-        """Return the text before the calls of functions in a completion, and the calls."""
-        return self._backend.read_calls(self.purpose, completion)
 
     async def score(
         self,
@@ -359,9 +356,8 @@ def as_written(prompt: tuple[Message, ...], thoughts: Sequence[Thought]) -> tupl
             at = start + len(text)
             if (drawn := thought.drawn.get(name)) is None or not drawn.tokens:
                 continue
-            own = drawn.text.lstrip() if thought.observation is not None else text  # text may end with an observation
-            if own in drawn.text and text.startswith(own):
-                begin = start - drawn.text.index(own)  # the parsed text may start inside the sampled text
+            if text in drawn.text:
+                begin = start - drawn.text.index(text)  # the parsed text may start inside the sampled text
                 if begin >= 0 and last.content.startswith(drawn.text[: start - begin], begin):
                     written.append((begin, drawn.tokens))
     return (*prompt[:-1], last.model_copy(update={"written": tuple(written)}))

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from tot.decoders.errors import TaskError
-from tot.decoders.request import Completion, Message, Request, Usage
+from tot.decoders.request import Completion, Message, Request, ToolCall, Usage
 from tot.task.checked import CheckedTask
 from tot.tree.calls import Call
 from tot.tree.thought import SampledText, Thought
@@ -70,6 +70,8 @@ class Reply:
     decoder: str | None = None
     unread: int = 0
     """1 if a rationale was cut before its answer and then decoded again as a whole."""
+    turn: tuple[str, Sequence[ToolCall]] = ("", ())
+    """The text before the calls of functions, and the calls."""
 
     @property
     def text(self) -> str:

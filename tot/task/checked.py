@@ -269,9 +269,10 @@ class CheckedTask(_Methods):
     def elect(self, question: str, answers: Sequence[Any], weights: Sequence[float]) -> tuple[list[Hashable], int]:
         """Return a key for each answer, which equal answers share, and the index of the elected one.
 
-        Calls of functions are elected by `call_votes`, and so are objects, and all JSON if the task elects texts.
+        Calls of functions, and JSON in a form that is not the task's, are elected by `call_votes`.
         """
-        own = [i for i, answer in enumerate(answers) if self._is_own(answer)]
+        free = self.task.form is None
+        own = [i for i, one in enumerate(answers) if (free and not is_calls(one)) or isinstance(one, str)]
         if len(own) == len(answers):
             return self._elected(question, answers, weights)
         keys, index = elect(answers, weights)
@@ -281,12 +282,6 @@ class CheckedTask(_Methods):
             for i, key in zip(own, given, strict=True):
                 keys[i] = key
         return keys, index
-
-    def _is_own(self, answer: Any) -> bool:
-        """Return whether the task's own methods compare the answer with others."""
-        if isinstance(self.task, HasElection):
-            return isinstance(answer, str)
-        return not is_calls(answer) and not (isinstance(answer, dict) and type(self.task).canonical is Task.canonical)
 
     def _elected(self, question: str, answers: Sequence[Any], weights: Sequence[float]) -> tuple[list[Hashable], int]:
         """Return the result of the task's `elect`; without it, the first of the answers with the most weight."""

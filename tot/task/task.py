@@ -103,6 +103,8 @@ class Task:
         self._history: tuple[Message, ...] = ()
         self.turns: tuple[Thought, ...] = ()
         """Turns of the assistant after the question, with which a search begins."""
+        self.form: Constraint | None = None
+        """The form of answers, if it is not the task's own."""
 
     def with_prompts(
         self,
@@ -129,6 +131,7 @@ class Task:
             other._papers = self
         other._history = tuple(history) or self._history
         other.turns = tuple(turns) or self.turns
+        other.form = form or self.form
         if form is not None:
             names = (*self.thought, "chain", "answer")
             typed = {name: form for name in names if name in other.prompts}
