@@ -64,7 +64,7 @@ class Continue(Generator):
 
         async def extend(node: Node) -> list[Proposal]:
             ask = partial(ctx.ask, ctx.task.thought[-1], node, **about)
-            replies = await ask(count)
+            replies = await ask(n=count)
             proposals = [Proposal(Thought(parts={}), prior=1 / count, decoder=reply.decoder) for reply in replies]
             pieces = list(enumerate(zip(proposals, replies, strict=True)))
             await ctx.each(pieces, lambda one: self._finish(ctx, node, one[0], *one[1], ask))

@@ -6,7 +6,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from pydantic_core import from_json, to_jsonable_python
 
@@ -18,7 +18,7 @@ def canonical(value: Any) -> str:
     return json.dumps(_plain(value), sort_keys=True)
 
 
-def is_calls(answer: Any) -> bool:
+def is_calls(answer: Any) -> TypeGuard[tuple[ToolCall, ...]]:
     """Return whether an answer is calls of functions."""
     return isinstance(answer, tuple) and bool(answer) and all(isinstance(one, ToolCall) for one in answer)
 
