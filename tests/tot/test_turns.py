@@ -305,7 +305,7 @@ def test_a_call_that_the_limit_cut_is_refused(calling: Any) -> None:
     decoder = calling({"q": calling.completion(CAPITAL[:-30], "length")})
     stopped = run(decoder).stopped
     assert stopped is not None
-    assert stopped.startswith("the text was truncated: raise max_tokens (the arguments of 'capital'")
+    assert stopped.startswith("the text was truncated, raise max_tokens: the arguments of 'capital'")
 
 
 def test_a_hanging_tool_does_not_hold_a_budget_in_seconds(calling: Any) -> None:
@@ -343,7 +343,6 @@ class Choosing(Task):
         ({"generator": Sample()}, "generator Sample does not support tools"),
         ({"tools": ["calculater"]}, r"unknown tool 'calculater' \(did you mean calculator\?\)"),
         ({"tools": [len]}, "tool len has no type|can't be read|takes obj without a name"),
-        ({"task": Choosing}, "the schema of 'thought' is not JSON, so Choosing has no tools: leave them out"),
         ({"task": "gsm8k", "prompts": "papers"}, "Turns writes one message, but a thought of GSM8K has 2 templates"),
     ],
 )
@@ -377,6 +376,13 @@ def test_a_task_with_any_message_as_a_thought_has_tools(calling: Any) -> None:
     decoder = calling({"riddle q": CAPITAL, "Oslo": ["wrong", "right"]})
     solution = run(decoder, task=Riddle, prompts=None, search="bfs:thoughts=2,breadth=1", evaluator="random")
     assert solution.answer == "right"
+
+
+def test_texts_beside_calls_meet_the_schema_of_the_task(calling: Any) -> None:
+    decoder = calling({"q": CAPITAL, "Oslo": ["c", "b"]})
+    solution = run(decoder, task=Choosing, prompts=None, search="bfs:thoughts=2,breadth=1")
+    assert (solution.answer, solution.parse_failures) == ("b", 1)
+    assert solution.tree[1].thought.parts.keys() == {"calls"}  # type: ignore[union-attr]
 
 
 @pytest.mark.real

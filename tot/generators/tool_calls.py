@@ -52,9 +52,6 @@ class Tool:
     def name(self) -> str:
         return self.about.name
 
-    def __repr__(self) -> str:
-        return self.name
-
     def check(self, arguments: str) -> Mapping[str, Any]:
         """Return the arguments in a JSON text, by name. Raises ValueError if they do not match the type hints."""
         if self.function is None:

@@ -9,14 +9,12 @@ from typing import Any
 from pydantic import ConfigDict, field_serializer, field_validator
 from pydantic_core import from_json
 
-from tot.decoders.errors import OptionError
 from tot.decoders.request import Message, ToolCall
 from tot.generators.base import Count, Generator
 from tot.generators.tool_calls import Tool
 from tot.llm.context import Context, derive
 from tot.llm.replies import Proposal, Reply
 from tot.task.call_votes import canonical
-from tot.task.checked import CheckedTask
 from tot.task.task import Task
 from tot.tree.thought import Thought
 from tot.tree.tree import Node
@@ -46,12 +44,7 @@ class Turns(Generator):
     parallel_tool_calls: bool = True
 
     def check(self, task: Task) -> None:
-        name = self.message_template(task)
-        schema = CheckedTask(task).schema(name)
-        if self.tools and schema is not None and schema.constraint.json_schema is None:
-            raise OptionError(
-                f"the schema of {name!r} is not JSON, so {type(task).__name__} has no tools: leave them out"
-            )
+        self.message_template(task)
 
     @field_validator("tools", mode="before")
     @classmethod
@@ -84,18 +77,17 @@ class Turns(Generator):
             tools["tools"] = tuple(tool.about for tool in self.tools)
         replies = await ctx.ask(template, node, n, temperature=temperature, call=call, tools=tools)
         running: _Running = {}
-        return await ctx.each(list(enumerate(replies)), lambda one: self._proposal(ctx, *one, running))
 
-    async def _proposal(self, ctx: Context, number: int, reply: Reply, running: _Running) -> Proposal:
-        proposal = Proposal(None, reply.usage, decoder=reply.decoder, calls=reply.calls)
-        proposal.prior = 1 / reply.request.sampling.n
-        if not reply.cut:
+        async def read(number: int, reply: Reply) -> Proposal:
+            proposal = Proposal(None, reply.usage, prior=1 / n, decoder=reply.decoder, calls=reply.calls)
             try:
-                proposal.thought = await self._turn(ctx, number, reply, running)
+                proposal.thought = None if reply.cut else await self._turn(ctx, number, reply, running)
             except ValueError as error:
-                cut = f"the text was truncated: raise max_tokens ({error})"
-                proposal.parse_failures, proposal.refused = 1, cut if reply.truncated else str(error)
-        return proposal
+                cut = "the text was truncated, raise max_tokens: " if reply.truncated else ""
+                proposal.parse_failures, proposal.refused = 1, f"{cut}{error}"
+            return proposal
+
+        return await ctx.each(list(enumerate(replies)), lambda one: read(*one))
 
     async def _turn(self, ctx: Context, number: int, reply: Reply, running: _Running) -> Thought:
         """Return the turn in a reply, with the results of its calls. Raises ValueError if it is rejected."""
@@ -127,6 +119,6 @@ class Turns(Generator):
         """Return the tool and the arguments of a call. Raises ValueError if they are invalid."""
         call.check()
         if (tool := next((one for one in self.tools if one.name == call.name), None)) is None:
-            known = ", ".join(map(repr, self.tools))
+            known = ", ".join(tool.name for tool in self.tools)
             raise ValueError(f"there is no function {call.name[:64]!r}: the functions are {known[:200]}")
         return tool, tool.check(call.arguments)

@@ -139,6 +139,8 @@ class Context:
         thoughts = (*state.thoughts, *filter(None, [begun]))
         seed = self._derive_seed(template, node, prompt, call, continues=bool(until))
         constraint = None if until else self._constraint(template, prompt, legal)
+        if tools and constraint is not None and constraint.json_schema is None:
+            constraint = None  # only JSON can be the form of texts beside calls; other forms are checked later
         sampling = self._sampling(template, temperature, seed, n, max_tokens if constraint is None else None)
         if until:
             room = max(self.room(template, thoughts), 1)

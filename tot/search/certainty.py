@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tot.decoders.errors import OptionError, readable, reason
 from tot.llm.decoders import identity_of
-from tot.search.votes import Ballot, elected
+from tot.search.votes import Ballot
+from tot.task.call_votes import elected
 from tot.task.task import Task
 
 SHIPPED = Path(__file__).with_name("certainty.json")

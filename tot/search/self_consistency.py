@@ -10,7 +10,8 @@ from tot.decoders.request import Purpose
 from tot.search.base import Count, SearchState, by_value
 from tot.search.baselines import WholeSolutions
 from tot.search.steps import Steps
-from tot.search.votes import Ballot, VotesUntilSure, elected
+from tot.search.votes import Ballot, VotesUntilSure
+from tot.task.call_votes import elected
 
 
 class SelfConsistency(WholeSolutions, VotesUntilSure):

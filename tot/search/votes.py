@@ -27,14 +27,6 @@ class Ballot:
     """The template that wrote the solution ("chain", "program"), followed by "@" and the model if a search has two."""
 
 
-def elected(answers: Sequence[Hashable], weights: Sequence[float]) -> list[int]:
-    """Return the indices of the votes for the answer with the most weight; the first wins a tie."""
-    voters: dict[Hashable, list[int]] = {}
-    for i, answer in enumerate(answers):
-        voters.setdefault(answer, []).append(i)
-    return max(voters.values(), key=lambda places: math.fsum(weights[i] for i in places), default=[])
-
-
 def count(
     task: CheckedTask, question: str, answers: Sequence[Any], weights: Sequence[float]
 ) -> tuple[list[Hashable], list[int]]:

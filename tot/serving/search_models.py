@@ -84,7 +84,7 @@ class SearchModels:
         check_tokens(body, self._limits, "max_tokens")
         history, question, turns = _conversation(body)
         if body.form is not None:
-            _check_schema(body.form_field, body.form)
+            _check_schemas({body.form_field: body.form})
         served_task, served_config = self._searches[body.model]
         tools = tuple(body.tools) if body.tool_choice != "none" else ()
         fields = {"tools": tools, body.form_field: body.form, body.place: turns}
@@ -108,8 +108,10 @@ class SearchModels:
         if body.chat_template_kwargs:
             options["template_options"] = body.chat_template_kwargs
         if asked:
-            choice = f"tool_choice={body.tool_choice},parallel_tool_calls={body.parallel_tool_calls}"
-            options |= {"tools": tools, "generator": f"turns:{choice}" if tools else "turns"}
+            options["generator"] = "turns"
+        if tools:
+            options["tools"] = tools
+            options["generator"] += f":tool_choice={body.tool_choice},parallel_tool_calls={body.parallel_tool_calls}"
         config = SearchConfig.of(served_config, options)
         config.parts(task)  # raises OptionError, for example if `until` is given and the search has no vote
         return ServedRequest(self, body, task, question, config, {"seed": options["seed"]})
@@ -132,7 +134,8 @@ class ServedRequest:
     async def run(self, emit: Emit, seconds: float) -> Result:
         """Search. Thoughts are thinking, and the answer is one piece."""
         source, model, outcome, thoughts = self.source, self.body.model, "failed", list[str]()
-        await asyncio.to_thread(_check_tools, self.body)
+        schemas = {f"tools.{i}": Constraint(json_schema=tool.parameters) for i, tool in enumerate(self.body.tools)}
+        await asyncio.to_thread(_check_schemas, schemas)  # some milliseconds each
 
         def show(search: SearchState, nodes: list[Node]) -> None:
             for node in nodes:
@@ -192,7 +195,7 @@ class ServedRequest:
         elif solution.answer is not None and last is not None and last.messages:  # JSON as the model wrote it
             text = last.messages[0].content
             calls = [call.model_copy(update={"id": f"call_{secrets.token_hex(12)}"}) for call in last.open_calls]
-        elif solution.answer is None and cut and not self.body.tools and not stopped.startswith("budget"):
+        elif solution.answer is None and cut and not self.config.tools and not stopped.startswith("budget"):
             made = (call for calls in solution.tree.calls.values() for call in calls if call.purpose != "evaluate")
             text = max((call.output.strip() for call in made), key=len, default="")
         else:
@@ -222,17 +225,13 @@ def _conversation(body: Conversation) -> tuple[list[Message], str, list[list[Mes
     return messages[:number], messages[number].content, turns
 
 
-def _check_schema(field: str, constraint: Constraint) -> None:
-    try:
-        Schema(constraint)
-    except ValueError as error:
-        raise invalid(str(error), field) from None
-
-
-def _check_tools(body: Conversation) -> None:
-    """Raise ServingError, which names the tool, for an invalid schema. It takes some milliseconds for each."""
-    for i, tool in enumerate(body.tools):
-        _check_schema(f"tools.{i}", Constraint(json_schema=tool.parameters))
+def _check_schemas(schemas: Mapping[str, Constraint]) -> None:
+    """Raise ServingError, which names the field, for an invalid schema."""
+    for field, constraint in schemas.items():
+        try:
+            Schema(constraint)
+        except ValueError as error:
+            raise invalid(str(error), field) from None
 
 
 def _answers_freely(task: Task) -> bool:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 from pydantic_core import from_json, to_jsonable_python
@@ -33,41 +32,47 @@ def elect(answers: Sequence[Any], weights: Sequence[float]) -> tuple[list[Hashab
     winning values, so the model wrote all of it.
     """
     parsed = [_parsed(answer) for answer in answers]
-    kinds = _weigh((kind for kind, _ in parsed), weights)
-    winner = max(kinds, key=kinds.__getitem__)
-    group = [i for i, (kind, _) in enumerate(parsed) if kind == winner]
+    group = elected([kind for kind, _ in parsed], weights)
     scores = dict.fromkeys(group, 0.0)
     for slot in dict.fromkeys(slot for i in group for slot in parsed[i][1]):
-        votes = _weigh((parsed[i][1].get(slot) for i in group), [weights[i] for i in group])
-        best = max(votes, key=votes.__getitem__)
-        for i in group:
-            scores[i] += votes[best] * (parsed[i][1].get(slot) == best)
-    keys: list[Hashable] = [(kind, tuple(sorted(fields.items()))) for kind, fields in parsed]
+        winners = [group[i] for i in elected([parsed[i][1].get(slot) for i in group], [weights[i] for i in group])]
+        for i in winners:
+            scores[i] += math.fsum(weights[j] for j in winners)
+    keys: list[Hashable] = [(kind, tuple(fields.items())) for kind, fields in parsed]
     return keys, max(group, key=lambda i: (scores[i], weights[i]))
+
+
+def elected(answers: Sequence[Hashable], weights: Sequence[float]) -> list[int]:
+    """Return the indices of the votes for the answer with the most weight; the first wins a tie."""
+    voters: dict[Hashable, list[int]] = {}
+    for i, answer in enumerate(answers):
+        voters.setdefault(answer, []).append(i)
+    return max(voters.values(), key=lambda places: math.fsum(weights[i] for i in places), default=[])
 
 
 def _parsed(answer: Any) -> tuple[Hashable, Mapping[tuple[int, str], str]]:
     """Return the functions of an answer, and the canonical value of each argument by (number of the call, name)."""
     if is_calls(answer):
-        calls = sorted((call.name, _arguments(call)) for call in answer)
-        fields = {(i, name): value for i, (_, arguments) in enumerate(calls) for name, value in arguments}
-        return tuple(name for name, _ in calls), fields
-    if isinstance(answer, str):
-        return "text", {(0, ""): canonical(answer)}
+        calls = sorted((call.name, _arguments(call.arguments)) for call in answer)
+        return tuple(name for name, _ in calls), {
+            (i, key): one for i, (_, pairs) in enumerate(calls) for key, one in pairs
+        }
     value = to_jsonable_python(answer, fallback=str)
-    if isinstance(value, dict):
-        return "object", {(0, name): canonical(one) for name, one in value.items()}
-    return "value", {(0, ""): canonical(value)}
+    kind = "text" if isinstance(answer, str) else "object" if isinstance(value, dict) else "value"
+    return kind, {(0, name): one for name, one in _fields(value)}
 
 
-def _arguments(call: ToolCall) -> list[tuple[str, str]]:
-    """Return the names and canonical values of a call's arguments, sorted; texts that are no object as one value."""
+def _arguments(text: str) -> list[tuple[str, str]]:
+    """Return the names and canonical values in a JSON object, sorted. Another text is one value."""
     try:
-        given = from_json(call.arguments)
+        return _fields(from_json(text))
     except ValueError:
-        given = call.arguments
-    arguments = given if isinstance(given, dict) else {"": given}
-    return sorted((name, canonical(value)) for name, value in arguments.items())
+        return _fields(text)
+
+
+def _fields(value: Any) -> list[tuple[str, str]]:
+    given = value if isinstance(value, dict) else {"": value}
+    return sorted((name, canonical(one)) for name, one in given.items())
 
 
 def _plain(value: Any) -> Any:
@@ -78,11 +83,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value.strip() if isinstance(value, str) else value
-
-
-def _weigh(values: Iterable[Hashable], weights: Sequence[float]) -> dict[Hashable, float]:
-    """Return the total weight of each value."""
-    votes: defaultdict[Hashable, list[float]] = defaultdict(list)
-    for value, weight in zip(values, weights, strict=True):
-        votes[value].append(weight)
-    return {value: math.fsum(cast) for value, cast in votes.items()}

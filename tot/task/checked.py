@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -23,7 +22,7 @@ from pydantic import (
 
 from tot.decoders.errors import TaskError, TotError, describe, readable, reason
 from tot.decoders.request import Message
-from tot.task.call_votes import elect, is_calls
+from tot.task.call_votes import elect, elected, is_calls
 from tot.task.schemas import Schema
 from tot.task.task import Task, answer_text
 from tot.task.world import HasAct, HasAnswer, HasElection, HasTerminal, World
@@ -287,8 +286,7 @@ class CheckedTask(_Methods):
         """Return the result of the task's `elect`; without it, the first of the answers with the most weight."""
         if not isinstance(self.task, HasElection):
             keys = [self.canonical(answer) for answer in answers]
-            votes = [math.fsum(weights[i] for i, one in enumerate(keys) if one == key) for key in keys]
-            return keys, votes.index(max(votes))
+            return keys, elected(keys, weights)[0]
         result = self._call("elect", question, answers, weights)
         try:
             keys, index = list(result[0]), result[1]
