@@ -32,7 +32,7 @@ class Proposal:
     usage: Usage = NOTHING
     parse_failures: int = 0
     refused: str | None = None
-    """Why its text was rejected, if the search says so when it has no answer."""
+    """Why its text was rejected: the reason of a search without an answer."""
     prior: float | None = None
     """Probability of the thought among its siblings."""
     confidence: float | None = None

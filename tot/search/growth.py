@@ -34,7 +34,7 @@ class SearchTree:
         self.solved: Node | None = None
         """The first state whose answer the task verified."""
         self.refused: str | None = None
-        """Why the last rejected text was rejected, if its generator says so."""
+        """Why the last text was rejected, if its generator gives a reason."""
         self._merge = merge
         self._wanders = wanders
         self._accepts = accepts

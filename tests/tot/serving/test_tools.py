@@ -169,7 +169,7 @@ def test_a_format_that_is_no_object_is_json_text(serve: Any, chat: Any, user: An
         reply = server.post(model="chat:vote", messages=user("a?"), response_format=form).json()
         assert reply["choices"][0]["message"]["content"] == (texts[0] if votes else "")
         assert reply["tot"]["votes"] == votes
-    assert "is no call of a function, and no answer (rejected texts: 3)" in reply["tot"]["stopped"]
+    assert "is no complete call of a function, and no answer (rejected texts: 3)" in reply["tot"]["stopped"]
 
 
 def test_a_format_beside_tools_is_the_form_of_answers_without_calls(serve: Any, chat: Any, user: Any) -> None:
