@@ -19,13 +19,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.harness import RATE, Bench, BenchOptions, Cells, Measured, Metric, by_metric, timed
+from benchmarks.rationales import Question, scored
 from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import OptionError
 from tot.decoders.machine import describe
 from tot.decoders.models.loading import load_model
 from tot.decoders.training.cllm.trajectories import windows
-from tot.decoders.training.question import Question
 from tot.evaluation.estimate import estimate
 from tot.evaluation.solutions import NO_QUESTIONS, solutions
 
@@ -74,7 +74,7 @@ def run(asked: Options, console: Console) -> None:
         every = list(found)
         random.Random(asked.shuffle_seed).shuffle(every)
         found = iter(every)
-    questions = list(islice(found, asked.offset, asked.offset + asked.limit))
+    questions = [scored(one) for one in islice(found, asked.offset, asked.offset + asked.limit)]
     if not questions:
         raise OptionError(NO_QUESTIONS)
     with ExitStack() as stack:

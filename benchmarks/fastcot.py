@@ -18,16 +18,15 @@ from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.caps import AGREEMENT, LOSS, Answers, against_whole, by_iteration, decode_whole, described_cap
 from benchmarks.engines import about, timed_parts
 from benchmarks.harness import SECONDS, Bench, BenchOptions, Cells, Measured, Metric, by_metric, percent, timed
+from benchmarks.rationales import Question, sampled_rationales
 from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.decoders.engine.engine import Engine
 from tot.decoders.methods.fastcot import FastCoTOptions
 from tot.decoders.models.engine_options import Quantize
-from tot.decoders.training.caps import AGREEMENT, LOSS, Answers, by_iteration, decode_whole
-from tot.decoders.training.question import Question
 from tot.evaluation.estimate import paired
-from tot.evaluation.solutions import against_whole, described_cap, sampled_rationales
 
 WINDOWS = (0, 5, 10, 15, 20, 25)
 TOGETHER = 8

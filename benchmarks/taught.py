@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
+from benchmarks.rationales import Question
 from tot.decoders.decoder import load_decoder
 from tot.decoders.models.loading import load_model
 from tot.decoders.request import Request, Sampling
 from tot.decoders.training.cllm.settings import TrainOptions
 from tot.decoders.training.cllm.train import train
 from tot.decoders.training.cllm.trajectories import given
-from tot.decoders.training.question import Question
 from tot.evaluation.data import rows
 from tot.registry import load_task
 from tot.task.checked import CheckedTask

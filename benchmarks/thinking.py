@@ -19,10 +19,10 @@ from rich.table import Table
 
 from benchmarks.engines import about
 from benchmarks.harness import Bench, BenchOptions, Cells, Measured, timed
+from benchmarks.rationales import Question
 from benchmarks.taught import TAGS, questions, teach
 from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.decoders.request import Completion, ThinkingOptions
-from tot.decoders.training.question import Question
 from tot.evaluation.estimate import estimate, paired
 
 _BATCH = 16

@@ -46,7 +46,7 @@ REMOVED = {
     "dfs:goals": "the search ends at its first goal",
     "cllm": "run tot train collect, and tot train cllm",
     "early-exit": "give a small model of the same family, or lookup",
-    "fastcot": "run tot train fastcot",
+    "fastcot": "run python -m benchmarks fastcot in a clone of the repository",
     "halving": "choose ab-mcts or refine",
     "train-draft": "give a small model of the same family as the draft",
     **dict.fromkeys(("fp16", "float16"), "choose bf16 or fp32"),

@@ -37,7 +37,7 @@ class FastCoTOptions(MethodOptions):
 
     cap: Annotated[int, Field(ge=0)] | None = None
     """Iterations after which a rationale is cut. 0 decodes the answer at once; None decodes rationales to their end.
-    `tot train fastcot` finds a cap that costs little accuracy with a window."""
+    `python -m benchmarks fastcot` finds a cap that costs little accuracy with a window."""
     window: Annotated[int, Field(ge=0, le=128)] = 2
     """c, the context window. On CPUs, each row costs more than it saves: 0 was fastest."""
     glimpse: bool = True

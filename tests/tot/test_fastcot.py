@@ -12,13 +12,11 @@ from typing import Any, ClassVar
 import pytest
 
 from benchmarks.__main__ import main as benchmark
+from benchmarks.caps import Answers, by_iteration, decode_whole, find_cap
+from benchmarks.rationales import Question, rationales
 from tot import BFS, ChainOfThought, EngineOptions, Explain, Model, Sample, Task, evaluate, solve
-from tot.cli.app import main
 from tot.decoders import Engine, OptionError, Usage, load_decoder
 from tot.decoders.request import ChoiceLogprob
-from tot.decoders.training.caps import Answers, by_iteration, decode_whole, find_cap
-from tot.decoders.training.question import Question
-from tot.evaluation.solutions import rationales
 from tot.registry import load_task
 from tot.tasks import GSM8K, MultipleChoice
 
@@ -260,23 +258,6 @@ def _here(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS * 2))
 
 
-@pytest.mark.usefixtures("_here")
-def test_a_cap_is_calibrated_and_its_curve_saved(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("tot.cli.train._BATCH", 3)
-    options = ("--data", "rows.jsonl", "--task", "riddle.py:Riddle", "--model", "base", "--max-tokens", "24")
-    assert main(["train", "fastcot", *options, "--window", "5", "--out", "cal.json"]) == 0
-    printed = capfd.readouterr().out
-    saved = json.loads(Path("cal.json").read_text())
-    assert saved["iterations"] == [0, 4, 8, 12, 16, 20, 24]
-    assert saved["agreement"][-1] == 1.0
-    assert saved["cap"] is not None
-    options = f"--decoder-option cap={saved['cap']} --decoder-option window=5"
-    assert f"use: --prompts papers --decoder fastcot {options}\n" in printed
-    assert Path("cal.png").read_bytes()[:4] == b"\x89PNG"
-
-
 @pytest.mark.benches
 @pytest.mark.usefixtures("_here")
 def test_the_benchmark_prints_its_tables(capfd: pytest.CaptureFixture[str]) -> None:
@@ -347,7 +328,7 @@ def test_an_interrupted_benchmark_resumes_with_equal_results(
 def test_invalid_calibration_input_is_rejected(capfd: pytest.CaptureFixture[str]) -> None:
     Path("one.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
     options = ("--task", "riddle.py:Riddle", "--model", "base")
-    assert main(["train", "fastcot", "--data", "one.jsonl", *options]) == 2
+    assert benchmark(["fastcot", "--data", "one.jsonl", *options]) == 2
     assert "has 1 rows" in capfd.readouterr().err
-    assert main(["train", "fastcot", "--data", "none.jsonl", *options]) == 2
+    assert benchmark(["fastcot", "--data", "none.jsonl", *options]) == 2
     assert "there is no such file" in capfd.readouterr().err

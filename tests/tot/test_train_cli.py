@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.__main__ import main as benchmark
+from benchmarks.rationales import scored
 from tot.cli.app import main
 from tot.decoders.errors import TaskError
 from tot.decoders.models.loading import load_model
@@ -171,7 +172,7 @@ def test_questions_are_whole_solutions_of_a_task() -> None:
     Path("gsm8k.jsonl").write_text(
         json.dumps({"question": "Hana reads 24 pages and then 12. How many pages?", "answer": "24 + 12\n#### 36"})
     )
-    *riddles, gsm8k = solutions(["riddle.py:Riddle=riddles.jsonl", "gsm8k=gsm8k.jsonl"], 100)
+    *riddles, gsm8k = map(scored, solutions(["riddle.py:Riddle=riddles.jsonl", "gsm8k=gsm8k.jsonl"], 100))
     assert len(riddles) == 8
     assert riddles[0].request.prompt[-1].content == f"Riddle: {PROMPTS[0]}\nThink, then answer:"
     assert (riddles[0].request.sampling.max_tokens, riddles[0].request.sampling.stop) == (28, ("@@",))

@@ -1,11 +1,10 @@
-"""Plots of timelines (SEED, figures 3b and 7a), losses and curves. Needs matplotlib: the extra `plots`."""
+"""Plots of timelines (SEED, figures 3b and 7a) and losses. Needs matplotlib: the extra `plots`."""
 
 from __future__ import annotations
 
 import io
 import json
 import warnings
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,31 +47,14 @@ def gantt(timeline: Timeline, title: str) -> Figure:
 
 
 def losses(curve: Path) -> Figure:
-    """Plot the losses of a training run, from a file of JSON lines with `step` and losses."""
+    """Plot the losses of a training run, from a file of JSON lines with `step` and losses in nats."""
     lines = [json.loads(line) for line in curve.read_text().splitlines()]
-    names = sorted({name for line in lines for name in line} - {"step"})
-    figure = curves(
-        {name: ([line["step"] for line in lines], [line[name] for line in lines]) for name in names}, "step", "nats"
-    )
-    figure.axes[0].set_yscale("log")
-    return figure
-
-
-def curves(
-    lines: Mapping[str, tuple[Sequence[float], Sequence[float]]],
-    across: str,
-    up: str,
-    levels: Mapping[str, float] | None = None,
-) -> Figure:
-    """Plot named lines of (x, y) values and horizontal levels; `across` and `up` label the axes."""
     figure: Figure = new_figure(7.0, 4.0)
     axes = figure.subplots()
-    for name, (xs, ys) in lines.items():
-        axes.plot(xs, ys, marker="o", markersize=3, linewidth=1, label=name)
-    for name, level in (levels or {}).items():
-        axes.axhline(level, linestyle="--", linewidth=1, color="gray", label=name)
-    axes.set_xlabel(across)
-    axes.set_ylabel(up)
+    for name in sorted({name for line in lines for name in line} - {"step"}):
+        steps, values = [line["step"] for line in lines], [line[name] for line in lines]
+        axes.plot(steps, values, marker="o", markersize=3, linewidth=1, label=name)
+    axes.set(xlabel="step", ylabel="nats", yscale="log")
     axes.legend(fontsize="small")
     return figure
 

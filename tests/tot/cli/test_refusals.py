@@ -28,7 +28,7 @@ from tot.decoders.errors import reason
         ("'What is it?'", r"'What is it\?' is not a command: to ask it, type tot solve 'What is it\?'"),
         ("solve hello", r"unknown task 'hello': choose one of .*; if it is a question, type tot solve ask hello"),
         ("cllm train", r"command 'cllm' was removed: run tot train collect, and tot train cllm"),
-        ("fastcot calibrate", r"command 'fastcot' was removed: run tot train fastcot"),
+        ("fastcot calibrate", r"command 'fastcot' was removed: run python -m benchmarks fastcot in a clone .*"),
         ("bench peers", r"command 'bench' was removed: run python -m benchmarks in a clone of the repository"),
         ("train-draft", r"command 'train-draft' was removed: give a small model of the same family as the draft"),
         ("eval gsm8k --track wandb", r"option 'track' was removed: read samples\.jsonl in the folder .*"),

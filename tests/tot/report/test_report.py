@@ -23,7 +23,7 @@ from tot.cli.app import main
 from tot.decoders import OptionError, TaskError
 from tot.evaluation.overview import evaluation_page
 from tot.report.page import embedded, tree_page
-from tot.report.plots import curves
+from tot.report.plots import losses
 
 HOSTILE = (
     "</script><script>alert(1)</script> --> <img src=x onerror=alert(1)> $\\frac{1}{0}$ \x00\x1b\u2028\u202e\ud800 &"
@@ -201,7 +201,8 @@ def test_a_tree_prints_as_text(tree: ThoughtTree) -> None:
 def test_a_tree_from_python_has_the_same_page_and_pictures_without_pyplot(tree: ThoughtTree, tmp_path: Path) -> None:
     tree.report(tmp_path / "tree.html")
     assert (tmp_path / "tree.html").read_text(encoding="utf-8") == "".join(tree_page(tree, {}))
-    for figure in (tree.plot(), curves({"line": ([0, 1], [1, 0])}, "x", "y")):
+    (tmp_path / "losses.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": 1.0}\n')
+    for figure in (tree.plot(), losses(tmp_path / "losses.jsonl")):
         assert figure._repr_png_().startswith(b"\x89PNG")
 
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass, fields
 from statistics import fmean
 from typing import Any
 
+from benchmarks.rationales import Question
 from tot.decoders.decoder import load_decoder
 from tot.decoders.engine.engine import Engine
 from tot.decoders.request import Completion, Request
-from tot.decoders.training.question import Question
+from tot.evaluation.estimate import estimate, paired
 
 LOSS, AGREEMENT = 0.03, 0.9
 """Accuracy that a cap may lose, and the share of answers that must stay unchanged."""
@@ -118,3 +119,27 @@ def find_cap(
         elif agreement is not None:
             break
     return found
+
+
+def against_whole(answers: Answers) -> tuple[str, float]:
+    """Describe accuracy and agreement against whole rationales; also return the difference's lower bound."""
+    change = paired([score - full for score, full in zip(answers.scores, answers.full, strict=True)])
+    texts = [estimate(values).format(".0%") for values in (answers.scores, answers.full, answers.unchanged)]
+    difference = f"{100 * change.low:.0f} to {100 * change.high:.0f} points"
+    note = f"accuracy {texts[0]}, with whole rationales {texts[1]}, difference {difference}"
+    return f"{note}; {texts[2]} of the answers unchanged", change.low
+
+
+def described_cap(
+    iterations: Sequence[int], answers: Sequence[Answers], loss: float, agreement: float | None = None
+) -> tuple[int | None, str]:
+    """Return the cap of a stop rule, as `find_cap` does, and a description."""
+    cap = find_cap(iterations, answers, loss, agreement)
+    if cap is None:
+        kept = "" if agreement is None else f" and {100 * agreement:g}% of the answers"
+        return None, f"no cap keeps accuracy within {100 * loss:g} points{kept}"
+    note, low = against_whole(answers[iterations.index(cap)])
+    if low < -loss:
+        count = len(answers[0].given)
+        note += f"; {count} questions are too few to guarantee a loss of at most {100 * loss:g} points"
+    return cap, f"cap {cap}: {note}"
