@@ -58,6 +58,7 @@ REMOVED = {
     "model_options": "give model=Model(NAME, options={'draft': MODEL})",
     "models": "give model={'generate': MODEL, 'escalate': MODEL}",
     "reward-model": "write an evaluator that calls it, as in docs/extending.md",
+    "textworld": "give benchmarks/textworld.py:TextWorld in a clone of the repository",
     "train-value": "choose the evaluator logprob, which needs no training",
     "watch": "iterate over astream(...)",
     "trained": "give a small model of the same family, or lookup",

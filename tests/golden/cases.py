@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from tot import MCTS, Combine, Likelihood, LogProb, Random
@@ -16,6 +17,7 @@ BLOCKS = (
 )
 LINES = "The tuba was full of marbles. My uncle votes for soup. The lift goes sideways. She forgave the clock."
 RUNS = 'def runs(text: str) -> int:\n    """Count the runs of a text.\n\n    >>> runs("aab")\n    2\n    """'
+ADVENTURES = f"{Path(__file__).parents[2] / 'benchmarks' / 'textworld.py'}:TextWorld"
 GAME = "rooms=2 objects=4 quest=3 seed=5"
 TEN = "Return a number close to 10."
 JUDGED = ["Yes", "No", "8", "3", "sure", "likely", "impossible", "2", "1", "The best choice is 1.", "I cannot say."]
@@ -200,7 +202,7 @@ GROUPS: dict[str, dict[str, Run]] = {
         "multiple_choice, chat": ("multiple_choice", STOCK, "choices", {"prompts": "chat"}),
     },
     "textworld": {
-        "heuristic": ("textworld", GAME, "blocks", {"search": "mcts:thoughts=none,iterations=4,rule=puct,depth=4"}),
+        "heuristic": (ADVENTURES, GAME, "blocks", {"search": "mcts:thoughts=none,iterations=4,rule=puct,depth=4"}),
     },
     "programs": {  # one at a time: thoughts that run together are numbered in the order of their ends
         "code": ("code", RUNS, "code", {"search": "ab-mcts:iterations=5,together=1"}),

@@ -42,7 +42,7 @@ SEARCH = {
     "best-of-n": "best-of-n:samples=2",
 }
 TASKS = [name for name in REGISTERED if name != "optimize"]  # which needs a scorer
-SLOW = ("code", "humaneval", "mbpp", "textworld")
+SLOW = ("code", "humaneval", "mbpp")
 GENERATOR = (None, *GENERATORS, "sample:samples=2")
 EVALUATOR = (None, *EVALUATORS)
 REPLIES = (

@@ -147,7 +147,6 @@ def test_every_shared_prefix_of_the_prompts_is_computed_once(
     ("task", "capabilities"),
     [
         ("blocksworld", {HasActions, HasAnswer, HasHeuristic, HasTerminal}),
-        ("textworld", {HasAct, HasActions, HasAnswer, HasHeuristic, HasTerminal}),
         ("creative_writing", {HasAnswer, HasHeuristic}),
         ("gsm8k", {HasAct, HasAnswer}),
         ("multiple_choice", set()),

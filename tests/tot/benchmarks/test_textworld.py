@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.textworld import TextWorld, _begun, _played
 from tot import Checkpoint, State, Thought, solve
 from tot.cli.app import main
 from tot.decoders.errors import OptionError, TaskError
-from tot.tasks.textworld import TextWorld, _begun, _played
 
 pytest.importorskip("textworld")
+TASK = f"{Path(__file__).parents[3] / 'benchmarks' / 'textworld.py'}:TextWorld"
 GAME = "rooms=2 objects=4 quest=3 seed=5"
 BY_CHANCE = {"model": None, "generator": "enumerate:prior=random", "evaluator": "heuristic"}
 
@@ -139,7 +140,7 @@ def test_without_textworld_the_error_says_how_to_install_it(task: TextWorld, mon
 
 
 def test_games_are_generated_from_seeds(task: TextWorld, tmp_path: Path) -> None:
-    assert main(["instances", "textworld", "--count", "2", "--seed", "7", "--out", str(tmp_path / "games.jsonl")]) == 0
+    assert main(["instances", TASK, "--count", "2", "--seed", "7", "--out", str(tmp_path / "games.jsonl")]) == 0
     games = [json.loads(line)["question"] for line in (tmp_path / "games.jsonl").read_text().splitlines()]
     assert len(set(games)) == 2
     assert task.start(games[0]).world != task.start(games[1]).world
