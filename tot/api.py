@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-import inspect
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack
 
 from tot.answers import Leader
 from tot.config import SearchConfig
@@ -36,10 +34,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     OneModel: TypeAlias = Model | str | Path | PreTrainedModel | Callable[[str], Any]
-
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
-_DEFAULT = Model()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,46 +76,56 @@ class SearchFinished(SearchEvent):
     solution: Solution
 
 
-def _naming_neighbours(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Raise OptionError with the nearest known name for an unknown keyword."""
-    known = inspect.signature(function).parameters
+class SolveOptions(TypedDict, total=False):
+    """The keywords of `solve`. They override the fields of its `config`, and have the same defaults.
 
-    @functools.wraps(function)
-    def call(*arguments: _P.args, **keywords: _P.kwargs) -> _T:
-        for name in keywords:
-            if name not in known:
-                raise OptionError(
-                    f"{unknown('option', name, known)}; options of a decoder or an engine are fields of Model, others "
-                    "of SearchConfig"
-                )
-        return function(*arguments, **keywords)
+    None is the default, too, except for `model`.
+    """
 
-    return call
+    model: OneModel | Mapping[str, OneModel] | None
+    """A Model, a name or path, a loaded model, a function from text to text (plain or async), None for no model, or a
+    mapping from purpose (generate, evaluate, answer, escalate) to these."""
+    decoder: str | Decoder | Mapping[str, str | Decoder] | None
+    """Fills `Model.decoder`: a name, an object, or a mapping from purpose to either."""
+    dtype: Literal["auto", "bf16", "fp32"] | None
+    """Fills `Model.engine.dtype`."""
+    tokenizer: Any
+    """Fills `Model.tokenizer`, for a loaded model."""
+    search: str | Search | None
+    """The search, as text ("mcts:iterations=20") or object; the default is the task's own."""
+    generator: str | Generator | None
+    """The thought generator, likewise."""
+    evaluator: str | Evaluator | None
+    """The state evaluator, likewise."""
+    tools: Sequence[str | Callable[..., Any]] | None
+    """Functions with type hints that the model can call, or their names."""
+    prompts: Literal["papers", "chat"] | None
+    """"chat" for prompts in the model's chat format, "papers" for few-shot prompts; by default what suits the model,
+    the search and the decoder."""
+    max_tokens: int | None
+    """Maximum number of new tokens per text."""
+    thinking: ThinkingOptions | Effort | int | str | None
+    """How a model that thinks may think before a text, 4,096 tokens by default: "off", "low", "medium", "high", a
+    number of tokens, or `ThinkingOptions`."""
+    temperature: float | None
+    """Sampling temperature of thoughts, 0.7 by default."""
+    budget: Budget | Mapping[str, float] | None
+    """Limits (tokens, seconds, nodes, forwards). A search that reaches one returns its best answer so far."""
+    seed: int | None
+    """Seed of the run, 0 by default."""
+    reproducible: bool | None
+    """Compute in float32, for the same tree every time."""
+    hooks: object | None
+    """Functions that watch and steer the search (see `tot.search.hooks`)."""
+    checkpoint: Checkpoint | None
+    """Records every step, and resumes a killed run."""
 
 
-@_naming_neighbours
 def solve(
     task: Task | type[Task] | str,
     question: str,
     config: SearchConfig | None = None,
-    *,
-    model: OneModel | Mapping[str, OneModel] | None = _DEFAULT,
-    decoder: str | Decoder | Mapping[str, str | Decoder] | None = None,
-    dtype: Literal["auto", "bf16", "fp32"] | None = None,
-    tokenizer: Any = None,
-    search: str | Search | None = None,
-    generator: str | Generator | None = None,
-    evaluator: str | Evaluator | None = None,
-    tools: Sequence[str | Callable[..., Any]] | None = None,
-    prompts: Literal["papers", "chat"] | None = None,
-    max_tokens: int | None = None,
-    thinking: ThinkingOptions | Effort | int | str | None = None,
-    temperature: float | None = None,
-    budget: Budget | Mapping[str, float] | None = None,
-    seed: int | None = None,
-    reproducible: bool | None = None,
-    hooks: object | None = None,
-    checkpoint: Checkpoint | None = None,
+    **options: Unpack[SolveOptions],
 ) -> Solution:
     """Solve one question. Works in a script and inside a running event loop (Jupyter).
 
@@ -130,95 +134,40 @@ def solve(
     Args:
         task: A task, its class, its name, or "path/to/file.py:ClassName".
         question: The question, as text.
-        config: All options of the run. The keywords below override its fields, and have the same defaults.
-        model: A Model, a name or path, a loaded model, a function from text to text (plain or async), None for no
-            model, or a mapping from purpose (generate, evaluate, answer, escalate) to these.
-        decoder: Fills `Model.decoder`: a name, an object, or a mapping from purpose to either.
-        dtype: Fills `Model.engine.dtype`.
-        tokenizer: Fills `Model.tokenizer`, for a loaded model.
-        search: The search, as text ("mcts:iterations=20") or object; the default is the task's own.
-        generator: The thought generator, likewise.
-        evaluator: The state evaluator, likewise.
-        tools: Functions with type hints that the model can call, or their names.
-        prompts: "chat" for prompts in the model's chat format, "papers" for few-shot prompts; by default what suits
-            the model, the search and the decoder.
-        max_tokens: Maximum number of new tokens per text.
-        thinking: How a model that thinks may think before a text, 4,096 tokens by default: "off", "low", "medium",
-            "high", a number of tokens, or `ThinkingOptions`.
-        temperature: Sampling temperature of thoughts, 0.7 by default.
-        budget: Limits (tokens, seconds, nodes, forwards). A search that reaches one returns its best answer so far.
-        seed: Seed of the run, 0 by default.
-        reproducible: Compute in float32, for the same tree every time.
-        hooks: Functions that watch and steer the search (see `tot.search.hooks`).
-        checkpoint: Records every step, and resumes a killed run.
+        config: All options of the run.
+        **options: The keywords of `SolveOptions`.
 
     Raises:
         TotError: An error that the caller can fix, such as an unknown keyword.
     """
-    return run_to_end(_search(locals(), keep_best=True))
+    return run_to_end(_search(task, question, config, options, keep_best=True))
 
 
-@_naming_neighbours
 async def asolve(
     task: Task | type[Task] | str,
     question: str,
     config: SearchConfig | None = None,
-    *,
-    model: OneModel | Mapping[str, OneModel] | None = _DEFAULT,
-    decoder: str | Decoder | Mapping[str, str | Decoder] | None = None,
-    dtype: Literal["auto", "bf16", "fp32"] | None = None,
-    tokenizer: Any = None,
-    search: str | Search | None = None,
-    generator: str | Generator | None = None,
-    evaluator: str | Evaluator | None = None,
-    tools: Sequence[str | Callable[..., Any]] | None = None,
-    prompts: Literal["papers", "chat"] | None = None,
-    max_tokens: int | None = None,
-    thinking: ThinkingOptions | Effort | int | str | None = None,
-    temperature: float | None = None,
-    budget: Budget | Mapping[str, float] | None = None,
-    seed: int | None = None,
-    reproducible: bool | None = None,
-    hooks: object | None = None,
-    checkpoint: Checkpoint | None = None,
+    **options: Unpack[SolveOptions],
 ) -> Solution:
     """Solve one question, as a coroutine. Concurrent calls with one decoder object share its forward passes.
 
     It takes the arguments of `solve`. Cancelling it raises CancelledError.
     """
-    return await _search(locals())
+    return await _search(task, question, config, options)
 
 
-@_naming_neighbours
 async def astream(
     task: Task | type[Task] | str,
     question: str,
     config: SearchConfig | None = None,
-    *,
-    model: OneModel | Mapping[str, OneModel] | None = _DEFAULT,
-    decoder: str | Decoder | Mapping[str, str | Decoder] | None = None,
-    dtype: Literal["auto", "bf16", "fp32"] | None = None,
-    tokenizer: Any = None,
-    search: str | Search | None = None,
-    generator: str | Generator | None = None,
-    evaluator: str | Evaluator | None = None,
-    tools: Sequence[str | Callable[..., Any]] | None = None,
-    prompts: Literal["papers", "chat"] | None = None,
-    max_tokens: int | None = None,
-    thinking: ThinkingOptions | Effort | int | str | None = None,
-    temperature: float | None = None,
-    budget: Budget | Mapping[str, float] | None = None,
-    seed: int | None = None,
-    reproducible: bool | None = None,
-    hooks: object | None = None,
-    checkpoint: Checkpoint | None = None,
+    **options: Unpack[SolveOptions],
 ) -> AsyncGenerator[SearchStarted | SearchStep | SearchFinished, None]:
     """Solve one question, and yield SearchStarted, a SearchStep after every step, and SearchFinished.
 
     It takes the arguments of `solve`. Closing or cancelling the iterator cancels the search.
     """
     runs = asyncio.Queue[Run | None]()
-    searching = asyncio.create_task(_search(locals(), watch=runs.put_nowait))
+    searching = asyncio.create_task(_search(task, question, config, options, watch=runs.put_nowait))
     searching.add_done_callback(lambda _: runs.put_nowait(None))
     last: Run | None = None
     try:
@@ -233,16 +182,23 @@ async def astream(
         await asyncio.wait([searching])
 
 
-def _search(given: Mapping[str, Any], **about: Any) -> Coroutine[Any, Any, Solution]:
-    """Return the search of the arguments of `solve`, as a coroutine."""
-    task, question, config, hooks, checkpoint = (
-        given[name] for name in ("task", "question", "config", "hooks", "checkpoint")
-    )
-    names = SearchConfig.names() & given.keys()
-    options = {name: given[name] for name in names if given[name] is not None or name == "model"}
-    if options["model"] is _DEFAULT and config is not None:
-        del options["model"]
-    return run_search(task, question, SearchConfig.of(config, options), hooks=hooks, checkpoint=checkpoint, **about)
+def _search(
+    task: Task | type[Task] | str, question: str, config: SearchConfig | None, options: SolveOptions, **about: Any
+) -> Coroutine[Any, Any, Solution]:
+    """Return the search of the arguments of `solve`. Raises OptionError with the nearest known name of a keyword."""
+    for name in options:
+        if name not in (known := SolveOptions.__annotations__):
+            raise OptionError(
+                f"{unknown('option', name, known)}; options of a decoder or an engine are fields of Model, others of "
+                "SearchConfig"
+            )
+    of_config = {
+        name: value
+        for name, value in options.items()
+        if name in SearchConfig.names() and (value is not None or name == "model")
+    }
+    about |= {name: options.get(name) for name in ("hooks", "checkpoint")}
+    return run_search(task, question, SearchConfig.of(config, of_config), **about)
 
 
 async def run_search(
