@@ -17,7 +17,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from rich.table import Table
 
@@ -27,7 +27,6 @@ from tot.evaluation.config import EvaluationRun
 from tot.evaluation.estimate import Estimate, estimate
 from tot.evaluation.folder import read_leaves, read_samples
 from tot.evaluators.base import Evaluator, judge
-from tot.evaluators.noise import PRUNE, WEIGH, Use, use_of
 from tot.llm.backend import Backend
 from tot.llm.context import Context
 from tot.llm.decoders import open_decoders
@@ -37,6 +36,11 @@ from tot.task.task import Task
 from tot.tree.thought import SampledText, State, Thought
 from tot.tree.tree import Node, ThoughtTree
 
+Use = Literal["prune", "weigh", "neither"]
+PRUNE = 0.65
+"""AUROC of unfinished solutions from which pruning half way beats a vote at equal tokens (docs, scores.md)."""
+WEIGH = 0.5
+"""AUROC of whole solutions above which weights improve a vote: chance."""
 _AT_ONCE = 16
 """Questions whose pieces are judged concurrently."""
 _PARAGRAPH = re.compile(r"\s*\S.*?(?:\n\s*\n\s*|\Z)", re.DOTALL)
@@ -207,6 +211,13 @@ def verdict(questions: Sequence[Sequence[Judged]]) -> str:
     unfinished, whole = ("not known" if one is None else one.format(".2f") for one in found)
     use = use_of(*(None if one is None else one.low for one in found))
     return f"{_VERDICTS[use]} (AUROC before the end {unfinished}, at the end {whole})"
+
+
+def use_of(unfinished: float | None, whole: float | None) -> Use:
+    """Return the use that the lower bounds of an evaluator's AUROC allow, of unfinished and of whole solutions."""
+    if unfinished is not None and unfinished >= PRUNE:
+        return "prune"
+    return "weigh" if whole is not None and whole > WEIGH else "neither"
 
 
 def concordance(judged: Sequence[tuple[float, float]]) -> float | None:

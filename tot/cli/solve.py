@@ -17,7 +17,6 @@ from tot.config import ModelFlags, SearchConfig
 from tot.decoders.errors import OptionError, TaskError
 
 if TYPE_CHECKING:
-    from tot.run import Run
     from tot.search.checkpoint import Checkpoint
     from tot.task.task import Task
 
@@ -185,7 +184,6 @@ def _run(
     from tot.cli.live_view import watched
     from tot.cli.output import show
     from tot.decoders.files import write_json
-    from tot.evaluators.noise import warn_if_noisy
     from tot.report.terminal import complain
     from tot.running import run_to_end
     from tot.search.checkpoint import Checkpoint
@@ -194,7 +192,7 @@ def _run(
     about: dict[str, Any] = {name: settings.get(name) for name in ("task", "question", "reference", "out")}
     config = SearchConfig.of(None, {name: value for name, value in settings.items() if name not in about})
     task = config.suited(about["task"])
-    parts = config.parts(task)  # refuse parts that do not fit before a file is written
+    config.parts(task)  # refuse parts that do not fit before a file is written
     task.start(about["question"])
     config = config.model_copy(update={"prompts": task.prompts.kind})
     stack, runs = ExitStack(), LiveSearches()
@@ -215,14 +213,11 @@ def _run(
         search.votes = True
         complain(f"tot solve: the tree is shown at {address}#run-{search.id}")
 
-    def watch(run: Run) -> None:
-        if search.run is None:  # the search begins
-            warn_if_noisy(task, parts["search"], parts["evaluator"], run.backend.loaded("evaluate"))
-        search.watch(run)
-
     with stack:
         try:
-            running = run_search(task, about["question"], config, checkpoint=checkpoint, watch=watch, keep_best=True)
+            running = run_search(
+                task, about["question"], config, checkpoint=checkpoint, watch=search.watch, keep_best=True
+            )
             solution = search.solution = run_to_end(running)
         except BaseException:
             if checkpoint is not None:

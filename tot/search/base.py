@@ -111,10 +111,6 @@ class Search(BaseModel):
         """Return whether the search needs values of states."""
         return self.expands
 
-    def prunes(self, task: Task) -> bool:
-        """Return whether the values of unfinished states decide which of them are expanded."""
-        return self.evaluates(task) and not self.whole
-
     @property
     def asks_second_model(self) -> bool:
         """Whether the search can ask a second model (`escalate`)."""

@@ -12,7 +12,6 @@ from typing import Literal
 from tot.search.base import Count, SearchState, by_value
 from tot.search.steps import Steps
 from tot.search.votes import VotesUntilSure
-from tot.task.task import Task
 from tot.tree.tree import Node
 
 
@@ -36,9 +35,6 @@ class BFS(VotesUntilSure):
     all     All of them. The root has b shares, and children divide the shares of their state. A state with s shares
             gets min(n, s) children. Branches are independent: each state is expanded when its text ends.
     """
-
-    def prunes(self, task: Task) -> bool:
-        return self.select != "all" and self.thoughts != 1
 
     def steps(self, search: SearchState) -> Steps:
         if self.select == "all":
