@@ -1,4 +1,4 @@
-# make solve installs tot and runs tot demo. The other targets also install the packages for development.
+# make solve installs tot and shows one question. The other targets also install the packages for development.
 VENV   := .venv
 BIN    := $(VENV)/bin
 PYTHON ?= python3
@@ -11,7 +11,7 @@ CLIENTS := .venv-clients
 
 # One question, which the small model gets wrong by one answer and right by a search.
 solve: $(VENV)/solve
-	$(BIN)/tot demo
+	$(BIN)/python -m benchmarks demo
 	@echo; echo 'With your question: $(BIN)/tot ask "..."'
 
 lint: $(VENV)/ready

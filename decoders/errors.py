@@ -43,6 +43,7 @@ REMOVED = {
     **dict.fromkeys(("on_backpropagate", "on_simulate"), "on_evaluate gets the states that MCTS visits"),
     "format": "a run's folder has its rows as JSON lines (samples.jsonl) and a tree for each (trees/)",
     "track": "read samples.jsonl in the folder of the run, which gets a JSON line for each finished search",
+    "demo": "run python -m benchmarks demo in a clone of the repository",
     "dfs:goals": "the search ends at its first goal",
     "cllm": "run tot train collect, and tot train cllm",
     "early-exit": "give a small model of the same family, or lookup",

@@ -17,7 +17,6 @@ from tot.decoders.errors import TaskError
 from tot.sandbox import Sandbox, confines
 from tot.task.task import Task, text_of
 from tot.tasks.checks import acheck, check
-from tot.tasks.list_functions import list_function
 from tot.tasks.programs import doctests, parsed, program_in, whole
 from tot.tree.thought import Observation, State, Thought
 
@@ -57,10 +56,6 @@ class Code(Task):
 
     def example(self) -> str:
         return str(self.prompts.data("questions")[0]["question"])
-
-    def instance(self, seed: int) -> dict[str, Any]:
-        """Generate a question about a function of a list, with its hidden tests."""
-        return list_function(seed)
 
     def parse_thought(self, template: str, text: str) -> str | None:
         return program_in(text) or None

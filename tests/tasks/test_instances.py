@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.list_functions import ListFunctions
 from benchmarks.word_problems import WordProblems
 from tot.cli.app import main
 from tot.cli.instances import distinct_rows
@@ -90,7 +91,7 @@ def test_instances_are_distinct_and_exclude_those_of_another_file(
 
 def test_a_generated_function_is_judged_by_tests_that_its_question_does_not_show() -> None:
     task = Code()
-    rows = {row["question"].split("(")[0].split()[-1]: row for row in distinct_rows("code")}
+    rows = {row["question"].split("(")[0].split()[-1]: row for row in distinct_rows(ListFunctions)}
     assert len(rows) == 40
     row = rows["sum_odd"]
     shown = examples(row["question"])

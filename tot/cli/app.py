@@ -26,7 +26,6 @@ from tot.report.terminal import PlainFormatter, complain
 from tot.running import LOADING
 
 COMMANDS = {
-    "demo": "tot.cli.demo:demo_command",
     "solve": "tot.cli.solve:solve_command",
     "ask": "tot.cli.solve:ask_command",
     "chat": "tot.cli.chat:chat_command",

@@ -7,11 +7,14 @@ from collections.abc import Hashable, Iterator
 from itertools import count as numbers
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tot.decoders.errors import OptionError
+
+if TYPE_CHECKING:
+    from tot.task.task import Task
 
 
 def instances_command(
@@ -37,7 +40,9 @@ def instances_command(
             raise OptionError(f"{task} has hardly more than the {written} questions in {out}: lower the count")
 
 
-def distinct_rows(task: str, seed: int = 0, excluded: list[Any] | None = None) -> Iterator[dict[str, Any]]:
+def distinct_rows(
+    task: Task | type[Task] | str, seed: int = 0, excluded: list[Any] | None = None
+) -> Iterator[dict[str, Any]]:
     """Yield generated rows until 1,000 in a row repeat an earlier or excluded one."""
     from tot.registry import load_task
     from tot.task.checked import CheckedTask

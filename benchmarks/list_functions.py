@@ -1,10 +1,15 @@
-"""Generated questions of `code`: functions of a list of numbers, with three examples and thirty hidden tests."""
+"""Generated questions of `code`: functions of a list of numbers, with three examples and thirty hidden tests.
+
+`tot instances benchmarks/list_functions.py:ListFunctions` writes them to a file of questions for `code`.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
 from typing import Any
+
+from tot.tasks.code import Code
 
 _NUMBERS: dict[str, Callable[[int], bool]] = {
     "even": lambda x: x % 2 == 0,
@@ -60,3 +65,11 @@ def list_function(seed: int) -> dict[str, str]:
         "question": "\n".join([question, "", *calls[:_EXAMPLES]]),
         "answer": f"from candidate import {name}\n{tests}",
     }
+
+
+class ListFunctions(Code):
+    """Programs for generated questions."""
+
+    def instance(self, seed: int) -> dict[str, Any]:
+        """Generate a question about a function of a list, with its hidden tests."""
+        return list_function(seed)

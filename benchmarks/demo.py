@@ -1,33 +1,37 @@
-"""`tot demo`: one question, answered by the small model plainly and by a search, side by side."""
+"""The command `demo`: one question, answered by the small model plainly and by a search, side by side."""
 
 from __future__ import annotations
 
 from itertools import islice
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+from pydantic import BaseModel, Field
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.table import Table
+
+from benchmarks.list_functions import ListFunctions
+from tot.api import run_search
+from tot.cli.instances import distinct_rows
+from tot.cli.live_view import watched
+from tot.config import SearchConfig
+from tot.running import run_to_end
 
 _CHOSEN = 3
 """The first of the 20 questions of seed 0 that one answer gets wrong and the search gets right."""
 
 
-def demo_command(
-    number: Annotated[int, typer.Argument(min=1, max=20, help="Which of the 20 questions.")] = _CHOSEN,
-) -> None:
+class Options(BaseModel):
     """Answer one question by one greedy answer and by a search, with the model that comes with tot."""
-    from rich.syntax import Syntax
-    from rich.table import Table
 
-    from tot.api import run_search
-    from tot.cli.instances import distinct_rows
-    from tot.cli.live_view import watched
-    from tot.config import SearchConfig
-    from tot.registry import load_task
-    from tot.report.terminal import console
-    from tot.running import run_to_end
+    number: int = Field(_CHOSEN, ge=1, le=20, description="Which of the 20 questions.")
 
-    row = next(islice(distinct_rows("code"), number - 1, None))
-    page, task = console(width=100), load_task("code")
+
+def run(asked: Options, page: Console) -> None:
+    """Print the answers of both sides."""
+    number = asked.number
+    row = next(islice(distinct_rows(ListFunctions), number - 1, None))
+    task = ListFunctions()
     page.print(f"{row['question']}\n")
     table = Table("", "one answer", "search", expand=True, show_edge=False)
     table.columns[0].no_wrap = True
@@ -54,7 +58,7 @@ def demo_command(
     page.print(table, soft_wrap=False)
     chosen = ", the first that one answer gets wrong and the search right" if number == _CHOSEN else ""
     page.print(
-        f"\nQuestion {number} of the 20 that `tot instances code --count 20` writes{chosen}.",
+        f"\nQuestion {number} of the first 20 of benchmarks/list_functions.py{chosen}.",
         f"The search ({task.search}) samples programs, tests them on the examples, and repairs the best one.",
         "The hidden tests only judge the answers.",
         sep="\n",
