@@ -22,10 +22,11 @@ from typing import Any, Literal
 from rich.table import Table
 
 from benchmarks.harness import Bench, Cells, Measured, timed
+from benchmarks.leaves import read_leaves
 from tot.decoders.budget import Meter
 from tot.evaluation.config import EvaluationRun
 from tot.evaluation.estimate import Estimate, estimate
-from tot.evaluation.folder import read_leaves, read_samples
+from tot.evaluation.folder import read_samples
 from tot.evaluators.base import Evaluator, judge
 from tot.llm.backend import Backend
 from tot.llm.context import Context

@@ -22,6 +22,7 @@ from rich.table import Table
 
 from benchmarks.evaluators import judge_pieces
 from benchmarks.harness import Bench
+from benchmarks.leaves import read_leaves
 from benchmarks.ways import WaysOptions, compared, read_options, read_ways
 from tot.decoders.errors import OptionError
 from tot.decoders.machine import describe
@@ -29,7 +30,7 @@ from tot.decoders.models.loading import resolve_device
 from tot.decoders.request import Sampling
 from tot.evaluation.config import EvaluationRun
 from tot.evaluation.estimate import estimate
-from tot.evaluation.folder import read_leaves, read_samples
+from tot.evaluation.folder import read_samples
 from tot.evaluation.results import tokens_of
 from tot.evaluation.run import run_evaluation
 from tot.evaluators.heuristic import LogProb

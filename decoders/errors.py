@@ -45,6 +45,7 @@ REMOVED = {
     "track": "read samples.jsonl in the folder of the run, which gets a JSON line for each finished search",
     "demo": "run python -m benchmarks demo in a clone of the repository",
     "dfs:goals": "the search ends at its first goal",
+    "calibrate": "run python -m benchmarks calibrate in a clone of the repository",
     "cllm": "run tot train collect, and tot train cllm",
     "early-exit": "give a small model of the same family, or lookup",
     "fastcot": "run python -m benchmarks fastcot in a clone of the repository",

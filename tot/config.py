@@ -117,7 +117,8 @@ class SearchConfig(BaseModel):
     )
     certainty: str | None = Field(
         None,
-        description="File with your own certainty curves, as written by tot calibrate; by default the shipped one.",
+        description="File with your own certainty curves, which python -m benchmarks calibrate writes; by default the "
+        "shipped one.",
     )
     seed: int = Field(0, description="Seed of the run.")
     budget: Budget | None = None

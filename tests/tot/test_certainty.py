@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
+from benchmarks.__main__ import main as benchmark
+from benchmarks.calibrate import Vote, cross_validated, fit
 from tot import BFS, BestOfN, ChainOfThought, SelfConsistency, Solution, Task, Value, solve
 from tot.cli.output import answer_line
 from tot.config import SearchConfig
 from tot.decoders import OptionError
 from tot.decoders.models.weights import Weights
-from tot.evaluation.calibration import Vote, cross_validated, fit
 from tot.llm.decoders import identity_of
 from tot.search.certainty import Curve, Features, curve_for, features, to_json
 from tot.search.votes import Ballot
@@ -266,14 +267,16 @@ def parts(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_curves_are_fitted_on_evaluations_and_used(tot: Any, tmp_path: Path, parts: str) -> None:
+def test_curves_are_fitted_on_evaluations_and_used(
+    tot: Any, tmp_path: Path, parts: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     here = ("--decoder", f"{parts}:Voter", "--model", "none", "--search", "self-consistency:samples=6")
     task, folder, own = f"{parts}:Riddle", str(tmp_path / "out"), str(tmp_path / "c.json")
     status, out, err = tot("eval", task, *here, "--data", str(tmp_path / "rows.jsonl"), "--out", folder)
     assert (status, err) == (0, "")
     assert "Calibration error" not in out
-    status, out, err = tot("calibrate", folder, "--out", own, "--task", task)
-    assert (status, err) == (0, "")
+    assert benchmark(["calibrate", "--folder", folder, "--out", own, "--task", task]) == 0
+    out = capfd.readouterr().out
     fitted = [cell.strip() for cell in out.splitlines()[4].strip("│").split("│")]
     assert fitted[:3] == ["riddle", "not local", "60"]
     assert 250 < int(fitted[3]) <= 300  # beginnings of two to six samples with an answer
@@ -284,5 +287,5 @@ def test_curves_are_fitted_on_evaluations_and_used(tot: Any, tmp_path: Path, par
     status, out, err = tot("solve", task, "number 3", *here, "--certainty", own, "--json")
     assert (status, err) == (0, "")
     assert json.loads(out)["certainty"] > 0.8
-    status, out, err = tot("calibrate", str(tmp_path), "--out", own)
-    assert (status, err) == (2, f"tot: {tmp_path} is not the folder of an evaluation: it has no config.yaml\n")
+    assert benchmark(["calibrate", "--folder", str(tmp_path), "--out", own]) == 2
+    assert f"{tmp_path} is not the folder of an evaluation: it has no config.yaml\n" in capfd.readouterr().err

@@ -9,6 +9,7 @@ from typing import Any
 import networkx as nx
 import pytest
 
+from benchmarks.__main__ import main as benchmark
 from tot import ThoughtTree
 from tot.tree.saved import TRACE
 
@@ -214,19 +215,20 @@ def test_damaged_settings_are_refused(tot: Any, tmp_path: Path, settings: Any) -
     assert (status, "run.jsonl was not written by `tot solve`" in err) == (2, True)
 
 
-def test_reading_a_folder_runs_no_code_that_it_names(tot: Any, tmp_path: Path, evil: str) -> None:
+def test_reading_a_folder_runs_no_code_that_it_names(
+    tot: Any, tmp_path: Path, evil: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "q.jsonl").write_text('{"question": "5", "answer": "5"}\n')
     assert tot("eval", evil, "--data", "q.jsonl", "--model", "none", "--out", "runs")[0] == 0
     (tmp_path / "RAN").unlink()
     assert tot("report", "runs")[0] == 0
     assert tot("eval", "--compare", "runs", "runs")[0] == 0
-    for command in (
-        ("calibrate", "runs", "--out", "c.json"),
-        ("eval", "--config", "runs/config.yaml", "--out", "again"),
-    ):
-        status, out, err = tot(*command)
-        assert (status, out) == (2, "")
-        assert f"runs/config.yaml names the task {evil!r}, which is not installed, so it is not run" in err
+    status, out, err = tot("eval", "--config", "runs/config.yaml", "--out", "again")
+    assert (status, out) == (2, "")
+    message = f"runs/config.yaml names the task {evil!r}, which is not installed, so it is not run"
+    assert message in err
+    assert benchmark(["calibrate", "--folder", "runs", "--out", "c.json"]) == 2
+    assert message in capfd.readouterr().err
     assert not (tmp_path / "RAN").exists()
     assert tot("eval", evil, "--config", "runs/config.yaml", "--out", "again")[0] == 0
     assert (tmp_path / "RAN").exists()

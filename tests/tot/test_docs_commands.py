@@ -25,7 +25,7 @@ ELSEWHERE = {
     r"--decoder openai|escalate=openai|--server ": "needs a server",
     r"^tot train ": "trained by other tests",
     r"--model tuned": "needs a trained model",
-    r"^tot calibrate|--certainty ": "needs hundreds of answers",
+    r"--certainty ": "needs hundreds of answers",
     r"^tot solve --resume run\.jsonl": "needs a killed run",
 }
 """Commands that need more than a model, each with the reason."""

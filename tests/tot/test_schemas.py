@@ -10,10 +10,11 @@ from typing import Annotated, Any, ClassVar, Literal
 import pytest
 from pydantic import BaseModel, Field, field_validator
 
+from benchmarks.leaves import read_leaves
 from tot import BFS, Checkpoint, Observation, Sample, State, Task, Thought, ThoughtTree, Value, evaluate, solve
 from tot.cli.output import usage_line
 from tot.decoders import Constraint, OptionError, RequestError, TaskError
-from tot.evaluation.folder import read_leaves, read_samples
+from tot.evaluation.folder import read_samples
 from tot.task.checked import CheckedTask
 from tot.task.schemas import Schema
 

@@ -30,7 +30,6 @@ COMMANDS = {
     "ask": "tot.cli.solve:ask_command",
     "chat": "tot.cli.chat:chat_command",
     "eval": "tot.cli.eval:eval_command",
-    "calibrate": "tot.cli.eval:calibrate_command",
     "report": "tot.cli.report:report_command",
     "serve": "tot.cli.serve:serve_command",
     "mcp": "tot.cli.mcp:mcp_command",

@@ -21,12 +21,7 @@ from tot.decoders.errors import OptionError, TaskError, reason
 from tot.decoders.files import append, hold, regular, replacing, write_json, write_text, writing
 from tot.decoders.remote.options import TRANSPORT
 from tot.evaluation.config import FORMAT, OF_RAY, VERSION
-from tot.registry import refuse_code
 from tot.report.terminal import plain
-from tot.task.checked import CheckedTask
-from tot.task.task import Task
-from tot.tree.thought import State
-from tot.tree.tree import ThoughtTree
 from tot.yaml_files import read_mapping
 
 UNCOMPARED = ("concurrency", "executor", "threads", "prefix_cache", *OF_RAY)
@@ -207,36 +202,6 @@ def _lines(folder: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
 
 def _key(sample: Mapping[str, Any]) -> tuple[int, int]:
     return sample["index"], sample["repeat"]
-
-
-def read_leaves(
-    folder: Path, sample: Mapping[str, Any], task: Task
-) -> tuple[ThoughtTree, dict[int, tuple[Any, float]]]:
-    """Return a sample's tree, and the (answer, score) of its leaves by node number.
-
-    Skips leaves without an answer unless they are complete solutions. Empty if the search could not start.
-    """
-    path = folder / "trees" / f"{sample['id']}.json"
-    if not path.exists():
-        return ThoughtTree(State(question=sample["question"])), {}
-    tree, checked = ThoughtTree.load(path), CheckedTask(task)
-    scored: dict[int, tuple[Any, float]] = {}
-    for node in tree:
-        node.thought = node.thought and (checked.typed(node.thought) or node.thought)
-    for node in tree.leaves():
-        answer = checked.answer_at(tree.state(node)) if node.thought is not None else None
-        if answer is not None or checked.is_whole(node.thought):
-            scored[node.id] = answer, 0.0 if answer is None else checked.score(answer, sample["reference"])
-    return tree, scored
-
-
-def installed(path: Path, config: Mapping[str, Any], task: Task | type[Task] | str | None) -> dict[str, Any]:
-    """Return the options of a folder with the `task` that the user names, if any.
-
-    Raises OptionError if they name other code that is not installed: reading a folder must not run it.
-    """
-    refuse_code({name: value for name, value in config.items() if not (name == "task" and task)}, path / "config.yaml")
-    return {**config, "task": task or config["task"]}
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Certainty: the probability that the answer of a vote is right, from a logistic curve over its ballots (Platt, 1999).
 
-A JSON file holds a curve for each task and model. `tot calibrate` fits such files on questions with known answers.
+A JSON file holds a curve for each task and model. `python -m benchmarks calibrate` fits such files on questions with
+known answers.
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ def curve_for(task: Task, decoders: Mapping[Any, Any], path: str | Path | None) 
 def _missing(path: str | Path, known: Iterable[str | None], wanted: str) -> OptionError:
     names = ", ".join(sorted({name or "models that do not run locally" for name in known})) or "nothing"
     return OptionError(
-        f"{path} has certainty curves for {names}, not for {wanted}: fit one with `tot calibrate`, or leave it out"
+        f"{path} has certainty curves for {names}, not for {wanted}: fit one with `python -m benchmarks calibrate`, or "
+        "leave it out"
     )
 
 
@@ -125,7 +127,8 @@ def _read(path: Path) -> tuple[Curve, ...]:
         return _File.model_validate_json(path.read_text(encoding="utf-8")).curves
     except ValidationError as error:
         raise OptionError(
-            f"{path} is not a file of certainty curves, version 2 ({readable(error)}): fit one with `tot calibrate`"
+            f"{path} is not a file of certainty curves, version 2 ({readable(error)}): fit one with "
+            "`python -m benchmarks calibrate`"
         ) from None
     except (OSError, ValueError) as error:
         raise OptionError(f"certainty curves {path} can't be read ({reason(error)}): give another file") from None

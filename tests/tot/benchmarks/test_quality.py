@@ -13,13 +13,14 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.evaluators import PLACES, Judged, auroc, judged, pieces_of, solutions, verdict
+from benchmarks.leaves import read_leaves
 from benchmarks.quality import Answered, Leaf, Options, read_answers, replayed, table, way
 from benchmarks.ways import read_ways
 from tot import Sample, SelfConsistency, Task, evaluate
 from tot.decoders import Completion, Request, Usage
 from tot.decoders.budget import Meter
 from tot.decoders.request import ChoiceLogprob
-from tot.evaluation.folder import read_leaves, read_samples
+from tot.evaluation.folder import read_samples
 from tot.llm.backend import Backend
 from tot.search.votes import Ballot, stays_ahead
 from tot.tree.thought import SampledText, State, Thought

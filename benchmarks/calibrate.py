@@ -4,7 +4,7 @@ Votes that stop early have fewer ballots, so each question counts with all begin
 
     MIX="--search self-consistency:samples=16,weighted=true,solutions=chain+program --evaluator logprob"
     tot eval gsm8k --data train.jsonl --limit 240 $MIX --model qwen2.5-0.5b-instruct-q4_k_m.gguf --out small
-    tot calibrate small --out tot/search/certainty.json
+    python -m benchmarks calibrate --folder small --out tot/search/certainty.json
 """
 
 from __future__ import annotations
@@ -16,15 +16,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel, Field
+from rich.console import Console
+from rich.table import Table
 
+from benchmarks.leaves import read_leaves
+from tot.cli.flags import writable
 from tot.config import SearchConfig
 from tot.decoders.errors import OptionError, reason
+from tot.decoders.files import write_json
 from tot.decoders.models.loading import open_model
 from tot.evaluation.estimate import Reliability, reliability
-from tot.evaluation.folder import installed, read_config, read_leaves, read_samples
+from tot.evaluation.folder import read_config, read_samples
 from tot.llm.decoders import identity_of
-from tot.registry import SEARCHES, named
-from tot.search.certainty import Curve, Features, features
+from tot.registry import SEARCHES, named, refuse_code
+from tot.search.certainty import Curve, Features, features, to_json
 from tot.search.votes import Ballot, count, source_of, votes_of
 from tot.task.checked import CheckedTask
 from tot.task.task import Task
@@ -36,6 +42,31 @@ _PENALTY = 1e-3
 _NAMES = tuple(Features.model_fields)
 _OF_VOTES = ("search", "model", "escalate", "decoder", "prompts")
 """The recorded options that votes depend on. None of them loads a decoder."""
+
+
+class Options(BaseModel):
+    """Fit curves for the certainty of answers on evaluations of votes, by task and model."""
+
+    folder: list[str] = Field(description="A folder of tot eval, on rows that are not for testing. Repeat for more.")
+    out: Path = Field(description="The .json file to write, for --certainty.")
+    task: str | None = Field(
+        None, description="The task of the folders, path/to/file.py:ClassName, if it is not an installed one."
+    )
+
+
+def run(asked: Options, console: Console) -> None:
+    """Print how well the curves predict, and write them."""
+    writable(asked.out)
+    found = calibrate([Path(folder) for folder in asked.folder], asked.task)
+    title = "cross-validated by question"
+    table = Table("task", "model", "questions", "votes", "calibration error", "surer half", "other half", title=title)
+    for curve, measured in found:
+        surer, whole = (measured.score_at_coverage[share] for share in (50, 100))
+        halves = f"{surer:.1%}", f"{2 * whole - surer:.1%}"
+        sizes = f"{curve.questions:,}", f"{measured.samples:,}"
+        table.add_row(curve.task, curve.model or "not local", *sizes, f"{measured.error:.1%}", *halves)
+    console.print(table)
+    write_json(asked.out, to_json([curve for curve, _ in found]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +98,10 @@ def calibrate(folders: Sequence[Path], task: Task | type[Task] | str | None = No
 def read_votes(folder: Path, task: Task | type[Task] | str | None = None) -> tuple[str, str | None, list[Vote]]:
     """Return the task's name, the model's identity, and the votes of the questions in an evaluation's folder."""
     config = read_config(folder)
-    chosen = installed(folder, {name: config.get(name) for name in ("task", "search")}, task)
+    named_by_folder = {"search": config.get("search"), **({} if task else {"task": config["task"]})}
+    refuse_code(named_by_folder, folder / "config.yaml")  # reading a folder must not run code
     run = SearchConfig.of(None, {name: config[name] for name in _OF_VOTES if name in config})
-    suited, models = run.suited(chosen["task"]), run.model.weights
+    suited, models = run.suited(task or config["task"]), run.model.weights
     largest = models.get("escalate", models.get("generate"))
     model = None if largest is None else identity_of(open_model(largest))
     equal = getattr(named(run.search or suited.search, SEARCHES), "aggregate", "best") == "majority"
