@@ -1,39 +1,65 @@
-"""The command `steps`: write made-up questions with right answers in steps, which `tot train pdos` makes texts of."""
+"""The command `steps`: texts that teach a model the format of parallel steps of PDOS, for `tot train cllm`.
+
+The questions are made up, with right answers in steps. An answer gives four texts: the whole answer; a skeleton after
+some of its titles; and two ends of the answer, each from the title of a step on, since a parallel step has not seen the
+steps before it.
+"""
 
 from __future__ import annotations
 
-import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, Field
 from rich.console import Console
 
-from benchmarks.pdos_questions import documents, retrieval
-from tot.cli.flags import writable
+from benchmarks.pdos_questions import PDOSQuestion, documents, retrieval
+from tot.decoders.methods.steps_format import ELLIPSIS, END, MARKER, header
+from tot.decoders.models.loading import load_model
+from tot.decoders.request import Message, Request
+from tot.decoders.training.cllm.trajectories import given
+from tot.report.terminal import counting
 
 
 class Options(BaseModel):
-    """Write made-up questions with answers in steps, for tot train pdos."""
+    """Write texts that teach a model the format of pdos, for tot train cllm."""
 
-    out: Path = Field(description="The .jsonl file to write.")
-    questions: int = Field(200, ge=1, description="Number of questions.")
+    out: Path = Field(description="The folder to write texts to; an incomplete one is resumed.")
+    questions: int = Field(200, ge=1, description="Number of questions, each of four texts.")
+    model: str = Field("smollm2-135m", description="A name, a hub id, a folder or a .gguf file.")
+    seed: int = Field(0, ge=0, description="Seed of the parts of the answers.")
 
 
 def run(asked: Options, _: Console) -> None:
-    """Write the questions."""
-    lines = [json.dumps(stepped_answer(i), ensure_ascii=False) + "\n" for i in range(asked.questions)]
-    writable(asked.out).write_text("".join(lines), encoding="utf-8")
+    """Write the texts."""
+    texts = (text for number in range(asked.questions) for text in step_texts(number, asked.seed))
+    with counting("writing", 4 * asked.questions) as tell:
+        given(load_model(asked.model), texts, asked.out, lambda count: tell(count, f"{count} texts"))
 
 
-def stepped_answer(number: int) -> dict[str, Any]:
-    """Return a row with `question`, `steps` ([title, text], ...) and `conclusion`, of four to eight steps.
+def step_texts(number: int, seed: int) -> Iterator[tuple[Request, str]]:
+    """Yield four pairs of a prompt and its expected continuation for a question."""
+    question = made_up(number)
+    answered = question.answered
+    assert answered is not None
+    rng = random.Random(f"steps {seed} {number}")
+    whole = "".join(f"{header(title)} {text}\n" for title, text, _ in answered.steps) + END + answered.conclusion
+    heads = [header(title) for title, _, _ in answered.steps]
+    skeleton = "".join(f"{head}{ELLIPSIS}\n" for head in heads) + END
+    begun = skeleton.index(heads[rng.randrange(1, len(heads))]) + len(MARKER)
+    pairs = [("", whole), (skeleton[:begun], skeleton[begun:])]
+    pairs += [(head, whole.partition(head)[2]) for head in rng.sample(heads[1:], 2)]
+    for prefix, text in pairs:
+        turns = [Message(role="user", content=answered.text)]
+        turns += [Message(role="assistant", content=prefix)] if prefix else []
+        yield Request(prompt=tuple(turns)), text
+
+
+def made_up(number: int) -> PDOSQuestion:
+    """Return a question of four to eight steps.
 
     It differs from the questions of `python -m benchmarks pdos`, which have positive seeds.
     """
     chance = random.Random(f"steps 0 {number}")
-    answered = chance.choice((retrieval, documents))(chance.choice(range(4, 9)), -chance.randrange(1, 10**9)).answered
-    assert answered is not None
-    steps = [[title, text] for title, text, _ in answered.steps]
-    return {"question": answered.text, "steps": steps, "conclusion": answered.conclusion}
+    return chance.choice((retrieval, documents))(chance.choice(range(4, 9)), -chance.randrange(1, 10**9))

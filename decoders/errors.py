@@ -59,6 +59,7 @@ REMOVED = {
     "escalate": "give model={'generate': MODEL, 'escalate': MODEL}",
     "model_options": "give model=Model(NAME, options={'draft': MODEL})",
     "models": "give model={'generate': MODEL, 'escalate': MODEL}",
+    "pdos": "run python -m benchmarks steps in a clone of the repository",
     "reward-model": "write an evaluator that calls it, as in docs/extending.md",
     "textworld": "give benchmarks/textworld.py:TextWorld in a clone of the repository",
     "train-value": "choose the evaluator logprob, which needs no training",

@@ -1,4 +1,4 @@
-"""`tot train collect`, `cllm` and `pdos`, and the benchmark `cllm`, in sequence on a tiny model; errors."""
+"""`tot train collect` and `cllm`, and the benchmarks `cllm` and `steps`, in sequence on a tiny model; errors."""
 
 from __future__ import annotations
 
@@ -150,12 +150,11 @@ def test_trajectories_are_collected_trained_on_and_evaluated(tot: Tot, monkeypat
 
 
 def test_a_model_is_trained_on_answers_in_parallel_steps(tot: Tot) -> None:
-    assert tot("benchmarks steps", "--questions", "2", "--out", "answers.jsonl") == (0, "", "")
-    pdos = ("pdos", "--model", "base", "--data", "answers.jsonl", "--out", "steps")
-    assert tot(*pdos)[0] == 0
+    steps = ("benchmarks steps", "--model", "base", "--questions", "2", "--out", "steps")
+    assert tot(*steps)[0] == 0
     written = [path.read_bytes() for path in Path("steps").glob("*.parquet")]
     assert len(written) == 1
-    assert tot(*pdos)[0] == 0
+    assert tot(*steps)[0] == 0
     assert [path.read_bytes() for path in Path("steps").glob("*.parquet")] == written
     status, out, err = tot("cllm", "--model", "base", "--data", "steps", "--out", "taught", "--ar-weight", "1")
     assert (status, err) == (0, "")
@@ -256,18 +255,3 @@ def test_fine_tuning_starts_on_the_solutions_of_the_rows(tot: Tot) -> None:
     status, _, err = tot("collect", "--model", "base", "--out", "other", "--solutions", *RIDDLES, "--n", "8")
     assert status == 2
     assert "--n applies to texts that a model writes" in err
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"question": "q"}, "answers.jsonl, row 1, option steps: Field required"),
-        ({"question": "q", "steps": [["a", "b"]]}, "answers.jsonl, row 1, option steps: Tuple should have at least 3"),
-    ],
-)
-def test_an_answer_without_steps_is_a_one_line_error(tot: Tot, row: dict[str, Any], message: str) -> None:
-    Path("answers.jsonl").write_text(json.dumps(row))
-    status, _, err = tot("pdos", "--model", "base", "--data", "answers.jsonl", "--out", "steps")
-    assert status == 2
-    assert message in " ".join(err.split())
-    assert not Path("steps").exists()

@@ -1,4 +1,4 @@
-"""`tot train`: train consistency models, and write texts in the format of PDOS."""
+"""`tot train`: train consistency models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tot.cli.flags import is_given, takes
-from tot.decoders.errors import OptionError, TaskError, validated
+from tot.decoders.errors import OptionError, TaskError
 from tot.decoders.training.cllm.settings import CollectOptions, TrainOptions
 from tot.report.terminal import console, counting
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Train consistency models for jacobi, and teach pdos' format.",
+    help="Train consistency models for jacobi.",
     rich_markup_mode=None,
 )
 Model = Annotated[str, typer.Option(help="A name, a hub id, a folder or a .gguf file.")]
@@ -82,30 +82,10 @@ def _solution(asked: Asked) -> str:
     return str(asked.row["solution"])
 
 
-@app.command("pdos")
-def pdos_command(
-    data: Annotated[
-        str, typer.Option(help="Rows with a question, its answer in steps ([title, text], …) and a conclusion.")
-    ],
-    out: Texts,
-    model: Model = "smollm2-135m",
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the parts of the answers.")] = 0,
-) -> None:
-    """Write answers in parallel steps for `tot train cllm`, which teaches a model the format of pdos."""
-    from tot.decoders.models.loading import load_model
-    from tot.decoders.training.cllm.trajectories import given
-    from tot.decoders.training.steps import SteppedAnswer, step_texts
-    from tot.evaluation.data import rows
-
-    answers = [validated(SteppedAnswer, row, f"{data}, row {number}") for number, row in enumerate(rows(data), 1)]
-    with counting("writing", 4 * len(answers)) as tell:
-        given(load_model(model), step_texts(answers, seed), out, lambda count: tell(count, f"{count} texts"))
-
-
 @app.command("cllm")
 @takes(TrainOptions)
 def cllm_command(
-    data: Annotated[Path, typer.Option(help="A folder written by tot train collect or pdos.")],
+    data: Annotated[Path, typer.Option(help="A folder written by tot train collect.")],
     out: Annotated[Path, typer.Option(help="The new model's folder; an incomplete one is resumed.")],
     model: Annotated[str, typer.Option(help="The model that wrote the trajectories.")] = "smollm2-135m",
     *,

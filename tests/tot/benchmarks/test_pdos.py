@@ -17,10 +17,9 @@ from rich.console import Console
 from benchmarks.__main__ import main
 from benchmarks.pdos import Options, Way, mark_of, run, ways
 from benchmarks.pdos_questions import Example, PDOSQuestion, documents, planning, retrieval
-from benchmarks.steps import stepped_answer
+from benchmarks.steps import step_texts
 from tot.decoders import Completion, Request, load_decoder
 from tot.decoders.request import ChoiceLogprob
-from tot.decoders.training.steps import SteppedAnswer, step_texts
 
 pytestmark = pytest.mark.benches
 
@@ -159,7 +158,7 @@ def test_the_given_answer_is_right(make: Callable[[int, int], Any], steps: int) 
 
 
 def taught(seed: int) -> list[Any]:
-    return list(step_texts((SteppedAnswer(**stepped_answer(number)) for number in range(5)), seed))
+    return [text for number in range(5) for text in step_texts(number, seed)]
 
 
 def test_a_question_teaches_an_answer_a_skeleton_and_two_steps() -> None:
