@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import numpy as np
-
 
 class Span(NamedTuple):
     lane: str
@@ -44,13 +42,3 @@ class Timeline:
             if span.kind == "draft" or span.lane == "target":
                 total[span.kind] += span.ended - span.began
         return total
-
-    def busy(self, lane: str, windows: int = 50) -> list[float]:
-        """Return the fraction of time that a lane was busy, in each of `windows` equal parts of the run."""
-        if not self.spans:
-            return []
-        edges = np.linspace(min(s.began for s in self.spans), max(s.ended for s in self.spans), windows + 1)
-        times = np.array([(s.began, s.ended) for s in self.spans if s.lane == lane]).reshape(-1, 2, 1)
-        within = np.minimum(times[:, 1], edges[1:]) - np.maximum(times[:, 0], edges[:-1])
-        shares: list[float] = (within.clip(min=0).sum(0) / max(edges[1] - edges[0], 1e-12)).tolist()
-        return shares

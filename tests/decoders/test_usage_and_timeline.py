@@ -120,17 +120,3 @@ def test_spans_are_ordered_in_their_lanes(load: Load, name: str, options: dict[s
     drafts = [span for span in timeline.spans if span.kind == "draft"]
     assert seconds["draft"] == pytest.approx(sum(span.ended - span.began for span in drafts))
     assert min(seconds.values()) > 0
-    for lane in lanes:
-        shares = timeline.busy(lane)
-        assert len(shares) == 50
-        assert all(0 <= share <= 1 + 1e-6 for share in shares)
-        assert max(shares) > 0
-
-
-def test_busy_is_the_share_of_each_window() -> None:
-    spans = [Span("a", "draft", 0.0, 1.5), Span("b", "draft", 1.0, 4.0), Span("a", "verify", 3.75, 4.0)]
-    timeline = Timeline(spans=spans)
-    assert timeline.busy("a", 4) == [1.0, 0.5, 0.0, 0.25]
-    assert timeline.busy("b", 4) == [0.0, 1.0, 1.0, 1.0]
-    assert timeline.busy("c", 2) == [0.0, 0.0]
-    assert Timeline().busy("a") == []
