@@ -17,6 +17,10 @@ REMOVED = {
         f"--{name}": f"give it with the search, as in --search bfs:{name}=3"
         for name in ("thoughts", "breadth", "depth")
     },
+    **dict.fromkeys(
+        ("--question-column", "--answer-column", "question_column", "answer_column"),
+        "rename the columns of the file, or write a task with `question_of` and `reference_of`",
+    ),
     "--plot": "`tot eval --compare` prints the table",
     ".dot": "choose .graphml",
     ".gv": "choose .graphml",

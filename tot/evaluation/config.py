@@ -38,8 +38,6 @@ class EvaluationOptions(BaseModel):
         description="Questions with answers: a .jsonl, .json, .csv, .parquet or .txt file, or org/name:split on the "
         "hub; by default the task's own."
     )
-    question_column: str | None = Field(None, description="The column with the questions, if it has another name.")
-    answer_column: str | None = Field(None, description="The column with the answers, if it has another name.")
     limit: int | None = Field(None, ge=1, description="Number of rows to search.")
     offset: int = Field(0, ge=0, description="Number of rows to skip before the first.")
     repeats: int = Field(1, ge=1, description="Searches per question, each with its own seed.")
@@ -118,12 +116,6 @@ class EvaluationRun:
             suited.prompts.require(judge.template)
         name = task if isinstance(task, str) else _name(load_task(task))
         return cls(name, suited, config, own, config.parts(suited), judge)
-
-    @property
-    def columns(self) -> dict[str, str]:
-        """The columns that have other names, by the names that tasks read."""
-        named = {"question": self.options.question_column, "answer": self.options.answer_column}
-        return {name: column for name, column in named.items() if column is not None}
 
     @property
     def used(self) -> dict[str, Any]:

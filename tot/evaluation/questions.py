@@ -5,7 +5,7 @@ Rows are streamed, so a data set may be larger than memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -36,18 +36,9 @@ class BadRow:
 class Questions:
     """Rows `offset` to `offset + limit` of a data set. Can be iterated repeatedly."""
 
-    def __init__(
-        self,
-        task: Task,
-        source: str,
-        limit: int | None = None,
-        offset: int = 0,
-        columns: Mapping[str, str] | None = None,
-    ) -> None:
-        """`columns` maps the names that tasks read to the names in the file."""
+    def __init__(self, task: Task, source: str, limit: int | None = None, offset: int = 0) -> None:
         self._task = task
         self._source = source
-        self._columns = columns or {}
         self._span = (offset, None if limit is None else offset + limit)
 
     def __iter__(self) -> Iterator[Question | BadRow]:
@@ -72,7 +63,6 @@ class Questions:
         if isinstance(row, str):
             return BadRow(place, row)
         try:
-            row = renamed(row, self._columns)
             text = question_of(self._task, row)
             with _reading(row):
                 return Question(index, text, self._task.reference_of(row))
@@ -86,12 +76,6 @@ def question_of(task: Task, row: dict[str, Any]) -> str:
         text = task.question_of(row)
         task.start(text)
         return text
-
-
-def renamed(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    """A row with the values of some columns under other names. Raises TaskError if one is missing."""
-    with _reading(row):
-        return {**row, **{name: row[column] for name, column in columns.items()}}
 
 
 def parsed_reference(task: Task, reference: Any) -> Any:

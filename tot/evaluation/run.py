@@ -84,7 +84,7 @@ def run_evaluation(evaluation: EvaluationRun, out: Path, resume: bool) -> Result
     filters = config.filters_for(task)
     config = config.model_copy(update=filters["generate"])
     evaluation = replace(evaluation, config=config, options=options, filters=filters)
-    questions = Questions(task, options.data, options.limit, options.offset, evaluation.columns)
+    questions = Questions(task, options.data, options.limit, options.offset)
     valid, bad = questions.survey()
     record = {
         **evaluation.used,

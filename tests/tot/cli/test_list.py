@@ -1,4 +1,4 @@
-"""`tot list`, `tot cache`, `--version` and columns of other names."""
+"""`tot list`, `tot cache` and `--version`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 
 from tot.registry import SEARCHES
-
-ROWS = [{"problem": "1 + 1?", "right": "2"}, {"problem": "2 + 5?", "right": "7"}]
 
 
 def test_every_kind_is_listed_with_a_sentence_each(tot: Any) -> None:
@@ -80,9 +78,7 @@ def test_the_version_is_printed(tot: Any, python: Any) -> None:
     assert "Usage: tot" in tot("-h")[1]
 
 
-def test_a_row_is_judged_and_columns_of_other_names_are_read(tot: Any, scripted_model: Any, tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    columns = ("--question-column", "problem", "--answer-column", "right")
+def test_a_row_is_judged(tot: Any, scripted_model: Any, tmp_path: Path) -> None:
     (tmp_path / "named.jsonl").write_text(json.dumps({"question": "1 + 1?", "answer": "#### 2"}) + "\n")
     solve = ("solve", "gsm8k", "--data", "named.jsonl", "--search", "cot")
     status, out, err = tot(*solve)
@@ -90,7 +86,3 @@ def test_a_row_is_judged_and_columns_of_other_names_are_read(tot: Any, scripted_
     assert re.match(r"Answer.*: .+\n(Right|Wrong)\. Reference: 2\n", out)
     result = json.loads(tot(*solve, "--json")[1])
     assert (result["reference"], result["score"] in (0.0, 1.0)) == ("2", True)
-    evaluate = ("eval", "gsm8k", "--data", "rows.jsonl", "--search", "cot", "--out", "runs")
-    assert tot(*evaluate, *columns)[0] == 0
-    samples = [json.loads(line) for line in (tmp_path / "runs" / "samples.jsonl").read_text().splitlines()]
-    assert sorted((one["question"], one["reference"]) for one in samples) == [("1 + 1?", "2"), ("2 + 5?", "7")]
