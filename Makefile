@@ -142,7 +142,7 @@ cllm: $(VENV)/ready
 	@test -f "$(DATA)" || { echo "give the problems to measure on: make cllm DATA=blocksworld.jsonl"; exit 2; }
 	mkdir -p $(CLLM)
 	test -f $(CLLM)/questions.jsonl || $(BIN)/tot instances blocksworld --count 2000 --without $(DATA) --out $(CLLM)/questions.jsonl
-	$(BIN)/tot train collect $(ASKED) --solutions --limit 1400 --out $(CLLM)/solutions
+	$(BIN)/python -m benchmarks solutions $(ASKED) --limit 1400 --out $(CLLM)/solutions
 	test -f $(CLLM)/base/config.json || $(BIN)/tot train cllm --data $(CLLM)/solutions --out $(CLLM)/base --learning-rate 2e-4 --accumulate 8 --ar-weight 1
 	$(BIN)/tot train collect $(ASKED) --model $(CLLM)/base --limit 400 --offset 1400 --out $(CLLM)/trajectories
 	test -f $(CLLM)/tuned/config.json || $(BIN)/tot train cllm --model $(CLLM)/base --data $(CLLM)/trajectories --out $(CLLM)/tuned --learning-rate 1e-4 --accumulate 8 --epochs 2

@@ -16,7 +16,7 @@ from tot.report.terminal import console
 
 NAMES = (
     *("answers", "calibrate", "cllm", "constraints", "decoders", "demo", "fastcot", "optimize"),
-    *("pdos", "peers", "quality", "start", "steps", "thinking"),
+    *("pdos", "peers", "quality", "solutions", "start", "steps", "thinking"),
 )
 
 

@@ -15,10 +15,10 @@ from pydantic import BaseModel, Field
 from rich.console import Console
 
 from benchmarks.pdos_questions import PDOSQuestion, documents, retrieval
+from benchmarks.texts import write_texts
 from tot.decoders.methods.steps_format import ELLIPSIS, END, MARKER, header
 from tot.decoders.models.loading import load_model
 from tot.decoders.request import Message, Request
-from tot.decoders.training.cllm.trajectories import given
 from tot.report.terminal import counting
 
 
@@ -35,7 +35,7 @@ def run(asked: Options, _: Console) -> None:
     """Write the texts."""
     texts = (text for number in range(asked.questions) for text in step_texts(number, asked.seed))
     with counting("writing", 4 * asked.questions) as tell:
-        given(load_model(asked.model), texts, asked.out, lambda count: tell(count, f"{count} texts"))
+        write_texts(load_model(asked.model), texts, asked.out, lambda count: tell(count, f"{count} texts"))
 
 
 def step_texts(number: int, seed: int) -> Iterator[tuple[Request, str]]:

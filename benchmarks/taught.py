@@ -12,12 +12,12 @@ from itertools import islice
 from pathlib import Path
 
 from benchmarks.rationales import Question
+from benchmarks.texts import write_texts
 from tot.decoders.decoder import load_decoder
 from tot.decoders.models.loading import load_model
 from tot.decoders.request import Request, Sampling
 from tot.decoders.training.cllm.settings import TrainOptions
 from tot.decoders.training.cllm.train import train
-from tot.decoders.training.cllm.trajectories import given
 from tot.evaluation.data import rows
 from tot.registry import load_task
 from tot.task.checked import CheckedTask
@@ -61,7 +61,7 @@ def teach(model: str, asked: Sequence[Question], folder: Path, tell: Callable[[s
         texts = sorted(texts, key=lambda text: len(text[1]))[:_TEXTS]
         tell(f"{len(texts)} texts")
         loaded = load_model(model)
-        given(loaded, texts, folder / "texts")
+        write_texts(loaded, texts, folder / "texts")
         options = TrainOptions(learning_rate=2e-4, ar_weight=1.0, lora=16)
         train(loaded, folder / "texts", out, options, lambda step, steps, loss: tell(f"{step} of {steps}: {loss:.3f}"))
     return out

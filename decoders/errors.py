@@ -63,6 +63,7 @@ REMOVED = {
     "escalate": "give model={'generate': MODEL, 'escalate': MODEL}",
     "model_options": "give model=Model(NAME, options={'draft': MODEL})",
     "models": "give model={'generate': MODEL, 'escalate': MODEL}",
+    "--solutions": "run python -m benchmarks solutions in a clone of the repository",
     "pdos": "run python -m benchmarks steps in a clone of the repository",
     "reward-model": "write an evaluator that calls it, as in docs/extending.md",
     "textworld": "give benchmarks/textworld.py:TextWorld in a clone of the repository",

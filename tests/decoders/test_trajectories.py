@@ -13,10 +13,11 @@ import pytest
 from torch import Tensor
 
 from benchmarks.cllm import stationary
+from benchmarks.texts import write_texts
 from tot.decoders import Completion, Engine, ModelError, OptionError, Request, Sampling, Usage, load_decoder, load_model
 from tot.decoders.training.cllm.settings import CollectOptions, TrainOptions
 from tot.decoders.training.cllm.train import train
-from tot.decoders.training.cllm.trajectories import collect, given, repeats_itself, trajectories, windows
+from tot.decoders.training.cllm.trajectories import collect, repeats_itself, trajectories, windows
 
 pytestmark = pytest.mark.training
 
@@ -244,7 +245,7 @@ def test_an_answer_trigger_is_refused(engine: Engine, tmp_path: Path) -> None:
 def test_given_texts_have_no_windows_and_end(engine: Engine, tmp_path: Path) -> None:
     heard: list[int] = []
     texts = [(one, f" and so on {i}") for i, one in enumerate(requests())]
-    given(engine.loaded, texts, tmp_path, tell=heard.append)
+    write_texts(engine.loaded, texts, tmp_path, tell=heard.append)
     found = rows(tmp_path, engine)
     assert heard == [10]
     for row, (request, text) in zip(found, texts, strict=True):

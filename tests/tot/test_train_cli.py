@@ -1,4 +1,4 @@
-"""`tot train collect` and `cllm`, and the benchmarks `cllm` and `steps`, in sequence on a tiny model; errors."""
+"""`tot train`, and the benchmarks `cllm`, `solutions` and `steps`, in sequence on a tiny model; errors."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_invalid_training_options_are_a_one_line_error(tot: Tot, arguments: tupl
 
 
 def test_fine_tuning_starts_on_the_solutions_of_the_rows(tot: Tot) -> None:
-    status, _, err = tot("collect", "--model", "base", "--out", "data", "--solutions", *RIDDLES)
+    status, _, err = tot("benchmarks solutions", "--model", "base", "--out", "data", *RIDDLES)
     assert (status, err) == (0, "")
     assert tot("cllm", "--model", "base", "--data", "data", "--out", "tuned", "--accumulate", "3")[0] == 0
     losses = [json.loads(line) for line in Path("tuned/losses.jsonl").read_text().splitlines()]
@@ -252,6 +252,3 @@ def test_fine_tuning_starts_on_the_solutions_of_the_rows(tot: Tot) -> None:
     status, _, err = tot("cllm", "--model", "base", "--data", "data", "--out", "tuned")
     assert status == 2
     assert "already holds a model" in err
-    status, _, err = tot("collect", "--model", "base", "--out", "other", "--solutions", *RIDDLES, "--n", "8")
-    assert status == 2
-    assert "--n applies to texts that a model writes" in err

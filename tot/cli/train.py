@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from tot.cli.flags import is_given, takes
-from tot.decoders.errors import OptionError, TaskError
+from tot.cli.flags import takes
+from tot.decoders.errors import OptionError
 from tot.decoders.training.cllm.settings import CollectOptions, TrainOptions
 from tot.report.terminal import console, counting
-
-if TYPE_CHECKING:
-    from tot.evaluation.solutions import Asked
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -28,7 +25,6 @@ Texts = Annotated[Path, typer.Option(help="The folder to write texts to; an inco
 @app.command("collect")
 @takes(CollectOptions)
 def collect_command(
-    context: typer.Context,
     out: Texts,
     questions: Annotated[
         list[str], typer.Option(help="TASK=FILE: questions to request whole solutions for; may be repeated.")
@@ -37,49 +33,29 @@ def collect_command(
     max_tokens: Annotated[int, typer.Option(min=2, help="Maximum number of new tokens per text.")] = 128,
     limit: Annotated[int | None, typer.Option(min=1, help="Number of questions.")] = None,
     offset: Annotated[int, typer.Option(min=0, help="Number of questions to skip first.")] = 0,
-    solutions: Annotated[
-        bool, typer.Option(help="Write the rows' own solutions instead, to fine-tune a model on a task first.")
-    ] = False,
     *,
     given: dict[str, Any],
 ) -> None:
     """Decode questions by Jacobi iteration and save the trajectories."""
     from tot.decoders.engine.engine import Engine
     from tot.decoders.models.loading import load_model
-    from tot.decoders.training.cllm import trajectories
-    from tot.evaluation.solutions import NO_QUESTIONS
-    from tot.evaluation.solutions import solutions as requested
+    from tot.decoders.training.cllm.trajectories import collect
+    from tot.evaluation.solutions import NO_QUESTIONS, solutions
 
-    for name in [*given, "max_tokens"] if solutions else ():
-        if is_given(context, name):
-            flag = name.replace("_", "-")
-            raise OptionError(f"--{flag} applies to texts that a model writes: leave it or --solutions out")
-    source = requested(questions, max_tokens)
+    source = solutions(questions, max_tokens)
     source = islice(source, offset, None if limit is None else offset + limit)
     first = next(source, None)
     if first is None:
         raise OptionError(NO_QUESTIONS)
     selected = chain([first], source)
-    with counting("writing" if solutions else "collecting", limit) as tell:
-        if solutions:
-            texts = ((one.request, _solution(one)) for one in selected)
-            trajectories.given(load_model(model), texts, out, lambda count: tell(count, f"{count} texts"))
-            return
-        with Engine(load_model(model)) as engine:
-            trajectories.collect(
-                engine,
-                (one.request for one in selected),
-                out,
-                CollectOptions(**given),
-                lambda texts, windows, dropped: tell(texts, f"{texts} texts, {windows} windows, {dropped} dropped"),
-            )
-
-
-def _solution(asked: Asked) -> str:
-    """Return the row's own solution."""
-    if "solution" not in asked.row:
-        raise TaskError("a row has no solution: give rows with a `solution`")
-    return str(asked.row["solution"])
+    with counting("collecting", limit) as tell, Engine(load_model(model)) as engine:
+        collect(
+            engine,
+            (one.request for one in selected),
+            out,
+            CollectOptions(**given),
+            lambda texts, windows, dropped: tell(texts, f"{texts} texts, {windows} windows, {dropped} dropped"),
+        )
 
 
 @app.command("cllm")

@@ -21,7 +21,6 @@ from pyarrow import parquet
 
 from tot.decoders.decoder import load_decoder
 from tot.decoders.engine.engine import Engine
-from tot.decoders.engine.text import TextCodec
 from tot.decoders.errors import ModelError, OptionError
 from tot.decoders.files import replacing, write_json
 from tot.decoders.models.loaded import LoadedModel
@@ -35,9 +34,6 @@ _SCHEMA = pa.schema(
     {"prompt": _IDS, "response": _IDS, "starts": _IDS}
     | dict.fromkeys(("points", "corrected"), pa.list_(pa.list_(_IDS)))
 )
-_NO_WINDOWS: dict[str, list[Any]] = {"starts": [], "points": [], "corrected": []}
-_GIVEN_PER_SHARD = 1000
-"""Texts per shard, for given texts."""
 
 
 def collect(
@@ -56,7 +52,7 @@ def collect(
         OptionError: `out` was started with other options, or a request has an answer trigger.
         ModelError: `out` was started with another model.
     """
-    _begin(out, options.model_dump(), engine.loaded)
+    begin(out, options.model_dump(), engine.loaded)
 
     def rows_of(number: int, batch: Sequence[Request]) -> list[dict[str, Any]]:
         if any(request.answer_trigger for request in batch):
@@ -68,41 +64,12 @@ def collect(
 
     done = windows = dropped = 0
     with load_decoder("jacobi", engine=engine, n=options.n, adapt=False, trajectory=True) as decoder:
-        for batch, shard in _shards(out, requests, options.together, rows_of):
+        for batch, shard in shards(out, requests, options.together, rows_of):
             counts = [len(starts) for starts in parquet.read_table(shard, columns=["starts"])["starts"].to_pylist()]
             done += len(batch)
             windows += sum(counts)
             dropped += sum(request.sampling.n for request in batch) - len(counts)
             tell(done, windows, dropped)
-
-
-def given(
-    loaded: LoadedModel,
-    texts: Iterable[tuple[Request, str]],
-    out: Path,
-    tell: Callable[[int], None] = lambda texts: None,
-) -> None:
-    """Write given texts, as pairs of (request, expected completion), in the format of `collect`.
-
-    They have no windows, so `train` fine-tunes on them with only the AR loss.
-    """
-    _begin(out, {"given": True}, loaded)
-    codec = TextCodec(loaded.tokenizer)
-
-    def rows_of(_: int, batch: Sequence[tuple[Request, str]]) -> list[dict[str, Any]]:
-        return [
-            {
-                "prompt": codec.encode_prompt(request.prompt),
-                "response": [*codec.encode(text), codec.end_of(request)],
-                **_NO_WINDOWS,
-            }
-            for request, text in batch
-        ]
-
-    done = 0
-    for batch, _ in _shards(out, texts, _GIVEN_PER_SHARD, rows_of):
-        done += len(batch)
-        tell(done)
 
 
 def trajectories(folder: Path, model: LoadedModel) -> Iterator[dict[str, Any]]:
@@ -191,7 +158,7 @@ def _row(prompt: Sequence[int], completion: Completion, options: CollectOptions,
     }
 
 
-def _shards(
+def shards(
     out: Path, source: Iterable[_T], size: int, rows_of: Callable[[int, list[_T]], list[dict[str, Any]]]
 ) -> Iterator[tuple[list[_T], Path]]:
     """Write a shard for each batch, unless it exists, and yield the batch and its shard.
@@ -213,7 +180,7 @@ def _shards(
         yield batch, path
 
 
-def _begin(out: Path, options: dict[str, Any], model: LoadedModel) -> None:
+def begin(out: Path, options: dict[str, Any], model: LoadedModel) -> None:
     """Create a folder of trajectories, or check that it belongs to this model and these options."""
     path, settings = out / "settings.json", {"format": FORMAT, **options, **identity(model)}
     saved = json.loads(path.read_text()) if path.exists() else settings
