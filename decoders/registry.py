@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, MutableMapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -39,10 +39,10 @@ def split_spec(spec: str, kind: str) -> tuple[str, dict[str, str | None]]:
 class Registry(MutableMapping[str, Any]):
     """Parts of a kind ("search"): entry points of a group ("tot.searches"), and registered parts."""
 
-    def __init__(self, kind: str, group: str, parts: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, kind: str, group: str) -> None:
         self.kind = kind
         self.group = group
-        self._registered = dict(parts or {})
+        self._registered: dict[str, Any] = {}
 
     def find(self, name: str, of: type = object) -> Any:
         """Return the part of that name, or `Name` in path/to/file.py, which must be a subclass of `of` if given.

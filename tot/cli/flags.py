@@ -81,10 +81,10 @@ def _is_model(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
-def writable(out: Path, flag: str = "--out") -> Path:
-    """Return `out` if the file can be created. Raises OptionError, naming the flag."""
+def writable(out: Path) -> Path:
+    """Return `out` if the file can be created. Raises OptionError, naming --out."""
     if not out.resolve().parent.is_dir():
-        raise OptionError(f"{flag} {out}: the folder {out.resolve().parent} does not exist: create it first")
+        raise OptionError(f"--out {out}: the folder {out.resolve().parent} does not exist: create it first")
     if out.is_dir():
-        raise OptionError(f"{flag} {out} is a folder: give a file in it")
+        raise OptionError(f"--out {out} is a folder: give a file in it")
     return out

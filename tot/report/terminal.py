@@ -72,13 +72,13 @@ class _Note(ProgressColumn):
         return Text(self._note(), style="dim")
 
 
-def progress(note: Callable[[], str], *columns: ProgressColumn, total: int | None = None, quiet: bool = False) -> Bars:
+def progress(note: Callable[[], str], *columns: ProgressColumn, total: int | None = None) -> Bars:
     """Return a progress line on standard error with one task, these columns and the text of `note()`.
 
     Prints nothing in a pipe.
     """
     screen = console(stderr=True)
-    silent = quiet or not screen.is_terminal
+    silent = not screen.is_terminal
     bars = Bars(*columns, _Note(note), console=screen, disable=silent, transient=True, refresh_per_second=8)
     bars.add_task("", total=total)
     return bars
