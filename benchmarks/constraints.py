@@ -1,30 +1,47 @@
-"""The benchmark `constraints`: samples under a JSON schema of ten fields, and free texts of the same prompt and length.
+"""The benchmark `constraints`: samples under a JSON schema of ten fields, beside free texts, llama.cpp and vLLM.
 
-Both sides decode all branches in packed forward passes. Each free text ignores end tokens, up to the length of the
+All sides decode all branches of one prompt at once. Each free text ignores end tokens, up to the length of our
 constrained text of the same branch and round. Tokens for which the schema leaves no choice take no forward pass of
-their own; without that, a text would take one for each of its tokens.
+their own; without that, a text would take one for each of its tokens. Peers write the blanks of the JSON as they like.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 from rich.console import Console
 
+from benchmarks import peer_process as peer
 from benchmarks.engines import about, forget
-from benchmarks.harness import RATE, Bench, BenchOptions, Measured, Metric, by_metric, plain, timed
+from benchmarks.harness import (
+    RATE,
+    SECONDS,
+    Bench,
+    BenchOptions,
+    Measured,
+    Metric,
+    by_metric,
+    percent,
+    plain,
+    timed,
+)
 from tot.decoders import Constraint, LocalDecoder, Message, Request, Sampling, Usage, load_decoder
 
-CONSTRAINED, FREE = "constrained", "unconstrained"
+CONSTRAINED, FREE = "tot, constrained", "tot, unconstrained"
 _PROMPT = (Message(role="user", content="Invent a book in a library, and describe it as JSON."),)
+_CONTEXT = 512
+"""Tokens of llama.cpp's cache for each text, and of vLLM's context."""
 _METRICS = (
     RATE,
+    SECONDS,
     Metric("tokens a text", lambda cell: cell["tokens"] / cell["texts"], plain(".1f")),
-    Metric("forwards a text", lambda cell: cell["forwards"] / cell["texts"], plain(".1f"), less=True),
-    Metric("tokens forced", lambda cell: cell["forced"] / cell["tokens"], plain(".0%")),
+    Metric("valid", lambda cell: cell.get("valid"), percent),
+    Metric("forwards a text", lambda cell: _share(cell, "forwards", "texts"), plain(".1f"), less=True),
+    Metric("tokens forced", lambda cell: _share(cell, "forced", "tokens"), plain(".0%")),
 )
 
 
@@ -51,6 +68,9 @@ class Options(BenchOptions):
     temperature: float = Field(1.0, ge=0, description="The sampling temperature.")
     max_tokens: int = Field(200, ge=1, description="Maximum tokens of a text.")
     rounds: int = Field(3, ge=1, description="Rounds. The sides take turns in each; medians are compared.")
+    peers: tuple[Literal["llama", "vllm"], ...] = Field((), description="Comma-separated programs to compare with.")
+    llama: peer.LlamaPython = peer.LLAMA_PYTHON
+    vllm: peer.VLLMPython = peer.VLLM_PYTHON
 
 
 class Work(NamedTuple):
@@ -64,9 +84,12 @@ class Work(NamedTuple):
 def run(asked: Options, console: Console) -> None:
     """Run the benchmark and print its table."""
     with ExitStack() as stack:
-        decoder = stack.enter_context(load_decoder(asked.decoder, asked.model))
+        decoder = stack.enter_context(load_decoder(asked.decoder, asked.model, prefix_cache=False))
         bench = Bench(asked, console, about(decoder.engine))
-        sides = {name: partial(_measured, decoder, asked, name == CONSTRAINED) for name in (CONSTRAINED, FREE)}
+        sides: dict[str, Callable[[Work], Measured]] = {
+            name: partial(_measured, decoder, asked, name == CONSTRAINED) for name in (CONSTRAINED, FREE)
+        }
+        sides |= {name: partial(_by_peer, decoder, asked, process) for name, process in _peers(asked, stack)}
 
         def work(_: Any, turn: int) -> Work:
             texts = decoder.generate(_requests(asked, True, Work(turn)))
@@ -77,7 +100,7 @@ def run(asked: Options, console: Console) -> None:
             title,
             sides,
             work,
-            lambda cells: by_metric(cells, _METRICS, [FREE], title),
+            lambda cells: by_metric(cells, _METRICS, [FREE, CONSTRAINED], title),
             rounds=asked.rounds,
             warm_up=True,
         )
@@ -99,14 +122,54 @@ def _measured(decoder: LocalDecoder, asked: Options, constrained: bool, work: Wo
     requests = _requests(asked, constrained, work)
     forget(decoder)
     seconds, texts = timed(lambda: decoder.generate(requests))
-    for text in texts:
-        if constrained and text.finish_reason == "eos":
-            Book.model_validate_json(text.text)
     usage = sum((text.usage for text in texts), Usage())
-    return {
+    measured = {
         "seconds": seconds,
         "texts": len(texts),
         "tokens": usage.new_tokens,
         "forwards": usage.forwards,
         "forced": usage.forced_tokens,
     }
+    return measured | ({"valid": _valid([text.text for text in texts])} if constrained else {})
+
+
+def _peers(asked: Options, stack: ExitStack) -> Iterator[tuple[str, peer.PeerProcess]]:
+    """Start the programs with the settings that the benchmark `peers` finds fastest for a .gguf file on CPUs."""
+    cells = asked.branches * (_CONTEXT + asked.max_tokens)
+    if "llama" in asked.peers:
+        setting = ("no flash attention",)
+        yield "llama.cpp", peer.llama_process(asked.model, asked.llama, stack, setting, cells=cells)
+    if "vllm" in asked.peers:
+        yield "vLLM", peer.vllm_process(asked.model, asked.vllm, stack, (peer.SCHEMAS,), context=_CONTEXT)
+
+
+def _by_peer(decoder: LocalDecoder, asked: Options, process: peer.PeerProcess, work: Work) -> Measured:
+    codec = decoder.engine.codec
+    options = {"max_tokens": asked.max_tokens, "temperature": asked.temperature, "seed": work.seed}
+    schema = Book.model_json_schema()
+    prompt, ends = codec.encode_prompt(_PROMPT), sorted(codec.end_ids)
+    reply = process.complete(prompt, asked.branches, ends=ends, schema=schema, **options)
+    samples = reply["samples"]
+    return {
+        "seconds": reply["seconds"],
+        "texts": len(samples),
+        "tokens": sum(map(len, samples)),
+        "valid": _valid([codec.decode(sample) for sample in samples]),
+    }
+
+
+def _valid(texts: Sequence[str]) -> float:
+    """Return the share of texts that meet the schema; others were cut."""
+    return sum(_is_book(text) for text in texts) / len(texts)
+
+
+def _is_book(text: str) -> bool:
+    try:
+        Book.model_validate_json(text)
+    except ValidationError:
+        return False
+    return True
+
+
+def _share(cell: Measured, part: str, whole: str) -> float | None:
+    return cell[part] / cell[whole] if part in cell else None

@@ -136,7 +136,13 @@ EXACT = ("Q8_0", "F16", "BF16")
 """Precisions that keep the weights of a 4-bit file."""
 FILES = (*EXACT, "Q4_0", "IQ4_NL")
 FLASH, BOUND, LOOKUP = ("no flash attention",), ("bound threads",), ("2 lookup drafts", "5 lookup drafts")
-_CHANGES: dict[str, dict[str, Any]] = {FLASH[0]: {"flash": False}, LOOKUP[0]: {"lookup": 2}, LOOKUP[1]: {"lookup": 5}}
+SCHEMAS = "JSON schemas"
+_CHANGES: dict[str, dict[str, Any]] = {
+    FLASH[0]: {"flash": False},
+    SCHEMAS: {"schemas": True},
+    LOOKUP[0]: {"lookup": 2},
+    LOOKUP[1]: {"lookup": 5},
+}
 """Options of a worker. Other names are precisions of llama.cpp."""
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload, runtime_checkable
 from weakref import WeakSet
@@ -19,7 +20,8 @@ from tot.decoders.errors import OptionError, RequestError, TotError, unknown, va
 from tot.decoders.methods.method import Method
 from tot.decoders.models.engine_options import EngineOptions
 from tot.decoders.registry import Registry
-from tot.decoders.request import Completion, Request, ToolCall
+from tot.decoders.request import Completion, Request, Sampling, ToolCall
+from tot.decoders.tools import OWN, TRIAL, TRIAL_TOOL, CallForm, as_json
 
 if TYPE_CHECKING:
     from tot.decoders.drafting.drafters import Drafter
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 METHODS = Registry("decoder", "tot.decoders")
 """Local decoding methods and user-defined decoders, by name."""
+_TRIAL_TOKENS = 16
+"""Tokens within which a model that writes calls in a form begins one."""
 REMOTE = ("openai",)
 """Decoders that send requests to a server and load no model."""
 
@@ -219,7 +223,7 @@ class LocalDecoder:
         calls: list[Call] = []
         for request in requests:
             if request.tools:
-                constraint = engine.codec.calls.constraint(request, engine.codec.control)
+                constraint = self.calls.constraint(request, engine.codec.control)
                 request = request.model_copy(update={"constraint": constraint})
             if request.constraint is not None and method.writes_steps:
                 raise RequestError(
@@ -251,7 +255,29 @@ class LocalDecoder:
 
     def read_calls(self, completion: Completion) -> tuple[str, list[ToolCall]]:
         """Return the text before the calls in a completion of a request with tools, and the calls, with new ids."""
-        return self.engine.codec.calls.parse(completion.text)
+        return self.calls.parse(completion.text)
+
+    @cached_property
+    def calls(self) -> CallForm:
+        """The form in which the model writes calls: the one of its chat template, if the model really writes it.
+
+        Some models have a template whose form they were not trained for, and then write one call at most.
+        """
+        codec = self.engine.codec
+        if codec.calls.native and not codec.thinks and codec.calls.trigger not in self._begin_call():
+            codec.calls = OWN
+        return codec.calls
+
+    def _begin_call(self) -> str:
+        """Return the beginning of the model's greedy reply to a question that needs a call."""
+        from tot.decoders.engine.sequence import Call, Handle
+        from tot.decoders.methods.autoregressive import Autoregressive
+
+        ids = self.engine.codec.encode_prompt((TRIAL,), {"tools": [as_json(TRIAL_TOOL)]})
+        request = Request(prompt=tuple(ids), sampling=Sampling(max_tokens=_TRIAL_TOKENS))
+        handle = Handle(self.engine.wake, False)
+        self.engine.submit([Call(request, Autoregressive, handle)])
+        return handle.result()[0].text
 
     def close(self) -> None:
         """Cancel the requests in flight. Closes the decoder's own engine, which frees the model's memory."""

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-import regex
 from pydantic_core import from_json
 
 from tot.decoders.constraint import Constraint
@@ -125,7 +124,8 @@ class CallForm:
                 return text[:at].rstrip(), calls
         if calls := _bare_calls(text) if final else []:
             return "", calls
-        if not final and _BARE_CALLS.fullmatch(text, partial=True):
+        packed = "".join(text.split())
+        if not final and any(begin.startswith(packed) or packed.startswith(begin) for begin in _BARE_CALLS):
             return "", []
         if not final:
             openings = [*filter(None, (self.trigger, self.answer, self.tag))]
@@ -184,11 +184,15 @@ OWN = CallForm(
     '{"name": "NAME", "arguments": ', "}", trigger='[{"name": "', begin="[", between=", ", end="]", native=False
 )
 """The form for other models: a JSON list, which all models that write JSON can write."""
-_BARE_CALLS = regex.compile(
-    r'\s*(?:```(?:json)?\s*)?(?:\[\s*)?\{\s*"name"\s*:\s*"[\w-]{1,64}"\s*,\s*"(?:arguments|parameters)"\s*:.*',
-    regex.DOTALL,
+_BARE_CALLS = [f'{fence}{bracket}{{"name":"' for fence in ("", "```", "```json") for bracket in ("", "[")]
+"""Beginnings, without blanks, of texts that are nothing but the JSON of calls."""
+TRIAL = Message(role="user", content="What is the weather in Paris?")
+"""A question that the model answers with a call of `TRIAL_TOOL`."""
+TRIAL_TOOL = Function(
+    name="weather",
+    description="Return the weather in a city.",
+    parameters={"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 )
-"""A text of nothing but the JSON of calls."""
 _PROBE = ToolCall(name="probe", arguments='{"a": "b"}', id="probe")
 _ABOUT = (
     "You can call functions. Each line describes one, with the JSON schema of its parameters:\n{tools}\n\nTo call "
@@ -302,7 +306,7 @@ def arguments_schema(tool: Function) -> dict[str, Any]:
 
 def _bare_calls(text: str) -> list[ToolCall]:
     """Return the calls of a text that is nothing but their JSON; empty for any other text."""
-    if not _BARE_CALLS.fullmatch(text):
+    if not "".join(text.split()).startswith(tuple(_BARE_CALLS)):
         return []
     text = text.strip()
     if text.startswith("```"):

@@ -5,6 +5,9 @@ Each step is one batch with a token of every sequence, and its drafts.
 
 from __future__ import annotations
 
+import ctypes
+import json
+import math
 import os
 import time
 from collections.abc import Collection, Sequence
@@ -13,6 +16,7 @@ from typing import Any
 
 import llama_cpp as llama  # type: ignore[import-not-found,unused-ignore]
 import numpy as np
+from llama_cpp.llama_grammar import json_schema_to_gbnf  # type: ignore[import-not-found,unused-ignore]
 from llama_cpp.llama_speculative import (  # type: ignore[import-not-found,unused-ignore]
     LlamaPromptLookupDecoding,
 )
@@ -50,6 +54,9 @@ class Engine:
         if not self.context:
             raise RuntimeError(f"llama.cpp cannot create a context of {cells} tokens")
         self.memory = llama.llama_get_memory(self.context)
+        self.vocabulary = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self.model))
+        self.grammars: list[Any] = []
+        """By sequence; empty without a schema."""
         self.batch = llama.llama_batch_init(BATCH, 0, 1)
         self.drafter = LlamaPromptLookupDecoding(num_pred_tokens=lookup) if lookup else None
 
@@ -58,15 +65,17 @@ class Engine:
         llama.llama_memory_clear(self.memory, False)
 
     def complete(
-        self, prompt: list[int], n: int, max_tokens: int, ends: list[int], **sampling: Any
+        self, prompt: list[int], n: int, max_tokens: int, ends: list[int], schema: Any = None, **sampling: Any
     ) -> tuple[list[list[int]], float]:
-        """Sample n texts of a prompt, each up to one of the tokens `ends`.
+        """Sample n texts of a prompt, each up to one of the tokens `ends`, and in the form of a JSON `schema`.
 
         Return their tokens, and the seconds until every text had its first one.
         """
         if n > self.sequences:
             raise RuntimeError(f"{n} samples need more than {self.sequences} sequences")
         chain = sampler(**sampling)
+        grammar = None if schema is None else json_schema_to_gbnf(json.dumps(schema)).encode()
+        self.grammars = [self.grammar(grammar) for _ in range(n if grammar else 0)]
         began = time.perf_counter()
         for start in range(0, len(prompt), BATCH):
             rows = prompt[start : start + BATCH]
@@ -74,14 +83,44 @@ class Engine:
                 self.put(row, token, start + row, 0, reads=start + row == len(prompt) - 1)
             self.decode(len(rows))
         last = (len(prompt) - 1) % BATCH
-        texts = [[llama.llama_sampler_sample(chain, self.context, last)] for _ in range(n)]
+        texts = [[self.sample(chain, last, i)] for i in range(n)]
         for sequence in range(1, n):
             llama.llama_memory_seq_cp(self.memory, 0, sequence, 0, len(prompt))
         prefill = time.perf_counter() - began
         while running := [i for i, text in enumerate(texts) if len(text) < max_tokens and text[-1] not in ends]:
             self.step(prompt, {i: texts[i] for i in running}, max_tokens, ends, chain)
-        llama.llama_sampler_free(chain)
+        for one in (chain, *self.grammars):
+            llama.llama_sampler_free(one)
         return texts, prefill
+
+    def grammar(self, rules: bytes | None) -> Any:
+        return llama.llama_sampler_init_grammar(llama.llama_model_get_vocab(self.model), rules, b"root")
+
+    def sample(self, chain: Any, row: int, sequence: int) -> int:
+        """Sample the next token of a sequence. As in llama.cpp's server, only a token that breaks the grammar is drawn
+        again, from all that keep it.
+        """
+        token = int(llama.llama_sampler_sample(chain, self.context, row))
+        if self.grammars:
+            grammar = self.grammars[sequence]
+            if not self.allowed(grammar, [token], [0.0])[0]:
+                logits = np.ctypeslib.as_array(llama.llama_get_logits_ith(self.context, row), (self.vocabulary,))
+                kept = np.flatnonzero(self.allowed(grammar, np.arange(self.vocabulary), logits))
+                token = self.draw(chain, kept, logits[kept])
+            llama.llama_sampler_accept(grammar, token)
+        return token
+
+    def allowed(self, grammar: Any, tokens: Any, logits: Any) -> Any:
+        """Return for each token whether the grammar allows it next."""
+        rows, candidates = _candidates(tokens, logits)
+        llama.llama_sampler_apply(grammar, ctypes.byref(candidates))
+        return rows["logit"] != -math.inf
+
+    def draw(self, chain: Any, tokens: Any, logits: Any) -> int:
+        """Sample one of the tokens."""
+        _, candidates = _candidates(tokens, logits)
+        llama.llama_sampler_apply(chain, ctypes.byref(candidates))
+        return int(candidates.data[candidates.selected].id)
 
     def step(
         self, prompt: Sequence[int], texts: dict[int, list[int]], max_tokens: int, ends: Collection[int], chain: Any
@@ -97,7 +136,7 @@ class Engine:
         row = 0
         for i, text in texts.items():
             for at, expected in enumerate([*drafts[i], None]):
-                text.append(llama.llama_sampler_sample(chain, self.context, row + at))
+                text.append(self.sample(chain, row + at, i))
                 if text[-1] != expected or expected in ends:
                     break
             row += 1 + len(drafts[i])
@@ -119,6 +158,14 @@ class Engine:
         self.batch.n_tokens = count
         if status := llama.llama_decode(self.context, self.batch):
             raise RuntimeError(f"llama_decode of {count} tokens returned status {status}")
+
+
+def _candidates(tokens: Any, logits: Any) -> tuple[Any, Any]:
+    """Return an array of tokens with their logits, and llama.cpp's structure of this array."""
+    rows = np.zeros(len(tokens), np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)]))
+    rows["id"], rows["logit"] = tokens, logits
+    data = rows.ctypes.data_as(ctypes.POINTER(llama.llama_token_data))
+    return rows, llama.llama_token_data_array(data=data, size=len(rows), selected=-1, sorted=False)
 
 
 def sampler(temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int = 1) -> Any:

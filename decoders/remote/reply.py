@@ -211,7 +211,7 @@ def _text_of(part: Any) -> str:
 def completions_of(
     reply: ServerReply, sampling: Sampling, logprobs: bool, used: Usage, stops_sent: bool
 ) -> list[Completion]:
-    """Return one completion per choice, in order: its thinking, if there is any, and its text, with calls as in `TAGGED`.
+    """Return one completion per choice, in order: its thinking, if any, and its text, with calls as in `TAGGED`.
 
     The first one has the usage of the prompt. New tokens are split evenly, as servers report their total. `stops_sent`:
     whether the server got the stop strings.

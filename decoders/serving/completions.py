@@ -269,7 +269,7 @@ class Decoding:
             check(self.body.form_field or "constraint", request.constraint)
         if request.tools:
             schemas = {f"tools.{i}": Constraint(json_schema=tool.parameters) for i, tool in enumerate(request.tools)}
-            check("tools", engine.codec.calls.constraint(request, engine.codec.control), **schemas)
+            check("tools", self.source.decoder(self.method).calls.constraint(request, engine.codec.control), **schemas)
 
     async def _sent(self, emit: Emit, i: int, handle: Handle) -> list[Completion]:
         """Return the completions of prompt `i`, and emit the pieces of a stream."""
