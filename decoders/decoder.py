@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import wait
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload, runtime_checkable
@@ -264,8 +264,9 @@ class LocalDecoder:
         Some models have a template whose form they were not trained for, and then write one call at most.
         """
         codec = self.engine.codec
-        if codec.calls.native and not codec.thinks and codec.calls.trigger not in self._begin_call():
-            codec.calls = OWN
+        if codec.calls.native and not codec.thinks:
+            with suppress(RequestError):  # the context is too small
+                codec.calls = codec.calls if codec.calls.trigger in self._begin_call() else OWN
         return codec.calls
 
     def _begin_call(self) -> str:

@@ -186,6 +186,7 @@ OWN = CallForm(
 """The form for other models: a JSON list, which all models that write JSON can write."""
 _BARE_CALLS = [f'{fence}{bracket}{{"name":"' for fence in ("", "```", "```json") for bracket in ("", "[")]
 """Beginnings, without blanks, of texts that are nothing but the JSON of calls."""
+_KEYS = (["name", "arguments"], ["name", "parameters"])
 TRIAL = Message(role="user", content="What is the weather in Paris?")
 """A question that the model answers with a call of `TRIAL_TOOL`."""
 TRIAL_TOOL = Function(
@@ -308,15 +309,13 @@ def _bare_calls(text: str) -> list[ToolCall]:
     """Return the calls of a text that is nothing but their JSON; empty for any other text."""
     if not "".join(text.split()).startswith(tuple(_BARE_CALLS)):
         return []
-    text = text.strip()
-    if text.startswith("```"):
-        text = text.partition("\n")[2].rpartition("```")[0]
+    fenced = re.fullmatch(r"```(?:json)?(.*)```", text.strip(), re.DOTALL)
     with suppress(ValueError):
-        given = from_json(text)
+        given = from_json(fenced[1] if fenced else text)
         calls = given if isinstance(given, list) else [given]
-        if all(isinstance(call, dict) and list(call)[:1] == ["name"] and len(call) == 2 for call in calls):
-            pairs = [(str(call["name"]), [*call.values()][1]) for call in calls]
-            if all(isinstance(arguments, dict) for _, arguments in pairs):
+        if all(isinstance(call, dict) and [*call] in _KEYS for call in calls):
+            pairs = [call.values() for call in calls]
+            if all(isinstance(name, str) and isinstance(arguments, dict) for name, arguments in pairs):
                 return [_new_call(name, json.dumps(arguments, ensure_ascii=False)) for name, arguments in pairs]
     return []
 

@@ -419,3 +419,68 @@ def test_the_embedded_model_calls_a_function_in_every_lossless_decoder(smollm2: 
     assert (content, call.name, json.loads(call.arguments)["city"]) == ("", "weather", "Paris")
     assert completion.finish_reason == "eos"
     assert completion.usage.forced_tokens > 5
+
+
+BARE = [
+    '{"name": "now", "arguments": {}}',
+    '```json\n[\n  {"name": "now", "parameters": {}}\n]\n```',
+    ' [{"name":"now","arguments":{}}]',
+]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("text", BARE)
+def test_a_text_of_nothing_but_calls_has_calls_in_every_form(name: str, text: str) -> None:
+    form = codec_of(name).calls
+    content, (call,) = form.parse(text)
+    assert (content, call.name, call.arguments) == ("", "now", "{}")
+    stream = CallStream(form)
+    pieces = [piece for letter in text for piece in stream.feed(letter)] + [*stream.feed("", final=True)]
+    assert [(piece, call and call.name) for piece, call in pieces if piece] == [("{}", "now")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "now"}',
+        '{"name": "now", "arguments": 3}',
+        '{"name": "now", "age": {}}',
+        'Use {"name": "now", "arguments": {}}',
+        '```json\n{"name": "now", "arguments": {}}\n``` is a call',
+        "```python\nprint()\n```",
+        "",
+    ],
+)
+def test_a_text_with_more_than_calls_is_text(text: str) -> None:
+    for name in ("hermes", "mistral"):
+        form = codec_of(name).calls
+        assert form.parse(text) == (text, [])
+        stream = CallStream(form)
+        pieces = [piece for letter in text for piece, _ in stream.feed(letter)]
+        assert "".join([*pieces, *(piece for piece, _ in stream.feed("", final=True))]) == text
+
+
+@pytest.mark.parametrize(("reply", "native"), [("<tool_call>\n{", True), ('{"name": ', False)])
+def test_one_reply_decides_whether_a_model_writes_the_form_of_its_template(
+    smollm2: str, monkeypatch: pytest.MonkeyPatch, reply: str, native: bool
+) -> None:
+    with load_decoder("ar", smollm2) as decoder:
+        monkeypatch.setattr(decoder.tokenizer, "chat_template", TEMPLATES["hermes"])
+        monkeypatch.setattr(decoder, "_begin_call", lambda: reply)
+        decoder.engine.codec = TextCodec(decoder.tokenizer)
+        asked = request(tool_choice="required", sampling=Sampling(max_tokens=100))
+        (completion,) = decoder.generate([asked])
+        assert decoder.calls.native == native
+        assert completion.text.startswith("<tool_call>" if native else '[{"name": "')
+        assert decoder.read_calls(completion)[1][0].name in ("weather", "now")
+
+
+def test_a_model_that_does_not_write_its_templates_form_writes_a_list(
+    smollm2: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with load_decoder("ar", smollm2) as decoder:
+        monkeypatch.setattr(decoder.tokenizer, "chat_template", TEMPLATES["args"])
+        decoder.engine.codec = TextCodec(decoder.tokenizer)
+        assert decoder.engine.codec.calls.native
+        assert not decoder.calls.native
+        assert decoder.engine.codec.calls is decoder.calls

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, field_serializer, field_validator
 from pydantic_core import from_json
 
 from tot.decoders.request import Message, ToolCall
-from tot.decoders.tools import FORMS
+from tot.decoders.tools import FORMS, OWN
 from tot.generators.base import Count, Generator
 from tot.generators.tool_calls import Tool
 from tot.llm.context import Context, derive
@@ -96,7 +96,7 @@ class Turns(Generator):
         text, calls = reply.turn
         about: dict[str, Any] = {"drawn": reply.sampled(template), "truncated": reply.truncated}
         if not calls:
-            broken = [form for form in FORMS if form.trigger in text and (reply.truncated or not form.alone)]
+            broken = [form for form in (*FORMS, OWN) if form.trigger in text and (reply.truncated or not form.alone)]
             answer = None if self.tool_choice != "auto" else task.parse_thought(template, text)
             if answer is None or (self.tools and broken):
                 raise ValueError(f"{text[:60]!r} is no complete call of a function, and no answer")
