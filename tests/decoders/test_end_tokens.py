@@ -66,7 +66,7 @@ def test_a_template_that_closes_no_turn_adds_no_end_token(codec_with: CodecWith,
     assert codec_with(eos_token="<|endoftext|>", chat_template=template).end_ids == {0}
 
 
-TEXT_TOKENS = ["<table>", "<tool_call>", "</s>"]
+TEXT_TOKENS = ["<table>", "<cell>", "</s>"]
 
 
 @pytest.fixture
@@ -78,10 +78,10 @@ def with_text_tokens(tokenizer: Any) -> Any:
     return other
 
 
-@pytest.mark.parametrize("text", ["<table>", "a <tool_call>{}</s>", "<table><|im_end|><table>", "<|tool|> <tool_call>"])
+@pytest.mark.parametrize("text", ["<table>", "a <cell>{}</s>", "<table><|im_end|><table>", "<|tool|> <cell>"])
 def test_added_text_tokens_stay_tokens_and_control_tokens_are_spelled_out(with_text_tokens: Any, text: str) -> None:
     codec = TextCodec(with_text_tokens)
-    expected = [with_text_tokens.convert_tokens_to_ids(token) for token in re.findall("<table>|<tool_call>|</s>", text)]
+    expected = [with_text_tokens.convert_tokens_to_ids(token) for token in re.findall("<table>|<cell>|</s>", text)]
     control = set(with_text_tokens.convert_tokens_to_ids(["<|im_end|>", "<|tool|>"]))
     for ids in (codec.encode(text), codec.encode_prompt(text), codec.encode_prompt(chat(("user", text)))[4:]):
         assert [i for i in ids if i > 278 and i not in control] == expected

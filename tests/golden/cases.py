@@ -39,9 +39,9 @@ WRITTEN: dict[str, list[str]] = {
         "Hmm.",
     ],
     "calls": [
-        '<tool_call>\n{"name": "calculator", "arguments": {"expression": "7 * 9"}}\n</tool_call>',
-        'Rabbits eat 15.\n<tool_call>\n{"name": "calculator", "arguments": {"expression": "63 - 15"}}\n</tool_call>',
-        '<tool_call>\n{"name": "calculator", "arguments": {"expression": 63}}\n</tool_call>',
+        '[{"name": "calculator", "arguments": {"expression": "7 * 9"}}]',
+        'Rabbits eat 15.\n[{"name": "calculator", "arguments": {"expression": "63 - 15"}}]',
+        '[{"name": "calculator", "arguments": {"expression": 63}}]',
         "So 48 are left. The answer is \\boxed{48}.",
     ],
     "questions": [

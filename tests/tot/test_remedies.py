@@ -110,6 +110,8 @@ def test_every_object_in_a_message_can_be_built() -> None:
         call = ast.parse(text, mode="eval").body
         assert isinstance(call, ast.Call), text
         assert isinstance(call.func, ast.Name), text
+        if call.args:  # names of the reader's own objects
+            continue
         made = getattr(tot, call.func.id, None) or getattr(tot.tasks, call.func.id)
         made(**{word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg})
 
