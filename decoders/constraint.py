@@ -22,10 +22,20 @@ def _schema_of(given: Any) -> Any:
     if given is None or isinstance(given, Mapping):
         return given
     try:
-        return TypeAdapter(given).json_schema()
+        return _closed(TypeAdapter(given).json_schema())
     except (PydanticUserError, TypeError, NameError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"{given!r} has no JSON schema ({reason}): give a mapping, or a type of pydantic") from None
+
+
+def _closed(schema: Any) -> Any:
+    """Return a JSON schema whose objects have no other properties, unless it says more about these."""
+    if isinstance(schema, list):
+        return [_closed(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {name: _closed(value) for name, value in schema.items()}
+    return {"additionalProperties": False, **closed} if "properties" in schema and "type" in schema else closed
 
 
 class Constraint(BaseModel):
@@ -44,7 +54,8 @@ class Constraint(BaseModel):
     back-references."""
     json_schema: Annotated[Mapping[str, JsonValue] | None, BeforeValidator(_schema_of)] = None
     """A JSON schema, or a type that pydantic describes by one: a model class, `list[int]`, or `dict` for any object.
-    The answer is JSON on one line in this form: {"a": 1, "b": [1, 2]}. Properties come in the schema's order."""
+    The answer is JSON on one line in this form: {"a": 1, "b": [1, 2]}. Properties come in the schema's order. The
+    objects of a type have no other properties, unless it allows them."""
     lark: Annotated[str, Field(min_length=1)] | None = None
     """A context-free grammar in llguidance's variant of Lark, whose first rule is `start`."""
 

@@ -18,8 +18,7 @@ class Schema:
     def __init__(self, given: Any) -> None:
         """`given`: a Constraint, or a type that pydantic describes. Raises ValueError or TypeError if it is neither.
 
-        A literal of texts is written without quotation marks. An object has no properties but its own, unless its type
-        allows them.
+        A literal of texts is written without quotation marks.
         """
         self._adapter: TypeAdapter[Any] | None = None
         if isinstance(given, Constraint):
@@ -27,8 +26,8 @@ class Schema:
             given.allows("")  # raises if it is invalid
             return
         self._adapter = TypeAdapter(given)
-        schema = _closed(Constraint(json_schema=given).json_schema)
-        self.constraint = Constraint(json_schema=schema)
+        self.constraint = Constraint(json_schema=given)
+        schema = self.constraint.json_schema or {}
         names = schema.get("enum") or [schema.get("const")]
         if all(isinstance(name, str) and name for name in names):
             self.constraint = Constraint(choices=names)
@@ -59,13 +58,3 @@ class Schema:
             with suppress(ValidationError):
                 return self._adapter.validate_json(json.dumps(saved), strict=True)
         return saved
-
-
-def _closed(schema: Any) -> Any:
-    """Return a JSON schema whose objects have no other properties, unless it says more about these."""
-    if isinstance(schema, list):
-        return [_closed(one) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    closed = {name: _closed(value) for name, value in schema.items()}
-    return {"additionalProperties": False, **closed} if "properties" in schema and "type" in schema else closed
