@@ -63,7 +63,7 @@ def run(asked: Options, console: Console) -> None:
         open_one = partial(load_decoder, "auto", asked.model, prefix_cache=False)
         decoders = {name: stack.enter_context(open_one()) for name in sides}
         decoders[GIVEN].calls = decoders[GIVEN].engine.codec.calls  # without a trial
-        if decoders[ONE].calls.native:
+        if decoders[GIVEN].calls == decoders[ONE].calls:
             del sides[GIVEN]
         bench = Bench(asked, console, f"{asked.model}; {about(decoders[ONE].engine)}")
         bench.compare(
@@ -161,7 +161,7 @@ def is_right(calls: Sequence[tuple[str, str]], question: Question) -> bool:
 
 
 def _parsed(calls: Sequence[tuple[str, str]], question: Question) -> list[tuple[str, dict[str, Any]]] | None:
-    """Return calls with their arguments; None if there are none, or one can't be parsed."""
+    """Return calls with their arguments; None without a call, or if one can't be parsed."""
     known = {tool.name for tool in question.request.tools}
     try:
         parsed = [(name, json.loads(arguments)) for name, arguments in calls]
@@ -174,7 +174,7 @@ def _parsed(calls: Sequence[tuple[str, str]], question: Question) -> list[tuple[
 def _fits(arguments: dict[str, Any], possible: Mapping[str, Sequence[Any]], question: Question, name: str) -> bool:
     (parameters,) = (tool.parameters for tool in question.request.tools if tool.name == name)
     required, types = parameters.get("required", []), parameters["properties"]
-    wrong: dict[Any, Any] = {"integer": (float, str), "number": str, "boolean": str, "array": str}
+    wrong: dict[Any, Any] = {"integer": (float, str), "number": str, "boolean": str, "array": str, "object": str}
     if not (set(required) <= arguments.keys() <= possible.keys() & types.keys()):
         return False
     if any("" not in values for name, values in possible.items() if name not in arguments):

@@ -20,7 +20,7 @@ def test_both_sides_write_texts_of_the_same_lengths(small: Path, tmp_path: Path)
     for turn in range(2):
         constrained, free = (
             next(cell for cell in cells if (cell["side"], cell["round"]) == (side, turn))
-            for side in ("constrained", "unconstrained")
+            for side in ("tot, constrained", "tot, unconstrained")
         )
         assert constrained["tokens"] == free["tokens"] == free["forwards"]
         assert constrained["tokens"] - constrained["forced"] == constrained["forwards"]
