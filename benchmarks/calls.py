@@ -60,8 +60,9 @@ def run(asked: Options, console: Console) -> None:
     sides = {GIVEN: (0.0, 1), FREE: (0.0, 1), ONE: (0.0, 1)}
     sides |= {f"vote of {asked.samples}, T = {heat:g}": (heat, asked.samples) for heat in asked.temperature}
     with ExitStack() as stack:  # drafts come from a decoder's own earlier texts, so each side has one
-        open_one = partial(load_decoder, "auto", asked.model, prefix_cache=False)
-        decoders = {name: stack.enter_context(open_one()) for name in sides}
+        decoders: dict[str, LocalDecoder] = {
+            name: stack.enter_context(load_decoder("auto", asked.model, prefix_cache=False)) for name in sides
+        }
         decoders[GIVEN].calls = decoders[GIVEN].engine.codec.calls  # without a trial
         if decoders[GIVEN].calls == decoders[ONE].calls:
             del sides[GIVEN]
@@ -172,7 +173,7 @@ def _parsed(calls: Sequence[tuple[str, str]], question: Question) -> list[tuple[
 
 
 def _fits(arguments: dict[str, Any], possible: Mapping[str, Sequence[Any]], question: Question, name: str) -> bool:
-    (parameters,) = (tool.parameters for tool in question.request.tools if tool.name == name)
+    (parameters,) = (dict[str, Any](tool.parameters) for tool in question.request.tools if tool.name == name)
     required, types = parameters.get("required", []), parameters["properties"]
     wrong: dict[Any, Any] = {"integer": (float, str), "number": str, "boolean": str, "array": str, "object": str}
     if not (set(required) <= arguments.keys() <= possible.keys() & types.keys()):

@@ -220,6 +220,8 @@ class Decoding:
     about: Mapping[str, Any]
 
     def count(self) -> int:
+        if self.requests[0].tools:
+            self.source.decoder(self.method).calls  # noqa: B018  # chooses the form, which the prompt describes
         codec = self.source.engine.codec
         return sum(len(codec.encode_prompt(one.prompt, codec.options_of(one))) for one in self.requests)
 

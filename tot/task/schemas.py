@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -27,7 +28,7 @@ class Schema:
             return
         self._adapter = TypeAdapter(given)
         self.constraint = Constraint(json_schema=given)
-        schema = self.constraint.json_schema or {}
+        schema: Mapping[str, Any] = self.constraint.json_schema or {}
         names = schema.get("enum") or [schema.get("const")]
         if all(isinstance(name, str) and name for name in names):
             self.constraint = Constraint(choices=names)
