@@ -67,12 +67,13 @@ def run(asked: Options, console: Console) -> None:
         if decoders[GIVEN].calls == decoders[ONE].calls:
             del sides[GIVEN]
         bench = Bench(asked, console, f"{asked.model}; {about(decoders[ONE].engine)}")
-        bench.compare(
+        cells = bench.compare(
             f"{asked.limit} questions of {', '.join(asked.categories)}",
             {name: partial(_answered, decoders[name], name == FREE, *way) for name, way in sides.items()},
             questions,
             partial(_table, questions),
         )
+        bench.show(_by_category(asked, questions, cells))
 
 
 def _questions(asked: Options, category: str) -> list[Question]:
@@ -230,6 +231,16 @@ def _table(questions: Sequence[Question], cells: Cells) -> Table:
             "" if side == ONE else f"{median(ratios):.2f}x",
             f"{fmean(cell['tokens'] for cell in own.values()):.0f}",
         )
+    return table
+
+
+def _by_category(asked: Options, questions: Sequence[Question], cells: Cells) -> Table:
+    table = Table("right", *asked.categories)
+    for side in cells.sides:
+        scores = _scores(questions, cells, side)
+        places = (range(i * asked.limit, (i + 1) * asked.limit) for i in range(len(asked.categories)))
+        found = ([scores[turn] for turn in place if turn in scores] for place in places)
+        table.add_row(side, *(f"{fmean(one):.0%}" if one else "" for one in found))
     return table
 
 
