@@ -80,8 +80,9 @@ def test_sides_are_compared_on_the_questions_of_a_folder(
     assert main(["calls", *words, "--markdown"]) == 0
     table = capsys.readouterr().out
     for side in ("one answer, constrained", "one answer, free", "vote of 2, T = 0.7"):
-        (row,) = (line for line in table.splitlines() if line.startswith(f"| {side}"))
+        row, by_category = (line for line in table.splitlines() if line.startswith(f"| {side}"))
         assert row.count("%") >= 3
+        assert by_category.count("%") == 1
     assert "template's form" not in table  # the model has no template with tools
 
 
