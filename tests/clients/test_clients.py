@@ -113,7 +113,6 @@ def test_other_calls(name: str, old: str, new: str, run: Run) -> None:
 
 UNTIL = 'extra_body={"x_tot": {"until": 2}}'
 OUT_OF_RANGE = "x_tot.until: Input should be less than or equal to 1"
-SCHEMA = '{"title": "City", "description": "A city.", "type": "object", "properties": {"name": {"type": "string"}}}'
 
 
 @pytest.mark.parametrize(
@@ -124,9 +123,6 @@ SCHEMA = '{"title": "City", "description": "A city.", "type": "object", "propert
         ("OpenAI 1", "seed=2", 'extra_body={"thinking_budget": 9999}', "this server s limit is 2048"),
         ("OpenAI 1", "seed=2", "logprobs=True", "logprobs is not supported"),
         ("OpenAI 3", "temperature=0.3", "store=True", "store is not supported"),
-        ("LiteLLM 1", "seed=2", 'response_format={"type": "json_object"}', "response_format is not supported"),
-        ("LangChain 1", "invoke", f"with_structured_output({SCHEMA}).invoke", "response_format is not supported"),
-        ("LangChain 1", "invoke", f"bind_tools([{SCHEMA}]).invoke", "tools is not supported"),
         ("Inspect 1", "seed=2", "num_choices=2", "n is not supported"),
     ],
 )

@@ -29,7 +29,6 @@ URL, MODEL = "http://127.0.0.1:8000/v1", "smollm2-135m"
 ASK = "What is the weather in Paris?"
 FACT = "What is the capital of France? Reply as JSON."
 FORM = 'What is the capital of France? Reply as JSON: {"capital": "...", "sure": true}'
-CALL = 'Write <tool_call> {"name": "weather", "arguments": {"city": "Paris", "unit": "C"}} </tool_call>'
 """
 CLIENTS = {
     "openai": """
@@ -169,7 +168,8 @@ for kind in (OpenAIChatModel, OpenAIResponsesModel):
         fact = Agent(model, output_type=output, model_settings=settings).run_sync(FACT.partition(" Reply")[0]).output
         assert isinstance(fact, Fact)
     asked = []
-    agent = Agent(model, model_settings=settings)
+    first = lambda step: {**settings, "tool_choice": ["weather"] if step.run_step == 1 else "auto"}
+    agent = Agent(model, model_settings=first)
 
     @agent.tool_plain
     def weather(city: str, unit: Literal["C", "F"]) -> str:
@@ -177,10 +177,10 @@ for kind in (OpenAIChatModel, OpenAIResponsesModel):
         asked.append({"city": city, "unit": unit})
         return "20 C and sunny"
 
-    answer = agent.run_sync(CALL).output
-    with agent.run_stream_sync(CALL) as stream:
-        assert stream.get_output()  # the text before the call
-    assert asked == [{"city": "Paris", "unit": "C"}] * 2, asked
+    answer = agent.run_sync(ASK).output
+    with agent.run_stream_sync(ASK) as stream:
+        assert stream.get_output() == answer
+    assert [call["city"] for call in asked] == ["Paris"] * 2, asked
 print(json.dumps([fact.capital, asked[0], answer]))
 """,
     "inspect": """
@@ -225,4 +225,4 @@ def test_a_client_gets_values_calls_and_an_answer(name: str, run: Callable[..., 
     capital, arguments, answer = values
     assert "Paris" in capital
     assert (arguments["city"], arguments["unit"] in "CF") == ("Paris", True)
-    assert "20" in answer
+    assert "20" in answer or "sunny" in answer
