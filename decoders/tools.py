@@ -1,7 +1,8 @@
 """Tool calls: the forms in which models write them, as grammars of texts with calls, and back from such texts.
 
-A chat template that writes a call in one of these forms also describes the tools and their results to the model. Other
-models get our description of the tools, in plain messages. In a text, everything before the first call is free.
+A chat template that writes a call in one of these forms also describes the tools and their results to the model. Models
+without such a template, or that do not write its form, get our description of the tools, in plain messages. In a text,
+everything before the first call is free.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class CallForm:
     def parse(self, text: str) -> tuple[str, list[ToolCall]]:
         """Return the text before the calls, and the calls, with new ids.
 
-        A call whose arguments are cut is left out. If it is the only one, the text has it as it was written.
+        A call whose arguments are cut is left out; if it is the only call, the returned text is the whole text.
         """
         content, calls = self.split(text)
         with suppress(ValueError):
