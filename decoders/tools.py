@@ -125,7 +125,7 @@ class CallForm:
                 return text[:at].rstrip(), calls
         if calls := _bare_calls(text) if final else []:
             return "", calls
-        packed = "".join(text.split())
+        packed = _packed(text)
         if not final and any(begin.startswith(packed) or packed.startswith(begin) for begin in _BARE_CALLS):
             return "", []
         if not final:
@@ -187,6 +187,8 @@ OWN = CallForm(
 """The form for other models: a JSON list, which all models that write JSON can write."""
 _BARE_CALLS = [f'{fence}{bracket}{{"name":"' for fence in ("", "```", "```json") for bracket in ("", "[")]
 """Beginnings, without blanks, of texts that are nothing but the JSON of calls."""
+_OPENING = 100
+"""Characters within which such a beginning ends, with line breaks and indentation."""
 _KEYS = (["name", "arguments"], ["name", "parameters"])
 TRIAL = Message(role="user", content="What is the weather in Paris?")
 """A question that the model answers with a call of `TRIAL_TOOL`."""
@@ -306,9 +308,14 @@ def arguments_schema(tool: Function) -> dict[str, Any]:
     return given
 
 
+def _packed(text: str) -> str:
+    """Return the beginning of a text without blanks; a stream asks for it with every piece."""
+    return "".join(text[:_OPENING].split())
+
+
 def _bare_calls(text: str) -> list[ToolCall]:
     """Return the calls of a text that is nothing but their JSON; empty for any other text."""
-    if not "".join(text.split()).startswith(tuple(_BARE_CALLS)):
+    if not _packed(text).startswith(tuple(_BARE_CALLS)):
         return []
     fenced = re.fullmatch(r"```(?:json)?(.*)```", text.strip(), re.DOTALL)
     with suppress(ValueError):
