@@ -48,9 +48,9 @@ class Math(GSM8K):
     def parse_truncated(self, text: str) -> str | None:
         return _keyed(boxed(text))
 
-    def parse_output(self, line: str) -> str | None:
-        """Return the formula that a program prints, without words such as "Answer:" before it."""
-        line = line.strip().strip("$")
+    def parse_output(self, output: str) -> str | None:
+        """Return the formula in the last line that a program prints, without words such as "Answer:" before it."""
+        line = output.rpartition("\n")[2].strip().strip("$")
         return _keyed((read(line) if ":" in line or " is " in line else line) or None)
 
     def canonical(self, answer: Any) -> Hashable:

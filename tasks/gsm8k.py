@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Hashable, Mapping
 from typing import Any, ClassVar
 
-from tot import State, Task
+from tot import State
 from tot.decoders.errors import TaskError
 from tot.task.task import text_of
-from tot.tasks.code import SANDBOX
 from tot.tasks.number_answers import (
     announced_answer,
     boxed_answer,
@@ -20,13 +18,12 @@ from tot.tasks.number_answers import (
     strict_answer,
     value_of,
 )
-from tot.tasks.programs import program_in
-from tot.tree.thought import Observation, Thought
+from tot.tasks.printed import PrintedAnswers
 
 _WORD = re.compile(r"[^\W\d_]")
 
 
-class GSM8K(Task):
+class GSM8K(PrintedAnswers):
     """Input: a word problem. Output: a number, as text.
 
     A thought is a sub-question and its sub-answer; its value, from 1 to 10, is how much it helps. T = 4: three levels
@@ -40,7 +37,6 @@ class GSM8K(Task):
     data_set = "openai/gsm8k:main:test"
     thought = ("sub_question", "sub_answer")
     depth = 4
-    programs = ("program",)
     triggers: ClassVar[Mapping[str, str]] = {
         "chain": "\nThe answer is",
         "sub_answer": " The answer is",
@@ -92,23 +88,9 @@ class GSM8K(Task):
             text = question + mark if mark and _WORD.search(question) else ""
         return super().parse_thought(template, text)
 
-    async def act(self, state: State, thought: Thought) -> Observation | None:
-        """Run a program; the last line of its output has the answer."""
-        if "program" not in thought.parts:
-            return None
-        run = await SANDBOX.arun(program_in(thought.parts["program"]))
-        text = run.output if run.ok else run.error or f"The program can't be run to its end ({run.ended})."
-        line = (text.strip().splitlines() or [""])[-1]
-        return Observation(text=line, data=await asyncio.to_thread(self.parse_output, line) if run.ok else None)
-
-    def parse_output(self, line: str) -> str | None:
+    def parse_output(self, output: str) -> str | None:
         """Return the answer in the last line that a program prints."""
-        return flexible_answer(line)
-
-    def answer_at(self, state: State) -> Any | None:
-        """Return the result of the program in the last thought; None if there is no program."""
-        result = state.thoughts[-1].observation if state.thoughts else None
-        return None if result is None or "program" not in state.thoughts[-1].parts else result.data
+        return flexible_answer(output.rpartition("\n")[2])
 
     def is_answered(self, message: str) -> bool:
         lines = message[: message.rfind("\n") + 1]  # the model may continue the last line

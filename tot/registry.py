@@ -33,6 +33,7 @@ TOOLS = Registry("tool", "tot.tools")
 _WITH_TOOLS = "bfs:thoughts=2,breadth=4,select=all,aggregate=majority"
 _REQUIRED_METHODS = {"search": ("start", "steps"), "generator": ("propose",), "evaluator": ("evaluate", "key")}
 _IN_FILE = re.compile(r"\.py\s*:")
+_VARIANT = re.compile(r"([\w-]+):([\w-]+)((?:,.*)?)")
 _TEXTS = ("question", "reference", "out")
 """Settings of a saved run that are never names of code."""
 
@@ -170,8 +171,15 @@ def refuse_code(options: Mapping[str, Any], place: Path) -> None:
 
 
 def is_installed(task: Any) -> bool:
-    """Return whether this is the name of an installed task, without options."""
-    return isinstance(task, str) and task in TASKS
+    """Return whether this is the name of an installed task, without options that may name code."""
+    return isinstance(task, str) and (task in TASKS or _named_variant(task) is not None)
+
+
+def _named_variant(task: str) -> str | None:
+    """Return "name:option=variant,..." for "name:variant,..." of an installed task with variants, otherwise None."""
+    match = _VARIANT.fullmatch(task)
+    option = TASKS.find(match[1], Task).variants if match and match[1] in TASKS else ""
+    return f"{match[1]}:{option}={match[2]}{match[3]}" if match and option else None
 
 
 def load_task(task: Task | type[Task] | str) -> Task:
@@ -185,7 +193,8 @@ def load_task(task: Task | type[Task] | str) -> Task:
     found: Any = task
     options: dict[str, str | None] = {}
     if isinstance(task, str):
-        name, options = split_spec(task, "task") if "=" in task else (task, {})
+        spec = _named_variant(task) or task
+        name, options = split_spec(spec, "task") if "=" in spec else (spec, {})
         if name not in TASKS and os.path.isfile(Path(name) / "score.py"):  # noqa: PTH113  (False for a long name)
             name, options = "optimize", {"folder": name, **options}
         found = TASKS.find(name, Task)

@@ -39,7 +39,10 @@ _SCRIPT = Path(__file__).with_name("confined.py")
 _PREFIX = os.path.realpath(sys.base_prefix)
 _READABLE = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/dev/null", "/dev/urandom", _PREFIX)
 
-_ENVIRONMENT = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+_ENVIRONMENT = {
+    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
+    "PYTHONHASHSEED": "0",  # sets have one order: a program gives the same output each time
+}
 
 Files = Mapping[str, str | bytes]
 Ended = Literal["exited", "time", "output", "killed"]
@@ -77,6 +80,8 @@ class Sandbox:
     """MiB of files, which are deleted when the program ends."""
     packages: tuple[str, ...] = ()
     """Installed packages that programs can import besides Python's standard library."""
+    folders: tuple[str, ...] = ()
+    """Folders of which programs can import everything, such as the one with all installed packages."""
 
     def run(self, program: str, files: Files | None = None, cancelled: threading.Event | None = None) -> ProgramResult:
         """Run a Python program with `files` (names and contents) in its folder. It ends early once `cancelled` is set.
@@ -130,14 +135,14 @@ class Sandbox:
             "by": by,
             "folder": folder,
             "parent": os.getpid(),
-            "readable": [path for path in [*_READABLE, *packages] if Path(path).exists()],
-            "path": sorted({os.path.dirname(path) for path in packages}),  # noqa: PTH120
+            "readable": [path for path in [*_READABLE, *packages, *self.folders] if Path(path).exists()],
+            "path": sorted({os.path.dirname(path) for path in packages} | {*self.folders}),  # noqa: PTH120
             "pipes": list(pipes),
             "memory": self.memory << 20,
             "disk": self.disk << 20,
             "seconds": self.seconds,
         }
-        return [_PYTHON, "-I", "-S", "-B", "-X", "utf8", str(_SCRIPT), json.dumps(options)]
+        return [_PYTHON, "-P", "-s", "-S", "-B", "-X", "utf8", str(_SCRIPT), json.dumps(options)]
 
     @contextmanager
     def _start(self, program: str, files: Files, pipes: Sequence[int] = ()) -> Iterator[subprocess.Popen[bytes]]:

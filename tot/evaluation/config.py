@@ -35,8 +35,8 @@ class EvaluationOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     data: str = Field(
-        description="Questions with answers: a .jsonl, .json, .csv, .parquet or .txt file, or org/name:split on the "
-        "hub; by default the task's own."
+        description="Questions with answers: a .jsonl, .json, .csv, .parquet or .txt file; org/name:split on the "
+        "hub; or instances:0-99 for questions that the task generates from these seeds; by default the task's own."
     )
     limit: int | None = Field(None, ge=1, description="Number of rows to search.")
     offset: int = Field(0, ge=0, description="Number of rows to skip before the first.")

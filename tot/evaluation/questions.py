@@ -5,15 +5,19 @@ Rows are streamed, so a data set may be larger than memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from tot.decoders.errors import OptionError, TaskError, TotError, describe
-from tot.evaluation.data import read
+from tot.evaluation.data import Record, read
+from tot.task.checked import CheckedTask
 from tot.task.task import Task
+
+_INSTANCES = re.compile(r"instances:(\d+)-(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,22 @@ class Questions:
         self._span = (offset, None if limit is None else offset + limit)
 
     def __iter__(self) -> Iterator[Question | BadRow]:
-        return (self._read(index, *record) for index, record in islice(enumerate(read(self._source)), *self._span))
+        generated = _INSTANCES.fullmatch(self._source)
+        seeds = () if generated is None else range(int(generated[1]), int(generated[2]) + 1)
+        records = read(self._source) if generated is None else self._instances(seeds)
+        return (self._read(index, *record) for index, record in islice(enumerate(records), *self._span))
+
+    def _instances(self, seeds: Iterable[int]) -> Iterator[Record]:
+        """Generate the questions of seeds. Questions that repeat an earlier one are bad rows."""
+        seeds_of: dict[str, int] = {}
+        for seed in seeds:
+            try:
+                row = CheckedTask(self._task).instance(seed)
+            except TaskError as error:
+                yield f"seed {seed}", str(error)
+                continue
+            first = seeds_of.setdefault(str(row["question"]), seed)
+            yield f"seed {seed}", row if first == seed else f"repeats the question of the seed {first}"
 
     def survey(self) -> tuple[int, list[BadRow]]:
         """Return the number of questions, and the bad rows. Raises OptionError if there is no question."""

@@ -84,6 +84,9 @@ class Task:
     verdict: ClassVar[str] = "verified"
     """Word for an answer that `verify` accepts. Another word than the default stands for a check of a part, such as
     examples, after which the answer's certainty is not 1."""
+    variants: ClassVar[str] = ""
+    """Option of `__init__` that the word after the task's name sets, as in "reasoning-gym:countdown". It and the other
+    options must not name code."""
     search: ClassVar[str] = "bfs"
     """The default search, thought generator and state evaluator of `solve`, by name, with options after a colon:
     "mcts:iterations=20,exploration=2"."""
