@@ -49,7 +49,8 @@ class TextScoring(Scoring):
             text.logprobs.append(row.logprob)
             return
         logprobs, token = log_softmax(row.logits), self._continuations[0][len(text.logprobs)]
-        best = np.argsort(-logprobs, stable=True)[: self._top].tolist()
+        likely = np.flatnonzero(logprobs >= np.partition(logprobs, -self._top)[-self._top])
+        best = likely[np.argsort(-logprobs[likely], stable=True)][: self._top].tolist()
         text.logprobs.append(float(logprobs[token]))
         text.top.append([(i, float(logprobs[i])) for i in (best if token in best else [*best, token])])
 

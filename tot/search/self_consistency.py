@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
@@ -12,6 +13,9 @@ from tot.search.baselines import WholeSolutions
 from tot.search.steps import Steps
 from tot.search.votes import Ballot, VotesUntilSure
 from tot.task.call_votes import elected
+
+VOTE: Mapping[str, Any] = {"search": "self-consistency:samples=8,weighted=true", "until": 0.95}
+"""The options of a vote that stops when it is sure."""
 
 
 class SelfConsistency(WholeSolutions, VotesUntilSure):

@@ -12,11 +12,12 @@ from tot.decoders.decoder import Decoder
 from tot.decoders.errors import OptionError, TotError, unknown
 from tot.sandbox import can_confine
 from tot.search.certainty import curves_for
+from tot.search.self_consistency import VOTE
 from tot.task.task import Task
 from tot.yaml_files import read_mapping
 
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "vote": {"search": "self-consistency:samples=8,weighted=true", "until": 0.95},
+    "vote": VOTE,
     "best": {"search": "best-of-n:samples=5", "evaluator": "likelihood"},
     "tree": {"search": "bfs:thoughts=2,breadth=4,select=all,aggregate=vote", "until": 0.95},
     "code": {"task": "code"},
