@@ -48,7 +48,8 @@ test-servers: $(VENV)/ready $(VLLM)/ready $(LLAMA)/ready
 	TOT_VLLM=$(abspath $(VLLM)/bin/python) TOT_LLAMA=$(abspath $(LLAMA)/bin/python) OMP_WAIT_POLICY=PASSIVE \
 		$(BIN)/pytest -m "real or servers" tests/servers
 
-# OpenAI clients against `tot serve`, by the examples of docs/clients.md. The clients have their own environment.
+# OpenAI clients against `tot serve`, by the examples of docs/clients.md, and Inspect and lm-eval with searches in their
+# process. The clients have their own environment; the latter two find this project through PYTHONPATH.
 test-clients: $(VENV)/ready $(CLIENTS)/ready
 	TOT_CLIENTS=$(abspath $(CLIENTS)/bin/python) OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -m clients tests/clients
 

@@ -1,4 +1,4 @@
-"""`tot serve` on a free port, and OpenAI clients in an environment that has nothing of this project."""
+"""`tot serve` on a free port, and clients in an environment of their own, which knows only its address."""
 
 from __future__ import annotations
 

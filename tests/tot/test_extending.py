@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-import sys
 from math import log
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,7 +50,6 @@ def test_the_examples_are_short() -> None:
         "A search of another library",
         "A decoder",
         "A decoding method",
-        "A solver of inspect_ai",
     ]
     assert list(EXAMPLES) == parts
     lines = {kind: sum(1 for line in code.splitlines() if line.strip()) for kind, code in EXAMPLES.items()}
@@ -184,17 +180,3 @@ def test_the_decoding_method(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None
         namespace = [completion.tokens for completion in decoder.generate([request])]
         assert plain.engine.forwards == 15
         assert namespace == [completion.tokens for completion in plain.generate([request])]
-
-
-def test_the_solver_of_inspect_ai(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the example with stand-ins for the two names that it imports."""
-    output = SimpleNamespace(from_content=lambda model, text: (model, text))
-    for name, contents in (("model", {"ModelOutput": output}), ("solver", {"solver": lambda function: function})):
-        monkeypatch.setitem(sys.modules, f"inspect_ai.{name}", SimpleNamespace(**contents))
-    monkeypatch.setitem(sys.modules, "inspect_ai", SimpleNamespace())
-    tree = example("A solver of inspect_ai", "tree")
-    state = SimpleNamespace(input_text="1 + 1?", metadata={})
-    answers = tree("gsm8k", decoder=scripted({}, tokens=3), search="cot", prompts="chat")
-    asyncio.run(answers(state, None))
-    assert state.output[0] == "tot"
-    assert state.metadata["tot"]["usage"]["new_tokens"] == 3
