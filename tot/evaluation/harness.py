@@ -30,7 +30,7 @@ def search_of(task: str, options: Mapping[str, Any]) -> tuple[Task, SearchConfig
 
 async def answer(task: Task, config: SearchConfig, messages: Sequence[Message], options: Mapping[str, Any]) -> Solution:
     """Search for the reply to a conversation. Raises TaskError if it does not end with a question of the user."""
-    role, text = (messages[-1].role, messages[-1].content) if messages else ("nobody", "")
+    role, text = (messages[-1].role, messages[-1].content) if messages else ("none", "")
     if role != "user" or not text.strip():
         raise TaskError(f"the last message is {text[:60]!r} of the role {role!r}: end with a question of the user")
     return await run_search(task.with_prompts(history=messages[:-1]), text, SearchConfig.of(config, options))
