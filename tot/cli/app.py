@@ -31,6 +31,7 @@ COMMANDS = {
     "chat": "tot.cli.chat:chat_command",
     "eval": "tot.cli.eval:eval_command",
     "report": "tot.cli.report:report_command",
+    "export": "tot.cli.export:export_command",
     "serve": "tot.cli.serve:serve_command",
     "mcp": "tot.cli.mcp:mcp_command",
     "list": "tot.cli.listing:list_command",
