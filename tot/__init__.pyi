@@ -10,6 +10,7 @@ from .decoders.decoder import load_decoder as load_decoder
 from .decoders.engine.open_models import close_models as close_models
 from .decoders.errors import TotError as TotError
 from .decoders.models.engine_options import EngineOptions as EngineOptions
+from .evaluation.export import export as export
 from .evaluation.run import evaluate as evaluate
 from .evaluators.base import Evaluator as Evaluator
 from .evaluators.combine import Combine as Combine

@@ -23,6 +23,7 @@ ELSEWHERE = {
     r"^tot (serve|mcp)\b": "servers are started by other tests",
     r"^tot pull\b|Qwen/Qwen|^tot eval mbpp\b": "needs the hub",
     r"--decoder openai|escalate=openai|--server ": "needs a server",
+    r"^tot export ": "needs right answers",
     r"^tot train ": "trained by other tests",
     r"--model tuned": "needs a trained model",
     r"--certainty ": "needs hundreds of answers",

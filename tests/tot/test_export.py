@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tot import BFS, ChainOfThought, SelfConsistency, Task, TotError, Value, evaluate
+from tot import BFS, ChainOfThought, SelfConsistency, Task, TotError, Value, evaluate, export
 from tot.decoders.request import Part
-from tot.evaluation.export import export
 
 TABLE = {
     "grow": ["a", "b"],
