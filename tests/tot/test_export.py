@@ -9,8 +9,21 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tot import BFS, ChainOfThought, SelfConsistency, Task, TotError, Value, evaluate, export
+from tot import (
+    BFS,
+    ChainOfThought,
+    SelfConsistency,
+    State,
+    Task,
+    Thought,
+    ThoughtTree,
+    TotError,
+    Value,
+    evaluate,
+    export,
+)
 from tot.decoders.request import Part
+from tot.evaluation.export import _labels
 
 TABLE = {
     "grow": ["a", "b"],
@@ -32,7 +45,7 @@ class Sums(Task):
     templates: ClassVar = {"thought": "?", "answer": "?", "chain": "add {{ question }}"}
 
     def parse_answer(self, text: str) -> str | None:
-        return text.split()[-1]
+        return text.split()[-1] if " " in text.strip() else None
 
 
 class Story(Sums):
@@ -92,6 +105,15 @@ def test_thoughts_have_the_label_of_the_best_answer_below(letters: Any, run: Run
     }
 
 
+def test_a_merged_thought_labels_all_thoughts_before_it() -> None:
+    tree = ThoughtTree(State(question="q"))
+    first, second, third = (tree.add(tree.root, Thought(parts={"thought": text})) for text in "abc")
+    end = tree.add(first, Thought(parts={"thought": "d"}))
+    tree.link(second, end, Thought(parts={"thought": "e"}))
+    assert _labels(tree, {end.id: True, third.id: False}) == {0: True, 1: True, 2: True, 3: False, 4: True}
+    assert _labels(tree, {end.id: False}) == {0: False, 1: False, 2: False, 4: False}
+
+
 def test_prompts_that_a_tree_lacks_are_rendered(letters: Any, run: Run, tmp_path: Path) -> None:
     folder = run("runs", letters, TABLE, **TREE)
     export([folder], tmp_path / "before", letters, held_out=0)
@@ -105,8 +127,10 @@ def test_prompts_that_a_tree_lacks_are_rendered(letters: Any, run: Run, tmp_path
     assert len(after) == 2
 
 
-def test_thoughts_of_one_message_are_one_text(run: Run, tmp_path: Path) -> None:
-    table = {"So": [" x", " y"], "So x": [" z", " z"], "So y": [" z", " z"], "So x z": " yes", "So y z": " no"}
+@pytest.mark.parametrize("space", ["", " "])
+def test_thoughts_of_one_message_are_one_text(space: str, run: Run, tmp_path: Path) -> None:
+    table = {"So": [f"{space}x", f"{space}y"], "So x": [" z", " z"], "So y": [" z", " z"]}
+    table |= {"So x z": [" yes"], "So y z": [" no"]}
     folder = run("runs", Story, table, search=BFS(thoughts=2, breadth=2, aggregate="vote"), evaluator="random")
     export([folder], tmp_path / "out", Story, held_out=0)
     assert short(lines(tmp_path / "out" / "train" / "sft.jsonl")) == [("tell", "So x z yes")]
@@ -121,6 +145,12 @@ def test_pairs_hold_each_text_of_a_question_once(run: Run, tmp_path: Path) -> No
     assert counts == {"train/preference.jsonl": 1, "train/sft.jsonl": 2}  # whole solutions have no labelled steps
     assert short(lines(tmp_path / "out" / "train" / "sft.jsonl")) == [("add q", "1 yes"), ("add q", "3 yes")]
     assert short(lines(tmp_path / "out" / "train" / "preference.jsonl")) == [("add q", "1 yes", "2 no")]
+
+
+def test_a_finished_text_without_an_answer_is_wrong(run: Run, tmp_path: Path) -> None:
+    folder = run("runs", Sums, {"add q": ["1 yes", "nothing"]}, search=SelfConsistency(samples=2))
+    export([folder], tmp_path / "out", Sums, held_out=0)
+    assert short(lines(tmp_path / "out" / "train" / "preference.jsonl")) == [("add q", "1 yes", "nothing")]
 
 
 def test_repeats_of_a_question_make_pairs(run: Run, tmp_path: Path, scripted: Any) -> None:
@@ -212,10 +242,12 @@ def test_the_command_exports_plans_that_no_model_wrote(tot: Any, tmp_path: Path)
     status, out, err = tot("export", "runs", "--out", "data", "--held-out", "0")
     assert (status, err) == (0, "")
     assert [line.split() for line in out.splitlines()] == [
-        ["data/train/sft.jsonl", "4", "lines"],
+        ["data/train/sft.jsonl", "1", "lines"],
         ["data/train/steps.jsonl", "1", "lines"],
     ]
+    ((_, plan),) = short(lines(tmp_path / "data" / "train" / "sft.jsonl"))
     (steps,) = lines(tmp_path / "data" / "train" / "steps.jsonl")
+    assert all(f" {step}" in plan for step in steps["completions"])
     assert (len(steps["completions"]), steps["labels"]) == (4, [True] * 4)
     status, out, err = tot("export", "runs", "--out", "data")
     assert (status, out, err) == (2, "", "tot: data exists: give another folder\n")

@@ -23,7 +23,7 @@ from tot.decoders.request import Message
 from tot.evaluation.folder import read_config, read_samples
 from tot.registry import load_task, refuse_code
 from tot.task.checked import CheckedTask
-from tot.task.task import Task
+from tot.task.task import Task, answer_text
 from tot.tree.calls import Call
 from tot.tree.thought import State, Thought
 from tot.tree.tree import Node, ThoughtTree
@@ -143,7 +143,9 @@ def _ends(task: CheckedTask, tree: ThoughtTree, reference: Any) -> dict[int, boo
             state = _typed(task, tree, node)
             answer = task.answer_at(state)
             if answer is None and node.answer is not None:
-                answer = task.answer_in(node.answer)
+                answer = task.answer_in(node.answer)  # of the same type, if the task reads its own answers
+                if answer is None or answer_text(answer) != node.answer:
+                    answer = task.read("answer", node.answer)
             finished = task.is_whole(node.thought) and not node.thought.truncated
             if answer is None and not finished and task.is_goal(state):
                 continue
@@ -178,36 +180,32 @@ def _labels(tree: ThoughtTree, ends: Mapping[int, bool]) -> dict[int, bool]:
 def _texts(task: CheckedTask, tree: ThoughtTree, path: Sequence[tuple[Node, Thought]], pieces: bool) -> list[_Text]:
     """Return the messages that the model finished on a path. With `pieces`, its thoughts are pieces of one message."""
     found: list[_Text] = []
+
+    def add(node: Node, prompt: Sequence[Message], text: str, call: Call | None = None) -> None:
+        """Add a text. If the prompt has the beginning of the message, it replaces the earlier texts of the message."""
+        *before, last = [message.model_dump(include={"role", "content"}) for message in prompt]
+        begin = ""
+        if last["role"] == "assistant":
+            begin = last["content"] if call or last["content"][-1:].isspace() else last["content"] + " "
+            found[:] = [one for one in found if one[1] != before]
+        else:
+            before.append(last)
+        thinking = "".join(part.text for part in (call.parts if call else ()) if part.kind == "thinking")
+        apart = {"reasoning_content": thinking} if thinking.strip() and thinking not in text else {}
+        found.append((node.id, before, {"role": "assistant", "content": begin + text, **apart}))
+
     for node, thought in path:
         calls, begun = tree.calls.get(node.id, []), dict[str, str]()
         for name, text in () if pieces and not thought.ended else thought.parts.items():
             own = [call for call in calls if call.purpose in ("generate", "escalate") and call.template == name]
             one = thought.ended or len(own) == 1  # otherwise the thought is one of several samples
             if call := next((call for call in reversed(own) if call.output and (one or text in call.output)), None):
-                found.append((node.id, *_messages(call.prompt, call.output, call)))
+                add(node, call.prompt, call.output, call)
             else:  # listed with others, or chosen
                 with suppress(TaskError):  # the task may lack the template
-                    before = _typed(task, tree, tree[node.parent or 0])
-                    found.append((node.id, *_messages(task.prompt(name, before, **begun), text)))
+                    add(node, task.prompt(name, _typed(task, tree, tree[node.parent or 0]), **begun), text)
             begun[name] = text
-        answers = [call for call in calls if call.purpose == "answer" and call.output]
-        found += [(node.id, *_messages(call.prompt, call.output, call)) for call in answers]
-    if any(thought.truncated for _, thought in path):
-        return []
-    return [
-        (node_id, prompt, text)
-        for i, (node_id, prompt, text) in enumerate(found, 1)
-        if not any(later[1] == prompt and later[2]["content"].startswith(text["content"]) for later in found[i:])
-    ]  # a later text may continue an earlier one
-
-
-def _messages(
-    prompt: Sequence[Message], output: str, call: Call | None = None
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return a prompt and a reply as messages. A beginning of the reply in the prompt becomes part of the reply."""
-    *before, last = [message.model_dump(include={"role", "content"}) for message in prompt]
-    if last["role"] != "assistant":
-        before, last = [*before, last], {"role": "assistant", "content": ""}
-    thinking = "".join(part.text for part in (call.parts if call else ()) if part.kind == "thinking")
-    apart = {"reasoning_content": thinking} if thinking.strip() and thinking not in output else {}
-    return before, {**last, "content": last["content"] + output, **apart}
+        for call in calls:
+            if call.purpose == "answer" and call.output:
+                add(node, call.prompt, call.output, call)
+    return [] if any(thought.truncated for _, thought in path) else found
