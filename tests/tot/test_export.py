@@ -147,6 +147,17 @@ def test_pairs_hold_each_text_of_a_question_once(run: Run, tmp_path: Path) -> No
     assert short(lines(tmp_path / "out" / "train" / "preference.jsonl")) == [("add q", "1 yes", "2 no")]
 
 
+@pytest.mark.parametrize(("verdict", "right"), [("verified", ["1 9", "2 yes"]), ("examples passed", ["2 yes"])])
+def test_a_verified_answer_is_right_if_it_was_verified_as_a_whole(
+    verdict: str, right: list[str], run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Sums, "verdict", verdict)
+    monkeypatch.setattr(Sums, "verify", lambda self, question, answer: answer == "9")
+    folder = run("runs", Sums, {"add q": ["1 9", "2 yes", "3 no"]}, search=SelfConsistency(samples=3))
+    export([folder], tmp_path / "out", Sums, held_out=0)
+    assert [text for _, text in short(lines(tmp_path / "out" / "train" / "sft.jsonl"))] == right
+
+
 def test_a_finished_text_without_an_answer_is_wrong(run: Run, tmp_path: Path) -> None:
     folder = run("runs", Sums, {"add q": ["1 yes", "nothing"]}, search=SelfConsistency(samples=2))
     export([folder], tmp_path / "out", Sums, held_out=0)
