@@ -35,8 +35,18 @@ def eval_command(
     out: Annotated[Path | None, typer.Option(help="The results folder; by default a new one in runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in the folder --out.")] = False,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Compare finished folders on their common questions.")
+        bool,
+        typer.Option(
+            "--compare",
+            help="Compare finished folders on their common questions, and show votes and pass@k of their samples.",
+        ),
     ] = False,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            help="With --compare: the task of the folders, path/to/file.py:ClassName, if it is not an installed one."
+        ),
+    ] = None,
 ) -> None:
     """Search all questions of a data set concurrently, and score the answers."""
     names = names or []
@@ -44,8 +54,10 @@ def eval_command(
         others = {"config": config, "out": out, "resume": resume}
         if unused := [*given, *(name for name, value in others.items() if value)]:
             raise OptionError(f"--compare reads finished folders: leave --{unused[0].replace('_', '-')} out")
-        _compare([Path(name) for name in names])
+        _compare([*dict.fromkeys(map(Path, names))], task)
         return
+    if task is not None:
+        raise OptionError(f"--task {task} is for --compare: give the task as an argument, tot eval {task}")
     if len(names) > 1:
         raise OptionError(f"more than one task is given ({names[1]!r}): give one, or --compare and folders")
     given |= {"task": names[0]} if names else {}
@@ -69,10 +81,26 @@ def eval_command(
         raise typer.Exit(1)
 
 
-def _compare(folders: list[Path]) -> None:
-    from tot.evaluation.compare import compare, different_options, table
+def _compare(folders: list[Path], task: str | None) -> None:
+    from tot.evaluation.compare import compare, different_options, pool_table, table
 
-    common, runs = compare(folders)
+    first, runs = compare(folders)
     output = console()
-    output.print(table(runs))
-    output.print(f"common questions: {common}", different_options(folders), sep="\n")
+    if len(folders) > 1:
+        output.print(table(runs))
+        output.print(f"common questions: {len(first)}", different_options(folders), sep="\n")
+    for folder in folders:
+        try:
+            measured = pool_table(folder, first, task)
+        except OptionError as error:  # a task that is not installed
+            if len(folders) == 1:
+                raise
+            complain(f"tot: no measures of samples: {error}")
+            continue
+        if measured is not None:
+            output.print(measured)
+        elif len(folders) == 1:
+            raise OptionError(
+                f"{folders[0]} has one sample a question: name another folder to compare it with, or evaluate with "
+                "--search self-consistency:samples=8 or --repeats 8"
+            )

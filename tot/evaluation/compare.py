@@ -1,12 +1,13 @@
-"""Compare evaluations on their common questions by paired differences, as a table and a figure."""
+"""Compare evaluations on their common questions by paired differences, as tables."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import fmean
+from typing import Any
 
 import numpy as np
 from rich.table import Table
@@ -14,10 +15,9 @@ from rich.table import Table
 from tot.decoders.errors import OptionError
 from tot.evaluation.estimate import Estimate, bootstrap, estimate, paired
 from tot.evaluation.folder import differing, flat, read_config, read_samples
+from tot.evaluation.measures import measures
+from tot.evaluation.pool import pools
 from tot.evaluation.results import tokens_of
-
-if TYPE_CHECKING:
-    pass
 
 MEASURES = {"score": ".1%", "tokens": ".0f", "latency": ".1f"}
 """The compared measures, with their formats."""
@@ -33,13 +33,13 @@ class ComparedRun:
     """By measure; empty for the first evaluation."""
 
 
-def compare(folders: Sequence[Path]) -> tuple[int, list[ComparedRun]]:
-    """Return the number of common questions, and a `ComparedRun` for each folder. Questions match by their text.
+def compare(folders: Sequence[Path]) -> tuple[dict[str, float], list[ComparedRun]]:
+    """Return the first evaluation's score by common question, and a `ComparedRun` for each folder.
 
-    Raises OptionError for fewer than two folders, other folders, different tasks, or no common question.
+    Questions match by their text. Raises OptionError for no or other folders, different tasks, or no common question.
     """
-    if len(folders) < 2:
-        raise OptionError("fewer than two evaluations to compare: name two folders or more, tot eval --compare A B")
+    if not folders:
+        raise OptionError("no evaluation to compare: name two folders or more, tot eval --compare A B")
     tasks = [str(read_config(folder)["task"]) for folder in folders]
     for folder, task in zip(folders, tasks, strict=True):
         if task != tasks[0]:
@@ -53,7 +53,7 @@ def compare(folders: Sequence[Path]) -> tuple[int, list[ComparedRun]]:
     for folder, own in zip(folders, values, strict=True):
         differences = {} if own is values[0] else _estimates(own - values[0], paired)
         runs.append(ComparedRun(str(folder), _estimates(own, estimate), differences))
-    return len(common), runs
+    return dict(zip(common, values[0][:, 0].tolist(), strict=True)), runs
 
 
 def _estimates(rows: np.ndarray[Any, Any], of_scores: Callable[[Sequence[float]], Estimate]) -> dict[str, Estimate]:
@@ -101,4 +101,36 @@ def table(sides: Sequence[ComparedRun]) -> Table:
             difference = side.differences.get(name)
             cells += [side.means[name].format(form), "" if difference is None else difference.format(f"+{form}")]
         rows.add_row(side.name, *cells)
+    return rows
+
+
+def pool_table(folder: Path, first: Mapping[str, float], task: str | None = None) -> Table | None:
+    """Return a table with the measures of an evaluation's samples; None if no question has several samples.
+
+    `first` has the scores that differences are from, by question; other questions don't count. Of rows with the same
+    question, the last counts. `task` is the folder's, if it is not an installed one. Raises TotError as `pools` does.
+    """
+    if not any(sample["repeat"] or sample["thoughts"] > 1 for sample in read_samples(folder)):
+        return None  # without a tree to read
+    found = {sample["question"]: (sample, pool) for sample, pool in pools(folder, task) if sample["question"] in first}
+    counts = [len(pool) for _, pool in found.values()]
+    if (most := max(counts)) < 2:
+        return None
+    fewer = sum(count < most for count in counts)
+    rows = Table(
+        *("measure", "score", "difference", "tokens", "seconds"),
+        title=f"{folder}: {len(found)} questions, {most} samples each",
+        caption=f"{fewer} questions have fewer samples, and count with all of them" if fewer else None,
+    )
+    seconds = fmean(sample["measured"]["seconds"] for sample, _ in found.values())
+    whole = read_config(folder).get("repeats", 1) == 1  # one search drew all samples of a question
+    for (name, k), values in measures([pool for _, pool in found.values()]).items():
+        differences = [score - first[question] for question, (score, _) in zip(found, values, strict=True)]
+        rows.add_row(
+            name.format(k),
+            estimate([score for score, _ in values]).format(),
+            paired(differences).format("+.1%"),
+            f"{fmean(tokens for _, tokens in values):.0f}",
+            f"{seconds:.1f}" if whole and k == most else "",
+        )
     return rows

@@ -37,16 +37,22 @@ def count(
     return keys, [first, *(i for i, key in enumerate(keys) if key == keys[first] and i != first)]
 
 
-def votes_of(nodes: Sequence[Node], equal: bool = False) -> dict[int, float]:
-    """Return the weight of each state's vote: its value, or 1 if `equal`, times the number of thoughts merged into it.
+def weights_of(values: Sequence[float | None]) -> list[float]:
+    """Return the weight of the vote of each solution with this value: the value, or 1 without one.
 
     If a value is negative (a logarithm, minus a cost), the exponentials of all values are used.
     """
-    values = {node.id: 1.0 if equal or node.value is None else node.value for node in nodes}
-    if any(value < 0 for value in values.values()):
-        top = max(values.values())
-        values = {i: 1.0 if value == top else math.exp(value - top) for i, value in values.items()}
-    return {node.id: values[node.id] * (1 + node.merged) for node in nodes}
+    weights = [1.0 if value is None else value for value in values]
+    if any(weight < 0 for weight in weights):
+        top = max(weights)
+        weights = [1.0 if weight == top else math.exp(weight - top) for weight in weights]
+    return weights
+
+
+def votes_of(nodes: Sequence[Node], equal: bool = False) -> dict[int, float]:
+    """Return the weight of each state's vote: `weights_of` its value, or 1 if `equal`, times its merged thoughts."""
+    weights = weights_of([None if equal else node.value for node in nodes])
+    return {node.id: weight * (1 + node.merged) for node, weight in zip(nodes, weights, strict=True)}
 
 
 def source_of(node: Node) -> str:
