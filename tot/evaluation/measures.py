@@ -24,8 +24,8 @@ Pool = Sequence[Sample]
 def measures(pools: Sequence[Pool]) -> dict[tuple[str, int], list[tuple[float, float]]]:
     """Return each question's expected score and tokens by (measure, k), such as ("maj@{}", 8).
 
-    k is 1, 2, 4, ... and the most samples of a question; 0 for until. A question with fewer samples counts with all of its samples,
-    and a question without samples as 0.
+    k is 1, 2, 4, ... and the most samples of a question; 0 for until. A question with fewer samples counts with all of
+    its samples, and a question without samples as 0.
 
     - maj@k: the score of a majority vote. weighted@k: weighted by value, or by probability if the run had no evaluator.
     - best@k by value, by logprob: the score of the sample with the highest value, or mean log-probability.
