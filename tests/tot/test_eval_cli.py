@@ -123,10 +123,12 @@ def test_evaluations_are_compared(tot: Any, rows: Any) -> None:
         ("eval gsm8k --config torn.yaml", r"torn\.yaml can't be read as YAML: .*"),
         ("eval gsm8k --config newer.yaml", r"newer\.yaml is 'tot\.evaluation', version 2: this program .*"),
         ("eval gsm8k --plot a.png", r"option '--plot' was removed: .*"),
-        ("eval --compare a", r"fewer than two evaluations to compare: name two folders or more, .*"),
+        ("eval --compare", r"no evaluation to compare: name two folders or more, .*"),
+        ("eval --compare a", r"a is not the folder of an evaluation: it has no config\.yaml"),
         ("eval --compare a b", r"a is not the folder of an evaluation: it has no config\.yaml"),
         ("eval --compare a b --limit 3", r"--compare reads finished folders: leave --limit out"),
         ("eval --compare a b --seed 0", r"--compare reads finished folders: leave --seed out"),
+        ("eval --task gsm8k --data x.jsonl", r"--task gsm8k is for --compare: give the task as an argument, .*"),
     ],
 )
 def test_invalid_arguments_are_a_one_line_error_with_a_remedy(

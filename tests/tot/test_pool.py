@@ -219,7 +219,7 @@ def cells(out: str, name: str) -> list[str]:
 
 @pytest.mark.usefixtures("folders")
 def test_measures_follow_the_comparison(tot: Any) -> None:
-    """Plainly, 2 of 3 are right; a vote of four is right on all. Scores by hand: 3/4, 2/4 and 4/4 are right."""
+    """Plainly, 2 of 3 are right, and of the samples 3/4, 2/4 and 4/4. After "1 1" and "3 3", a vote is 97% sure."""
     status, out, err = tot("eval", "--compare", "plain", "votes")
     assert (status, err) == (0, "")
     assert cells(out, "plain")[0].startswith("66.7% (20.8% to 93.9%)")
@@ -232,7 +232,11 @@ def test_measures_follow_the_comparison(tot: Any) -> None:
         "94.4%",  # the second question has no right sample in 1 of 6 pairs
     ]
     assert cells(out, "pass^4") == ["33.3% (6.1% to 79.2%)", "-33.3% (-85.6% to +45.6%)", "20", cells(out, "maj@4")[3]]
-    assert [cells(out, name)[2] for name in ("maj@1", "maj@2", "until 0.95")] == ["5", "10", "18"]
+    assert [cells(out, name)[2] for name in ("maj@1", "maj@2", "until 0.95")] == [
+        "5",
+        "10",
+        "13",
+    ]  # sure after "1 1" and "3 3": 1 - 1/30
     assert [bool(cells(out, name)[3]) for name in ("maj@2", "maj@4", "until 0.95")] == [False, True, False]
     assert "weighted@" not in out  # neither values nor log-probabilities are known
     assert "best@" not in out
