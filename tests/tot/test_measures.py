@@ -89,6 +89,7 @@ def test_a_vote_until_sure_stops_at_the_first_sample_that_makes_it_sure() -> Non
     assert stays_ahead([Ballot("r")] * 3, 4) > 0.95 > stays_ahead([Ballot("r")] * 2, 5)
     assert until_sure(pool(["r", None, "r", "r", *["x"] * 4])) == (1.0, 40)
     assert until_sure(pool(["r", "x"] * 4)) == (1.0, 80)
+    assert until_sure(pool(["r", "r", "x", "x"])) == (1.0, 20)  # the last two can only tie: 1 - 1/15/2
     assert until_sure(pool(["r"])) == (1.0, 10)
     assert until_sure(pool([None, None])) == (0.0, 20)
 

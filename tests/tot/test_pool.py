@@ -125,6 +125,7 @@ def test_repeats_of_a_question_are_one_pool(run: Any) -> None:
     folder = run("out", {"q": ["a", "b"], "r": ["b", "b"]}, search="self-consistency:samples=2", repeats=2)
     lines = (folder / "samples.jsonl").read_text().splitlines(keepends=True)
     (folder / "samples.jsonl").write_text("".join(lines[i] for i in (3, 1, 2, 0)))  # an unfinished run has no order
+    assert [sample["id"] for sample, _ in pools(folder, Letter)] == ["0-0", "1-0"]
     assert answers(folder) == [[("a", 1.0), ("b", 0.5)] * 2, [("b", 0.5)] * 4]
 
 
@@ -133,6 +134,19 @@ def test_a_search_over_thoughts_is_one_sample(run: Any) -> None:
     folder = run("out", {"q": ["a", "b", "none"]}, **options)
     ((sample, pool),) = pools(folder, Drafts)
     assert [(one.answer, one.score, one.tokens) for one in pool] == [(sample["answer"], sample["score"], 20)]
+
+
+def test_only_independent_solutions_that_count_are_samples(run: Any) -> None:
+    """Samples of a first model are pruned once a second one has answered; a refined solution is not independent."""
+    folder = run("out", {"q": ["a", "b", "b", "a"]})
+    path = folder / "trees" / "0-0.json"
+    tree = json.loads(path.read_text())
+    tree["nodes"][1]["pruned"] = True
+    path.write_text(json.dumps(tree))
+    assert answers(folder) == [[("b", 0.5), ("b", 0.5), ("a", 1.0)]]
+    tree["nodes"][2] |= {"parent": 1, "depth": 2}
+    path.write_text(json.dumps(tree))
+    assert answers(folder) == [[("a", 1.0)]]
 
 
 def test_an_answer_that_the_model_was_asked_for_is_read_from_the_tree(run: Any) -> None:

@@ -15,6 +15,7 @@ from tot import BFS, Checkpoint, Observation, Sample, State, Task, Thought, Thou
 from tot.cli.output import usage_line
 from tot.decoders import Constraint, OptionError, RequestError, TaskError
 from tot.evaluation.folder import read_samples
+from tot.evaluation.pool import pools
 from tot.task.checked import CheckedTask
 from tot.task.schemas import Schema
 
@@ -274,6 +275,8 @@ def test_an_evaluation_scores_objects_and_reads_its_trees_again(scripted: Any, t
     assert evaluate(Count, rows, decoder=decoder, **options).score.mean == 1
     (sample,) = read_samples(tmp_path / "objects")
     assert sample["answer"] == {"n": 3, "reason": ""}
+    ((_, (one,)),) = pools(tmp_path / "objects", Count)
+    assert (one.answer, one.score) == (Verdict(n=3), 1.0)
 
 
 # -- decoders ---------------------------------------------------------------------------------------------------

@@ -61,8 +61,9 @@ def pools(folder: Path, task: Task | type[Task] | str | None = None) -> Iterator
     """
     config = read_config(folder)
     if task is None:
-        refuse_code({"task": config["task"]}, folder / "config.yaml")
-    checked = CheckedTask(load_task(task or config["task"]).with_prompts(config.get("prompts")))
+        task = config.get("task", "")
+        refuse_code({"task": task}, folder / "config.yaml")
+    checked = CheckedTask(load_task(task).with_prompts(config.get("prompts")))
     has_trees = any((folder / "trees").glob("*.json"))
     by_row = sorted(read_samples(folder), key=lambda sample: (sample["index"], sample["repeat"]))
     for _, group in groupby(by_row, key=lambda sample: sample["index"]):
@@ -73,7 +74,7 @@ def pools(folder: Path, task: Task | type[Task] | str | None = None) -> Iterator
 
 def _final(folder: Path, sample: Mapping[str, Any], checked: CheckedTask) -> list[Sample]:
     """Return the final answer of a search as its only sample."""
-    return [Sample(checked.restored(sample["answer"]), None, sample["score"], "", tokens_of(sample), None, None)]
+    return [Sample(checked.restored(sample.get("answer")), None, sample["score"], "", tokens_of(sample), None, None)]
 
 
 def _drawn(folder: Path, sample: Mapping[str, Any], checked: CheckedTask) -> list[Sample]:
@@ -92,9 +93,8 @@ def _drawn(folder: Path, sample: Mapping[str, Any], checked: CheckedTask) -> lis
     drawn = [_solution(tree, node, checked) for node in nodes if not node.pruned]
     # A text that could not be read is no node: its call and its tokens are the root's.
     unread = [call.template for call in tree.calls.get(0, ()) if call.purpose in ("generate", "escalate")]
-    return drawn + [
-        Sample(None, None, 0.0, name, tree.root.usage.new_tokens // len(unread), None, None) for name in unread
-    ]
+    tokens = tree.root.usage.new_tokens // max(1, len(unread))
+    return drawn + [Sample(None, None, 0.0, name, tokens, None, None) for name in unread]
 
 
 def _solution(tree: ThoughtTree, node: Node, checked: CheckedTask) -> Sample:
@@ -114,11 +114,11 @@ def _scored(sample: Mapping[str, Any], drawn: Sequence[Sample], checked: Checked
     keys = iter(checked.elect(sample["question"], answers, [1.0] * len(answers))[0] if answers else [])
     keyed = [one if one.answer is None else replace(one, key=next(keys)) for one in drawn]
     scores = {one.key: one.score for one in keyed if not math.isnan(one.score)}
-    unscored = {one.key: one.answer for one in reversed(keyed) if one.key is not None and one.key not in scores}
+    unscored = {one.key: one.answer for one in keyed if one.key is not None and one.key not in scores}
 
     def score(answer: Any) -> float:
         try:
-            return checked.score(answer, sample["reference"])
+            return checked.score(answer, sample.get("reference"))
         except TaskError as error:
             log.warning("sample %s: an answer counts as wrong: %s", sample["id"], error)
             return 0.0
