@@ -10,3 +10,4 @@ from .game24 import Game24 as Game24
 from .gsm8k import GSM8K as GSM8K
 from .multiple_choice import MultipleChoice as MultipleChoice
 from .optimize import Optimize as Optimize
+from .reasoning_gym import ReasoningGym as ReasoningGym

@@ -13,7 +13,7 @@ from tot.tree.thought import Observation, State, Thought
 
 
 class PrintedAnswers(Task):
-    """Run programs in a sandbox, and read answers from what they print (Program of Thoughts, Chen et al., 2023)."""
+    """Run programs in a sandbox, and read answers from their output (Program of Thoughts, Chen et al., 2023)."""
 
     programs: Collection[str] = ("program",)
 

@@ -30,29 +30,37 @@ _FENCED = re.compile(r"(?s)\A```\w*\n(.*?)\n?```\Z")
 _BOXED = re.compile(r"(?s)\\boxed\{(.*?)\}\$?\.?\Z")
 _CHUNK = 50
 """Number of questions that are generated together: the library loads slowly."""
+_LIMIT = 10
+"""Seconds for a question or an answer."""
 _PROGRAM = """
-import json, reasoning_gym
+import json, reasoning_gym, signal
+
+def late(*_):
+    raise TimeoutError("it took more than LIMIT seconds")
+
+signal.signal(signal.SIGALRM, late)
 with open("asked.json", encoding="utf-8") as file:
     mark, asked = json.load(file)
 for name, settings, answer in asked:
+    signal.alarm(LIMIT)
     try:
         data = reasoning_gym.create_dataset(name, **settings)
         entry = data[0]
         found = [entry["question"], entry["answer"]] if answer is None else float(data.score_answer(answer, entry))
     except Exception as error:
         found = {"error": f"{type(error).__name__}: {error}"}
+    signal.alarm(0)
     print("\\n" + mark + json.dumps(found), flush=True)
-"""
+""".replace("LIMIT", str(_LIMIT))
 """Generates questions and verifies answers in the sandbox, whose programs have one order of sets: some generators
 depend on it, and some verifiers evaluate answers as formulas."""
 
 
 class ReasoningGym(PrintedAnswers):
-    """Input: a question of a data set. Output: the answer in the form that the question asks for, as text.
+    """Input: a question of a data set. Output: the answer, as text in the form that the question asks for.
 
     `dataset` is a name in the library, or "all" for all of them in turn; its settings are further options:
-    `reasoning-gym:countdown,max_numbers=4`. Score: what the library's verifier gives, from 0 to 1; a search never uses
-    it.
+    `reasoning-gym:countdown,max_numbers=4`. Score: the one of the library's verifier, from 0 to 1; no search uses it.
     """
 
     name = "reasoning_gym"
@@ -96,11 +104,11 @@ class ReasoningGym(PrintedAnswers):
         return {"question": found[0], "answer": found[1], "dataset": name, "seed": seed}
 
     def reference_of(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what `score` verifies an answer with."""
+        """Return the data set, the seed and an answer, from which the verifier has its facts."""
         return {"dataset": row["dataset"], "seed": row["seed"], "answer": row["answer"]}
 
     def parse_answer(self, text: str) -> str | None:
-        """Return what follows the last "Answer:"; without one, the last box, or the end of the last line."""
+        """Return the text after the last "Answer:"; without one, the last box, or the end of the last line."""
         if found := [match.end() for match in _ANNOUNCED.finditer(text)]:
             return tidy(text[found[-1] :])
         if (box := boxed(text)) is not None:
@@ -110,7 +118,7 @@ class ReasoningGym(PrintedAnswers):
         return tidy(said[-1][1] if said else line)
 
     def parse_truncated(self, text: str) -> str | None:
-        """Return None: what follows "Answer:" may be incomplete."""
+        """Return None: the text after "Answer:" may be incomplete."""
         return None
 
     def parse_output(self, output: str) -> str | None:
@@ -124,7 +132,7 @@ class ReasoningGym(PrintedAnswers):
         return text if value is None else value
 
     def score(self, answer: str | None, reference: Mapping[str, Any]) -> float:
-        """Return the verifier's score of an answer; 0 if it raises or takes more than 30 seconds."""
+        """Return the verifier's score of an answer; 0 if it raises or takes more than 10 seconds."""
         return self.scores([(answer, reference)])[0]
 
     def scores(self, answers: Sequence[tuple[str | None, Mapping[str, Any]]]) -> list[float]:
@@ -136,12 +144,12 @@ class ReasoningGym(PrintedAnswers):
         }
         scores = [0.0] * len(answers)
         for i, score in zip(given, _run(list(given.values())), strict=True):
-            scores[i] = min(max(score, 0.0), 1.0) if isinstance(score, float) else 0.0
+            scores[i] = min(max(score, 0.0), 1.0) if isinstance(score, float) and score == score else 0.0
         return scores
 
 
 def _run(asked: Sequence[tuple[str, dict[str, Any], str | None]]) -> list[Any]:
-    """Return what the program found for each of `asked`; None for one that took too long or ended the program."""
+    """Return the result of the program for each of `asked`; None for one that took too long or ended the program."""
     results: list[Any] = []
     while len(results) < len(asked):
         mark = secrets.token_hex(8)
@@ -150,7 +158,7 @@ def _run(asked: Sequence[tuple[str, dict[str, Any], str | None]]) -> list[Any]:
         if not found and "ModuleNotFoundError" in run.error:
             raise TaskError(f"reasoning-gym can't be loaded: {run.error.strip().splitlines()[-1]}")
         results += map(json.loads, found)
-        if len(results) < len(asked):
+        if not found:
             results.append(None)
     return results
 
@@ -203,4 +211,4 @@ def _sandbox() -> Sandbox:
     spec = find_spec("reasoning_gym")
     assert spec is not None
     assert spec.origin is not None
-    return Sandbox(seconds=30, memory=4096, output=1024, folders=(str(Path(spec.origin).parent.parent),))
+    return Sandbox(seconds=120, memory=4096, output=1024, folders=(str(Path(spec.origin).parent.parent),))

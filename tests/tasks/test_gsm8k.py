@@ -115,7 +115,7 @@ def test_the_observation_of_a_program_is_its_last_output(
     task: GSM8K, monkeypatch: pytest.MonkeyPatch, reply: str, observation: str, answer: str | None
 ) -> None:
     seconds = 1 if "while True" in reply else 60
-    monkeypatch.setattr("tot.tasks.gsm8k.SANDBOX", Sandbox(seconds=seconds))
+    monkeypatch.setattr("tot.tasks.printed.SANDBOX", Sandbox(seconds=seconds))
     state, thought = task.start("How many eggs?"), Thought(parts={"program": reply}, ended=True)
     seen = asyncio.run(task.act(state, thought))
     assert seen is not None

@@ -169,10 +169,8 @@ def test_a_missing_or_damaged_tree_is_named_with_a_remedy(run: Any) -> None:
     tree = folder / "trees" / "1-0.json"
     for text in (tree.read_text()[:100], None):
         tree.unlink() if text is None else tree.write_text(text)
-        found = pools(folder, Letter)
-        assert len(next(found)[1]) == 4  # one question at a time
         with pytest.raises(TaskError, match=r"1-0\.json can't be read as JSON: .*; delete the line of 1-0 in samples"):
-            next(found)
+            next(pools(folder, Letter))
 
 
 def test_a_failed_search_has_the_samples_of_its_tree_or_none(run: Any) -> None:

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -19,9 +19,12 @@ from tot.sandbox import pool
 from tot.search.votes import source_of
 from tot.task.checked import CheckedTask
 from tot.task.task import Task
+from tot.task.world import HasScores
 from tot.tree.tree import Node, ThoughtTree
 
 log = logging.getLogger(__name__)
+_TOGETHER = 50
+"""Number of questions whose answers are scored together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ def pools(folder: Path, task: Task | type[Task] | str | None = None) -> Iterator
 
     Yields pairs of a line of samples.jsonl, the first repeat's, and the samples of all repeats, in the order in which
     they were drawn. Of a search over thoughts, and if the folder has no trees, the only sample is the final answer. A
-    search that failed before its first thought has no samples. Trees are read one question at a time.
+    search that failed before its first thought has no samples. Trees are read one at a time.
 
     Args:
         folder: The folder of `tot eval`.
@@ -64,12 +67,15 @@ def pools(folder: Path, task: Task | type[Task] | str | None = None) -> Iterator
         task = config.get("task", "")
         refuse_code({"task": task}, folder / "config.yaml")
     checked = CheckedTask(load_task(task).with_prompts(config.get("prompts")))
-    has_trees = any((folder / "trees").glob("*.json"))
+    read = _drawn if any((folder / "trees").glob("*.json")) else _final
     by_row = sorted(read_samples(folder), key=lambda sample: (sample["index"], sample["repeat"]))
-    for _, group in groupby(by_row, key=lambda sample: sample["index"]):
-        repeats = list(group)
-        drawn = [one for sample in repeats for one in (_drawn if has_trees else _final)(folder, sample, checked)]
-        yield repeats[0], _scored(repeats[0], drawn, checked)
+    groups = (list(group) for _, group in groupby(by_row, key=lambda sample: sample["index"]))
+    while some := list(islice(groups, _TOGETHER)):
+        drawn = [
+            _keyed(group[0], [one for sample in group for one in read(folder, sample, checked)], checked)
+            for group in some
+        ]
+        yield from zip((group[0] for group in some), _scored([group[0] for group in some], drawn, checked), strict=True)
 
 
 def _final(folder: Path, sample: Mapping[str, Any], checked: CheckedTask) -> list[Sample]:
@@ -108,20 +114,39 @@ def _solution(tree: ThoughtTree, node: Node, checked: CheckedTask) -> Sample:
     return Sample(answer, None, math.nan, source_of(node), node.usage.new_tokens, node.value, mean)
 
 
-def _scored(sample: Mapping[str, Any], drawn: Sequence[Sample], checked: CheckedTask) -> list[Sample]:
-    """Return samples with their keys and scores. Each distinct answer without a score is scored once."""
+def _keyed(sample: Mapping[str, Any], drawn: Sequence[Sample], checked: CheckedTask) -> list[Sample]:
+    """Return samples with their keys."""
     answers = [one.answer for one in drawn if one.answer is not None]
     keys = iter(checked.elect(sample["question"], answers, [1.0] * len(answers))[0] if answers else [])
-    keyed = [one if one.answer is None else replace(one, key=next(keys)) for one in drawn]
-    scores = {one.key: one.score for one in keyed if not math.isnan(one.score)}
-    unscored = {one.key: one.answer for one in keyed if one.key is not None and one.key not in scores}
+    return [one if one.answer is None else replace(one, key=next(keys)) for one in drawn]
 
-    def score(answer: Any) -> float:
+
+def _scored(
+    rows: Sequence[Mapping[str, Any]], pools: Sequence[Sequence[Sample]], checked: CheckedTask
+) -> list[list[Sample]]:
+    """Return the pools of some rows with scores. Each distinct answer without a score is scored once."""
+    known = [{one.key: one.score for one in drawn if not math.isnan(one.score)} for drawn in pools]
+    unscored = {
+        (i, one.key): one.answer
+        for i, drawn in enumerate(pools)
+        for one in drawn
+        if one.key is not None and one.key not in known[i]
+    }
+
+    def score(place: tuple[int, Hashable], answer: Any) -> float:
         try:
-            return checked.score(answer, sample.get("reference"))
+            return checked.score(answer, rows[place[0]].get("reference"))
         except TaskError as error:
-            log.warning("sample %s: an answer counts as wrong: %s", sample["id"], error)
+            log.warning("sample %s: an answer counts as wrong: %s", rows[place[0]]["id"], error)
             return 0.0
 
-    scores |= dict(zip(unscored, pool().map(score, unscored.values()), strict=True))
-    return [replace(one, score=0.0 if one.key is None else scores[one.key]) for one in keyed]
+    if isinstance(checked.task, HasScores):
+        found = checked.scores([(answer, rows[i].get("reference")) for (i, _), answer in unscored.items()])
+    else:
+        found = list(pool().map(score, unscored, unscored.values()))
+    for (i, key), one in zip(unscored, found, strict=True):
+        known[i][key] = one
+    return [
+        [replace(one, score=0.0 if one.key is None else scores[one.key]) for one in drawn]
+        for drawn, scores in zip(pools, known, strict=True)
+    ]

@@ -69,6 +69,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "measured": _of(_Number | None, "return a finite number, or None"),
     "reward": _NUMBER,
     "score": _NUMBER,
+    "scores": _of(list[_Number], "return a list of finite numbers"),
     "is_answered": _TRUTH,
     "is_goal": _TRUTH,
     "verify": _TRUTH,

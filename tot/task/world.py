@@ -87,6 +87,10 @@ class World:
         """
         return None
 
+    def scores(self, answers: Sequence[tuple[Any, Any]]) -> Sequence[float]:
+        """Return the scores of pairs of an answer and a reference. Define it if `score` is slow to begin."""
+        return [self.score(answer, reference) for answer, reference in answers]  # type: ignore[attr-defined]
+
     def steps(self, template: str, state: State) -> Sequence[str]:
         """Return the titles of independent parts of a template's text; by default empty.
 
@@ -164,3 +168,8 @@ class HasElection(Protocol):
     def elect(
         self, question: str, answers: Sequence[Any], weights: Sequence[float]
     ) -> tuple[Sequence[Hashable], int]: ...
+
+
+@runtime_checkable
+class HasScores(Protocol):
+    def scores(self, answers: Sequence[tuple[Any, Any]]) -> Sequence[float]: ...

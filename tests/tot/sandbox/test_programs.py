@@ -31,6 +31,18 @@ def test_a_program_has_its_files_and_output() -> None:
     assert (result.output, result.error, result.ended, result.code, result.ok) == ("HÉLLO\n", "oh\n", "exited", 0, True)
 
 
+def test_sets_of_texts_have_one_order() -> None:
+    program = "print(*{chr(i) * 3 for i in range(97, 123)})"
+    assert run(program).output == run(program).output
+
+
+def test_a_program_imports_from_given_folders_only(tmp_path: Path) -> None:
+    (tmp_path / "shown.py").write_text("NAME = 'shown'")
+    program = "import shown; print(shown.NAME)"
+    assert run(program, Sandbox(seconds=20, folders=(str(tmp_path),))).output == "shown\n"
+    assert "ModuleNotFoundError" in run(program).error
+
+
 def test_a_program_may_write_files_which_are_deleted_with_it() -> None:
     result = run("import os; open('b.txt', 'w').write('x' * 100); print(os.getcwd(), os.path.getsize('b.txt'))")
     folder, size = result.output.split()
