@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from tot import Task, solve
+from tot.cli.app import main
 from tot.decoders.errors import OptionError, TaskError
 from tot.evaluation.questions import BadRow, Question, Questions
 from tot.evaluation.run import evaluate
@@ -182,3 +183,10 @@ def test_a_question_can_be_solved() -> None:
     question = ReasoningGym("coin_flip").example()
     solution = solve("reasoning-gym:coin_flip", question, search="self-consistency:samples=2", max_tokens=8)
     assert solution.calls >= 2
+
+
+def test_a_name_after_the_task_is_no_question(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["solve", "reasoning-gym:coinflip"]) == 2
+    assert "did you mean coin_flip" in capfd.readouterr().err
+    assert main(["solve", "reasoning-gym:coin_flip", "--search", "cot", "--max-tokens", "4"]) == 0
+    assert "1 thought" in capfd.readouterr().out

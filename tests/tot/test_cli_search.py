@@ -222,7 +222,7 @@ def test_reading_a_folder_runs_no_code_that_it_names(
     assert tot("eval", evil, "--data", "q.jsonl", "--model", "none", "--out", "runs")[0] == 0
     (tmp_path / "RAN").unlink()
     assert tot("report", "runs")[0] == 0
-    assert tot("eval", "--compare", "runs", "runs")[0] == 0
+    assert tot("eval", "--compare", "runs", "runs")[0] == 2  # its samples are not scored
     status, out, err = tot("eval", "--config", "runs/config.yaml", "--out", "again")
     assert (status, out) == (2, "")
     message = f"runs/config.yaml names the task {evil!r}, which is not installed, so it is not run"

@@ -103,7 +103,7 @@ def _is_question(text: str) -> bool:
     """Return whether the only argument is a question: not a task, and not one word, which may be a mistyped task."""
     from tot.registry import TASKS
 
-    named = re.fullmatch(r"[\w./-]+(?::[\w-]+=\S.*)?", text, re.ASCII) and text != "-"
+    named = re.fullmatch(r"[\w./-]+(?::[\w-]+(?:[=,]\S.*)?)?", text, re.ASCII) and text != "-"
     return text not in TASKS and not named and not text.rpartition(":")[0].endswith(".py")
 
 
