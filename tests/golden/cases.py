@@ -200,6 +200,7 @@ GROUPS: dict[str, dict[str, Run]] = {
         "math, papers": ("math", SURD, "formulas", {"search": "self-consistency:samples=4", "prompts": "papers"}),
         "multiple_choice": ("multiple_choice", STOCK, "choices", {"prompts": "papers"}),
         "multiple_choice, chat": ("multiple_choice", STOCK, "choices", {"prompts": "chat"}),
+        "reasoning-gym": ("reasoning-gym", TULIPS, "words", {"search": "self-consistency:samples=4"}),
     },
     "textworld": {
         "heuristic": (ADVENTURES, GAME, "blocks", {"search": "mcts:thoughts=none,iterations=4,rule=puct,depth=4"}),
