@@ -74,7 +74,8 @@ def stories():
 def environment(clients: Path, tmp_path: Path) -> dict[str, str]:
     """The variables of a program of the clients' environment that can also import this project."""
     own = clients.parent / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
-    paths = [str(own), str(Path(__file__).parents[2]), *(path for path in sys.path if path.endswith("site-packages"))]
+    # Inspect reads from the metadata in site-packages that the project is installed; its folder may hold others.
+    paths = [str(own), *(path for path in sys.path if path.endswith("site-packages")), str(Path(__file__).parents[2])]
     variables = {"HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "TOT_CACHE": str(cache_folder())}
     return {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", **variables}
 
