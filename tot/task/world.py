@@ -20,8 +20,8 @@ class World:
     """
 
     data_set: str = ""
-    """Default source of questions for `tot eval`: a file, `org/name:split` on the hub, or a file of an installed
-    package, `package:name/file`."""
+    """Default source of questions for `tot eval`: a file, `org/name:split` on the hub, a file of an installed
+    package, `package:name/file`, or seeds for `instance`, `instances:0-99`."""
     programs: Collection[str] = ()
     """Templates that ask for programs, which run in the sandbox."""
     version: str = ""
