@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tot.decoders.errors import OptionError, TaskError, unknown
-from tot.sandbox import Sandbox
+from tot.sandbox import ProgramResult, Sandbox
 from tot.tasks.formulas import boxed
 from tot.tasks.number_answers import value_of
 from tot.tasks.printed import PrintedAnswers
@@ -98,9 +98,8 @@ class ReasoningGym(PrintedAnswers):
         name = datasets()[seed % len(datasets())] if self.dataset == ALL else self.dataset
         found = _generated(self.dataset, self._settings, first)[seed - first]
         if not isinstance(found, list):
-            raise TaskError(
-                f"reasoning-gym:{name} gave no question for the seed {seed} ({found or 'it took too long'})"
-            )
+            why = "it took too long" if found is None else found["error"]
+            raise TaskError(f"reasoning-gym:{name} gave no question for the seed {seed}: {why}")
         return {"question": found[0], "answer": found[1], "dataset": name, "seed": seed}
 
     def reference_of(self, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,8 +154,8 @@ def _run(asked: Sequence[tuple[str, dict[str, Any], str | None]]) -> list[Any]:
         mark = secrets.token_hex(8)
         run = _sandbox().run(_PROGRAM, {"asked.json": json.dumps((mark, asked[len(results) :]))})
         found = [line.removeprefix(mark) for line in run.output.splitlines() if line.startswith(mark)]
-        if not found and "ModuleNotFoundError" in run.error:
-            raise TaskError(f"reasoning-gym can't be loaded: {run.error.strip().splitlines()[-1]}")
+        if not found and re.search("ImportError|ModuleNotFoundError", run.error):
+            raise _unloaded(run)
         results += map(json.loads, found)
         if not found:
             results.append(None)
@@ -177,11 +176,16 @@ def _generated(dataset: str, settings: str, first: int) -> list[Any]:
 
 @cache
 def datasets() -> Sequence[str]:
-    """Return the names of the data sets, in order. Raises OptionError if the library is not installed."""
-    if find_spec("reasoning_gym") is None:
-        raise OptionError("reasoning-gym is not installed: pip install 'tot[reasoning-gym]'")
+    """Return the names of the data sets, in order. Raises OptionError if the library can't be loaded."""
     run = _sandbox().run("import reasoning_gym.factory\nprint(*sorted(reasoning_gym.factory.DATASETS))")
+    if not run.ok:
+        raise _unloaded(run)
     return [name for name in run.output.splitlines()[-1].split() if name != "composite"]  # it consists of others
+
+
+def _unloaded(run: ProgramResult) -> OptionError:
+    why = (run.error.strip().splitlines() or [run.ended])[-1]
+    return OptionError(f"reasoning-gym can't be loaded ({why}): install it again, pip install 'tot[reasoning-gym]'")
 
 
 def tidy(text: str) -> str | None:
@@ -207,8 +211,8 @@ def _value(text: Any) -> Any:
 
 @cache
 def _sandbox() -> Sandbox:
-    """Return a sandbox in which programs can import all installed packages."""
+    """Return a sandbox in which programs can import all installed packages. Raises OptionError without the library."""
     spec = find_spec("reasoning_gym")
-    assert spec is not None
-    assert spec.origin is not None
+    if spec is None or spec.origin is None:
+        raise OptionError("reasoning-gym is not installed: pip install 'tot[reasoning-gym]'")
     return Sandbox(seconds=120, memory=4096, output=1024, folders=(str(Path(spec.origin).parent.parent),))

@@ -129,12 +129,28 @@ def test_verifiers_run_in_the_sandbox_and_give_fractions() -> None:
     assert json.loads(json.dumps(reference)) == reference
 
 
-def test_a_verifier_that_raises_or_ends_the_program_gives_zero() -> None:
+def test_a_verifier_that_raises_gives_zero() -> None:
     task = ReasoningGym("countdown")
     row = task.instance(0)
     right = task.reference_of(row)
     scores = task.scores([("1", {**right, "dataset": "absent"}), (row["answer"], right)])
     assert scores == [0.0, 1.0]
+
+
+def test_without_the_library_an_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tot.tasks import reasoning_gym
+
+    for cached in (reasoning_gym.datasets, reasoning_gym._sandbox):
+        cached.cache_clear()
+    monkeypatch.setattr(reasoning_gym, "find_spec", lambda name: None)
+    reference = {"dataset": "countdown", "seed": 0, "answer": "1"}
+    for use in (
+        lambda: ReasoningGym("countdown"),
+        ReasoningGym().example,
+        lambda: ReasoningGym().score("1", reference),
+    ):
+        with pytest.raises(OptionError, match=r"pip install 'tot\[reasoning-gym\]'"):
+            use()
 
 
 def test_questions_do_not_depend_on_the_process() -> None:

@@ -46,9 +46,8 @@ class Questions:
         self._span = (offset, None if limit is None else offset + limit)
 
     def __iter__(self) -> Iterator[Question | BadRow]:
-        generated = _INSTANCES.fullmatch(self._source)
-        seeds = () if generated is None else range(int(generated[1]), int(generated[2]) + 1)
-        records = read(self._source) if generated is None else self._instances(seeds)
+        seeds = _INSTANCES.fullmatch(self._source)
+        records = self._instances(range(int(seeds[1]), int(seeds[2]) + 1)) if seeds else read(self._source)
         return (self._read(index, *record) for index, record in islice(enumerate(records), *self._span))
 
     def _instances(self, seeds: Iterable[int]) -> Iterator[Record]:
