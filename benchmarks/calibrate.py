@@ -1,18 +1,22 @@
-"""Fit certainty curves (Platt, 1999) on evaluations of questions with known answers.
+"""Fit calibrations for the search auto on evaluations of questions with known answers.
 
-Votes that stop early have fewer ballots, so each question counts with all beginnings of its vote. The shipped curve:
+The questions of several folders with the same task and model are joined: each counts with the samples of all folders.
 
-    MIX="--search self-consistency:samples=16,weighted=true,solutions=chain+program --evaluator logprob"
-    tot eval gsm8k --data train.jsonl --limit 240 $MIX --model qwen2.5-0.5b-instruct-q4_k_m.gguf --out small
-    python -m benchmarks calibrate --folder small --out tot/search/certainty.json
+    M="--data instances:630-944 --model qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
+    tot eval reasoning-gym:all $M --search self-consistency:samples=8,solutions=chain+program --out pool
+    tot eval reasoning-gym:all $M --search cot --out written
+    tot eval reasoning-gym:all $M --search cot:solutions=program --out programs
+    python -m benchmarks calibrate --folder pool --folder written --folder programs --out own.json
+    tot eval reasoning-gym:all --calibration own.json
 """
 
 from __future__ import annotations
 
+import random
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -20,182 +24,187 @@ from pydantic import BaseModel, Field
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.leaves import read_leaves
 from tot.cli.flags import writable
-from tot.config import SearchConfig
-from tot.decoders.errors import OptionError, reason
+from tot.decoders.errors import OptionError
 from tot.decoders.files import write_json
-from tot.decoders.models.loading import open_model
 from tot.evaluation.estimate import Reliability, reliability
-from tot.evaluation.folder import read_config, read_samples
-from tot.llm.decoders import identity_of
-from tot.registry import SEARCHES, named, refuse_code
-from tot.search.certainty import Curve, Features, features, to_json
-from tot.search.votes import Ballot, count, source_of, votes_of
-from tot.task.checked import CheckedTask
+from tot.evaluation.folder import read_config
+from tot.evaluation.measures import calibrated
+from tot.evaluation.pool import Sample, model_in, pools
+from tot.registry import load_task, refuse_code
+from tot.search.calibration import Calibration, Source, template_of, to_json
 from tot.task.task import Task
 
 MIN_QUESTIONS = 20
 _FOLDS = 5
-_PENALTY = 1e-3
-"""Of the squared coefficients of standardised features."""
-_NAMES = tuple(Features.model_fields)
-_OF_VOTES = ("search", "model", "escalate", "decoder", "prompts")
-"""The recorded options that votes depend on. None of them loads a decoder."""
+_ORDERS = 4
+"""Random orders of a question's samples, whose beginnings are votes."""
+_DRAWS = 10
+"""Random subsets of a question's samples for each gain."""
+_PENALTY = 0.3
+"""Of the squared coefficients, for all questions together."""
+Drawn = Sequence[Sample]
 
 
 class Options(BaseModel):
-    """Fit curves for the certainty of answers on evaluations of votes, by task and model."""
+    """Fit calibrations for the search auto on evaluations of whole solutions, by task and model."""
 
     folder: list[str] = Field(description="A folder of tot eval, on rows that are not for testing. Repeat for more.")
-    out: Path = Field(description="The .json file to write, for --certainty.")
+    out: Path = Field(description="The .json file to write, for --calibration.")
     task: str | None = Field(
         None, description="The task of the folders, path/to/file.py:ClassName, if it is not an installed one."
     )
+    skip: list[str] = Field([], description="Leave out questions whose reference has this dataset. Repeat for more.")
+    general: bool = Field(False, description="Fit one calibration on all folders, for any task and model.")
 
 
 def run(asked: Options, console: Console) -> None:
-    """Print how well the curves predict, and write them."""
+    """Print how well the calibrations predict, and write them."""
     writable(asked.out)
-    found = calibrate([Path(folder) for folder in asked.folder], asked.task)
+    found = calibrate([Path(one) for one in asked.folder], asked.task, asked.skip, asked.general)
     title = "cross-validated by question"
-    table = Table("task", "model", "questions", "votes", "calibration error", "surer half", "other half", title=title)
-    for curve, measured in found:
+    names = ("task", "model", "questions", "votes", "calibration error", "surer half", "other half")
+    table = Table(*names, title=title)
+    for one, measured in found:
         surer, whole = (measured.score_at_coverage[share] for share in (50, 100))
         halves = f"{surer:.1%}", f"{2 * whole - surer:.1%}"
-        sizes = f"{curve.questions:,}", f"{measured.samples:,}"
-        table.add_row(curve.task, curve.model or "not local", *sizes, f"{measured.error:.1%}", *halves)
+        sizes = f"{one.questions:,}", f"{measured.samples:,}"
+        table.add_row(one.task or "any", one.model or "any", *sizes, f"{measured.error:.1%}", *halves)
     console.print(table)
-    write_json(asked.out, to_json([curve for curve, _ in found]))
+    write_json(asked.out, to_json([one for one, _ in found]))
 
 
-@dataclass(frozen=True, slots=True)
-class Vote:
-    """A vote on a question, and the score of the answer that it elected."""
+def calibrate(
+    folders: Sequence[Path],
+    task: Task | type[Task] | str | None = None,
+    skip: Sequence[str] = (),
+    general: bool = False,
+) -> list[tuple[Calibration, Reliability]]:
+    """Fit a calibration for each task and model of some evaluations, or a general one for all of them.
 
-    question: str
-    seen: Features
-    score: float
-
-
-def calibrate(folders: Sequence[Path], task: Task | type[Task] | str | None = None) -> list[tuple[Curve, Reliability]]:
-    """Fit a curve for each task and model of some evaluations.
-
-    `task` is the evaluations' task if it is not an installed one, because no code that a folder names is run.
-    Returns each curve with the reliability that cross-validation by question measures. Raises OptionError for other
-    folders, and for evaluations with too few questions.
+    `task` is the evaluations' task if it is not an installed one, because no code that a folder names is run. Returns
+    each with the reliability that cross-validation by question measures. Raises OptionError for evaluations with too
+    few questions, and what `pools` raises.
     """
-    votes: defaultdict[tuple[str, str | None], list[Vote]] = defaultdict(list)
+    groups: dict[tuple[str | None, str | None], dict[tuple[str, str], list[Sample]]] = {}
     for folder in folders:
-        try:
-            name, model, found = read_votes(folder, task)
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            raise OptionError(f"{folder} has no readable samples ({reason(error)}): leave it out") from None
-        votes[name, model] += found
-    return [(fit(found, name, model), cross_validated(found, name)) for (name, model), found in votes.items()]
+        config = read_config(folder)
+        refuse_code({} if task else {"task": config.get("task", "")}, folder / "config.yaml")
+        if config.get("escalate"):
+            raise OptionError(f"{folder} has samples of two models: give folders with one")
+        identity, name = model_in(folder), load_task(task or config["task"]).name
+        for row, drawn in pools(folder, task):
+            reference = row.get("reference")
+            if not (isinstance(reference, Mapping) and reference.get("dataset") in skip):
+                kind: tuple[str | None, str | None] = (None, None) if general else (name, identity)
+                own = groups.setdefault(kind, {}).setdefault((f"{name} {identity}", row["question"]), [])
+                own += drawn
+    found = []
+    for (of_task, of_model), by_question in groups.items():
+        samples = list(by_question.values())
+        if len(samples) < MIN_QUESTIONS:
+            about = f"{name}, {identity or 'no local model'}"
+            raise OptionError(
+                f"{about}: {len(samples)} questions, but a calibration needs {MIN_QUESTIONS}: evaluate more"
+            )
+        found.append((fit(samples, of_task, of_model), cross_validated(samples)))
+    return found
 
 
-def read_votes(folder: Path, task: Task | type[Task] | str | None = None) -> tuple[str, str | None, list[Vote]]:
-    """Return the task's name, the model's identity, and the votes of the questions in an evaluation's folder."""
-    config = read_config(folder)
-    named_by_folder = {"search": config.get("search"), **({} if task else {"task": config["task"]})}
-    refuse_code(named_by_folder, folder / "config.yaml")  # reading a folder must not run code
-    run = SearchConfig.of(None, {name: config[name] for name in _OF_VOTES if name in config})
-    suited, models = run.suited(task or config["task"]), run.model.weights
-    largest = models.get("escalate", models.get("generate"))
-    model = None if largest is None else identity_of(open_model(largest))
-    equal = getattr(named(run.search or suited.search, SEARCHES), "aggregate", "best") == "majority"
-    votes = []
-    for sample in read_samples(folder):
-        for ballots in _begun(folder, sample, suited, equal):
-            answers, given, scores = zip(*ballots, strict=True)
-            weights = [ballot.weight for ballot in given]
-            keys, winners = count(CheckedTask(suited), sample["question"], answers, weights)
-            seen = features([replace(ballot, answer=key) for ballot, key in zip(given, keys, strict=True)])
-            votes.append(Vote(sample["question"], seen, scores[winners[0]]))
-    return suited.name, model, votes
-
-
-def _begun(
-    folder: Path, sample: Mapping[str, Any], task: Task, equal: bool
-) -> Iterator[list[tuple[Any, Ballot, float]]]:
-    """Yield the beginnings of a sample's vote, as answers, ballots and scores: the first solutions of each source.
-
-    Only the whole vote counts if solutions share thoughts.
-    """
-    tree, leaves = read_leaves(folder, sample, task)
-    nodes = [tree[number] for number in leaves]
-    weights, sources = votes_of(nodes, equal), [source_of(node) for node in nodes]
-    ballots = [
-        None if answer is None else (answer, Ballot("", weights[node.id], source), score)
-        for node, source, (answer, score) in zip(nodes, sources, leaves.values(), strict=True)
-    ]
-    turns = [sources[: i + 1].count(source) for i, source in enumerate(sources)]
-    most = max(turns, default=0)
-    subsets = {
-        tuple(i for i, turn in enumerate(turns) if turn <= size and source in (None, sources[i]))
-        for size in (range(1, most + 1) if all(node.depth == 1 for node in nodes) else [most])
-        for source in {None, *sources}
+def fit(drawn: Sequence[Drawn], task: str | None = None, model: str | None = None) -> Calibration:
+    """Fit a calibration to the samples of some questions: first the exponents, then the gains."""
+    names = [name for name, _ in Counter(template_of(one.source) for some in drawn for one in some).most_common()]
+    tokens = {
+        name: fmean(one.tokens for some in drawn for one in some if template_of(one.source) == name) for name in names
     }
-    for subset in sorted(subsets):
-        given = [ballot for i in subset if (ballot := ballots[i]) is not None]
-        if len(subset) > 1 and given:
-            yield given
+    exponents = _exponents(votes_of(drawn), names)
+    none, weights, others = exponents[0], exponents[1 : 1 + len(names)], exponents[1 + len(names) :]
+    sources = {
+        name: Source(
+            weight=max(0.0, round(weight, 3)), others=round(other, 3), tokens=round(tokens[name], 1), gains=(0,)
+        )
+        for name, weight, other in zip(names, weights, others, strict=True)
+    }
+    fitted = Calibration(task=task, model=model, questions=len(drawn), none=round(none, 3), sources=sources)
+    gains = {name: one.model_copy(update={"gains": _gains(fitted, drawn, name)}) for name, one in sources.items()}
+    return fitted.model_copy(update={"sources": gains})
 
 
-def fit(votes: Sequence[Vote], task: str, model: str | None = None) -> Curve:
-    """Fit a curve by logistic regression, with equal weight for each question and Platt's targets.
+def votes_of(drawn: Sequence[Drawn]) -> list[list[list[Sample]]]:
+    """Return votes for each question: the beginnings of random orders of its samples, one of each source first."""
+    chance = random.Random(0)
+    votes = []
+    for some in drawn:
+        begun = []
+        for _ in range(_ORDERS):
+            order = chance.sample(some, len(some))
+            first = {template_of(one.source): one for one in reversed(order)}
+            order.sort(key=lambda one: one is not first[template_of(one.source)])
+            begun += [order[:size] for size in range(1, len(order) + 1)]
+        votes.append(begun)
+    return votes
 
-    Raises OptionError for too few questions.
-    """
+
+def _exponents(votes: Sequence[Sequence[Drawn]], names: Sequence[str]) -> list[float]:
+    """Return `none`, the weights and the `others` of the sources, by maximum likelihood with a penalty."""
     from scipy.optimize import minimize
 
-    questions = len({vote.question for vote in votes})
-    if questions < MIN_QUESTIONS:
-        raise OptionError(
-            f"{task}, {model or 'no local model'}: {questions} questions have votes of two or more samples, but a "
-            f"curve needs {MIN_QUESTIONS}: evaluate more, with a search such as self-consistency"
-        )
-    known = [vote.seen.weight for vote in votes if vote.seen.weight] or [1.0]
-    low, high = (float(edge) for edge in np.percentile(known, (5, 95)))
-    rows = np.array([[getattr(vote.seen, name) for name in _NAMES] for vote in votes])
-    column = rows[:, _NAMES.index("weight")]
-    column[:] = np.where(column == 0, (low + high) / 2, np.clip(column, low, high))
-    counts = Counter(vote.question for vote in votes)
-    share = np.array([1 / counts[vote.question] for vote in votes]) / len(counts)
-    scores = np.array([vote.score for vote in votes])
-    right = float(share @ scores) * questions
-    targets = scores * (right + 1) / (right + 2) + (1 - scores) / (questions - right + 2)  # Platt, section 2.2
-    mean, scale = rows.mean(axis=0), rows.std(axis=0)
-    scale[scale < 1e-9] = np.inf  # a constant feature gets the coefficient 0
-    inputs = np.column_stack([(rows - mean) / scale, np.ones(len(rows))])
+    flat = [(vote, 1 / len(begun)) for begun in votes for vote in begun]
+    keys = [list(dict.fromkeys(one.key for one in vote if one.key is not None)) for vote, _ in flat]
+    shape = len(flat), max(map(len, keys), default=0) or 1
+    logs, right = np.zeros((*shape, len(names))), np.zeros((shape[0], shape[1] + 1), bool)
+    samples, known = np.zeros((len(flat), len(names))), np.zeros(shape, bool)
+    for i, (vote, _) in enumerate(flat):
+        known[i, : len(keys[i])] = True
+        for one in vote:
+            source = names.index(template_of(one.source))
+            samples[i, source] += 1
+            if one.key is not None:
+                place = keys[i].index(one.key)
+                logs[i, place, source] += 1
+                right[i, place] = one.score == 1
+    right[:, -1] = ~right.any(axis=1)
+    logs, samples, share = np.log1p(logs), np.log1p(samples), np.array([one for _, one in flat])
 
-    def loss(factors: np.ndarray[Any, Any]) -> tuple[float, np.ndarray[Any, Any]]:
-        logits, slopes = inputs @ factors, np.append(factors[:-1], 0.0)
-        error = 1 / (1 + np.exp(-logits)) - targets
-        value = share @ (np.logaddexp(0, logits) - targets * logits) + _PENALTY / 2 * slopes @ slopes
-        return float(value), inputs.T @ (share * error) + _PENALTY * slopes
+    def loss(factors: np.ndarray[Any, Any]) -> float:
+        none, weights, others = factors[0], factors[1 : 1 + len(names)], factors[1 + len(names) :]
+        scores = np.column_stack([np.where(known, logs @ weights, -np.inf), none + samples @ others])
+        total = np.logaddexp.reduce(scores, axis=1)
+        of_right = np.logaddexp.reduce(np.where(right, scores, -np.inf), axis=1)
+        return float(share @ (total - of_right) + _PENALTY * factors @ factors)
 
-    found = minimize(loss, np.zeros(inputs.shape[1]), jac=True).x
-    factors = found[:-1] / scale
-    return Curve(
-        task=task,
-        model=model,
-        questions=questions,
-        intercept=round(float(found[-1] - factors @ mean), 4),
-        coefficients=Features(**{name: round(float(one), 4) for name, one in zip(_NAMES, factors, strict=True)}),
-        weights=(round(low, 4), round(high, 4)),
-    )
+    bounds = [(-20, 20), *[(0, 20)] * len(names), *[(-20, 20)] * len(names)]
+    return [float(one) for one in minimize(loss, np.zeros(1 + 2 * len(names)), method="L-BFGS-B", bounds=bounds).x]
 
 
-def cross_validated(votes: Sequence[Vote], task: str) -> Reliability:
-    """Return the reliability of certainties from curves that were fitted on other questions."""
-    places = {question: i for i, question in enumerate(dict.fromkeys(vote.question for vote in votes))}
-    folds = [places[vote.question] % _FOLDS for vote in votes]
-    curves = [
-        fit([vote for vote, own in zip(votes, folds, strict=True) if own != fold], task) for fold in range(_FOLDS)
-    ]
-    certainties = [curves[fold].certainty(vote.seen) for vote, fold in zip(votes, folds, strict=True)]
-    measured = reliability(certainties, [vote.score for vote in votes])
-    assert measured is not None  # every vote has a certainty
+def _gains(fitted: Calibration, drawn: Sequence[Drawn], name: str) -> tuple[float, ...]:
+    """Return the gains of a source: of each number of samples, as the mean per sample until all samples.
+
+    Each of the other sources has one sample.
+    """
+    chance, right = random.Random(0), defaultdict(list)
+    most = min(max(sum(template_of(one.source) == name for one in some), 1) for some in drawn)
+    for some in drawn:
+        for _ in range(_DRAWS):
+            order = chance.sample(some, len(some))
+            own = [one for one in order if template_of(one.source) == name]
+            rest = {template_of(one.source): one for one in order if template_of(one.source) != name}
+            for size in range(most + 1):
+                right[size].append(calibrated([*rest.values(), *own[:size]], fitted)[1] == 1)
+    rates = [fmean(right[size]) for size in range(most + 1)]
+    gains = [(rates[-1] - rate) / (most - size) / max(1 - rate, 0.01) for size, rate in enumerate(rates[:-1])]
+    return tuple(round(max(0.0, min(gains[: i + 1])), 4) for i in range(most))
+
+
+def cross_validated(drawn: Sequence[Drawn]) -> Reliability:
+    """Return the reliability of probabilities by calibrations that were fitted on other questions."""
+    found = []
+    for fold in range(_FOLDS):
+        fitted = fit([some for i, some in enumerate(drawn) if i % _FOLDS != fold])
+        own = votes_of([some for i, some in enumerate(drawn) if i % _FOLDS == fold])
+        found += [
+            calibrated(vote, fitted) for begun in own for vote in begun if any(one.key is not None for one in vote)
+        ]
+    measured = reliability([sure for sure, _ in found], [float(score == 1) for _, score in found])
+    assert measured is not None  # every vote has a probability
     return measured

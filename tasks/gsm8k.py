@@ -30,13 +30,14 @@ class GSM8K(PrintedAnswers):
     of thoughts, then the answer. Score: 1 if the numbers are equal, else 0. `search="rap"` searches as
     RAP does. With aggregate="vote" the answers of all leaves vote, weighted by the values of their states. The template
     `program` asks for a Python program that prints the answer, which runs in a sandbox
-    (`self-consistency:solutions=chain+program`; Program of Thoughts, Chen et al., 2023).
+    (Program of Thoughts, Chen et al., 2023).
     """
 
     name = "gsm8k"
     data_set = "openai/gsm8k:main:test"
     thought = ("sub_question", "sub_answer")
     depth = 4
+    search = "bfs"
     triggers: ClassVar[Mapping[str, str]] = {
         "chain": "\nThe answer is",
         "sub_answer": " The answer is",
@@ -65,7 +66,7 @@ class GSM8K(PrintedAnswers):
             "vote": {"max_tokens": 8, "stop": ("\n",)},
             "explain": {"max_tokens": 256},
         },
-        "search": "self-consistency:weighted=true,until=0.95,samples=8,solutions=program+chain",
+        "search": "auto",
         "generator": "continue",
         "evaluator": "logprob",
         "filters": {"top_p": 0.8, "top_k": 20},

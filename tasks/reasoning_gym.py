@@ -68,7 +68,6 @@ class ReasoningGym(PrintedAnswers):
     data_set = "instances:1000-1039"
     thought = ("step",)
     depth = 16
-    search = "self-consistency:until=0.95,samples=8,solutions=program+chain"
     generator = "continue"
     evaluator = "logprob"
     labels: ClassVar[Mapping[str, float]] = {"Yes": 1.0, "No": 0.0}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +12,9 @@ from tot.decoders.request import Message
 from tot.llm.backend import Backend
 from tot.llm.context import Context
 from tot.llm.replies import Reply
+from tot.search.auto import expected_gain, samples_of
 from tot.search.base import SearchState, by_value
-from tot.search.certainty import Curve, features
-from tot.search.votes import Ballot, cast
+from tot.search.votes import Ballot
 from tot.task.task import Task, answer_text
 from tot.task.world import HasAnswer, HasMeasured
 from tot.tree.tree import Node
@@ -34,15 +34,14 @@ class Leader:
 class Answers:
     """The answers of one search."""
 
-    def __init__(self, search: SearchState, context: Context, curve: Curve | None) -> None:
+    def __init__(self, search: SearchState, context: Context) -> None:
         """`context` asks the model for answers."""
         self.search = search
-        self.curve = curve
-        """The certainty of a vote; None if it is not known."""
         self.votes: tuple[int, int] | None = None
         """Votes for the answer, and all votes."""
         self.ballots: list[Ballot] = []
         """The vote of each complete solution with an answer, in order; known after `elect`."""
+        self._elected: Hashable = None
         self.truncated = False
         """Whether the token limit ended the text of an answer."""
         self._context = context
@@ -130,7 +129,7 @@ class Answers:
 
         Without a vote, return the only answer.
         """
-        search, tree = self.search, self.search.tree
+        search = self.search
         answered = [(node, answer) for node, answer in zip(nodes, answers, strict=True) if answer is not None]
         if not answered:
             return None
@@ -138,8 +137,8 @@ class Answers:
             ((node, answer),) = answered
             node.answer = answer_text(answer)
             return answer
-        majority = search.options.aggregate == "majority"
-        self.ballots, winners = cast(search.checked, tree.question, answered, majority)
+        self.ballots, winners = search.options.elect(search, answered)
+        self._elected = self.ballots[winners[0]].answer
         winner = [answered[i] for i in winners]
         search.best = by_value([node for node, _ in winner])[0]
         total = math.fsum(ballot.weight for ballot in self.ballots)
@@ -161,9 +160,9 @@ class Answers:
             ((node, answer),) = answered
             verified = node is search.solved and self._task.verdict == Task.verdict
             return Leader(answer_text(answer), 1.0 if verified else None, None)
-        ballots, winners = cast(search.checked, search.tree.question, answered, search.options.aggregate == "majority")
+        ballots, winners = search.options.elect(search, answered)
         total = math.fsum(ballot.weight for ballot in ballots)
-        certainty = None if self.curve is None or not total > 0 else self.curve.certainty(features(ballots))
+        certainty = self._probability(ballots, ballots[winners[0]])
         share = math.fsum(ballots[i].weight for i in winners) / total if total > 0 else None
         return Leader(answer_text(answered[winners[0]][1]), certainty, share)
 
@@ -178,12 +177,24 @@ class Answers:
         return answer
 
     def certainty(self, solved: bool) -> float | None:
-        """Return the probability that the answer is right; None after a single sample or without a vote."""
+        """Return the probability that the answer is right; None without a vote or a calibration."""
         if solved and self._task.verdict == Task.verdict:  # another verdict is about a part, such as the examples
             return 1.0
-        if self.curve is None or self.votes is None:
+        leader = next((ballot for ballot in self.ballots if ballot.answer == self._elected), None)
+        return None if leader is None else self._probability(self.ballots, leader)
+
+    def gain(self, certainty: float | None) -> float | None:
+        """Return how much one more sample is expected to raise a certainty; None if it is not calibrated."""
+        calibrated = self.search.voting in self.search.resources.calibrations and self.search.options.whole
+        return expected_gain(self.search, certainty) if calibrated and certainty is not None else None
+
+    def _probability(self, ballots: Sequence[Ballot], leader: Ballot) -> float | None:
+        """Return the probability that the leader of a vote is right; None if its model has no calibration."""
+        search = self.search
+        found = search.resources.calibrations.get(search.voting)
+        if found is None or not search.options.whole:
             return None
-        return self.curve.certainty(features(self.ballots))
+        return found.probabilities(ballots, samples_of(search))[leader.answer]
 
     def truncation(self, max_tokens: int | None, backend: Backend) -> str | None:
         """Return advice if thinking, a token limit or rejected texts left a solution without an answer, else None."""

@@ -21,7 +21,7 @@ from tot.llm.models import Model
 from tot.run import Run, Watcher
 from tot.running import run_to_end
 from tot.search.base import Search
-from tot.search.certainty import curves_for
+from tot.search.calibration import calibrations_for
 from tot.search.checkpoint import Checkpoint
 from tot.solution import Solution
 from tot.task.checked import CheckedTask
@@ -220,8 +220,8 @@ async def run_search(
     task = config.suited(task)
     parts, filters = config.parts(task), config.filters_for(task)
     CheckedTask(task).start(question)  # reject an invalid question before a model is loaded
-    if config.certainty is not None:
-        curves_for(task, config.certainty)
+    if config.calibration is not None:
+        calibrations_for(task, config.calibration)
     with ExitStack() as stack:
         decoders = await open_decoders_in_thread(config.model, stack)
         run = Run(task, question, config, decoders, parts, filters, hooks=hooks, checkpoint=checkpoint, watch=watch)

@@ -99,8 +99,7 @@ class SearchConfig(BaseModel):
     )
     until: float | None = Field(
         None,
-        description="Stop a vote when the probability that its leader stays ahead reaches this: self-consistency, bfs "
-        "and mcts with votes.",
+        description="Stop when the answer is right with this probability: the search auto, by default at 0.95.",
     )
     max_tokens: int | None = Field(None, ge=1, description="Maximum number of new tokens per text.")
     temperature: float | None = Field(
@@ -115,10 +114,10 @@ class SearchConfig(BaseModel):
     min_p: float | None = Field(
         None, description="Exclude tokens below this fraction of the top probability; same default."
     )
-    certainty: str | None = Field(
+    calibration: str | None = Field(
         None,
-        description="File with your own certainty curves, which python -m benchmarks calibrate writes; by default the "
-        "shipped one.",
+        description="File with your own calibrations of answers, which python -m benchmarks calibrate writes; by "
+        "default the shipped one.",
     )
     seed: int = Field(0, description="Seed of the run.")
     budget: Budget | None = None
@@ -209,7 +208,7 @@ class SearchConfig(BaseModel):
         if "escalate" in self.model.by_purpose and own and not parts["search"].asks_second_model:
             raise OptionError(
                 f"escalate has no effect: {type(parts['search']).__name__} asks only one model; choose "
-                "search='self-consistency:samples=8,until=0.95' or search='ab-mcts', or leave escalate out"
+                "search='auto' or search='ab-mcts', or leave escalate out"
             )
         return parts
 

@@ -24,7 +24,7 @@ from tot.llm.replies import Proposal, as_proposals
 from tot.registry import options_to_json
 from tot.sandbox import can_confine
 from tot.search.base import Resources, SearchState
-from tot.search.certainty import curve_for
+from tot.search.calibration import calibration_of
 from tot.search.checkpoint import Checkpoint, Recorded
 from tot.search.steps import Evaluate, Expand, Step
 from tot.solution import Solution
@@ -91,6 +91,11 @@ class Run:
         self._solutions = given
         """The templates of whole solutions, in turn, without programs that can't run; empty for the task's default."""
         resources = self._resources(search, root, independent=not ordered, timed=not config.reproducible)
+        purposes: tuple[Purpose, ...] = ("generate", "escalate")
+        found = {
+            one: calibration_of(task, decoders.get(one), config.calibration) for one in purposes if one in decoders
+        }
+        resources = replace(resources, calibrations={name: one for name, one in found.items() if one is not None})
         self.search: SearchState = search.start(task, root, seed=seed, hooks=hooks, resources=resources)
         """The running search, which yields the steps."""
         self.context = Context(
@@ -102,9 +107,7 @@ class Run:
             thinking=config.thinking,
             template_options=config.template_options,
         )
-        certain = search.whole or config.certainty is not None
-        curve = curve_for(task, decoders, config.certainty) if certain else None
-        self.answers = Answers(self.search, self.context.to("answer"), curve)
+        self.answers = Answers(self.search, self.context.to("answer"))
         self._evaluating = self.context.to("evaluate")
         if checkpoint is not None:
             self._begin(checkpoint, search, seed, resources)
@@ -173,6 +176,7 @@ class Run:
             stopped = self.answers.truncation(self._max_tokens, self.backend)
         nodes = list(tree)
         solved = answer is not None and (search.best.verified or search.verify(answer))
+        certainty = self.answers.certainty(solved)
         return Solution(
             answer=answer,
             solved=solved,
@@ -186,7 +190,8 @@ class Run:
             filters=self.context.filters,
             verdict=task.verdict,
             votes=self.answers.votes,
-            certainty=self.answers.certainty(solved),
+            certainty=certainty,
+            gain=self.answers.gain(certainty),
             measured=search.checked.measured(tree.state(search.best)) if isinstance(task, HasMeasured) else None,
             by_model=self.backend.by_model,
         )
@@ -329,13 +334,9 @@ class Run:
         After a vote, `search.best` is the most valuable state with that answer. Returns None if no state gives an
         answer, or if the budget is spent. Without a vote, the best measured state is used if thoughts are measured.
         """
-        search = self.search
         self.answers.choose_measured()
         nodes = self.answers.candidates
-        answer = self.answers.elect(nodes, await self._ask(nodes))
-        if "escalate" in self.backend.spent and search.best.decoder != self.backend.name("escalate"):
-            self.answers.curve = None  # it is the second model's, which gave no answer
-        return answer
+        return self.answers.elect(nodes, await self._ask(nodes))
 
     async def _ask(self, nodes: Sequence[Node]) -> list[Any | None]:
         """Return each state's answer: from the state itself, or else from the model."""

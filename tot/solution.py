@@ -46,7 +46,9 @@ class Solution:
     """How many leaves voted for the answer, and how many voted; None if there was no vote."""
     certainty: float | None = None
     """Probability that the answer is right: 1 if the task verified it, otherwise calibrated from the votes. None means
-    not known, as after a single sample."""
+    not known, as without a calibration for the task and the model."""
+    gain: float | None = None
+    """How much one more sample is expected to raise the certainty; None if the certainty is not calibrated."""
     measured: float | None = None
     """The score of the best state, negated if lower scores are better; None if the task measures no scores."""
     by_model: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -76,7 +78,7 @@ class Solution:
 
     def summary(self) -> dict[str, Any]:
         """Return answer, certainty, solved, value and usage; with several models also usage by model."""
-        about = {name: getattr(self, name) for name in ("certainty", "solved", "value")}
+        about = {name: getattr(self, name) for name in ("certainty", "gain", "solved", "value")}
         about = {"answer": to_jsonable_python(self.answer), **about}
         return about | {"usage": asdict(self.usage)} | ({"by_model": self.by_model} if self.by_model else {})
 

@@ -99,4 +99,7 @@ def _quality(solution: Solution) -> str:
     """Return the measured value of an answer without a vote; otherwise its certainty, if it is known."""
     if solution.votes is None and solution.measured is not None:
         return f"value {solution.measured:.6g}"
-    return "" if solution.certainty is None else f"{solution.certainty:.0%} sure"
+    if solution.certainty is None:
+        return ""
+    more = f", one more sample +{100 * solution.gain:.1f} points" if solution.gain else ""
+    return f"{solution.certainty:.0%} sure{more}"

@@ -16,7 +16,7 @@ from tot.decoders.errors import OptionError
 from tot.evaluation.estimate import Estimate, bootstrap, estimate, paired
 from tot.evaluation.folder import differing, flat, read_config, read_samples
 from tot.evaluation.measures import measures
-from tot.evaluation.pool import pools
+from tot.evaluation.pool import calibration_in, pools
 from tot.evaluation.results import tokens_of
 
 MEASURES = {"score": ".1%", "tokens": ".0f", "latency": ".1f"}
@@ -124,7 +124,7 @@ def pool_table(folder: Path, first: Mapping[str, float], task: str | None = None
     )
     seconds = fmean(sample["measured"]["seconds"] for sample, _ in found.values())
     whole = read_config(folder).get("repeats", 1) == 1  # one search drew all samples of a question
-    for (name, k), values in measures([pool for _, pool in found.values()]).items():
+    for (name, k), values in measures([pool for _, pool in found.values()], calibration_in(folder, task)).items():
         differences = [score - first[question] for question, (score, _) in zip(found, values, strict=True)]
         rows.add_row(
             name.format(k),

@@ -11,14 +11,13 @@ from tot.config import SearchConfig
 from tot.decoders.errors import TaskError
 from tot.decoders.models.model_names import find_model
 from tot.decoders.request import Message
-from tot.search.self_consistency import VOTE
 from tot.solution import Solution
 from tot.task.task import Task
 
 
 def search_of(task: str, options: Mapping[str, Any]) -> tuple[Task, SearchConfig]:
     """Return a task with its search, by default a vote for `ask`. Raises TotError for an unknown name, also a model."""
-    votes = VOTE if task == "ask" and options.get("search") is None else {}
+    votes = {"search": "auto"} if task == "ask" and options.get("search") is None else {}
     config = SearchConfig.of(None, {**votes, **options}).exact()
     for model in config.model.weights.values():
         if isinstance(model, str | Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from statistics import fmean
@@ -10,18 +11,19 @@ from statistics import fmean
 import numpy as np
 
 from tot.evaluation.pool import Sample
-from tot.search.votes import Ballot, stays_ahead, weights_of
+from tot.search.calibration import Calibration, template_of
+from tot.search.votes import Ballot, weights_of
 from tot.task.call_votes import elected
 
 DRAWS = 100
 """Random subsets of a pool over which votes of fewer samples are averaged."""
 SURE = 0.95
-"""The replayed `until` of a vote."""
+"""The replayed `until` of the search auto."""
 Pool = Sequence[Sample]
 """The samples of a question, in the order in which they were drawn."""
 
 
-def measures(pools: Sequence[Pool]) -> dict[tuple[str, int], list[tuple[float, float]]]:
+def measures(pools: Sequence[Pool], calibration: Calibration) -> dict[tuple[str, int], list[tuple[float, float]]]:
     """Return each question's expected score and tokens by (measure, k), such as ("maj@{}", 8).
 
     k is 1, 2, 4, ... and the most samples of a question; 0 for until. A question with fewer samples counts with all of
@@ -31,8 +33,8 @@ def measures(pools: Sequence[Pool]) -> dict[tuple[str, int], list[tuple[float, f
     - best@k by value, by logprob: the score of the sample with the highest value, or mean log-probability.
     - pass@k: the probability that one of k samples is right, that is, has a score of 1.
     - pass^k: the probability that all of k samples are right.
-    - until 0.95: a vote that stops after the first sample with which `stays_ahead` is at least `SURE`, with weights as
-      in the search: values, or 1.
+    - until 0.95: a vote by the probabilities of a calibration, which stops after the first sample with which an answer
+      has the probability `SURE`.
     """
     random = np.random.default_rng(0)
     rules: dict[str, Callable[[Pool, int], float]] = {
@@ -58,7 +60,7 @@ def measures(pools: Sequence[Pool]) -> dict[tuple[str, int], list[tuple[float, f
                 (rule(pool, min(k, len(pool))), _tokens(pool) * min(k, len(pool)) / len(pool)) if pool else (0.0, 0.0)
                 for pool in pools
             ]
-    return found | {(f"until {SURE}", 0): [until_sure(pool) for pool in pools]}
+    return found | {(f"until {SURE}", 0): [until_sure(pool, calibration) for pool in pools]}
 
 
 def vote(pool: Pool, weights: Sequence[float], k: int, random: np.random.Generator) -> float:
@@ -102,15 +104,24 @@ def pass_all(pool: Pool, k: int) -> float:
     return math.comb(_right(pool), k) / math.comb(len(pool), k)
 
 
-def until_sure(pool: Pool) -> tuple[float, float]:
+def until_sure(pool: Pool, calibration: Calibration) -> tuple[float, float]:
     """Return the score and the tokens of a vote that takes samples in order until it is sure."""
-    weights, used = weights_of([one.value for one in pool]), 0
+    score, used = 0.0, 0
     for used in range(1, len(pool) + 1):
-        cast = zip(pool[:used], weights, strict=False)
-        ballots = [Ballot(one.key, weight) for one, weight in cast if one.key is not None]
-        if len(ballots) > 1 and stays_ahead(ballots, len(pool) - used) >= SURE:
+        probability, score = calibrated(pool[:used], calibration)
+        if probability >= SURE:
             break
-    return _elected(pool[:used], weights[:used]), _tokens(pool[:used])
+    return score, _tokens(pool[:used])
+
+
+def calibrated(pool: Pool, calibration: Calibration) -> tuple[float, float]:
+    """Return the probability and the score of the most probable answer; 0 without an answer."""
+    ballots = [Ballot(one.key, 1.0, one.source) for one in pool if one.key is not None]
+    if not ballots:
+        return 0.0, 0.0
+    found = calibration.probabilities(ballots, Counter(template_of(one.source) for one in pool))
+    leader = max(found, key=lambda key: found[key])
+    return found[leader], next(one.score for one in pool if one.key == leader)
 
 
 def _elected(pool: Pool, weights: Sequence[float]) -> float:

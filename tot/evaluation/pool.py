@@ -11,11 +11,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from tot.decoders.errors import TaskError
+from tot.config import SearchConfig
+from tot.decoders.errors import OptionError, TaskError
+from tot.decoders.models.loading import open_model
 from tot.evaluation.folder import read_config, read_samples
 from tot.evaluation.results import tokens_of
+from tot.llm.decoders import identity_of
 from tot.registry import load_task, refuse_code
 from tot.sandbox import pool
+from tot.search.calibration import Calibration, calibrations_for, general
 from tot.search.votes import source_of
 from tot.task.checked import CheckedTask
 from tot.task.task import Task
@@ -76,6 +80,23 @@ def pools(folder: Path, task: Task | type[Task] | str | None = None) -> Iterator
             for group in some
         ]
         yield from zip((group[0] for group in some), _scored([group[0] for group in some], drawn, checked), strict=True)
+
+
+def model_in(folder: Path) -> str | None:
+    """Return the identity of the model of an evaluation, as `identity_of`; None if it is not found on this machine."""
+    config = read_config(folder)
+    run = SearchConfig.of(None, {name: config[name] for name in ("model", "decoder", "prompts") if name in config})
+    model = run.model.weights.get("generate")
+    try:
+        return None if model is None else identity_of(open_model(model))
+    except OptionError:
+        return None
+
+
+def calibration_in(folder: Path, task: Task | type[Task] | str | None = None) -> Calibration:
+    """Return the shipped calibration for an evaluation; the general one if it has none."""
+    loaded, model = load_task(task or read_config(folder)["task"]), model_in(folder)
+    return next((one for one in calibrations_for(loaded, None) if one.model == model), general())
 
 
 def _final(folder: Path, sample: Mapping[str, Any], checked: CheckedTask) -> list[Sample]:

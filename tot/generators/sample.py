@@ -137,10 +137,10 @@ async def whole_solutions(
 
     Samples use the generator's temperature. A single solution is decoded greedily if no temperature was given, or if
     `greedy_draft` is set. The templates `solutions` are used in turn; the default is the task's `chain`. With `sample`,
-    only the solution with this number is sampled, not greedily.
+    only the solution with this number is sampled.
     """
     given = "temperature" in getattr(generator, "model_fields_set", ())
-    greedy = sample is None and count == 1 and (greedy_draft or not given)
+    greedy = count == 1 and (greedy_draft or not given)
     temperature, first = 0.0 if greedy else _temperature(generator), sample or 0
     kinds = _kinds(ctx.task, ctx.state(node), solutions)
     proposals = blank(count) if sample is None else blank(count)[:1]

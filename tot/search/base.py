@@ -11,8 +11,8 @@ import math
 import random
 from abc import abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -24,9 +24,11 @@ from tot.evaluators.base import Evaluator
 from tot.llm.context import derive
 from tot.llm.replies import as_evaluation, as_proposal, as_proposals
 from tot.running import run_to_end
+from tot.search.calibration import Calibration
 from tot.search.growth import SearchTree
 from tot.search.hooks import Hooks
 from tot.search.steps import Branches, Evaluate, Expand, Fork, Step, Steps
+from tot.search.votes import Ballot, cast
 from tot.task.checked import CheckedTask
 from tot.task.task import Task
 from tot.task.world import HasActions
@@ -37,6 +39,8 @@ log = logging.getLogger(__name__)
 
 _IDLE = 10_000
 """Maximum number of steps in a row that add no node."""
+WRITERS: tuple[Purpose, ...] = ("generate", "escalate")
+"""Whose decoders write thoughts: the first model's, then the larger model's."""
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -54,6 +58,8 @@ class Resources:
     """Number of different whole solutions, if they are decoded greedily."""
     independent: bool = False
     """Whether the thoughts of a node can be sampled and evaluated one by one (`Expand.sample`)."""
+    calibrations: Mapping[Purpose, Calibration] = field(default_factory=dict)
+    """Of the models that write thoughts, if they are calibrated for the task."""
 
 
 class Search(BaseModel):
@@ -127,6 +133,10 @@ class Search(BaseModel):
         elif "chain" not in task.prompts:  # a solution is one thought, and then the answer
             task.prompts.require(*task.thought)
 
+    def elect(self, search: SearchState, answered: Sequence[tuple[Node, Any]]) -> tuple[list[Ballot], list[int]]:
+        """Return the ballots of nodes with their answers, and the indices of the winning ones."""
+        return cast(search.checked, search.tree.question, answered, self.aggregate == "majority")
+
     @property
     def fast_evaluator(self) -> Evaluator | None:
         """The cheap evaluator of new nodes, if it differs from the state evaluator."""
@@ -183,6 +193,8 @@ class SearchState(SearchTree):
         self.resources = resources or Resources()
         self.best: Node = self.tree.root
         """The node that the search would currently answer from."""
+        self.voting: Purpose = "generate"
+        """The model whose answers vote."""
         self.stopped: str | None = None
         """Why the search ended early or without a goal, if it did."""
         self._seed = seed

@@ -1,12 +1,12 @@
 """Baselines under the same interface, for comparisons at equal compute: each sample is a whole solution.
 
-Chain of thought (Wei et al., 2022) and best of n; `self_consistency.py` adds votes. They use the task's `chain`
+Chain of thought (Wei et al., 2022), self-consistency (Wang et al., 2023) and best of n. They use the task's `chain`
 template instead of its thought templates. Without a `chain` template, a solution is one thought and then the answer.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import field_validator
 
@@ -19,27 +19,32 @@ _WAVE = 32
 """Samples decoded together under a budget, which cuts samples that are not finished."""
 
 
-class WholeSolutions(Search):
-    """Sample whole solutions. `ChainOfThought` and `BestOfN` are presets of this class."""
+class Solutions(Search):
+    """A search that samples whole solutions."""
 
     whole = True
     solutions: tuple[str, ...] = ()
     """Templates to sample solutions from, in turn, as in "chain+program". The default is the task's `chain`."""
     samples: Count = 1
-    weighted: bool = False
-    """Evaluate the solutions with the state evaluator: it ranks them and weights their votes."""
 
     @field_validator("solutions", mode="before")
     @classmethod
     def _by_name(cls, given: Any) -> Any:
         return tuple(given.split("+")) if isinstance(given, str) else given
 
-    def evaluates(self, task: Task) -> bool:
-        return self.weighted
-
     def most(self, search: SearchState) -> int:
         """Return the number of samples. Greedy decoding gives one per template: copies are not further votes."""
         return self.samples if search.resources.distinct is None else min(self.samples, search.resources.distinct)
+
+
+class WholeSolutions(Solutions):
+    """Sample a number of whole solutions. The other classes of this module are presets of this one."""
+
+    weighted: bool = False
+    """Evaluate the solutions with the state evaluator: it ranks them and weights their votes."""
+
+    def evaluates(self, task: Task) -> bool:
+        return self.weighted
 
     def steps(self, search: SearchState) -> Steps:
         samples = self.most(search)
@@ -57,6 +62,13 @@ class WholeSolutions(Search):
 
 class ChainOfThought(WholeSolutions):
     """Sample one whole solution, decoded greedily unless a temperature is given."""
+
+
+class SelfConsistency(WholeSolutions):
+    """Sample whole solutions; return a verified answer, or the answer that most of them give."""
+
+    samples: Count = 5
+    aggregate: Literal["best", "vote", "majority"] = "vote"
 
 
 class BestOfN(WholeSolutions):

@@ -9,13 +9,12 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from tot.search.base import Count, SearchState, by_value
+from tot.search.base import Count, Search, SearchState, by_value
 from tot.search.steps import Steps
-from tot.search.votes import VotesUntilSure
 from tot.tree.tree import Node
 
 
-class BFS(VotesUntilSure):
+class BFS(Search):
     """Breadth-first search.
 
     Expand each of the `breadth` (b) best states into `thoughts` (n) children, for `depth` (T) - 1 levels. Then answer
@@ -55,10 +54,6 @@ class BFS(VotesUntilSure):
             best = next(iter(by_value(frontier)), None)
             if best is not None and (best.value is not None or search.best.value is None):
                 search.best = best
-            if self.until is not None and self.is_sure(
-                self.ballots(search), sum(not node.terminal for node in frontier)
-            ):
-                return
 
     def _grow(self, search: SearchState, node: Node, shares: int) -> Steps:
         """Expand a state, and grow a branch from each child. Children divide the shares; the first get the rest."""
@@ -74,11 +69,6 @@ class BFS(VotesUntilSure):
         best = by_value(search.complete())[0]
         if best.value is not None or search.best.value is None:
             search.best = best
-        if self.until is not None and any(map(search.is_end, children)):
-            ballots = self.ballots(search)
-            if self.is_sure(ballots, self.breadth - len(ballots)):
-                search.stop()
-                return
         parts = [max(1, math.ceil((shares - number) / len(children))) for number in range(len(children))]
         yield search.fork(*(self._grow(search, child, part) for child, part in zip(children, parts, strict=True)))
 

@@ -11,15 +11,14 @@ from tot.config import ModelFlags, SearchConfig
 from tot.decoders.decoder import Decoder
 from tot.decoders.errors import OptionError, TotError, unknown
 from tot.sandbox import can_confine
-from tot.search.certainty import curves_for
-from tot.search.self_consistency import VOTE
+from tot.search.calibration import calibrations_for
 from tot.task.task import Task
 from tot.yaml_files import read_mapping
 
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "vote": VOTE,
+    "vote": {"search": "auto"},
     "best": {"search": "best-of-n:samples=5", "evaluator": "likelihood"},
-    "tree": {"search": "bfs:thoughts=2,breadth=4,select=all,aggregate=vote", "until": 0.95},
+    "tree": {"search": "bfs:thoughts=2,breadth=4,select=all,aggregate=vote"},
     "code": {"task": "code"},
 }
 _OF_SERVER = {*ModelFlags.model_fields, "tokenizer"}
@@ -74,7 +73,7 @@ def _search(fields: Mapping[str, Any], decoder: Decoder, place: str) -> ServedSe
         task = config.suited(fields.get("task", "ask"))
         config.parts(task)
         config.filters_for(task)
-        curves_for(task, config.certainty)
+        calibrations_for(task, config.calibration)
     except TotError as error:
         raise OptionError(f"{place}: {error}") from None
     return task, config

@@ -87,7 +87,7 @@ class Task:
     variants: ClassVar[str] = ""
     """Option of `__init__` that the word after the task's name sets, as in "reasoning-gym:countdown". It and the other
     options must not name code."""
-    search: ClassVar[str] = "bfs"
+    search: ClassVar[str] = "auto"
     """The default search, thought generator and state evaluator of `solve`, by name, with options after a colon:
     "mcts:iterations=20,exploration=2"."""
     generator: ClassVar[str] = "sample"
