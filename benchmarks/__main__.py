@@ -15,7 +15,7 @@ from tot.decoders.errors import validated
 from tot.report.terminal import console
 
 NAMES = (
-    *("answers", "calibrate", "calls", "cllm", "constraints", "decoders", "demo", "fastcot", "optimize"),
+    *("answers", "calibrate", "calls", "cllm", "constraints", "deadlines", "decoders", "demo", "fastcot", "optimize"),
     *("pdos", "peers", "quality", "solutions", "start", "steps", "thinking"),
 )
 

@@ -123,7 +123,10 @@ class Run:
             # A subclass may override `propose`, and evaluators that compare need all thoughts.
             independent=independent and type(self._generator) is Sample,
         )
-        own = replace(own, cheap_samples=self.backend.cheap_samples) if timed else own
+        if self.meter.budget.tokens is not None:  # cancelled samples would spend it
+            own = replace(own, cheap_samples=1)
+        elif timed:
+            own = replace(own, cheap_samples=self.backend.cheap_samples)
         if checkpoint is None:
             return own
         names = ("cheap_samples", "budgeted")
