@@ -72,9 +72,9 @@ pictures: $(VENV)/ready
 	$(BIN)/tot report $(EXAMPLE) --out docs/images/tree.svg
 	$(BIN)/tot report $(EXAMPLE) --out docs/example.html
 
-# Runs the notebooks and saves their outputs, without execution times; the last one only with TOT_MODEL, a larger model.
+# Runs the notebooks and saves their outputs, without execution times; the last two only with TOT_MODEL, a larger model.
 notebooks: $(VENV)/ready
-	$(BIN)/jupyter execute --inplace $(filter-out $(if $(TOT_MODEL),,%/7_find_a_formula.ipynb),$(wildcard notebooks/*.ipynb))
+	$(BIN)/jupyter execute --inplace $(filter-out $(if $(TOT_MODEL),,%/7_find_a_formula.ipynb %/8_better_with_time.ipynb),$(wildcard notebooks/*.ipynb))
 	perl -0pi -e 's/"metadata": \{\s*"execution": \{[^{}]*\}\s*\}/"metadata": {}/g' notebooks/*.ipynb
 
 jupyter: $(VENV)/ready

@@ -43,7 +43,7 @@ VOTING = (
     "tot, 5 votes: search=self-consistency:samples=5,weighted=true",
     "tot, until sure:",
 )
-"""The default ways for a task whose default search is a vote. The last one is that search."""
+"""The default ways for a task whose default search samples whole solutions. The last one is that search."""
 SEARCHING = ("llama.cpp: peer=llama", "vLLM: peer=vllm", "tot, one answer: search=cot", "tot, search:")
 """The default ways for other tasks, such as programs. The last one is the task's default search."""
 TITLE = "answers, one question at a time"

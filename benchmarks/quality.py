@@ -1,17 +1,15 @@
 """The benchmark `quality`: compare the accuracy and cost of ways to answer, and the AUROC of evaluators.
 
 Each way to answer is an evaluation in its own folder, which is resumed if it exists; the tables are read from there.
-If a way sampled several solutions per question, smaller sample counts and other selection rules are replayed without
-decoding. `evaluators.py` measures the evaluators.
+`tot eval --compare` prints the votes of fewer samples from these folders. `evaluators.py` measures the evaluators.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
-from itertools import zip_longest
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -33,12 +31,9 @@ from tot.evaluation.estimate import estimate
 from tot.evaluation.folder import read_samples
 from tot.evaluation.results import tokens_of
 from tot.evaluation.run import run_evaluation
-from tot.evaluators.heuristic import LogProb
 from tot.llm.context import scoring
 from tot.llm.decoders import open_decoders
 from tot.registry import EVALUATORS, named
-from tot.search.votes import Ballot, count, stays_ahead
-from tot.task.checked import CheckedTask
 from tot.task.task import Task
 
 
@@ -54,7 +49,6 @@ class Options(WaysOptions):
         description="A way to answer, as 'NAME: option=value; option=value', with options of tot eval. Repeat for "
         "more; each is compared with the first.",
     )
-    mix: list[str] = Field([], description="Ways whose interleaved solutions also vote together: 'votes+programs'.")
     folder: Path = Field(
         Path("quality"), description="Folder of the evaluations, one per way; existing ones are resumed."
     )
@@ -75,17 +69,6 @@ class Options(WaysOptions):
 
 
 @dataclass(frozen=True)
-class Leaf:
-    """A complete solution: its answer, its score and its possible voting weights."""
-
-    answer: Any
-    right: float
-    probability: float | None
-    """Mean probability per token, as sampled: the weight of `weighted=true`."""
-    tokens: int
-
-
-@dataclass(frozen=True)
 class Answered:
     """The result of one question in one way."""
 
@@ -95,7 +78,8 @@ class Answered:
     forwards: int | None = None
     thoughts: int = 0
     malformed: int = 0
-    leaves: tuple[Leaf, ...] = ()
+    best: float | None = None
+    """The highest score of the leaves; None without leaves."""
 
 
 Answers = dict[str, Answered]
@@ -105,10 +89,6 @@ Answers = dict[str, Answered]
 def run(asked: Options, console: Console) -> None:
     """Evaluate every way and print the tables."""
     works = {name: way(asked, options) for name, options in read_ways(asked.way).items()}
-    mixtures = {text: [name.strip() for name in text.split("+")] for text in asked.mix}
-    for text, names in mixtures.items():
-        if len(names) < 2 or not works.keys() >= set(names):
-            raise OptionError(f"--mix {text!r} can't be read: join ways with +, such as {'+'.join(works)}")
     judge = None if asked.judge is None else _judge(asked, asked.judge)
     most = max(works, key=lambda name: _samples(works[name]))
     evaluators = {name: named(name, EVALUATORS) for name in asked.evaluators}
@@ -124,14 +104,11 @@ def run(asked: Options, console: Console) -> None:
         results = run_evaluation(work, folders[name], folders[name].exists())
         latency = results.seconds / results.samples
         bench.say(f"{name}: {results.score_text}, latency {latency:.1f} s, in {folders[name]}")
-        answers = read_answers(folders[name], work.task)
-        ways |= {name: answers, **replayed(name, answers, work.task)}
-    for mixture, names in mixtures.items():
-        ways |= replayed(mixture, mixed([ways[name] for name in names]), works[names[0]].task)
+        ways[name] = read_answers(folders[name], work.task)
     bench.keep(ways={name: {q: asdict(one) for q, one in answers.items()} for name, answers in ways.items()})
     bench.show(table(ways))
     if judge is not None:
-        bench.show(preferred(judge, {name: ways[name] for name in works}, bench))
+        bench.show(preferred(judge, ways, bench))
     if evaluators:
         judge_pieces(bench, works[most], folders[most], evaluators, asked.judged)
 
@@ -158,12 +135,7 @@ def read_answers(folder: Path, task: Task) -> Answers:
 
 
 def _answered(folder: Path, sample: Mapping[str, Any], task: Task) -> Answered:
-    leaves: list[Leaf] = []
-    tree, scored_answers = read_leaves(folder, sample, task)
-    for node, (answer, right) in scored_answers.items():
-        state = tree.state(tree[node])
-        tokens = sum(len(part.tokens) for thought in state.thoughts for part in thought.drawn.values())
-        leaves.append(Leaf(answer, right, LogProb().of(state), tokens))
+    _, leaves = read_leaves(folder, sample, task)
     return Answered(
         sample["score"],
         tokens_of(sample),
@@ -171,78 +143,8 @@ def _answered(folder: Path, sample: Mapping[str, Any], task: Task) -> Answered:
         sample["measured"]["forwards"],
         sample["thoughts"],
         sample["unreadable"],
-        tuple(leaves),
+        max((score for _, score in leaves.values()), default=None),
     )
-
-
-# -- replays ------------------------------------------------------------------------------------------------------
-
-CHOOSING: dict[str, Callable[[Leaf], float | None]] = {
-    "majority": lambda leaf: 1.0,
-    "weighted by probability": lambda leaf: leaf.probability,
-}
-SURE = 0.95
-"""The replayed `until` of a vote weighted by probability."""
-
-
-def replayed(name: str, answers: Answers, task: Task) -> dict[str, Answers]:
-    """Return the answers chosen from each question's solutions by every applicable rule.
-
-    If the solutions were sampled independently, smaller numbers of samples are replayed as well.
-    """
-    all_leaves = [leaf for one in answers.values() for leaf in one.leaves]
-    flat = all(one.thoughts == len(one.leaves) for one in answers.values())
-    counts = [len(one.leaves) for one in answers.values()]
-    most = min(counts, default=0) if flat else 0
-    sizes: list[int | None] = [size for size in (2, 4, 8, 12, 16, 32, 64) if size < most]
-    sizes += [most] * (most > 1) if flat else [None] * (max(counts) > 1)
-    replays: dict[str, Answers] = {}
-    for size in sizes:
-        for rule, weigh in CHOOSING.items():
-            if any(weigh(leaf) is None for one in answers.values() for leaf in one.leaves[:size]):
-                continue
-            chosen = {question: _chosen(question, one.leaves[:size], weigh, task) for question, one in answers.items()}
-            if size is None:  # branches share tokens
-                chosen = {question: replace(one, tokens=answers[question].tokens) for question, one in chosen.items()}
-            replays[f"{name}, {rule} of {size or 'all'}"] = chosen
-        if size is not None and size > 2 and all(leaf.probability is not None for leaf in all_leaves):
-            replays[f"{name}, until {SURE} of at most {size}"] = {
-                question: _until_sure(question, one.leaves[:size], task) for question, one in answers.items()
-            }
-    return replays
-
-
-def mixed(ways: Sequence[Answers]) -> Answers:
-    """Interleave the solutions of several ways, for the questions that all of them have."""
-    answers: Answers = {}
-    for question in (text for text in ways[0] if all(text in way for way in ways)):
-        turns = zip_longest(*(way[question].leaves for way in ways))
-        leaves = tuple(leaf for turn in turns for leaf in turn if leaf is not None)
-        answers[question] = Answered(0.0, 0.0, thoughts=len(leaves), leaves=leaves)
-    return answers
-
-
-def _chosen(question: str, leaves: Sequence[Leaf], weigh: Callable[[Leaf], float | None], task: Task) -> Answered:
-    """Return the answer with the largest sum of weights."""
-    answered = [leaf for leaf in leaves if leaf.answer is not None]
-    weights = [weigh(leaf) or 0.0 for leaf in answered]
-    winners = count(CheckedTask(task), question, [leaf.answer for leaf in answered], weights)[1]
-    best = answered[winners[0]] if winners else Leaf(None, 0.0, None, 0)
-    return Answered(best.right, sum(leaf.tokens for leaf in leaves), best.answer, leaves=tuple(leaves))
-
-
-def _until_sure(question: str, leaves: Sequence[Leaf], task: Task) -> Answered:
-    """Return the vote of the first leaves that are enough to be sure, as if they had been sampled one by one."""
-    for used in range(2, len(leaves) + 1):
-        answered = [leaf for leaf in leaves[:used] if leaf.answer is not None]
-        weights = [leaf.probability or 0.0 for leaf in answered]
-        keys, _ = count(CheckedTask(task), question, [leaf.answer for leaf in answered], weights)
-        if len(keys) > 1 and stays_ahead([*map(Ballot, keys, weights)], len(leaves) - used) >= SURE:
-            break
-    return _chosen(question, leaves[:used], CHOOSING["weighted by probability"], task)
-
-
-# -- tables -------------------------------------------------------------------------------------------------------
 
 
 def table(ways: Mapping[str, Answers]) -> Table:
@@ -255,7 +157,7 @@ def table(ways: Mapping[str, Answers]) -> Table:
     for (name, answers), right in zip(ways.items(), compared(scores), strict=True):
         every = answers.values()
         thoughts, malformed = sum(one.thoughts for one in every), sum(one.malformed for one in every)
-        best_scores = [max(leaf.right for leaf in one.leaves) for one in every if one.leaves]
+        best_scores = [one.best for one in every if one.best is not None]
         forwards = [one.forwards for one in every if one.forwards is not None]
         rows.add_row(
             name,

@@ -89,7 +89,7 @@ class MultipleChoice(Task):
     chat: ClassVar[Mapping[str, Any]] = {
         **GSM8K.chat,
         "triggers": {"chain": triggers["chain"]},
-        "search": "self-consistency:weighted=true,until=0.95,samples=8",
+        "search": "auto",
     }
 
     def start(self, question: str) -> State:

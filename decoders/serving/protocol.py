@@ -117,7 +117,7 @@ class SearchLimits(Body):
 
     seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     until: Annotated[float, Field(gt=0, le=1)] | None = None
-    """As `SearchConfig.until`: stop a vote when it is this sure."""
+    """As `SearchConfig.until`: stop the search auto when the answer is this sure."""
 
 
 class GenerationBody(Body):

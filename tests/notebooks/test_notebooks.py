@@ -19,6 +19,7 @@ NAMES = (
     "5_batch_evaluation",
     "6_consistency_llm",
     "7_find_a_formula",
+    "8_better_with_time",
 )
 MACHINE = re.compile(r"/(?:home|root|tmp|work|usr|opt|var|Users|mnt)/|\b[A-Z]:\\|\.venv|site-packages")
 

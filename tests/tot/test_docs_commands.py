@@ -26,7 +26,7 @@ ELSEWHERE = {
     r"^tot export ": "needs right answers",
     r"^tot train ": "trained by other tests",
     r"--model tuned": "needs a trained model",
-    r"--certainty ": "needs hundreds of answers",
+    r"--calibration ": "needs twenty questions",
     r"^tot solve --resume run\.jsonl": "needs a killed run",
 }
 """Commands that need more than a model, each with the reason."""

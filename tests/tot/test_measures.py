@@ -9,9 +9,18 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from tot.evaluation.measures import best, measures, pass_all, pass_any, until_sure, vote
+from tot.evaluation.measures import best, calibrated, measures, pass_all, pass_any, until_sure, vote
 from tot.evaluation.pool import Sample
-from tot.search.votes import Ballot, stays_ahead
+from tot.search.calibration import Calibration, Source
+
+CALIBRATION = Calibration(
+    task=None,
+    model=None,
+    questions=1,
+    none=0.0,
+    sources={"chain": Source(weight=3.0, others=-1.0, tokens=10.0, gains=(0.1,))},
+)
+"""An answer with a of n samples has the value (1 + a) ** 3, and no answer the value 1 / (1 + n)."""
 
 
 def pool(
@@ -86,27 +95,27 @@ def test_samples_without_any_answer_or_weight_score_0_or_tie() -> None:
 
 
 def test_a_vote_until_sure_stops_at_the_first_sample_that_makes_it_sure() -> None:
-    assert stays_ahead([Ballot("r")] * 3, 4) > 0.95 > stays_ahead([Ballot("r")] * 2, 5)
-    assert until_sure(pool(["r", None, "r", "r", *["x"] * 4])) == (1.0, 40)
-    assert until_sure(pool(["r", "x"] * 4)) == (1.0, 80)
-    assert until_sure(pool(["r", "r", "x", "x"])) == (1.0, 20)  # the last two can only tie: 1 - 1/15/2
-    assert until_sure(pool(["r"])) == (1.0, 10)
-    assert until_sure(pool([None, None])) == (0.0, 20)
+    assert calibrated(pool(["r"]), CALIBRATION) == (pytest.approx(8 / (8 + 1 / 2)), 1.0)
+    assert until_sure(pool(["r", None, "r", "r", "x"]), CALIBRATION) == (1.0, 20)  # 8 / (8 + 1/3) is 0.96
+    assert until_sure(pool(["r", "r", "x", "x"]), CALIBRATION) == (1.0, 20)
+    assert until_sure(pool(["x", "r"] * 2), CALIBRATION) == (0.0, 40)  # equal: the first wins
+    assert until_sure(pool(["x", "r", "r"]), CALIBRATION) == (1.0, 30)
+    assert until_sure(pool([None, None]), CALIBRATION) == (0.0, 20)
 
 
 def test_values_weigh_votes_and_probabilities_do_without_values() -> None:
-    by_value = scores(measures([pool(["x", "r", "x"], [0.1, 0.9, 0.2], [-1.0, -9.0, -1.0])]))
-    assert (by_value["maj@3"], by_value["weighted@3"], by_value["until 0.95"]) == ([0.0], [1.0], [1.0])
+    by_value = scores(measures([pool(["x", "r", "x"], [0.1, 0.9, 0.2], [-1.0, -9.0, -1.0])], CALIBRATION))
+    assert (by_value["maj@3"], by_value["weighted@3"], by_value["until 0.95"]) == ([0.0], [1.0], [0.0])
     assert (by_value["best@3 by value"], by_value["best@3 by logprob"]) == ([1.0], [0.0])
-    by_probability = scores(measures([pool(["x", "r", "x"], logprobs=[-3.0, -1.0, -3.0])]))
+    by_probability = scores(measures([pool(["x", "r", "x"], logprobs=[-3.0, -1.0, -3.0])], CALIBRATION))
     assert (by_probability["weighted@3"], by_probability["until 0.95"]) == ([1.0], [0.0])
     assert "best@3 by value" not in by_probability
-    logarithms = scores(measures([pool(["x", "x", "r"], [-5.0, -5.0, -1.0])]))
+    logarithms = scores(measures([pool(["x", "x", "r"], [-5.0, -5.0, -1.0])], CALIBRATION))
     assert logarithms["weighted@3"] == [1.0]
 
 
 def test_k_grows_to_the_most_samples_and_smaller_questions_count_with_all_of_theirs() -> None:
-    found = measures([pool(["r"] * 6), pool(["r", "x", "x"]), pool(["h"]), []])
+    found = measures([pool(["r"] * 6), pool(["r", "x", "x"]), pool(["h"]), []], CALIBRATION)
     assert [name.format(k) for name, k in found] == [
         *("maj@1", "maj@2", "maj@4", "maj@6", "pass@1", "pass@2", "pass@4", "pass@6", "pass^2", "pass^4", "pass^6"),
         "until 0.95",
@@ -118,8 +127,10 @@ def test_k_grows_to_the_most_samples_and_smaller_questions_count_with_all_of_the
 
 
 def test_equal_samples_have_the_same_score_in_all_measures() -> None:
-    assert {tuple(column) for column in scores(measures([pool(["r"] * 8, [1.0] * 8, [-1.0] * 8)])).values()} == {(1.0,)}
+    assert {
+        tuple(column) for column in scores(measures([pool(["r"] * 8, [1.0] * 8, [-1.0] * 8)], CALIBRATION)).values()
+    } == {(1.0,)}
 
 
 def test_questions_without_samples_score_0() -> None:
-    assert set(measures([[]])["maj@{}", 0]) == {(0.0, 0.0)}
+    assert set(measures([[]], CALIBRATION)["maj@{}", 0]) == {(0.0, 0.0)}

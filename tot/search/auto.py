@@ -106,7 +106,7 @@ def expected_gain(search: SearchState, probability: float) -> float:
 
 
 def samples_of(search: SearchState) -> Counter[str]:
-    """Return the number of samples by source, also those without an answer."""
+    """Return the number of samples by source, also of samples without an answer."""
     return Counter(template_of(source_of(node)) for node in search.complete() if node.parent is not None)
 
 
@@ -114,7 +114,7 @@ class _Samples:
     """The samples of one model."""
 
     def __init__(self, options: Auto, search: SearchState, purpose: Purpose, most: bool) -> None:
-        """With `most`, begin only as many samples as are decoded at the same time."""
+        """With `most`, begin only the samples that are decoded at the same time."""
         self.options, self.search, self.purpose = options, search, purpose
         self.solutions = options.solutions or ("chain",)
         limit = options.most(search)
@@ -145,7 +145,7 @@ class _Samples:
         return False
 
     def _next(self) -> str | None:
-        """Return the source of the next sample; None if there is none."""
+        """Return the source of the next sample; None to begin no more."""
         if sum(self._begun.values()) >= self._limit:
             return None
         source = self._calibration.next_source(self.solutions, self._begun)

@@ -71,7 +71,7 @@ class Calibration(BaseModel):
         return self.sources.get(template) or self.sources.get("chain", first)
 
     def probabilities(self, ballots: Sequence[Ballot], samples: Mapping[str, int]) -> dict[Hashable, float]:
-        """Return the probability of each answer. `samples` counts the samples by source, also those without answer."""
+        """Return the probability of each answer. `samples` counts all samples by source."""
         votes: dict[Hashable, Counter[str]] = {}
         for ballot in ballots:
             votes.setdefault(ballot.answer, Counter())[template_of(ballot.source)] += 1

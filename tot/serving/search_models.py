@@ -113,7 +113,7 @@ class SearchModels:
             options["tools"] = tools
             options["generator"] += f":tool_choice={body.tool_choice},parallel_tool_calls={body.parallel_tool_calls}"
         config = SearchConfig.of(served_config, options)
-        config.parts(task)  # raises OptionError, for example if `until` is given and the search has no vote
+        config.parts(task)  # raises OptionError, for example if `until` is given and the search is not auto
         return ServedRequest(self, body, task, question, config, {"seed": options["seed"]})
 
 

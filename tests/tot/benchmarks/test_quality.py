@@ -1,4 +1,4 @@
-"""The benchmark `quality`: known accuracies, exact replays, and evaluator AUROCs."""
+"""The benchmark `quality`: known accuracies, and evaluator AUROCs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.evaluators import PLACES, Judged, auroc, judged, pieces_of, solutions, verdict
 from benchmarks.leaves import read_leaves
-from benchmarks.quality import Answered, Leaf, Options, read_answers, replayed, table, way
+from benchmarks.quality import Answered, Options, table, way
 from benchmarks.ways import read_ways
-from tot import Sample, SelfConsistency, Task, evaluate
+from tot import Task, evaluate
 from tot.decoders import Completion, Request, Usage
 from tot.decoders.budget import Meter
 from tot.decoders.request import ChoiceLogprob
 from tot.evaluation.folder import read_samples
 from tot.llm.backend import Backend
-from tot.search.votes import Ballot, stays_ahead
 from tot.tree.thought import SampledText, State, Thought
 from tot.tree.tree import Node, ThoughtTree
 
@@ -91,9 +90,9 @@ def test_measured_accuracies_match_the_known_ones(capfd: pytest.CaptureFixture[s
     printed = capfd.readouterr().out
     results = json.loads(Path("n.json").read_text())
     scores = {name: [one["score"] for one in answers.values()] for name, answers in results["ways"].items()}
-    assert scores["plain"] == scores["votes, majority of 2"] == [1, 0, 1, 0]
-    assert scores["votes"] == scores["votes, majority of 4"] == [1, 1, 1, 0]
-    assert scores["votes, weighted by probability of 4"] == [1, 1, 1, 1]
+    assert scores["plain"] == [1, 0, 1, 0]
+    assert scores["votes"] == [1, 1, 1, 0]
+    assert [one["best"] for one in results["ways"]["votes"].values()] == [1, 1, 1, 1]
     verdicts = ("An evaluator is good enough to prune by if", "at the end 0.75 (0.30 to 0.95))", "random: not shown")
     for fragment in ("+25.0%", "100.0%", "evaluator", *verdicts):
         assert fragment in printed, fragment
@@ -121,7 +120,6 @@ def test_measured_accuracies_match_the_known_ones(capfd: pytest.CaptureFixture[s
         (("--way", "plain: search=cto"), "unknown search 'cto'"),
         (("--way", "plain: search=cot", "--evaluators", "random"), "--evaluators judges pieces of several solutions"),
         ((*WAYS, "--evaluators", "logprob,beam"), "unknown evaluator 'beam'"),
-        ((*WAYS, "--mix", "votes+others"), "--mix 'votes+others' can't be read: join ways with +, such as plain+votes"),
         ((*WAYS, "--judge", "known; dtype"), "--judge 'known; dtype' can't be read: write 'MODEL; option=value"),
     ],
 )
@@ -144,19 +142,6 @@ def test_a_pairwise_judge_sees_both_orders(capfd: pytest.CaptureFixture[str]) ->
     assert re.search(r"votes\W+62\.5% \(21\.9% to 90\.8%\)\W+1 of 4\b", printed)
 
 
-@pytest.mark.usefixtures("_known")
-def test_ways_vote_together_in_turns() -> None:
-    again = ("--way", "again: search=self-consistency:samples=2; prompts=chat")
-    assert main([*COMMAND, *again, "--mix", "again+votes"]) == 0
-    results = json.loads(Path("n.json").read_text())["ways"]
-    together = results["again+votes, majority of 6"]
-    question = next(question for question in together if "Bo" in question)
-    assert [leaf["answer"] for leaf in together[question]["leaves"]] == ["5", "5", "2", "2", "2", "7"]
-    assert together[question]["score"] == results["votes, majority of 4"][question]["score"]
-    samples = ("again, majority of 2", "votes, majority of 4")
-    assert together[question]["tokens"] == sum(results[way][question]["tokens"] for way in samples)
-
-
 def test_methods_without_a_model_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("rows.jsonl").write_text('{"question": "1 1 4 8"}\n{"question": "2 3 4"}\n')
@@ -176,7 +161,7 @@ def test_a_way_may_repeat_an_option() -> None:
     assert (model.decoder, model.options) == ("seed", {"draft": "a.gguf", "k_config": "2,1"})
 
 
-# -- replays ------------------------------------------------------------------------------------------------------
+# -- tables ------------------------------------------------------------------------------------------------------
 
 
 class Letter(Task):
@@ -207,50 +192,6 @@ def test_leaves_with_an_answer_are_solutions(scripted: Any, tmp_path: Path) -> N
     (sample,) = read_samples(tmp_path / "out")
     _, leaves = read_leaves(tmp_path / "out", sample, Drafts())
     assert list(leaves.values()) == [("a", 0.0), ("b", 1.0)]
-
-
-def test_a_replay_equals_a_run_with_fewer_samples(tiny: Any, tmp_path: Path) -> None:
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"question": f"q{i}", "answer": "e"}) + "\n" for i in range(6)))
-    with tiny() as decoder:
-        for samples in (2, 4, 8):
-            search: Any = {"search": SelfConsistency(samples=samples), "generator": Sample(temperature=1.0)}
-            evaluate(Letter, rows, out=tmp_path / str(samples), decoder=decoder, evaluator="random", **search)
-    decoded = {samples: read_answers(tmp_path / str(samples), Letter()) for samples in (2, 4, 8)}
-    again = replayed("votes", decoded[8], Letter())
-    for samples, answers in decoded.items():
-        replay = again[f"votes, majority of {samples}"]
-        assert {q: (one.score, one.tokens) for q, one in replay.items()} == {
-            q: (one.score, one.tokens) for q, one in answers.items()
-        }
-    assert table({"votes": decoded[8], **again}).row_count == 1 + 2 * 3 + 2
-
-
-def test_a_replayed_vote_stops_at_the_first_leaf_that_makes_it_sure() -> None:
-    agreeing = tuple(Leaf("a" if i != 1 else None, 1.0, 0.5, 5) for i in range(8))
-    divided = tuple(Leaf("ab"[i % 2], float(i % 2 == 0), 0.4 + 0.2 * (i == 7), 5) for i in range(8))
-    answers = {"q": Answered(1.0, 40, "a", thoughts=8, leaves=agreeing)}
-    answers["r"] = Answered(1.0, 40, "a", thoughts=8, leaves=divided)
-    replay = replayed("votes", answers, Letter())["votes, until 0.95 of at most 8"]
-    assert stays_ahead([Ballot("a")] * 3, 4) > 0.95 > stays_ahead([Ballot("a")] * 2, 5)
-    assert [(one.answer, one.score, one.tokens) for one in replay.values()] == [("a", 1.0, 20), ("b", 0.0, 40)]
-
-
-def test_leaves_of_a_tree_vote_at_the_cost_of_the_whole_tree() -> None:
-    """Branches share tokens, so subsets of the leaves are not replayed."""
-    leaves = tuple(Leaf(answer, float(answer == "a"), p, 5) for answer, p in (("a", 0.9), ("b", 0.2), ("b", 0.3)))
-    answers = {
-        "q": Answered(0.0, 11, "b", thoughts=7, leaves=leaves),
-        "r": Answered(1.0, 6, "a", thoughts=3, leaves=leaves[:1]),
-    }
-    replays = {
-        name: [(one.score, one.tokens, one.answer) for one in each.values()]
-        for name, each in replayed("tree", answers, Letter()).items()
-    }
-    assert replays == {
-        "tree, majority of all": [(0.0, 11, "b"), (1.0, 6, "a")],
-        "tree, weighted by probability of all": [(1.0, 11, "a"), (1.0, 6, "a")],
-    }
 
 
 def test_graded_answers_are_also_counted_if_fully_correct() -> None:
