@@ -37,7 +37,7 @@ from tot.evaluators.heuristic import LogProb
 from tot.llm.context import scoring
 from tot.llm.decoders import open_decoders
 from tot.registry import EVALUATORS, named
-from tot.search.votes import Ballot, count, stays_ahead
+from tot.search.votes import count
 from tot.task.checked import CheckedTask
 from tot.task.task import Task
 
@@ -181,8 +181,6 @@ CHOOSING: dict[str, Callable[[Leaf], float | None]] = {
     "majority": lambda leaf: 1.0,
     "weighted by probability": lambda leaf: leaf.probability,
 }
-SURE = 0.95
-"""The replayed `until` of a vote weighted by probability."""
 
 
 def replayed(name: str, answers: Answers, task: Task) -> dict[str, Answers]:
@@ -190,7 +188,6 @@ def replayed(name: str, answers: Answers, task: Task) -> dict[str, Answers]:
 
     If the solutions were sampled independently, smaller numbers of samples are replayed as well.
     """
-    all_leaves = [leaf for one in answers.values() for leaf in one.leaves]
     flat = all(one.thoughts == len(one.leaves) for one in answers.values())
     counts = [len(one.leaves) for one in answers.values()]
     most = min(counts, default=0) if flat else 0
@@ -205,10 +202,6 @@ def replayed(name: str, answers: Answers, task: Task) -> dict[str, Answers]:
             if size is None:  # branches share tokens
                 chosen = {question: replace(one, tokens=answers[question].tokens) for question, one in chosen.items()}
             replays[f"{name}, {rule} of {size or 'all'}"] = chosen
-        if size is not None and size > 2 and all(leaf.probability is not None for leaf in all_leaves):
-            replays[f"{name}, until {SURE} of at most {size}"] = {
-                question: _until_sure(question, one.leaves[:size], task) for question, one in answers.items()
-            }
     return replays
 
 
@@ -229,17 +222,6 @@ def _chosen(question: str, leaves: Sequence[Leaf], weigh: Callable[[Leaf], float
     winners = count(CheckedTask(task), question, [leaf.answer for leaf in answered], weights)[1]
     best = answered[winners[0]] if winners else Leaf(None, 0.0, None, 0)
     return Answered(best.right, sum(leaf.tokens for leaf in leaves), best.answer, leaves=tuple(leaves))
-
-
-def _until_sure(question: str, leaves: Sequence[Leaf], task: Task) -> Answered:
-    """Return the vote of the first leaves that are enough to be sure, as if they had been sampled one by one."""
-    for used in range(2, len(leaves) + 1):
-        answered = [leaf for leaf in leaves[:used] if leaf.answer is not None]
-        weights = [leaf.probability or 0.0 for leaf in answered]
-        keys, _ = count(CheckedTask(task), question, [leaf.answer for leaf in answered], weights)
-        if len(keys) > 1 and stays_ahead([*map(Ballot, keys, weights)], len(leaves) - used) >= SURE:
-            break
-    return _chosen(question, leaves[:used], CHOOSING["weighted by probability"], task)
 
 
 # -- tables -------------------------------------------------------------------------------------------------------

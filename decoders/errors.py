@@ -59,7 +59,12 @@ REMOVED = {
     "head": "choose logprob, which needs no training",
     "int8-dynamic": "give a .gguf file, or choose none for floating point",
     "mcts:leaves": "it selects one leaf after another",
-    "mcts:until": "choose self-consistency",
+    **dict.fromkeys(
+        ("best-first:until", "bfs:until", "dfs:until", "mcts:until", "self-consistency:until"),
+        "choose the search auto, or leave it out",
+    ),
+    "self-consistency:at_once": "choose auto:together=4",
+    "certainty": "fit your own with python -m benchmarks calibrate, and give it as calibration, or --calibration",
     "escalate": "give model={'generate': MODEL, 'escalate': MODEL}",
     "model_options": "give model=Model(NAME, options={'draft': MODEL})",
     "models": "give model={'generate': MODEL, 'escalate': MODEL}",

@@ -11,7 +11,7 @@ import pytest
 
 from tot.evaluation.measures import best, measures, pass_all, pass_any, until_sure, vote
 from tot.evaluation.pool import Sample
-from tot.search.votes import Ballot, stays_ahead
+from tot.search.calibration import Calibration, Source
 
 
 def pool(
@@ -24,6 +24,12 @@ def pool(
     return [
         Sample(one, one, scores.get(one or "", 0.0), "chain", 10, value, logprob) for one, value, logprob in columns
     ]
+
+
+def calibration(weight: float = 4.0, none: float = 2.0) -> Calibration:
+    """Return a calibration with which v(answer) is (1 + votes) ** weight."""
+    source = Source(weight=weight, others=0, tokens=10, gains=(0.1,))
+    return Calibration(task=None, model=None, questions=50, none=none, sources={"chain": source})
 
 
 def scores(found: dict[tuple[str, int], list[tuple[float, float]]]) -> dict[str, list[float]]:
@@ -86,27 +92,26 @@ def test_samples_without_any_answer_or_weight_score_0_or_tie() -> None:
 
 
 def test_a_vote_until_sure_stops_at_the_first_sample_that_makes_it_sure() -> None:
-    assert stays_ahead([Ballot("r")] * 3, 4) > 0.95 > stays_ahead([Ballot("r")] * 2, 5)
-    assert until_sure(pool(["r", None, "r", "r", *["x"] * 4])) == (1.0, 40)
-    assert until_sure(pool(["r", "x"] * 4)) == (1.0, 80)
-    assert until_sure(pool(["r", "r", "x", "x"])) == (1.0, 20)  # the last two can only tie: 1 - 1/15/2
-    assert until_sure(pool(["r"])) == (1.0, 10)
-    assert until_sure(pool([None, None])) == (0.0, 20)
+    own = calibration()  # of 2 equal votes, 81 / (81 + e ** 2) = 0.916; of 3, 256 / (256 + e ** 2) = 0.972
+    assert until_sure(pool(["r", None, "r", "r", *["x"] * 4]), own) == (1.0, 40)
+    assert until_sure(pool(["r", "x"] * 4), own) == (1.0, 80)
+    assert until_sure(pool(["r"]), own) == (1.0, 10)
+    assert until_sure(pool([None, None]), own) == (0.0, 20)
 
 
 def test_values_weigh_votes_and_probabilities_do_without_values() -> None:
-    by_value = scores(measures([pool(["x", "r", "x"], [0.1, 0.9, 0.2], [-1.0, -9.0, -1.0])]))
-    assert (by_value["maj@3"], by_value["weighted@3"], by_value["until 0.95"]) == ([0.0], [1.0], [1.0])
+    by_value = scores(measures([pool(["x", "r", "x"], [0.1, 0.9, 0.2], [-1.0, -9.0, -1.0])], calibration()))
+    assert (by_value["maj@3"], by_value["weighted@3"], by_value["until 0.95"]) == ([0.0], [1.0], [0.0])
     assert (by_value["best@3 by value"], by_value["best@3 by logprob"]) == ([1.0], [0.0])
-    by_probability = scores(measures([pool(["x", "r", "x"], logprobs=[-3.0, -1.0, -3.0])]))
+    by_probability = scores(measures([pool(["x", "r", "x"], logprobs=[-3.0, -1.0, -3.0])], calibration()))
     assert (by_probability["weighted@3"], by_probability["until 0.95"]) == ([1.0], [0.0])
     assert "best@3 by value" not in by_probability
-    logarithms = scores(measures([pool(["x", "x", "r"], [-5.0, -5.0, -1.0])]))
+    logarithms = scores(measures([pool(["x", "x", "r"], [-5.0, -5.0, -1.0])], calibration()))
     assert logarithms["weighted@3"] == [1.0]
 
 
 def test_k_grows_to_the_most_samples_and_smaller_questions_count_with_all_of_theirs() -> None:
-    found = measures([pool(["r"] * 6), pool(["r", "x", "x"]), pool(["h"]), []])
+    found = measures([pool(["r"] * 6), pool(["r", "x", "x"]), pool(["h"]), []], calibration())
     assert [name.format(k) for name, k in found] == [
         *("maj@1", "maj@2", "maj@4", "maj@6", "pass@1", "pass@2", "pass@4", "pass@6", "pass^2", "pass^4", "pass^6"),
         "until 0.95",
@@ -118,8 +123,10 @@ def test_k_grows_to_the_most_samples_and_smaller_questions_count_with_all_of_the
 
 
 def test_equal_samples_have_the_same_score_in_all_measures() -> None:
-    assert {tuple(column) for column in scores(measures([pool(["r"] * 8, [1.0] * 8, [-1.0] * 8)])).values()} == {(1.0,)}
+    assert {
+        tuple(column) for column in scores(measures([pool(["r"] * 8, [1.0] * 8, [-1.0] * 8)], calibration())).values()
+    } == {(1.0,)}
 
 
 def test_questions_without_samples_score_0() -> None:
-    assert set(measures([[]])["maj@{}", 0]) == {(0.0, 0.0)}
+    assert set(measures([[]], calibration())["maj@{}", 0]) == {(0.0, 0.0)}

@@ -30,6 +30,7 @@ from tot.search.votes import Ballot
 from tot.task.task import Task
 
 SHIPPED = Path(__file__).with_name("calibration.json")
+_NOT_LOCAL = "models that do not run locally"
 _FROZEN = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 _Exponent = Annotated[float, Field(ge=-20, le=20)]
 
@@ -118,7 +119,7 @@ def calibrations_for(task: Task, path: str | Path | None) -> tuple[Calibration, 
     known = _read(Path(path or SHIPPED))
     found = tuple(one for one in known if one.task == task.name)
     if not found and path is not None:
-        raise _missing(path, [one.task for one in known], task.name)
+        raise _missing(path, [one.task or "any task" for one in known], task.name)
     return found
 
 
@@ -130,12 +131,12 @@ def calibration_of(task: Task, decoder: Any, path: str | Path | None) -> Calibra
     known, model = calibrations_for(task, path), identity_of(getattr(getattr(decoder, "engine", None), "loaded", None))
     found = next((one for one in known if one.model == model), None)
     if found is None and path is not None:
-        raise _missing(path, [one.model for one in known], model or "a model that does not run locally")
+        raise _missing(path, [one.model or _NOT_LOCAL for one in known], model or _NOT_LOCAL)
     return found
 
 
-def _missing(path: str | Path, known: Iterable[str | None], wanted: str) -> OptionError:
-    names = ", ".join(sorted({name or "models that do not run locally" for name in known})) or "nothing"
+def _missing(path: str | Path, known: Iterable[str], wanted: str) -> OptionError:
+    names = ", ".join(sorted(set(known))) or "nothing"
     return OptionError(
         f"{path} has calibrations for {names}, not for {wanted}: fit one with `python -m benchmarks calibrate`, or "
         "leave it out"
