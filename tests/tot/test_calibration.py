@@ -6,12 +6,10 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from ml_dtypes import bfloat16
 
 from benchmarks.__main__ import main as benchmark
 from benchmarks.calibrate import calibrate, cross_validated, fit
@@ -19,7 +17,6 @@ from tot import BestOfN, ChainOfThought, SelfConsistency, Solution, Task, Value,
 from tot.cli.output import answer_line
 from tot.config import SearchConfig
 from tot.decoders import OptionError
-from tot.decoders.models.weights import Weights
 from tot.evaluation.estimate import reliability
 from tot.evaluation.measures import calibrated
 from tot.evaluation.pool import Sample
@@ -93,28 +90,6 @@ def test_a_calibration_counts_for_its_task_and_model_only(tmp_path: Path, tiny: 
         for task in (GSM8K(), Riddle()):
             assert calibration_of(task, decoder, None) is None
     assert (general().task, general().model) == (None, None)
-
-
-def test_the_identity_of_a_model_survives_quantization_and_not_fine_tuning() -> None:
-    def loaded(norm: float, dtype: Any) -> Any:
-        weights = SmallWeights({"model.norm.weight": np.full(64, norm, dtype)})
-        return SimpleNamespace(config=SimpleNamespace(model_type="qwen2"), weights=weights)
-
-    assert (
-        identity_of(loaded(1.5, np.float32))
-        == identity_of(loaded(1.5, bfloat16))
-        != identity_of(loaded(1.25, bfloat16))
-    )
-    assert identity_of(None) is None
-    assert identity_of(SimpleNamespace(config=None, weights=SmallWeights({}))) is None  # type: ignore[arg-type]
-
-
-class SmallWeights(Weights):
-    def __init__(self, arrays: dict[str, Any]) -> None:
-        self._arrays, self.shapes = arrays, {name: array.shape for name, array in arrays.items()}
-
-    def __getitem__(self, name: str) -> Any:
-        return self._arrays[name]
 
 
 # -- solutions ----------------------------------------------------------------------------------------------------

@@ -231,7 +231,7 @@ def cells(out: str, name: str) -> list[str]:
 
 @pytest.mark.usefixtures("folders")
 def test_measures_follow_the_comparison(tot: Any) -> None:
-    """Plainly, 2 of 3 are right, and of the samples 3/4, 2/4 and 4/4. After "1 1" and "3 3", a vote is 97% sure."""
+    """Plainly, 2 of 3 are right, and of the samples 3/4, 2/4 and 4/4."""
     status, out, err = tot("eval", "--compare", "plain", "votes")
     assert (status, err) == (0, "")
     assert cells(out, "plain")[0].startswith("66.7% (20.8% to 93.9%)")
@@ -247,8 +247,8 @@ def test_measures_follow_the_comparison(tot: Any) -> None:
     assert [cells(out, name)[2] for name in ("maj@1", "maj@2", "until 0.95")] == [
         "5",
         "10",
-        "13",
-    ]  # sure after "1 1" and "3 3": 1 - 1/30
+        "20",
+    ]  # four equal votes are 63% sure by the general calibration
     assert [bool(cells(out, name)[3]) for name in ("maj@2", "maj@4", "until 0.95")] == [False, True, False]
     assert "weighted@" not in out  # neither values nor log-probabilities are known
     assert "best@" not in out
