@@ -139,7 +139,7 @@ class Run:
         about |= {name: value for name, value in self._how.items() if value}
         about |= {"task": type(self.task).__name__, "models": self.backend.fingerprints}
         if isinstance(search, Auto):  # its steps depend on them
-            about |= {"calibrations": {name: one.model_dump() for name, one in resources.calibrations.items()}}
+            about |= {"calibrations": {name: one.checksum for name, one in resources.calibrations.items()}}
         about |= {"prompts": "chat"} if self.task.prompts.kind == "chat" else {}
         about |= {"version": self.search.checked.version} if self.search.checked.version else {}
         checkpoint.begin(self.tree.state(self.tree.root), about)

@@ -134,11 +134,11 @@ def test_cheap_sources_come_first_and_then_the_most_gain_per_token(chained: Any,
 
 def test_a_sure_answer_stops_the_search_and_its_unfinished_samples(chained: Any, own: Any) -> None:
     decoder = Streamed(*(f"{name} 1" for name in "abcdefgh"))
-    solution = solved(chained, Auto(until=0.85, together=2), decoder, calibration=own())
+    solution = solved(chained, Auto(until=0.85, together=3), decoder, calibration=own())
     assert (solution.answer, solution.votes) == ("1", (3, 3))
     assert 9 / (9 + NONE) < 0.85 < solution.certainty == pytest.approx(16 / (16 + NONE))
     assert solution.gain == pytest.approx((1 - solution.certainty) * 0.1)
-    assert len(decoder.requests) == 4  # two at once, and one for each sample that ended before the answer was sure
+    assert len(decoder.requests) == 5  # three at once, and one for each sample that ended before the answer was sure
     assert all(future.cancelled() for future in decoder.unfinished)
 
 
@@ -238,10 +238,10 @@ def test_the_smaller_model_decides_if_the_larger_has_no_answer(chained: Any, own
 
 def test_answers_of_two_models_do_not_vote_together(chained: Any, own: Any) -> None:
     """The larger model's samples end at the same time, and the first of them has no answer."""
-    decoders = {"generate": Listed("a 1", "b 1", "c 2"), "escalate": Listed("no", "e 1", "f 3")}
+    decoders = {"generate": Listed("a 1", "b 1", "c 2"), "escalate": Listed("no", "e 1", "f 1")}
     search = Auto(samples=3, together=3, until=0.59)
     solution = solved(chained, search, decoders, calibration=own(), reproducible=True)
-    assert (solution.answer, solution.votes) == ("1", (1, 2))
+    assert (solution.answer, solution.votes) == ("1", (2, 2))
 
 
 # -- resuming -----------------------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ def test_a_killed_search_resumes_with_the_same_samples(chained: Any, own: Any, t
 def test_the_search_suits_the_task(letters: Any) -> None:
     doing = type("Doing", (letters,), {"act": lambda self, state, thought: None})
     for task, chosen in ((letters(), BFS), (doing(), Refine), (load_task("blocksworld"), BestFirst)):
-        assert type(parts_of(task, "auto")["search"]) is chosen
+        assert type(Auto().recipe(task, None)["search"]) is chosen
 
 
 def test_options_are_refused_for_a_task_that_is_not_sampled(letters: Any) -> None:

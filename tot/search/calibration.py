@@ -16,6 +16,7 @@ known answers.
 from __future__ import annotations
 
 import math
+import zlib
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cache
@@ -65,6 +66,10 @@ class Calibration(BaseModel):
     """Number of questions that it was fitted on."""
     none: _Exponent
     sources: Annotated[dict[str, Source], Field(min_length=1)]
+
+    @property
+    def checksum(self) -> str:
+        return f"{zlib.crc32(self.model_dump_json().encode()):08x}"
 
     def source(self, template: str) -> Source:
         """Return the source of a template; of an unknown one, the source `chain` or else the first."""
