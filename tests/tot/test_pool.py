@@ -248,7 +248,7 @@ def test_measures_follow_the_comparison(tot: Any) -> None:
         "5",
         "10",
         "20",
-    ]  # four equal votes are 63% sure by the general calibration
+    ]  # by the general calibration, four equal votes are not sure
     assert [bool(cells(out, name)[3]) for name in ("maj@2", "maj@4", "until 0.95")] == [False, True, False]
     assert "weighted@" not in out  # neither values nor log-probabilities are known
     assert "best@" not in out
