@@ -103,7 +103,7 @@ def calibrate(
     for (of_task, of_model), by_question in groups.items():
         samples = list(by_question.values())
         if len(samples) < MIN_QUESTIONS:
-            about = f"{name}, {identity or 'no local model'}"
+            about = f"{of_task or 'any task'}, {of_model or 'no local model'}"
             raise OptionError(
                 f"{about}: {len(samples)} questions, but a calibration needs {MIN_QUESTIONS}: evaluate more"
             )

@@ -156,14 +156,14 @@ class Answers:
         answered = [(node, answer) for node in self.candidates if (answer := search.answer_at(node)) is not None]
         if not answered:
             return None
-        if len(answered) == 1:
+        if search.solved is not None or search.options.aggregate == "best":
             ((node, answer),) = answered
             verified = node is search.solved and self._task.verdict == Task.verdict
             return Leader(answer_text(answer), 1.0 if verified else None, None)
         ballots, winners = search.options.elect(search, answered)
         total = math.fsum(ballot.weight for ballot in ballots)
         certainty = self._probability(ballots, ballots[winners[0]])
-        share = math.fsum(ballots[i].weight for i in winners) / total if total > 0 else None
+        share = math.fsum(ballots[i].weight for i in winners) / total if total > 0 and len(answered) > 1 else None
         return Leader(answer_text(answered[winners[0]][1]), certainty, share)
 
     def of_best(self) -> Any | None:
@@ -189,10 +189,13 @@ class Answers:
         return expected_gain(self.search, certainty) if calibrated and certainty is not None else None
 
     def _probability(self, ballots: Sequence[Ballot], leader: Ballot) -> float | None:
-        """Return the probability that the leader of a vote is right; None if its model has no calibration."""
+        """Return the probability that the leader of a vote is right; None if its model has no calibration.
+
+        None also if a part of the task, such as its examples, verified the only answer.
+        """
         search = self.search
         found = search.resources.calibrations.get(search.voting)
-        if found is None or not search.options.whole:
+        if found is None or not search.options.whole or search.solved is not None:
             return None
         return found.probabilities(ballots, samples_of(search))[leader.answer]
 

@@ -23,6 +23,7 @@ from tot.llm.context import Context
 from tot.llm.replies import Proposal, as_proposals
 from tot.registry import options_to_json
 from tot.sandbox import can_confine
+from tot.search.auto import Auto
 from tot.search.base import Resources, SearchState
 from tot.search.calibration import calibration_of
 from tot.search.checkpoint import Checkpoint, Recorded
@@ -140,6 +141,8 @@ class Run:
         about |= {"cheap_samples": resources.cheap_samples, "budgeted": resources.budgeted or None}
         about |= {name: value for name, value in self._how.items() if value}
         about |= {"task": type(self.task).__name__, "models": self.backend.fingerprints}
+        if isinstance(search, Auto):  # its steps depend on them
+            about |= {"calibrations": {name: one.checksum for name, one in resources.calibrations.items()}}
         about |= {"prompts": "chat"} if self.task.prompts.kind == "chat" else {}
         about |= {"version": self.search.checked.version} if self.search.checked.version else {}
         checkpoint.begin(self.tree.state(self.tree.root), about)

@@ -118,7 +118,6 @@ GROUPS: dict[str, dict[str, Run]] = {
         "sample": _words("bfs:thoughts=3,breadth=2,depth=3,select=sample", evaluator="value"),
         "all": _chat("bfs:thoughts=2,select=all,depth=4", evaluator="logprob"),
         "moves": _numbers("bfs:thoughts=none,breadth=3", generator="propose", evaluator="classify"),
-        "sure": _chat("bfs:thoughts=1,breadth=6,select=all,aggregate=vote,until=0.9", evaluator="logprob"),
         "budget": _words("bfs:thoughts=3,breadth=2", budget={"nodes": 5}),
     },
     "dfs": {
@@ -160,9 +159,11 @@ GROUPS: dict[str, dict[str, Run]] = {
     "self-consistency": {
         "vote": _words("self-consistency:samples=5"),
         "weighted": _chat("self-consistency:samples=4,weighted=true", evaluator="logprob"),
-        "until": _chat("self-consistency:samples=8,until=0.8,at_once=2", evaluator="logprob"),
         "best": _words("self-consistency:samples=4,aggregate=best,weighted=true", evaluator="value"),
-        "two models": _chat("self-consistency:samples=4,until=0.99", decoder={"generate": 0, "escalate": 1}),
+    },
+    "auto": {
+        "until": _chat("auto:samples=6,until=0.8,together=2,solutions=chain"),
+        "two models": _chat("auto:samples=4,together=2,solutions=chain", decoder={"generate": 0, "escalate": 1}),
     },
     "generators": {
         "sample": _words("bfs:thoughts=2,breadth=1,depth=3", generator="sample:samples=3", evaluator="confidence"),

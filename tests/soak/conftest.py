@@ -20,9 +20,9 @@ import pytest
 from tot.decoders.serving.limits import KEY_VARIABLE
 
 SEARCHES = """\
-vote: {search: "self-consistency:samples=4", until: 0.95}
+vote: {search: "auto:samples=4"}
 tree: {search: "bfs:thoughts=2,breadth=2,depth=3,select=all,aggregate=vote"}
-exact: {search: "self-consistency:samples=3", until: 0.95, reproducible: true}
+exact: {search: "auto:samples=3", reproducible: true}
 """
 
 

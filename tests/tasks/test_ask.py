@@ -110,10 +110,10 @@ def test_a_question_is_one_message_of_text(question: str) -> None:
 
 def test_equal_answers_in_other_words_end_a_vote_early() -> None:
     decoder = Chat("Paris", "It is Paris.")
-    search = "self-consistency:samples=8,until=0.8,at_once=2"
+    search = "auto:samples=20,until=0.5,together=2"
     solution = solve("ask", CAPITAL, decoder=decoder, search=search, generator="sample", evaluator="random")
     assert (solution.answer, solution.votes) == ("Paris", (solution.calls, solution.calls))
-    assert 2 <= solution.calls < 8
+    assert 2 <= solution.calls < 20
 
 
 def test_the_default_is_one_answer() -> None:

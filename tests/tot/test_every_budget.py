@@ -23,13 +23,13 @@ ENDLESS = {
     "act": "act:depth=1000000",
     "best-first": "best-first:depth=1000000",
     "best-of-n": "best-of-n:samples=1000000",
+    "auto": "auto:samples=500,until=1,together=4",
     "bfs": "bfs:depth=1000000",
     "dfs": "dfs:depth=1000000",
     "mcts": "mcts:depth=1000000,iterations=1000000",
     "rap": "rap:depth=1000000,iterations=1000000",
     "refine": "refine:depth=1000000",
     "self-consistency": "self-consistency:samples=1000000",
-    "self-consistency until": "self-consistency:samples=500,until=1,at_once=4",
 }
 """Built-in searches with limits that hardly a test reaches; `cot` always ends."""
 REFUSED = ("ab-mcts", "act", "bfs", "dfs", "best-first", "mcts")
@@ -102,7 +102,7 @@ def test_a_budget_ends_a_search_whose_decoder_counts_nothing(search: str, kind: 
         evaluator=evaluator,
         budget={kind: BUDGETS[kind]},
     )
-    short = search in ("refine", "self-consistency until") and solution.stopped is None  # they end by themselves
+    short = search in ("auto", "refine") and solution.stopped is None  # they end by themselves
     assert short or str(solution.stopped).startswith(f"budget: {kind} (")
 
 

@@ -135,7 +135,7 @@ def test_an_installed_plug_in_is_known_to_programs_and_not_to_the_tests(tmp_path
         ("search", "", r"unknown search '': choose one of ab-mcts, act"),
         ("generator", "sampel:x=2", r"unknown generator 'sampel' \(did you mean sample\?\): choose one of continue, "),
         ("evaluator", "judge", r"unknown evaluator 'judge': choose one of classify, confidence, "),
-        ("search", "bfs:width=2", r"search bfs, option width: .* \(its options: depth, aggregate, until, thoughts, "),
+        ("search", "bfs:width=2", r"search bfs, option width: .* \(its options: depth, aggregate, thoughts, "),
         ("search", "bfs:breadth=0", r"search bfs, option breadth: .*greater than or equal to 1 \(its options: "),
         ("search", "bfs:breadth=many", r"search bfs, option breadth: .*valid integer"),
         ("search", "bfs:breadth", r"search 'bfs:breadth': 'breadth' is not an option: write bfs:option=value,"),

@@ -53,7 +53,7 @@ class Distinct:
 MIXED = "solutions=program+chain+program"
 SEARCHES = [
     f"self-consistency:samples=12,{MIXED}",
-    f"self-consistency:samples=12,until=1,at_once=5,{MIXED}",
+    "auto:samples=12,until=1,together=5",
     "self-consistency:samples=8",
     f"best-of-n:samples=9,{MIXED}",
     "bfs:thoughts=3,breadth=2",
@@ -75,11 +75,10 @@ def test_no_two_samples_of_a_search_are_one_request(search: str) -> None:
     assert max(decoder.samples.values()) == 1, decoder.samples.most_common(3)
 
 
-@pytest.mark.parametrize("until", [None, 0.95])
 @pytest.mark.parametrize(("solutions", "texts"), [((), 1), (("program", "chain", "program"), 2)])
-def test_greedy_copies_are_one_vote(until: float | None, solutions: tuple[str, ...], texts: int) -> None:
+def test_greedy_copies_are_one_vote(solutions: tuple[str, ...], texts: int) -> None:
     decoder: Any = Distinct()
-    search = SelfConsistency(samples=8, until=until, solutions=solutions)
+    search = SelfConsistency(samples=8, solutions=solutions)
     generator = "sample:temperature=0"
     solution = solve(Ideas, "q", decoder=decoder, search=search, generator=generator, evaluator="random")
     assert (decoder.greedy, len(decoder.samples)) == (texts, 0)

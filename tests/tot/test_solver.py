@@ -40,7 +40,7 @@ def test_solve_returns_the_result_of_the_search(letters: Any, scripted: Any) -> 
 def test_a_solution_as_json_has_its_summary_and_its_tree(letters: Any, scripted: Any) -> None:
     solution = solve(letters, "q", decoder=scripted(ONE_LEVEL), search=BFS(thoughts=2, depth=2), evaluator=Value())
     run = solution.to_json()
-    assert list(solution.summary()) == ["answer", "certainty", "solved", "value", "usage"]
+    assert list(solution.summary()) == ["answer", "certainty", "gain", "solved", "value", "usage"]
     assert solution.summary().items() <= run.items()
     assert (run["format"], run["version"], run["calls"], run["parse_failures"]) == ("tot.run", 2, 5, 0)
     assert run["tree"] == solution.tree.to_json()

@@ -251,7 +251,7 @@ def test_a_vote_of_calls_stops_when_it_is_sure(calling: Any) -> None:
             return self.completion(said(("book", BOOK)))
 
     decoder = Waiting({})
-    search = "self-consistency:samples=32,until=0.9,at_once=2"
+    search = "auto:samples=32,until=0.5,together=2"
     solution = run(decoder, tools=[Tool(book, readonly=False)], search=search)
     assert solution.tool_calls
     assert solution.votes is not None

@@ -318,7 +318,7 @@ def test_a_second_model_that_no_part_asks_is_refused(letters: Any, scripted: Any
         solve(letters, "q", decoder=decoder, search=search, evaluator="random")
 
 
-@pytest.mark.parametrize("search", ["ab-mcts:iterations=9", "self-consistency:samples=4,until=0.9"])
+@pytest.mark.parametrize("search", ["ab-mcts:iterations=9", "auto:samples=4"])
 def test_a_second_model_that_the_search_asks_is_accepted(letters: Any, scripted: Any, search: str) -> None:
     replies = {f"grow{' ' * bool(path)}{path}": ["a", "b"] for path in ("", "a", "b", "a/a", "a/b", "b/a", "b/b")}
     large = scripted(replies)

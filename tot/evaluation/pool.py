@@ -85,6 +85,8 @@ def pools(folder: Path, task: Task | type[Task] | str | None = None) -> Iterator
 def model_in(folder: Path) -> str | None:
     """Return the identity of the model of an evaluation, as `identity_of`; None if it is not found on this machine."""
     config = read_config(folder)
+    if ".py:" in str(config.get("decoder")):  # no code that a folder names is run
+        return None
     try:
         run = SearchConfig.of(None, {name: config[name] for name in ("model", "decoder", "prompts") if name in config})
         model = run.model.weights.get("generate")

@@ -61,12 +61,11 @@ class Auto(Solutions):
         return True
 
     def recipe(self, task: Task, generator: Any) -> dict[str, Any]:
-        if self.solutions:
-            return {}
-        programs = [name for name in CheckedTask(task).programs if name in task.prompts and can_confine()]
-        sources = [name for name in ("chain", *programs) if name in task.prompts]
-        if sources and not isinstance(task, HasActions):
-            return {"search": self.model_copy(update={"solutions": tuple(sources)})}
+        programs = CheckedTask(task).programs
+        templates = self.solutions or [name for name in ("chain", *programs) if name in task.prompts]
+        sources = [name for name in templates if name not in programs or can_confine()] or self.solutions
+        if self.solutions or (sources and not isinstance(task, HasActions)):
+            return {"search": self.model_copy(update={"solutions": tuple(dict.fromkeys(sources))})}
         search = BestFirst() if isinstance(task, HasActions) else Refine() if isinstance(task, HasAct) else BFS()
         if given := sorted(self.model_fields_set):
             name = type(search).__name__
@@ -101,13 +100,18 @@ def calibration(search: SearchState) -> Calibration:
 def expected_gain(search: SearchState, probability: float) -> float:
     """Return how much one more sample is expected to raise the probability of the answer."""
     samples, found = samples_of(search), calibration(search)
-    source = found.next_source(getattr(search.options, "solutions", ()) or list(samples), samples)
+    source = found.next_source(getattr(search.options, "solutions", ()) or list(samples) or ["chain"], samples)
     return (1 - probability) * found.source(source).gain(samples[source])
 
 
 def samples_of(search: SearchState) -> Counter[str]:
-    """Return the number of samples by source, also of samples without an answer."""
-    return Counter(template_of(source_of(node)) for node in search.complete() if node.parent is not None)
+    """Return the number of samples of the voting model by source, also those without an answer."""
+    calls, voting = search.tree.calls, search.voting
+    nodes = [node for node in search.complete() if node.parent is not None]
+    own = [node for node in nodes if all(call.purpose == voting for call in calls.get(node.id, ())[:1])]
+    # A text that can't be read is no node: its call is the root's.
+    unread = [call.template for call in calls.get(search.tree.root.id, ()) if call.purpose == voting]
+    return Counter(unread) + Counter(template_of(source_of(node)) for node in own)
 
 
 class _Samples:
@@ -136,10 +140,10 @@ class _Samples:
             number = self._begun[source] * len(solutions) + solutions.index(source)
             greedy = not self._begun[source]
             self._begun[source] += 1
-            new = yield search.expand(
+            yield search.expand(
                 [search.tree.root], 1 if greedy else self._limit + 1, True, number, purpose=self.purpose
             )
-            self._receive(new)
+            self._receive()
             if self.sure:
                 return True
         return False
@@ -152,9 +156,10 @@ class _Samples:
         gain = self._calibration.source(source).gain(self._begun[source]) * (1 - self._probability)
         return source if gain >= self.options.gain or not self._begun[source] else None
 
-    def _receive(self, new: Sequence[Node]) -> None:
-        """Update the best answer after a sample has ended."""
+    def _receive(self) -> None:
+        """Update the best answer after a sample has ended. Others may have ended at the same time."""
         search = self.search
+        new = [node for node in search.tree.children(search.tree.root) if node not in self._earlier]
         if self._earlier and any(search.answer_at(node) is not None for node in new):
             for node in self._earlier:
                 search.tree.prune(node)

@@ -16,6 +16,7 @@ known answers.
 from __future__ import annotations
 
 import math
+import zlib
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cache
@@ -30,6 +31,7 @@ from tot.search.votes import Ballot
 from tot.task.task import Task
 
 SHIPPED = Path(__file__).with_name("calibration.json")
+_NOT_LOCAL = "models that do not run locally"
 _FROZEN = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 _Exponent = Annotated[float, Field(ge=-20, le=20)]
 
@@ -64,6 +66,10 @@ class Calibration(BaseModel):
     """Number of questions that it was fitted on."""
     none: _Exponent
     sources: Annotated[dict[str, Source], Field(min_length=1)]
+
+    @property
+    def checksum(self) -> str:
+        return f"{zlib.crc32(self.model_dump_json().encode()):08x}"
 
     def source(self, template: str) -> Source:
         """Return the source of a template; of an unknown one, the source `chain` or else the first."""
@@ -118,7 +124,7 @@ def calibrations_for(task: Task, path: str | Path | None) -> tuple[Calibration, 
     known = _read(Path(path or SHIPPED))
     found = tuple(one for one in known if one.task == task.name)
     if not found and path is not None:
-        raise _missing(path, [one.task for one in known], task.name)
+        raise _missing(path, [one.task or "any task" for one in known], task.name)
     return found
 
 
@@ -130,12 +136,12 @@ def calibration_of(task: Task, decoder: Any, path: str | Path | None) -> Calibra
     known, model = calibrations_for(task, path), identity_of(getattr(getattr(decoder, "engine", None), "loaded", None))
     found = next((one for one in known if one.model == model), None)
     if found is None and path is not None:
-        raise _missing(path, [one.model for one in known], model or "a model that does not run locally")
+        raise _missing(path, [one.model or _NOT_LOCAL for one in known], model or _NOT_LOCAL)
     return found
 
 
-def _missing(path: str | Path, known: Iterable[str | None], wanted: str) -> OptionError:
-    names = ", ".join(sorted({name or "models that do not run locally" for name in known})) or "nothing"
+def _missing(path: str | Path, known: Iterable[str], wanted: str) -> OptionError:
+    names = ", ".join(sorted(set(known))) or "nothing"
     return OptionError(
         f"{path} has calibrations for {names}, not for {wanted}: fit one with `python -m benchmarks calibrate`, or "
         "leave it out"

@@ -45,7 +45,7 @@ def test_json_output_is_exactly_one_object(tot: Any, scripted_model: Any, usage_
     status, out, err = tot(*SOLVE, "--json")
     assert (status, err, out.count("\n")) == (0, "", 1)
     result = json.loads(out)
-    assert list(result) == ["answer", "certainty", "solved", "value", "usage"]
+    assert list(result) == ["answer", "certainty", "gain", "solved", "value", "usage"]
     assert (result["answer"], result["solved"], result["value"]) == ("7", False, 6.0)
     assert list(result["usage"]) == usage_fields
     assert result["usage"]["new_tokens"] == 35

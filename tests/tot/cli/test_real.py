@@ -48,7 +48,7 @@ def test_a_json_run_prints_one_object_with_its_usage(smollm2: str, tot: Any, usa
     status, out, err = tot("solve", "gsm8k", QUESTION, *TINY, "--decoder", "ar", "--json")
     assert (status, err, out.count("\n")) == (0, "", 1)
     result = json.loads(out)
-    assert list(result) == ["answer", "certainty", "solved", "value", "usage"]
+    assert list(result) == ["answer", "certainty", "gain", "solved", "value", "usage"]
     assert result["solved"] is False
     assert 1 <= result["value"] <= 10
     usage = result["usage"]

@@ -25,7 +25,7 @@ def test_a_vote_answers_with_its_votes_thoughts_and_usage(serve: Any, chat: Any,
     about = reply.tot
     assert (about["seed"], about["votes"], about["chosen"]) == (3, [3, 4], "votes")
     assert (about["solved"], about["thoughts"], about["stopped"]) == (False, 4, None)
-    assert about["certainty"] is None  # no curve was fitted for `ask` and this model
+    assert about["certainty"] is None  # no calibration was fitted for `ask` and this model
     assert about["seconds"] > 0
     usage = reply.usage
     assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (10, 20, 30)
@@ -181,7 +181,7 @@ def test_effort_and_tokens_limit_the_search(serve: Any, chat: Any, user: Any, mo
 
 def test_sampling_options_and_until_reach_the_search(serve: Any, chat: Any, user: Any) -> None:
     decoder = chat("b")
-    server = serve(decoder, "vote: {search: 'self-consistency:samples=20,at_once=2,until=1'}")
+    server = serve(decoder, "vote: {search: 'auto:samples=20,together=2,until=1'}")
     options = {"temperature": 0.3, "top_k": 7, "seed": 1, "max_tokens": 50, "x_tot": {"until": 0.6}}
     reply = server.post(model="chat:vote", messages=user("a?"), **options).json()
     assert reply["tot"]["thoughts"] < 20

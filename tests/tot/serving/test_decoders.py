@@ -63,7 +63,7 @@ def test_searches_of_an_engine_in_c_load_no_transformers_module(smollm2: str) ->
 @pytest.mark.processes
 def test_tot_serve_streams_a_search_of_a_real_model(smollm2: str, python: Any, tmp_path: Path) -> None:
     file = tmp_path / "searches.yaml"
-    file.write_text("sums: {task: gsm8k, search: 'self-consistency:samples=3,until=1,at_once=3', max_tokens: 60}\n")
+    file.write_text("sums: {task: gsm8k, search: 'auto:samples=3,until=1,solutions=chain', max_tokens: 60}\n")
     process = python("-m", "tot.cli.app", "serve", "--model", smollm2, "--port", "0", "--searches", str(file))
     url = next(found[1] for line in process.stderr if (found := re.search(r"served at (\S+)", line)))
     with openai.OpenAI(base_url=url, api_key="any") as client:

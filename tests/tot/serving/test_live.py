@@ -24,7 +24,7 @@ from tot.serving.live import LiveSearches
 from tot.serving.revisions import Revisions
 from tot.tree.calls import Call, calls_from_json
 
-VOTE = "vote: {search: 'self-consistency:samples=4,at_once=2,until=0.99'}"
+VOTE = "vote: {search: 'auto:samples=4,together=2,until=0.99'}"
 
 
 class Page:
@@ -205,7 +205,7 @@ def test_a_search_is_listed_and_its_tree_grows(serve: Any, chat: Any, user: Any)
     assert got[-2][1]["state"] == "ended"
     assert "s left" not in got[-2][1]["line"]
     assert got[-2][1]["line"].startswith("7 · level 1, ")
-    assert reply.json()["tot"]["certainty"] is None  # no curve was fitted for this task
+    assert reply.json()["tot"]["certainty"] is None  # no calibration was fitted for this task
     assert sorted(page.saved["nodes"]) == list(range(reply.json()["tot"]["thoughts"] + 1))
     with events(server, run) as again:  # the whole state, after the end
         kinds = [name for name, _, _ in again]

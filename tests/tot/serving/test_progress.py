@@ -20,7 +20,7 @@ from tot.config import SearchConfig
 from tot.decoders import Budget, Meter
 from tot.run import Run
 from tot.running import run_to_end
-from tot.search.certainty import Curve, Features, to_json
+from tot.search.calibration import Calibration, Source, to_json
 from tot.serving.live import LiveSearch, leading
 
 
@@ -51,10 +51,10 @@ def leaders(decoder: Any, search: Any, task: Any = Last, **options: Any) -> list
 
 
 def test_the_leader_of_a_vote_has_its_certainty(scripted: Any, tmp_path: Path) -> None:
-    effects = Features(share=2, agree=0, weight=0)
-    curve = Curve(task="last", model=None, questions=50, intercept=-1, coefficients=effects, weights=(0.4, 0.8))
-    (tmp_path / "c.json").write_text(json.dumps(to_json([curve])))
-    options: dict[str, Any] = {"search": SelfConsistency(samples=4), "certainty": str(tmp_path / "c.json")}
+    chain = Source(weight=2, others=1, tokens=5, gains=(0.1,))
+    own = Calibration(task="last", model=None, questions=50, none=0, sources={"chain": chain})
+    (tmp_path / "c.json").write_text(json.dumps(to_json([own])))
+    options: dict[str, Any] = {"search": SelfConsistency(samples=4), "calibration": str(tmp_path / "c.json")}
     replies = {"solve": ["a 7", "b 7", "c none", "d 8"]}
     first, *_, last = leaders(scripted(replies), **options)
     assert first is None

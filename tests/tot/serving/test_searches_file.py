@@ -50,7 +50,7 @@ def test_without_a_sandbox_there_is_no_code(chat: Any, monkeypatch: pytest.Monke
         ("vote: {model: big}", "search vote, field model: all searches share the server's decoder.*"),
         ("vote: {search: cot, until: 0.9}", "search vote: search cot, option until: unknown.*"),
         ("vote: {budget_tokens: -1}", "search vote: budget.tokens = -1: .*"),
-        ("vote: {certainty: none.json}", "search vote: certainty curves none.json can't be read.*"),
+        ("vote: {calibration: none.json}", "search vote: calibrations none.json can't be read.*"),
         ("'a b': {}", "search 'a b': use letters, digits, dots and hyphens only"),
         ("1: {}", "search 1: use letters, digits, dots and hyphens only"),
         ("jacobi: {}", "search jacobi: the name of a decoder: choose another name"),

@@ -8,7 +8,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-VOTE = "vote: {search: 'self-consistency:samples=3,until=1,at_once=3'}"
+VOTE = "vote: {search: 'auto:samples=3,until=1,together=3'}"
 """Its samples arrive one by one."""
 
 
