@@ -13,7 +13,7 @@ The questions of several folders with the same task and model are joined: each c
 from __future__ import annotations
 
 import random
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -39,8 +39,6 @@ MIN_QUESTIONS = 20
 _FOLDS = 5
 _ORDERS = 4
 """Random orders of a question's samples, whose beginnings are votes."""
-_DRAWS = 10
-"""Random subsets of a question's samples for each gain."""
 _PENALTY = 0.3
 """Of the squared coefficients, for all questions together."""
 Drawn = Sequence[Sample]
@@ -114,33 +112,35 @@ def calibrate(
 def fit(drawn: Sequence[Drawn], task: str | None = None, model: str | None = None) -> Calibration:
     """Fit a calibration to the samples of some questions: first the exponents, then the gains."""
     names = [name for name, _ in Counter(template_of(one.source) for some in drawn for one in some).most_common()]
-    tokens = {
-        name: fmean(one.tokens for some in drawn for one in some if template_of(one.source) == name) for name in names
-    }
-    exponents = _exponents(votes_of(drawn), names)
+    flat = [one for some in drawn for one in some]
+    tokens = {name: fmean(one.tokens for one in flat if template_of(one.source) == name) for name in names}
+    votes = votes_of(drawn)
+    exponents = _exponents(votes, names)
     none, weights, others = exponents[0], exponents[1 : 1 + len(names)], exponents[1 + len(names) :]
     sources = {
-        name: Source(
-            weight=max(0.0, round(weight, 3)), others=round(other, 3), tokens=round(tokens[name], 1), gains=(0,)
-        )
+        name: Source(weight=round(weight, 3), others=round(other, 3), tokens=max(round(tokens[name], 1), 0.1))
         for name, weight, other in zip(names, weights, others, strict=True)
     }
-    fitted = Calibration(task=task, model=model, questions=len(drawn), none=round(none, 3), sources=sources)
-    gains = {name: one.model_copy(update={"gains": _gains(fitted, drawn, name)}) for name, one in sources.items()}
-    return fitted.model_copy(update={"sources": gains})
+    about = {"task": task, "model": model, "questions": len(drawn), "none": round(none, 3), "sources": sources}
+    fitted = Calibration(**about, gains=(0.0,))
+    return fitted.model_copy(update={"gains": _gains(fitted, votes)})
 
 
 def votes_of(drawn: Sequence[Drawn]) -> list[list[list[Sample]]]:
-    """Return votes for each question: the beginnings of random orders of its samples, one of each source first."""
+    """Return votes for each question: the beginnings of random orders of its samples. The sources take turns."""
     chance = random.Random(0)
     votes = []
     for some in drawn:
         begun = []
         for _ in range(_ORDERS):
-            order = chance.sample(some, len(some))
-            first = {template_of(one.source): one for one in reversed(order)}
-            order.sort(key=lambda one: one is not first[template_of(one.source)])
-            begun += [order[:size] for size in range(1, len(order) + 1)]
+            turns: Counter[str] = Counter()
+            order = []
+            for one in chance.sample(some, len(some)):
+                name = template_of(one.source)
+                order.append((turns[name], one))
+                turns[name] += 1
+            order.sort(key=lambda pair: pair[0])
+            begun += [[one for _, one in order[:size]] for size in range(1, len(order) + 1)]
         votes.append(begun)
     return votes
 
@@ -177,21 +177,14 @@ def _exponents(votes: Sequence[Sequence[Drawn]], names: Sequence[str]) -> list[f
     return [float(one) for one in minimize(loss, np.zeros(1 + 2 * len(names)), method="L-BFGS-B", bounds=bounds).x]
 
 
-def _gains(fitted: Calibration, drawn: Sequence[Drawn], name: str) -> tuple[float, ...]:
-    """Return the gains of a source: of each number of samples, as the mean per sample until all samples.
-
-    Each of the other sources has one sample.
-    """
-    chance, right = random.Random(0), defaultdict(list)
-    most = min(max(sum(template_of(one.source) == name for one in some), 1) for some in drawn)
-    for some in drawn:
-        for _ in range(_DRAWS):
-            order = chance.sample(some, len(some))
-            own = [one for one in order if template_of(one.source) == name]
-            rest = {template_of(one.source): one for one in order if template_of(one.source) != name}
-            for size in range(most + 1):
-                right[size].append(calibrated([*rest.values(), *own[:size]], fitted)[1] == 1)
-    rates = [fmean(right[size]) for size in range(most + 1)]
+def _gains(fitted: Calibration, votes: Sequence[Sequence[Drawn]]) -> tuple[float, ...]:
+    """Return the gain of one more sample by the number of samples, as the mean per sample until all samples."""
+    most = min(max(map(len, begun)) for begun in votes)
+    right = [
+        fmean(calibrated(vote, fitted)[1] == 1 for begun in votes for vote in begun if len(vote) == size)
+        for size in range(1, most + 1)
+    ]
+    rates = [0.0, *right]
     gains = [(rates[-1] - rate) / (most - size) / max(1 - rate, 0.01) for size, rate in enumerate(rates[:-1])]
     return tuple(round(max(0.0, min(gains[: i + 1])), 4) for i in range(most))
 

@@ -1,9 +1,9 @@
 """Replay the search auto and fixed searches on recorded samples, as if each question had a deadline.
 
-The folders have the same questions: runs of one greedy solution by template, and a run with many samples. A replay
-drives the search itself with the recorded solutions in their order, and decodes nothing. The clock counts decoding
-steps: a prompt takes `prompt_steps`, and a step of n samples together takes 1 + (n - 1) * row_cost. The deadlines are
-multiples of the mean time of a task's greedy answer.
+Each question has a greedy solution of each template, and samples, in folders of their own. A replay drives
+the search itself with the recorded solutions in their order, and decodes nothing. The clock counts decoding steps: a
+prompt takes `prompt_steps`, and a step of n samples together takes 1 + (n - 1) * row_cost. The deadlines are multiples
+of the mean time of a task's greedy answer.
 
     M="--data rows.jsonl --model qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
     tot eval reasoning-gym:all $M --search cot --out plain
@@ -135,16 +135,14 @@ def run(asked: Options, console: Console) -> None:
 
 
 def read(folders: Sequence[Path], path: str | None) -> tuple[list[Question], Task, Calibration]:
-    """Return the questions that all folders have, their task, and its calibration."""
+    """Return the questions with greedy and sampled solutions, their task, and its calibration."""
     task = load_task(read_config(folders[0])["task"])
     questions: dict[str, Question] = {}
-    seen: defaultdict[str, int] = defaultdict(int)
     for folder in folders:
         for row, drawn in pools(folder):
             about = row["reference"]
             kind = str(about.get("dataset", task.name)) if isinstance(about, Mapping) else task.name
             question = questions.setdefault(row["question"], Question(row["question"], kind))
-            seen[row["question"]] += 1
             nodes = [node for node in _nodes(folder, row["id"]) if not node.pruned]
             records = [
                 (
@@ -158,9 +156,10 @@ def read(folders: Sequence[Path], path: str | None) -> tuple[list[Question], Tas
             else:
                 for name, record in records:
                     question.sampled[name].append(record)
-    common = [one for text, one in questions.items() if seen[text] == len(folders)]
+    templates = {name for one in questions.values() for name in one.greedy}
+    common = [one for one in questions.values() if one.sampled and one.greedy.keys() == templates]
     if not common:
-        raise OptionError("the folders have no question in common: evaluate them on the same rows")
+        raise OptionError("no question has greedy and sampled solutions: evaluate the same rows in all folders")
     model = model_in(folders[0])
     known = [one for one in calibrations_for(task, path) if one.model == model]
     return common, task, next(iter(known), general())

@@ -1,9 +1,9 @@
-"""Auto: choose the next sample by its expected gain, and stop when the answer is sure.
+"""Auto: sample from several sources, and stop when the answer is sure or more samples gain too little.
 
 The rules, with the numbers of a `Calibration`:
 
 1. Each source has one greedy sample first, the one with the fewest tokens first: a written answer, a program.
-2. Then the next sample is from the source with the most expected gain per token.
+2. Then the sources take turns in the same order.
 3. `together` samples are decoded at the same time. When one ends, the answers have new probabilities. The search stops,
    and drops the unfinished samples, when the most probable answer has the probability `until`, or is verified. It
    begins no sample whose expected gain is below `gain`.
@@ -99,9 +99,7 @@ def calibration(search: SearchState) -> Calibration:
 
 def expected_gain(search: SearchState, probability: float) -> float:
     """Return how much one more sample is expected to raise the probability of the answer."""
-    samples, found = samples_of(search), calibration(search)
-    source = found.next_source(getattr(search.options, "solutions", ()) or list(samples) or ["chain"], samples)
-    return (1 - probability) * found.source(source).gain(samples[source])
+    return calibration(search).gain(samples_of(search).total(), probability)
 
 
 def samples_of(search: SearchState) -> Counter[str]:
@@ -150,10 +148,10 @@ class _Samples:
 
     def _next(self) -> str | None:
         """Return the source of the next sample; None to begin no more."""
-        if sum(self._begun.values()) >= self._limit:
+        if self._begun.total() >= self._limit:
             return None
-        source = self._calibration.next_source(self.solutions, self._begun)
-        gain = self._calibration.source(source).gain(self._begun[source]) * (1 - self._probability)
+        source = min(self.solutions, key=lambda name: (self._begun[name], self._calibration.source(name).tokens))
+        gain = self._calibration.gain(self._begun.total(), self._probability)
         return source if gain >= self.options.gain or not self._begun[source] else None
 
     def _receive(self) -> None:

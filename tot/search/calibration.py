@@ -7,7 +7,7 @@ Samples come from sources: the templates that write solutions, such as `chain` a
     v(none)   = exp(none) * product over the sources of (1 + samples of the source) ** others.
 
 `v(none)` is for a right answer that no sample has given. If the most probable answer has the probability p, one more
-sample of a source is expected to raise p by (1 - p) * gains[samples of the source].
+sample is expected to raise it by (1 - p) * gains[number of samples].
 
 A JSON file holds a calibration for each task and model. `python -m benchmarks calibrate` fits it on questions with
 known answers.
@@ -45,12 +45,6 @@ class Source(BaseModel):
     others: _Exponent
     tokens: Annotated[float, Field(gt=0)]
     """Mean number of new tokens of a sample."""
-    gains: Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], Field(min_length=1)]
-    """By the number of samples so far, one sample's share of the questions that are not right yet and become right; the
-    last one also counts for more samples."""
-
-    def gain(self, samples: int) -> float:
-        return self.gains[min(samples, len(self.gains) - 1)]
 
 
 class Calibration(BaseModel):
@@ -66,6 +60,9 @@ class Calibration(BaseModel):
     """Number of questions that it was fitted on."""
     none: _Exponent
     sources: Annotated[dict[str, Source], Field(min_length=1)]
+    gains: Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], Field(min_length=1)]
+    """By the number of samples so far, the share of the questions that are not right yet and that one more sample sets
+    right. The last one also counts for more samples."""
 
     @property
     def checksum(self) -> str:
@@ -90,11 +87,9 @@ class Calibration(BaseModel):
         total = math.exp(none - top) + math.fsum(math.exp(log - top) for log in logs.values())
         return {answer: math.exp(log - top) / total for answer, log in logs.items()}
 
-    def next_source(self, templates: Sequence[str], samples: Mapping[str, int]) -> str:
-        """Return the source of the next sample: the new source with the fewest tokens, or the most gain per token."""
-        if new := [name for name in templates if not samples.get(name)]:
-            return min(new, key=lambda name: self.source(name).tokens)
-        return max(templates, key=lambda name: self.source(name).gain(samples[name]) / self.source(name).tokens)
+    def gain(self, samples: int, probability: float) -> float:
+        """Return how much one more sample is expected to raise the probability of the best answer."""
+        return (1 - probability) * self.gains[min(samples, len(self.gains) - 1)]
 
 
 class _File(BaseModel):
