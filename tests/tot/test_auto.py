@@ -99,13 +99,11 @@ def chained(letters: Any) -> type[Task]:
 def own(chained: Any, tmp_path: Path) -> Any:
     """Write a calibration of the task: k votes of a chain weigh (1 + k) ** 2."""
 
-    def write(others: float = 0, **sources: tuple[float, Sequence[float]]) -> str:
-        chosen = sources or {"chain": (10, (0.3, 0.2, 0.1))}
-        fitted = {
-            name: Source(weight=2, others=others, tokens=tokens, gains=tuple(gains))
-            for name, (tokens, gains) in chosen.items()
-        }
-        one = Calibration(task=chained.name, model=None, questions=50, none=1, sources=fitted)
+    def write(others: float = 0, gains: Sequence[float] = (0.3, 0.2, 0.1), **tokens: float) -> str:
+        lengths = tokens or {"chain": 10}
+        sources = {name: Source(weight=2, others=others, tokens=length) for name, length in lengths.items()}
+        about = {"task": chained.name, "model": None, "questions": 50, "none": 1}
+        one = Calibration(**about, sources=sources, gains=tuple(gains))
         path = tmp_path / "own.json"
         path.write_text(json.dumps(to_json([one])))
         return str(path)
@@ -122,13 +120,13 @@ def solved(task: Any, search: Any, decoder: Any, watch: Any = None, checkpoint: 
 # -- one model ----------------------------------------------------------------------------------------------------
 
 
-def test_cheap_sources_come_first_and_then_the_most_gain_per_token(chained: Any, own: Any) -> None:
-    path = own(chain=(10, (0.5, 0.4, 0.01)), program=(5, (0.5, 0.1, 0.1)))
+def test_sources_take_turns_the_cheap_one_first_and_begin_with_a_greedy_sample(chained: Any, own: Any) -> None:
+    path = own(chain=10, program=5)
     decoder = Streamed("a 1", "b 2", "c 3", "d 4", "e 5")
     search = Auto(samples=5, until=1, together=1, solutions=("chain", "program"))
     solved(chained, search, decoder, calibration=path)
     order = [request.prompt[-1].content for request in decoder.requests]
-    assert order == ["program", "chain", "chain", "program", "program"]
+    assert order == ["program", "chain", "program", "chain", "program"]
     assert [request.sampling.temperature == 0 for request in decoder.requests] == [True, True, False, False, False]
 
 
@@ -149,7 +147,7 @@ def test_a_verified_answer_stops_the_search(chained: Any, own: Any) -> None:
 
 
 def test_a_search_begins_no_sample_below_the_gain(chained: Any, own: Any) -> None:
-    path = own(chain=(10, (0.3, 0.2, 0.0)))
+    path = own(gains=(0.3, 0.2, 0.0))
     search = Auto(together=1, until=1, gain=0.2 * NONE / (4 + NONE) - 0.001)
     assert solved(chained, search, Streamed(*["a 1"] * 8), calibration=path).votes == (2, 2)
     search = search.model_copy(update={"gain": search.gain + 0.002})

@@ -18,7 +18,8 @@ CALIBRATION = Calibration(
     model=None,
     questions=1,
     none=0.0,
-    sources={"chain": Source(weight=3.0, others=-1.0, tokens=10.0, gains=(0.1,))},
+    sources={"chain": Source(weight=3.0, others=-1.0, tokens=10.0)},
+    gains=(0.1,),
 )
 """An answer with a of n samples has the value (1 + a) ** 3, and no answer the value 1 / (1 + n)."""
 

@@ -51,8 +51,8 @@ def leaders(decoder: Any, search: Any, task: Any = Last, **options: Any) -> list
 
 
 def test_the_leader_of_a_vote_has_its_certainty(scripted: Any, tmp_path: Path) -> None:
-    chain = Source(weight=2, others=1, tokens=5, gains=(0.1,))
-    own = Calibration(task="last", model=None, questions=50, none=0, sources={"chain": chain})
+    chain = Source(weight=2, others=1, tokens=5)
+    own = Calibration(task="last", model=None, questions=50, none=0, sources={"chain": chain}, gains=(0.1,))
     (tmp_path / "c.json").write_text(json.dumps(to_json([own])))
     options: dict[str, Any] = {"search": SelfConsistency(samples=4), "calibration": str(tmp_path / "c.json")}
     replies = {"solve": ["a 7", "b 7", "c none", "d 8"]}
