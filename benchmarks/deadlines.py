@@ -174,8 +174,9 @@ def replay(auto: Auto, task: Task, question: Question, resources: Resources, clo
     """Drive auto with the recorded solutions until it ends or the deadline passes."""
     search = auto.start(task, question.text, resources=resources)
     used: defaultdict[str, int] = defaultdict(int)
-    running: dict[Step, tuple[str, Recorded, float]] = {}
-    now = tokens = 0.0
+    running: dict[Step, tuple[Recorded, float]] = {}
+    begun: list[tuple[Recorded, float]] = []
+    now = steps_done = 0.0
     while steps := search.pending():
         running = {step: one for step, one in running.items() if step in steps}
         for step in steps:
@@ -189,29 +190,33 @@ def replay(auto: Auto, task: Task, question: Question, resources: Resources, clo
                         continue  # the recorded samples are spent
                     record = question.sampled[name][used[name]]
                     used[name] += 1
-                running[step] = name, record, record.tokens + clock.prompt_steps
+                running[step] = record, steps_done + record.tokens + clock.prompt_steps
+                begun.append((record, steps_done))
         if not running:
             break
-        first = min(running, key=lambda step: running[step][2])
-        left = running[first][2]
-        passed = left * clock.step(len(running))
+        first = min(running, key=lambda step: running[step][1])
+        record, end = running[first]
+        passed = (end - steps_done) * clock.step(len(running))
         if now + passed > deadline:
-            tokens += len(running) * (deadline - now) / clock.step(len(running))
+            steps_done += (deadline - now) / clock.step(len(running))
             now = deadline
             break
-        now += passed
-        tokens += len(running) * left
-        running = {step: (name, record, rest - left) for step, (name, record, rest) in running.items()}
-        name, record, _ = running.pop(first)
-        proposal = Proposal(record.thought if record.thought is not None else Thought(parts={name: "(unreadable)"}))
-        search.tell([[proposal]], executed=True, step=first)
+        now, steps_done = now + passed, end
+        del running[first]
+        search.tell([[Proposal(record.thought)]], executed=True, step=first)
+    tokens = sum(_decoded(record, steps_done - start, clock) for record, start in begun)
     answered = [(node, answer) for node in search.complete() if (answer := search.answer_at(node)) is not None]
     ballots, winners = auto.elect(search, answered)
     if not winners:
-        return Outcome(0.0, now, round(tokens))
+        return Outcome(0.0, now, tokens)
     leader = ballots[winners[0]].answer
     found = resources.calibrations["generate"].probabilities(ballots, samples_of(search))
-    return Outcome(float(question.scores()[leader] == 1), now, round(tokens), found[leader])
+    return Outcome(float(question.scores()[leader] == 1), now, tokens, found[leader])
+
+
+def _decoded(record: Recorded, steps: float, clock: Clock) -> int:
+    """Return the number of tokens of a sample after a number of steps, its prompt included."""
+    return round(min(max(steps - clock.prompt_steps, 0.0), record.tokens))
 
 
 def fixed(way: Sequence[tuple[str, bool, int]], question: Question, clock: Clock, deadline: float) -> Outcome:
@@ -225,10 +230,12 @@ def fixed(way: Sequence[tuple[str, bool, int]], question: Question, clock: Clock
     now = done = 0.0
     ended: list[Recorded] = []
     for i, record in enumerate(rest):
-        now += (record.tokens + clock.prompt_steps - done) * clock.step(len(rest) - i)
-        done = record.tokens + clock.prompt_steps
-        if now > deadline:
+        passed = (record.tokens + clock.prompt_steps - done) * clock.step(len(rest) - i)
+        if now + passed > deadline:
+            done += (deadline - now) / clock.step(len(rest) - i)
+            now = deadline
             break
+        now, done = now + passed, record.tokens + clock.prompt_steps
         ended.append(record)
     counts: defaultdict[Any, int] = defaultdict(int)
     for record in records:  # in the order of the samples: the first wins a tie
@@ -236,7 +243,7 @@ def fixed(way: Sequence[tuple[str, bool, int]], question: Question, clock: Clock
             counts[record.key] += 1
     leader = max(counts, key=lambda key: counts[key], default=None)
     right = float(leader is not None and question.scores()[leader] == 1)
-    return Outcome(right, min(now, deadline), sum(one.tokens for one in records))
+    return Outcome(right, now, sum(_decoded(one, done, clock) for one in records))
 
 
 def _by_deadline(found: Mapping[float, Mapping[str, Mapping[str, list[Outcome]]]]) -> Table:
