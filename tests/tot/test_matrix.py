@@ -24,6 +24,7 @@ from tot.task.world import HasActions
 pytestmark = pytest.mark.filterwarnings("ignore:the thought generator returns no log-probabilities", "ignore:Game")
 SEARCH = {
     "act": "act:depth=3",
+    "auto": "auto:samples=2",
     "bfs": "bfs:thoughts=2,breadth=2,depth=3",
     "dfs": "dfs:thoughts=2,depth=3",
     "best-first": "best-first:thoughts=2,depth=3",

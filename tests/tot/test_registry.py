@@ -17,6 +17,7 @@ from tot import (
     BFS,
     DFS,
     MCTS,
+    Auto,
     BestFirst,
     BestOfN,
     ChainOfThought,
@@ -57,6 +58,7 @@ KNOWN = {"search": SEARCHES, "generator": GENERATORS, "evaluator": EVALUATORS}
     [
         ("search", "ab-mcts:iterations=9", ABMCTS(iterations=9)),
         ("search", "act", Act()),
+        ("search", "auto", Auto()),
         ("search", "bfs", BFS()),
         ("search", "dfs", DFS()),
         ("search", "best-first", BestFirst()),
@@ -130,7 +132,7 @@ def test_an_installed_plug_in_is_known_to_programs_and_not_to_the_tests(tmp_path
 @pytest.mark.parametrize(
     ("kind", "text", "message"),
     [
-        ("search", "bsf", r"unknown search 'bsf' \(did you mean bfs\?\): choose one of ab-mcts, act, best-first, "),
+        ("search", "bsf", r"unknown search 'bsf' \(did you mean bfs\?\): choose one of ab-mcts, act, auto, "),
         ("search", "halving:drafts=4", "search 'halving' was removed: choose ab-mcts or refine"),
         ("search", "", r"unknown search '': choose one of ab-mcts, act"),
         ("generator", "sampel:x=2", r"unknown generator 'sampel' \(did you mean sample\?\): choose one of continue, "),

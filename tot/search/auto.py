@@ -103,7 +103,7 @@ def expected_gain(search: SearchState, probability: float) -> float:
 
 
 def samples_of(search: SearchState) -> Counter[str]:
-    """Return the number of samples of the voting model by source, also those without an answer."""
+    """Return the number of samples of the voting model by source, also of samples without an answer."""
     calls, voting = search.tree.calls, search.voting
     nodes = [node for node in search.complete() if node.parent is not None]
     own = [node for node in nodes if all(call.purpose == voting for call in calls.get(node.id, ())[:1])]
