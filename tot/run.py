@@ -24,7 +24,7 @@ from tot.llm.replies import Proposal, as_proposals
 from tot.registry import options_to_json
 from tot.sandbox import can_confine
 from tot.search.auto import Auto
-from tot.search.base import Resources, SearchState
+from tot.search.base import WRITERS, Resources, SearchState
 from tot.search.calibration import calibration_of
 from tot.search.checkpoint import Checkpoint, Recorded
 from tot.search.steps import Evaluate, Expand, Step
@@ -92,10 +92,7 @@ class Run:
         self._solutions = given
         """The templates of whole solutions, in turn, without programs that can't run; empty for the task's default."""
         resources = self._resources(search, root, independent=not ordered, timed=not config.reproducible)
-        purposes: tuple[Purpose, ...] = ("generate", "escalate")
-        found = {
-            one: calibration_of(task, decoders.get(one), config.calibration) for one in purposes if one in decoders
-        }
+        found = {one: calibration_of(task, decoders.get(one), config.calibration) for one in WRITERS if one in decoders}
         resources = replace(resources, calibrations={name: one for name, one in found.items() if one is not None})
         self.search: SearchState = search.start(task, root, seed=seed, hooks=hooks, resources=resources)
         """The running search, which yields the steps."""
