@@ -46,7 +46,7 @@ class Streamed:
         self._waiting += zip(futures, self._replies, strict=False)
         self.batches.append(len(futures))
         self.requests += requests
-        if not self.ended or len(futures) > 1:
+        if not self.ended or len(futures) > 1 or len(self._waiting) == 1:
             loop.call_soon(self.release)
         return futures
 
