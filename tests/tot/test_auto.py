@@ -259,6 +259,7 @@ def test_a_killed_search_resumes_with_the_same_samples(chained: Any, own: Any, t
     resumed = solved(chained, search, decoder, checkpoint=killed, calibration=path)
     assert decoder.batches[0] == 3  # two unfinished samples of the killed run, and a new one
     assert [node.thought for node in resumed.tree] == [node.thought for node in whole.tree]
+    killed.close()
     own(others=1)
     killed = Checkpoint.resume(tmp_path / "killed.jsonl")
     with pytest.raises(TaskError, match=r"holds another run: its calibrations is .* resume it with the options"):
