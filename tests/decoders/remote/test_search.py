@@ -10,10 +10,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tot import BFS, LogProb, Model, Task, Value, evaluate, solve
+from tot import BFS, LogProb, Model, SelfConsistency, Task, Value, evaluate, solve
 from tot.cli.app import main
 from tot.decoders import ModelError, OptionError
-from tot.search.self_consistency import SelfConsistency
 
 PATH = "{{ thoughts | map(attribute='thought') | join('/') }}"
 SEARCH: dict[str, Any] = {"search": BFS(thoughts=2, breadth=1, depth=3), "evaluator": Value(), "max_tokens": 6}
